@@ -1,8 +1,10 @@
-"""What a node shows, what is judged, and what would be done: without a node."""
+"""Kernel command lines and boot loaders: as a node shows them, judged, and changed by a deploy."""
 
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+from typing import Any
 
 import pytest
 
@@ -10,19 +12,189 @@ from nodeready.deploy.actions import PlanError, RemoveFile, Run, WriteFile
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
-from nodeready.subjects.base import Line, Output, ProbeError
+from nodeready.subjects.base import Line, Output, ProbeError, kernel_arguments
 from nodeready.subjects.iommu import checks
 from nodeready.subjects.iommu import facts as probe
 from nodeready.subjects.iommu.facts import Entry, Iommu
+from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
+from tests.builders.printed import grep_lines
 from tests.builders.sections import exact
+from tests.cases import cases
 
-_GRUB = """GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
+DATA = "data/iommu.json"
+Case = dict[str, Any]
+
+# --- Command lines: taken apart as the kernel does, compared as the kernel compares.
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "tokens"))
+def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(case: Case) -> None:
+    assert kernel_arguments(case["text"]) == tuple(case["tokens"])
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "compare"))
+def test_missing_and_contradicting_arguments(case: Case) -> None:
+    """The kernel's kernel-parameters.txt, arch/x86/kernel/pci-dma.c, drivers/iommu/iommu.c and
+    drivers/iommu/{intel/iommu.c,amd/init.c}."""
+    wanted = kernel_arguments(case["wanted"])
+    expected = tuple(case.get("missing", ())), tuple(case.get("contradicting", ()))
+    for text in case["present"]:
+        present = kernel_arguments(text)
+        differences = probe.missing(present, wanted), probe.contradicting(present, wanted)
+        assert differences == expected, text
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "configured"))
+def test_what_grubs_configuration_makes(case: Case) -> None:
+    lines = [Line("/etc/default/grub", at, text) for at, text in enumerate(case["lines"], 1)]
+    tokens = case["tokens"]
+    assert probe.configured(lines).tokens == (None if tokens is None else tuple(tokens))
+
+
+# --- Which entry boots.
+
+GRUB = """\
+### BEGIN /etc/grub.d/00_header ###
+if [ "${next_entry}" ] ; then
+   set default="${next_entry}"
+else
+   set default="DEFAULT"
+fi
+function savedefault {
+  if [ -z "${boot_once}" ]; then
+    saved_entry="${chosen}"
+  fi
+}
+### BEGIN /etc/grub.d/10_linux ###
+menuentry 'Ubuntu' --class ubuntu $menuentry_id_option 'gnulinux-simple-4a3c' {
+\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  first
+}
+submenu 'Advanced options for Ubuntu' $menuentry_id_option 'gnulinux-advanced-4a3c' {
+\tmenuentry 'Ubuntu, with Linux 6.8' --class ubuntu $menuentry_id_option 'gnulinux-6.8-adv' {
+\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  sub-0
+\t}
+\tmenuentry 'Ubuntu, with Linux 6.8 (recovery mode)' --class ubuntu {
+\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro single sub-1
+\t}
+\tmenuentry "Ubuntu, with Linux 6.5" --class ubuntu --id gnulinux-6.5-adv {
+\t\tlinux\t/vmlinuz-6.5 root=UUID=4a3c ro  sub-2
+\t}
+}
+### BEGIN /etc/grub.d/30_uefi-firmware ###
+menuentry 'UEFI Firmware Settings' $menuentry_id_option 'uefi-firmware' {
+\tfwsetup
+}
+### BEGIN /etc/grub.d/40_custom ###
+menuentry 'mine > yours' {
+\tlinux /boot/custom ro own
+}
+"""
+#: Boot loader entries: the title, and the last argument.
+ENTRIES = {
+    "abc-5.14.0-503.el9.x86_64": ("Rocky Linux (5.14.0-503) 9.5", "new"),
+    "abc-5.14.0-70.el9.x86_64": ("Rocky Linux (5.14.0-70) 9.0", "old"),
+    "abc-0-rescue": ("Rocky Linux (0-rescue) 9.5", "rescue"),
+}
+
+
+def booting(family: str, files: dict[str, str]) -> tuple[str, str]:
+    """The last argument of the entry that boots, and the script that wrote the entry."""
+    lines = {
+        path: [Line(path, at, text) for at, text in enumerate(content.split("\n"), 1)]
+        for path, content in files.items()
+        if content
+    }
+    entry = probe._boot(lines, family).entry
+    assert entry is not None
+    return entry.tokens[-1], entry.script
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "menu"))
+def test_the_entry_of_its_menu_that_grub_boots(case: Case) -> None:
+    """GRUB's manual, "default"; grub-core/normal/menu.c (get_entry_number, run_menu)."""
+    script = "40_custom" if case["entry"] == "own" else "10_linux"
+    settings = [(default, "") for default in case["default"]]
+    for default, env in [*settings, *((value, env) for env, value in case.get("env", {}).items())]:
+        menu = GRUB.replace("DEFAULT", default)
+        files = {"/boot/grub/grub.cfg": menu, "/boot/grub/grubenv": env}
+        assert booting("debian", files) == (case["entry"], script), (default, env)
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "entries"))
+def test_the_boot_loader_entry_that_boots(case: Case) -> None:
+    """blscfg.c of RHEL's grub2; systemd-boot(7), loader.conf(5)."""
+    files = {
+        f"/boot/loader/entries/{name}.conf": f"title {title}\nlinux /vmlinuz\noptions ro {word}"
+        for name, (title, word) in ENTRIES.items()
+    }
+    if case["family"] == "redhat":
+        files["/boot/grub2/grub.cfg"] = 'set default="${saved_entry}"\nblscfg\n'
+    for env in case.get("env", ()):
+        assert booting("redhat", {**files, "/boot/grub2/grubenv": env}) == (case["entry"], ""), env
+    for loader in case.get("loader", ()):
+        loaders = {**files, "/boot/loader/loader.conf": loader}
+        assert booting("debian", loaders) == (case["entry"], ""), loader
+
+
+@pytest.mark.parametrize(("blscfg", "entry"), [("", "first"), ("blscfg", "bls")])
+def test_a_menu_of_its_own_decides_where_boot_loader_entries_are_off(blscfg, entry):
+    """GRUB_ENABLE_BLSCFG=false: grub.cfg has entries, and no blscfg."""
+    files = {
+        "/boot/grub2/grub.cfg": GRUB.replace("DEFAULT", "0") + blscfg,
+        "/boot/loader/entries/abc-5.14.conf": "options ro bls",
+    }
+    assert booting("redhat", files)[0] == entry
+
+
+# --- Our piece of GRUB's configuration, run by a shell that grub-mkconfig runs under.
+
+
+def run_piece(posix_sh: list[str], before: str, args: tuple[str, ...]) -> list[str]:
+    """GRUB_CMDLINE_LINUX and _DEFAULT after `before` and our piece, under `set -e`."""
+    show = r'printf "%s\n" "$GRUB_CMDLINE_LINUX" "$GRUB_CMDLINE_LINUX_DEFAULT"'
+    script = f"set -e\n{before}\n{grub_piece(args).decode()}\n{show}\n"
+    done = subprocess.run(posix_sh, input=script.encode(), capture_output=True, check=True)
+    assert done.stderr == b""
+    return done.stdout.decode().split("\n")[:2]
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "piece"))
+def test_other_arguments_keep_their_order_and_text(posix_sh: list[str], case: Case) -> None:
+    args, after = tuple(case.get("args", ["iommu=pt"])), case["after"]
+    for linux, default in ((case["linux"], case.get("default", "")), after):
+        before = f"GRUB_CMDLINE_LINUX='{linux}'\nGRUB_CMDLINE_LINUX_DEFAULT='{default}'"
+        assert run_piece(posix_sh, before, args) == after
+
+
+def test_an_open_quote_and_an_unset_variable_are_left_as_they_are(posix_sh: list[str]) -> None:
+    before = "GRUB_CMDLINE_LINUX='a b=\"open iommu=soft'"
+    assert run_piece(posix_sh, before, ("iommu=pt",))[0] == 'a b="open iommu=soft iommu=pt'
+    before = "unset GRUB_CMDLINE_LINUX"
+    assert run_piece(posix_sh, before, ("iommu=pt",)) == ["iommu=pt", ""]
+
+
+def test_what_another_spelling_sets_goes_too() -> None:
+    assert b"iommu | iommu=* | iommu.passthrough=*" in grub_piece(("iommu=pt",))
+
+
+# --- Nodes.
+
+OWN_GRUB = """GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
 live=not an answer of ours
 have=grubby
 """
-_BESIDE_GRUB = """device=0x74a1
+UBUNTU_FILES = {
+    "/etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian',
+    "/etc/default/grub": 'GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"\nGRUB_CMDLINE_LINUX=""',
+    "/etc/default/grub.d/50-cloud.cfg": ('GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=soft"'),
+    "/boot/grub/grub.cfg": (
+        "\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  console=ttyS0 iommu=soft\n"
+        "\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro recovery nomodeset"
+    ),
+}
+UBUNTU = """device=0x74a1
 device=0x74a1
 cpus=0-191
 live=BOOT_IMAGE=/vmlinuz-6.8 root=UUID=4a3c ro quiet
@@ -30,16 +202,7 @@ cpu=AuthenticAMD
 dropin=/etc/default/grub.d/50-cloud.cfg
 have=update-grub
 have=grub-mkconfig
-/etc/os-release:1:NAME="Ubuntu"
-/etc/os-release:2:ID=ubuntu
-/etc/os-release:3:ID_LIKE=debian
-/etc/default/grub:10:GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
-/etc/default/grub:11:GRUB_CMDLINE_LINUX=""
-/etc/default/grub.d/50-cloud.cfg:4:GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0 iommu=soft"
-/boot/grub/grub.cfg:139:\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro  console=ttyS0 iommu=soft
-/boot/grub/grub.cfg:158:\t\tlinux\t/vmlinuz-6.8 root=UUID=4a3c ro recovery nomodeset
-"""
-UBUNTU = _BESIDE_GRUB + exact("/etc/default/grub", _GRUB, "n")
+""" + grep_lines(UBUNTU_FILES)
 ROCKY = """device=0x75a3
 cpus=0-255
 live=BOOT_IMAGE=(hd0,gpt2)/vmlinuz-5.14 root=/dev/mapper/r ro
@@ -55,80 +218,68 @@ have=grub2-mkconfig
 """
 
 
-def parse(text: str, policy: Policy | None = None) -> Iommu:
-    return probe.parse({"iommu": Output(text, 0, nonce="n")}, policy or Policy())
+def parse(text: str) -> Iommu:
+    return probe.parse({"iommu": Output(text, 0, nonce="n")}, Policy())
 
 
-def result(seen: Iommu, check: str, **policy: object):
-    return by_id(checks, seen, Policy(**policy))[check]
+def result(observed: Iommu, check: str, **policy: Any) -> Result:
+    return by_id(checks, observed, Policy(**policy))[check]
 
 
-def plan(seen: Iommu, files: dict[str, bytes] | None = None, **policy: object):
-    change = step.plan(Snapshot({"iommu": seen}, files or {}), Policy(**policy))
-    return change.actions if change else ()
+def plan(observed: Iommu, files: dict[str, bytes] | None = None) -> tuple[Any, ...]:
+    change = step.plan(Snapshot({"iommu": observed}, files or {}), Policy())
+    return tuple(change.actions) if change else ()
 
 
-def test_ubuntu_with_a_contradicting_token_in_a_later_file():
-    seen = parse(UBUNTU)
-    assert (seen.family, seen.cpus, seen.tools) == (
-        "debian",
-        192,
-        ("update-grub", "grub-mkconfig"),
-    )
-    assert seen.live[-1] == "quiet"
-    assert seen.default_grub is not None
-    assert b"live=not an answer" in seen.default_grub
-    judged = result(seen, "iommu.args")
-    assert judged.fixable
-    assert judged.expected == "iommu=pt"
-    assert "iommu=soft contradicts" in judged.actual
-    assert judged.source == "/etc/default/grub.d/50-cloud.cfg:4"
-    write, run = plan(seen)
-    assert isinstance(write, WriteFile)
+def test_ubuntu_with_a_contradicting_argument_in_a_later_file() -> None:
+    observed = parse(UBUNTU + exact("/etc/default/grub", OWN_GRUB, "n"))
+    assert (observed.family, observed.cpus) == ("debian", 192)
+    assert observed.tools == ("update-grub", "grub-mkconfig")
+    assert observed.live[-1] == "quiet"
+    assert observed.default_grub is not None
+    assert b"live=not an answer" in observed.default_grub
+    verdict = result(observed, "iommu.args")
+    assert (verdict.fixable, verdict.expected) == (True, "iommu=pt")
+    assert "iommu=soft contradicts" in verdict.actual
+    assert verdict.source == "/etc/default/grub.d/50-cloud.cfg:1"
+    write, run = plan(observed)
     assert write.path == "/etc/default/grub.d/zz-nodeready.cfg"
     assert write.content == grub_piece(("iommu=pt",))
     assert run == Run(("update-grub",))
 
 
-def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host():
-    seen = parse(ROCKY)
-    assert [entry.tokens[2:] for entry in seen.boot] == [("amd_iommu=off", "crashkernel=1G")]
-    assert result(seen, "iommu.args").expected == "intel_iommu=on iommu=pt"
-    assert plan(seen) == (
+def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host() -> None:
+    observed = parse(ROCKY)
+    assert [entry.tokens[2:] for entry in observed.boot] == [("amd_iommu=off", "crashkernel=1G")]
+    assert result(observed, "iommu.args").expected == "intel_iommu=on iommu=pt"
+    assert plan(observed) == (
         Run(("grubby", "--update-kernel=ALL", "--args=intel_iommu=on iommu=pt")),
     )
-    off = result(seen, "iommu.off")
+    off = result(observed, "iommu.off")
     assert (off.status, off.actual) == ("warn", "amd_iommu=off")
     assert off.source == "/boot/loader/entries/1-5.14.0-503.conf:5"
 
 
-def test_a_node_without_amd_hardware_prints_nothing_and_everything_is_na():
+def test_a_node_without_amd_hardware_prints_nothing_and_everything_is_na() -> None:
     assert {r.status for r in judge_all(checks, parse(""), Policy())} == {"na"}
 
 
-@pytest.mark.parametrize(
-    ("devices", "cpus", "policy", "wanted"),
-    [
-        (("0x74a1",), 192, None, ("iommu=pt",)),
-        (("0x74a0",), 8, None, ("iommu=pt",)),
-        (("0x75a3",), 8, None, ("iommu=pt",)),
-        (("0x740c",), 256, None, ("iommu=pt",)),
-        (("0x738c",), 255, None, ("iommu=pt",)),
-        (("0x7408",), 254, None, "MI250X with 254 logical CPUs: needed from 256 on"),
-        (("0x74b5",), 20, None, "virtual functions only: the IOMMU is the host's"),
-        (("0x74a1", "0x74b5"), 20, None, ("iommu=pt",)),
-        (("0x744c",), 256, None, "no AMD Instinct in this node"),
-        ((), 256, None, "no AMD Instinct in this node"),
-        (("0x74a1",), 192, (), "the policy manages none"),
-        ((), 4, ("iommu=nopt",), ("iommu=nopt",)),
-    ],
-)
-def test_what_is_wanted_for_the_hardware(devices, cpus, policy, wanted):
-    seen = Iommu(devices=devices, cpus=cpus)
-    assert checks.wanted(seen, Policy(iommu_args=policy)) == wanted
+@pytest.mark.parametrize("case", cases(__file__, DATA, "wanted"))
+def test_what_is_wanted_for_the_hardware(case: Case) -> None:
+    observed = Iommu(devices=tuple(case["devices"]), cpus=case["cpus"])
+    policy = Policy(iommu_args=tuple(case["policy"])) if "policy" in case else Policy()
+    wanted = case["wanted"]
+    expected = tuple(wanted) if isinstance(wanted, list) else wanted
+    assert checks.wanted(observed, policy) == expected
 
 
-def good(**changes: object) -> Iommu:
+@pytest.mark.parametrize("cpus", ["0-", "many", "0-99999999999"])
+def test_a_list_of_cpus_that_makes_no_sense(cpus: str) -> None:
+    with pytest.raises(ProbeError):
+        parse(f"device=0x74a1\nlive=ro\ncpus={cpus}\n")
+
+
+def good(**changes: Any) -> Iommu:
     """An MI300X node on Debian whose next boot is right by hand-written configuration."""
     return dataclasses.replace(
         Iommu(
@@ -144,31 +295,36 @@ def good(**changes: object) -> Iommu:
     )
 
 
+def drop_in(name: str, text: str, number: int = 1) -> Line:
+    return Line(f"/etc/default/grub.d/{name}", number, text)
+
+
 APPEND = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX iommu=soft"'
-SOFT = Line("/etc/default/grub.d/99-x.cfg", 1, APPEND)
-SHELL = Line("/etc/default/grub.d/99-x.cfg", 1, "GRUB_CMDLINE_LINUX=$(cat /etc/args)")
-OURS = Line("/etc/default/grub.d/zz-nodeready.cfg", 4, "nodeready_args=iommu=pt")
-LAST = Line("/etc/default/grub.d/zz-nodeready.cfg", 40, "GRUB_CMDLINE_LINUX=$nodeready_kept")
+SOFT = drop_in("99-x.cfg", APPEND)
+SHELL = drop_in("99-x.cfg", "GRUB_CMDLINE_LINUX=$(cat /etc/args)")
+OURS = drop_in("zz-nodeready.cfg", "nodeready_args=iommu=pt", 4)
+LAST = drop_in("zz-nodeready.cfg", "GRUB_CMDLINE_LINUX=$nodeready_kept", 40)
 WRONG = (Entry("/boot/grub/grub.cfg:5", ("ro",)),)
+GENERATED = {"boot": WRONG, "config": (OURS, LAST), "ours": OURS}
 
 
 @pytest.mark.parametrize(
-    ("seen", "args", "live", "actions"),
+    ("observed", "args", "live", "actions"),
     [
         (good(), "ok", "ok", 0),
         (good(live=("ro",)), "ok", "warn", 0),
         (good(live=("ro",), boot=WRONG), "fail", "warn", 2),
+        (good(boot=(Entry("/boot/grub/grub.cfg:9", ("ro",), "10_linux"),)), "fail", "ok", 2),
         # Right today, wrong with the next kernel update.
         (good(config=(*good().config, SOFT)), "fail", "ok", 2),
         (good(config=(*good().config, SHELL)), "fail", "ok", 2),
-        # Ours is read last: whatever stands before it.
+        # Ours is read last, whatever stands before it.
         (good(config=(SOFT, OURS, LAST), ours=OURS), "ok", "ok", 0),
-        # Something is read behind ours.
         (good(config=(OURS, LAST, SOFT), ours=OURS), "fail", "ok", 2),
         # Ours is there, but GRUB's own file was not made from it yet.
-        (good(boot=WRONG, config=(OURS, LAST), ours=OURS), "fail", "ok", 2),
+        (good(**GENERATED), "fail", "ok", 2),
         # ... and was, in vain: nothing that we would do again.
-        (good(boot=WRONG, config=(OURS, LAST), ours=OURS, generated=True), "fail", "ok", 0),
+        (good(**GENERATED, generated=True), "fail", "ok", 0),
         # Another distribution, no boot loader, no tool: a person.
         (good(boot=WRONG, family="", live=()), "fail", "warn", 0),
         (good(boot=WRONG, tools=(), live=()), "fail", "warn", 0),
@@ -178,131 +334,95 @@ WRONG = (Entry("/boot/grub/grub.cfg:5", ("ro",)),)
         (good(unreadable=("/boot/grub/grub.cfg",)), "unknown", "ok", 0),
     ],
 )
-def test_judged_and_planned(seen, args, live, actions):
-    assert result(seen, "iommu.args").status == args
-    assert result(seen, "iommu.live").status == live
-    assert len(plan(seen)) == actions
-
-
-def test_the_running_kernel_waits_for_a_reboot():
-    judged = result(good(live=("ro", "iommu=soft")), "iommu.live")
-    assert judged.actual.startswith("pending reboot: iommu=soft contradicts")
-    assert (judged.fix, judged.owner) == ("reboot the node", "admin")
+def test_judged_and_planned(observed: Iommu, args: str, live: str, actions: int) -> None:
+    verdicts = result(observed, "iommu.args"), result(observed, "iommu.live")
+    assert [verdict.status for verdict in verdicts] == [args, live]
+    assert len(plan(observed)) == actions
 
 
 @pytest.mark.parametrize(
-    ("seen", "policy", "actual", "source"),
+    ("changes", "actual", "fix"),
     [
-        (good(), None, "the IOMMU is not switched off", ""),
-        (good(live=("amd_iommu=off",)), None, "pending reboot: amd_iommu=off", "/proc/cmdline"),
-        (
-            good(
-                boot=(Entry("/boot/grub/grub.cfg:5", ("iommu=pt", "amd_iommu=off")),),
-                config=(Line("/etc/default/grub", 9, 'GRUB_CMDLINE_LINUX="amd_iommu=off"'),),
-            ),
-            None,
-            "amd_iommu=off",
-            "/etc/default/grub:9",
-        ),
-        # What the policy itself asks for is no finding.
-        (good(live=("amd_iommu=off",)), ("amd_iommu=off",), "the IOMMU is not switched off", ""),
+        ({"boot": (Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom"),)},
+         "in the entry of /etc/grub.d/40_custom",
+         "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"),
+        # GRUB's tools change nothing where systemd-boot boots.
+        ({"boot": (Entry("/boot/loader/entries/abc.conf:4", ("ro",)),)},
+         "no supported boot loader", "set iommu=pt on the kernel's command line by hand"),
     ],
-)
-def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(seen, policy, actual, source):
-    judged = result(seen, "iommu.off", iommu_args=policy)
-    assert (judged.actual, judged.source) == (actual, source)
-    assert not judged.fixable
+)  # fmt: skip
+def test_what_no_tool_repairs_is_a_persons(changes: dict[str, Any], actual: str, fix: str) -> None:
+    verdict = result(good(**changes), "iommu.args")
+    assert (verdict.status, verdict.fixable) == ("fail", False)
+    assert actual in verdict.actual
+    assert verdict.fix.startswith(fix)
 
 
-def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes():
-    later = Line("/etc/default/grub.d/zzz-x.cfg", 1, APPEND)
-    seen = good(config=(OURS, LAST, later), ours=OURS)
-    write, remove, _ = plan(seen, {OURS.path: b"old"})
+def test_the_running_kernel_waits_for_a_reboot() -> None:
+    verdict = result(good(live=("ro", "iommu=soft")), "iommu.live")
+    assert verdict.actual.startswith("pending reboot: iommu=soft contradicts")
+    assert (verdict.fix, verdict.owner) == ("reboot the node", "admin")
+
+
+@pytest.mark.parametrize("case", cases(__file__, DATA, "off"))
+def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case: Case) -> None:
+    observed = good(live=tuple(case["live"].split()))
+    policy = {"iommu_args": tuple(case["policy"])} if "policy" in case else {}
+    if "boot" in case:
+        config = Line("/etc/default/grub", 9, f'GRUB_CMDLINE_LINUX="{case["boot"]}"')
+        boot = Entry("/boot/grub/grub.cfg:5", ("iommu=pt", case["boot"]))
+        observed = good(boot=(boot,), config=(config,))
+    verdict = result(observed, "iommu.off", **policy)
+    switched_off = case.get("actual", "the IOMMU is not switched off")
+    assert (verdict.actual, verdict.source) == (switched_off, case.get("source", ""))
+    assert (verdict.status, verdict.fixable) == ("warn" if "actual" in case else "ok", False)
+
+
+# --- What a deploy does.
+
+
+def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes() -> None:
+    observed = good(config=(OURS, LAST, drop_in("zzz-x.cfg", APPEND)), ours=OURS)
+    write, remove, _ = plan(observed, {OURS.path: b"old"})
     assert remove == RemoveFile(OURS.path, b"old")
-    assert isinstance(write, WriteFile)
     assert write.path.rpartition("/")[2] > "zzz-x.cfg"
     assert "nodeready" in write.path
 
 
-def test_suse_has_a_block_at_the_end_that_costs_no_other_byte():
+def test_suse_has_a_block_at_the_end_that_costs_no_other_byte() -> None:
     raw = b'GRUB_DEFAULT=saved\r\nGRUB_CMDLINE_LINUX="a iommu=soft \xff"'
-    seen = good(
-        boot=WRONG, family="suse", tools=("grub2-mkconfig",), default_grub=raw, config=(SOFT,)
-    )
-    write, run = plan(seen)
+    changes = {"family": "suse", "tools": ("grub2-mkconfig",), "config": (SOFT,)}
+    write, run = plan(good(boot=WRONG, default_grub=raw, **changes))
     assert isinstance(write, WriteFile)
     assert write.content.startswith(raw + b"\n# >>> nodeready")
     assert grub_piece(("iommu=pt",)) in write.content
     assert run == Run(("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg"))
 
 
-def test_grubby_removes_what_contradicts_in_any_entry():
-    entries = (Entry("/a:1", ("iommu=soft",)), Entry("/b:1", ("iommu=pt", "iommu=off")))
-    seen = good(boot=entries, family="redhat", tools=("grubby",))
-    (run,) = plan(seen)
-    assert run.argv[2:] == ("--remove-args=iommu=soft iommu=off", "--args=iommu=pt")
-
-
 @pytest.mark.parametrize(
-    "text",
-    ["live=ro\ncpus=0-\n", "live=ro\ncpus=many\n", "live=ro\ncpus=0-99999999999\n"],
+    ("boot", "entries", "removed"),
+    [
+        ((("iommu=soft",), ("iommu=pt", "iommu=off")), (), "iommu=soft iommu=off"),
+        ((("ro",),), (("iommu=soft",),), "iommu=soft"),
+    ],
 )
-def test_a_list_of_cpus_that_makes_no_sense(text):
-    with pytest.raises(ProbeError):
-        parse("device=0x74a1\n" + text)
+def test_grubby_takes_contradictions_out_of_all_entries(boot, entries, removed):
+    changes = {
+        "boot": tuple(Entry("/a:1", tokens) for tokens in boot),
+        "entries": tuple(Entry("/b:1", tokens) for tokens in entries),
+    }
+    (run,) = plan(good(**changes, family="redhat", tools=("grubby",)))
+    assert run.argv[2:] == (f"--remove-args={removed}", "--args=iommu=pt")
 
 
-def test_hostile_values_stay_data():
-    evil = '";reboot;\x1b[2J$(reboot)'
-    words = f"x={evil} iommu={evil}"
-    file = exact("/etc/default/grub", _GRUB.replace("iommu=soft", words), "n")
-    seen = parse(_BESIDE_GRUB.replace("iommu=soft", words) + file)
-    write, run = plan(seen)
+def test_hostile_values_stay_data() -> None:
+    hostile = '";reboot;\x1b[2J$(reboot)'
+    words = f"x={hostile} iommu={hostile}"
+    own = exact("/etc/default/grub", OWN_GRUB.replace("iommu=soft", words), "n")
+    write, run = plan(parse(UBUNTU.replace("iommu=soft", words) + own))
     assert isinstance(write, WriteFile)
-    assert evil.encode() not in write.content
+    assert hostile.encode() not in write.content
     assert run == Run(("update-grub",))
-    rocky = dataclasses.replace(parse(ROCKY), boot=(Entry("/a:1", (f"iommu={evil}",)),))
+    rocky = dataclasses.replace(parse(ROCKY), boot=(Entry("/a:1", (f"iommu={hostile}",)),))
     with pytest.raises(PlanError, match="remove it by hand"):
         plan(rocky)
-    plain = dataclasses.replace(rocky, boot=(Entry("/a:1", ("iommu=soft",)),))
-    assert "--remove-args=iommu=soft" in plan(plain)[0].argv
-
-
-def test_an_entry_of_somebodys_own_is_a_persons():
-    own = Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom")
-    judged = result(good(boot=(own,)), "iommu.args")
-    assert (judged.status, judged.fixable) == ("fail", False)
-    assert judged.fix == "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"
-    generated = dataclasses.replace(own, script="10_linux")
-    assert result(good(boot=(generated,)), "iommu.args").fixable
-
-
-def test_grubs_tools_change_nothing_where_systemd_boot_boots():
-    entry = Entry("/boot/loader/entries/abc.conf:4", ("ro",))
-    judged = result(good(boot=(entry,)), "iommu.args")
-    assert (judged.status, judged.fixable) == ("fail", False)
-    assert "no supported boot loader" in judged.actual
-
-
-def test_grubby_takes_contradictions_out_of_entries_that_do_not_boot():
-    seen = good(
-        boot=(Entry("/a:1", ("ro",)),), entries=(Entry("/b:1", ("iommu=soft",)),),
-        family="redhat", tools=("grubby",),
-    )  # fmt: skip
-    (run,) = plan(seen)
-    assert run.argv[2:] == ("--remove-args=iommu=soft", "--args=iommu=pt")
-
-
-def test_what_another_spelling_sets_goes_too():
-    assert b"iommu | iommu=* | iommu.passthrough=*" in grub_piece(("iommu=pt",))
-
-
-@pytest.mark.parametrize(
-    ("live", "status"),
-    [("iommu=pt,off", "ok"), ("iommu=pt amd_iommu=off,fullflush", "warn"),
-     ("iommu=pt intel_iommu=sm_on,off", "warn"), ("iommu=pt amd_iommu=fullflush", "ok")],
-)  # fmt: skip
-def test_a_word_of_a_list_that_switches_off(live, status):
-    judged = result(good(live=tuple(live.split())), "iommu.off")
-    # A word of an option that iommu.args sets is judged there.
-    assert judged.status == status

@@ -4,90 +4,76 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from nodeready.cli import ready as command
 from nodeready.policy import Policy
 from nodeready.ready import run as ready
-from nodeready.smoke import judge, run
-from nodeready.smoke.document import (
-    PASSED,
-    SUSPECT,
-    UNREACHABLE,
-    UNTESTED,
-    WARNED,
-    Node,
-    Smoke,
-    Suspect,
-)
+from nodeready.smoke import document, judge, run
+from nodeready.smoke.document import Node, Smoke, Suspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Collective, Proved, User
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import UNREACHABLE as UNREACHED
-from nodeready.transport.base import Failure, Key
+from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.look import Look
 from tests.builders.judging import by_name
 
 USER = User("ml", 2000, True, "")
-WELL = Collective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
+GOOD = Collective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
+SILENT = Unknown(facts.UNFINISHED)
 LEFT_OUT = "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
+GROUPS = ("fails in all groups [3]", "dies alone [1]")
+ECC = "GPU 3: 2 new uncorrected ECC errors"
 
 
 @pytest.mark.parametrize(
-    ("seen", "status", "actual"),
+    ("collective", "status", "actual"),
     [
-        (WELL, "ok", "torch 2.13.0 over gloo: sums of the job's PyTorch"),
+        (GOOD, "ok", "torch 2.13.0 over gloo: sums of the job's PyTorch"),
         (Collective(1), "na", "one node alone"),
         (None, "na", "not proved"),
-        (Unknown(facts.UNFINISHED), "unknown", "did not finish in time"),
-        (
-            Collective(12, "torch", against=("fails in all groups [3]", "dies alone [1]")),
-            "fail",
-            "fails in all groups [3]; dies alone [1]",
-        ),
+        (SILENT, "unknown", "did not finish in time"),
+        (Collective(12, "torch", against=GROUPS), "fail", "; ".join(GROUPS)),
         # Evidence counts more than what was not tested, and than warnings.
         (Collective(12, against=("dies [1]",), untested="stopped"), "fail", "dies [1]"),
         (Collective(12, untested="7 GPUs, 8 on 11 nodes"), "unknown", "7 GPUs, 8 on 11 nodes"),
         (Collective(12, untested="no PyTorch", lacking=True), "na", "no PyTorch"),
-        (
-            Collective(12, "torch", warnings=("GPU 3: 2 new uncorrected ECC errors",)),
-            "warn",
-            "GPU 3: 2 new uncorrected ECC errors",
-        ),
+        (Collective(12, "torch", warnings=(ECC,)), "warn", ECC),
     ],
 )
-def test_what_is_judged_of_a_node(seen, status, actual):
-    found = by_name(checks, Proved(USER, collective=seen), Policy())["collective"]
-    assert (found.status, found.actual) == (status, actual)
-    assert (found.fix == LEFT_OUT) == (status == "fail")
+def test_what_is_judged_of_a_node(collective: Any, status: str, actual: str) -> None:
+    result = by_name(checks, Proved(USER, collective=collective), Policy())["collective"]
+    assert (result.status, result.actual) == (status, actual)
+    assert (result.fix == LEFT_OUT) == (status == "fail")
 
 
 def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smoke:
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "started": "", "finished": "", "complete": True, "engine": "torch 2.13.0 over nccl",
         "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "alone": 4, "rounds": 3,
         "nodes": nodes, "suspects": suspects, "links": (),
     }  # fmt: skip
-    return Smoke(**{**made, **more})
+    return Smoke(**{**values, **more})
 
 
-SUSPECTS = (
-    Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
-    Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
-    Suspect("pair", ("c", "d"), (), ("no way [7]",)),
-    Suspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
-)
-
-
-def test_the_test_as_a_proof_of_each_node():
-    nodes = [Node(name, SUSPECT) for name in "abcdef"]
-    nodes += [Node("g", WARNED, warnings=("hot",)), Node("h", UNTESTED, "GPU 0 is busy")]
-    nodes += [Node("i", UNREACHABLE, "lost: connection"), Node("j", PASSED)]
-    found = judge.proved(smoke(*nodes, suspects=SUSPECTS))
-    assert {name: found[name].against for name in "abcdefg"} == {
+def test_the_test_as_a_proof_of_each_node() -> None:
+    suspects = (
+        Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
+        Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
+        Suspect("pair", ("c", "d"), (), ("no way [7]",)),
+        Suspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
+    )
+    nodes = [Node(name, document.SUSPECT) for name in "abcdef"]
+    nodes += [
+        Node("g", document.WARNED, warnings=("hot",)),
+        Node("h", document.UNTESTED, "GPU 0 is busy"),
+    ]
+    nodes += [Node("i", document.UNREACHABLE, "lost: connection"), Node("j", document.PASSED)]
+    proofs = judge.proved(smoke(*nodes, suspects=suspects))
+    assert {name: proofs[name].against for name in "abcdefg"} == {
         "a": ("fails beside all others [3]; its ranks die [2]",),
         "b": ("GPU 3 and 5: wrong product [4]",),
         "c": ("with d: no way [7]",),
@@ -96,90 +82,96 @@ def test_the_test_as_a_proof_of_each_node():
         "f": ("only together with e: fails above 4 nodes [8]",),
         "g": (),
     }
-    assert found["g"].warnings == ("hot",)
-    assert (found["h"].untested, found["h"].lacking) == ("GPU 0 is busy", False)
-    assert found["i"].untested == "lost: connection"
-    assert found["j"] == Collective(10, "torch 2.13.0 over nccl", "NCCL")
+    assert proofs["g"].warnings == ("hot",)
+    assert (proofs["h"].untested, proofs["h"].lacking) == ("GPU 0 is busy", False)
+    assert proofs["i"].untested == "lost: connection"
+    assert proofs["j"] == Collective(10, "torch 2.13.0 over nccl", "NCCL")
 
 
-def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply():
-    early = judge.proved(smoke(Node("a", PASSED), Node("b", PASSED), stopped="the budget"))
-    assert early["a"].untested == "the budget"
-    why = "no PyTorch over gloo: No module named 'torch'"
-    lacking = judge.proved(smoke(Node("a", UNTESTED, why), engine=""))
-    assert (lacking["a"].untested, lacking["a"].lacking) == (why, True)
-    # Others have one: this node cannot take part in the job.
-    assert not judge.proved(smoke(Node("a", UNTESTED, why)))["a"].lacking
-    assert not judge.proved(smoke(Node("a", UNTESTED, "no GPU"), engine=""))["a"].lacking
+TORCH = "no PyTorch over gloo: No module named 'torch'"
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "untested", "lacking"),
+    [
+        (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+        (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+        # Others have one: this node cannot take part in the job.
+        (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
+        (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+    ],
+)
+def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
+    node: Node, more: dict[str, str], untested: str, lacking: bool
+) -> None:
+    proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
+    assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
 # --- When it is made.
 
-
-def task(asked: list[tuple[str, ...]], wanted: ready.Wanted, names: str = "abc") -> ready.Task:
-    def together(given: tuple[str, ...]) -> dict[str, Collective]:
-        asked.append(given)
-        return dict.fromkeys(given, WELL)
-
-    carrier = cast("Any", SimpleNamespace(interrupted=False, tag="t"))
-    policies = dict.fromkeys(names, Policy())
-    return ready.Task(carrier, policies, (), wanted, 60, 0.0, {}, together)
-
-
-def found(names: str) -> dict[Key, Any]:
-    there: dict[Key, Any] = {(name, "look"): Look(name, Snapshot({})) for name in names}
-    return {**there, **{(name, "proofs"): Proved(USER) for name in names}}
-
-
 ONLY = ready.Wanted.of(["proof.collective"])
 
 
-def proofs(of: ready.Task, seen: dict[Key, Any]) -> dict[str, Any]:
-    looks = ready._with_proofs(of, seen, {}, ready._together(of, seen))
-    return {look.name: look.snapshot["proof"].collective for look in looks if look.snapshot}
+def task(
+    asked: list[tuple[str, ...]], wanted: ready.Wanted = ONLY, names: str = "abc", **more: Any
+) -> ready.Task:
+    def together(members: tuple[str, ...]) -> dict[str, Collective]:
+        asked.append(members)
+        return dict.fromkeys(members, GOOD)
+
+    transport: Any = SimpleNamespace(interrupted=False, tag="t")
+    policies = dict.fromkeys(names, Policy())
+    made = ready.Task(transport, policies, (), wanted, 60, 0.0, {}, together)
+    return replace(made, **more)
 
 
-def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted():
+def looks(names: str) -> dict[Key, Any]:
+    found: dict[Key, Any] = {(name, "look"): Look(name, Snapshot({})) for name in names}
+    return {**found, **{(name, "proofs"): Proved(USER) for name in names}}
+
+
+def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
+    proved = ready._with_proofs(of, observed, {}, ready._together(of, observed))
+    return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
+
+
+def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted() -> None:
     asked: list[tuple[str, ...]] = []
-    seen = {**found("ab"), ("c", "look"): Failure(kind=UNREACHED, error="refused")}
-    assert proofs(task(asked, ONLY), seen) == {"a": WELL, "b": WELL}
+    observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
+    assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
+    assert proofs_of(task(asked, ready.Wanted()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
-    assert proofs(task(asked, ready.Wanted()), seen) == {"a": None, "b": None}
-    assert len(asked) == 1
+    # A node of which the test says nothing is unknown.
+    silent = task([], together=lambda names: {"a": GOOD})
+    assert proofs_of(silent, looks("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
 
 
-def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
+def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more() -> None:
     asked: list[tuple[str, ...]] = []
-    assert proofs(task(asked, ONLY, "a"), found("a")) == {"a": Collective(1)}
-    interrupted = task(asked, ONLY)
+    assert proofs_of(task(asked, names="a"), looks("a")) == {"a": Collective(1)}
+    interrupted = task(asked)
     interrupted.carrier.interrupted = True
-    assert ready._together(interrupted, found("abc")) == {}
+    assert ready._together(interrupted, looks("abc")) == {}
     assert asked == []
-
-
-def test_a_node_of_which_the_test_says_nothing_is_unknown():
-    one = task([], ONLY)
-    silent = ready.Task(**{**vars(one), "together": lambda names: {"a": WELL}})
-    assert proofs(silent, found("abc")) == {
-        "a": WELL,
-        "b": Unknown(facts.UNFINISHED),
-        "c": Unknown(facts.UNFINISHED),
-    }
 
 
 def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypatch):
     asked: list[Any] = []
 
-    def made(wanted: Any, tell: Any, progress: Any) -> Smoke:
+    def test(wanted: Any, tell: Any, progress: Any) -> Smoke:
         asked.extend([wanted, tell, progress])
-        return smoke(*(Node(name, PASSED) for name in wanted.policies))
+        return smoke(*(Node(name, document.PASSED) for name in wanted.policies))
 
-    monkeypatch.setattr(run, "Task", lambda *args, **more: SimpleNamespace(
-        **dict(zip(("carrier", "policies", "deadline", "budget_s"), args, strict=True)), **more
-    ), raising=False)  # fmt: skip
-    monkeypatch.setattr(run, "smoke", made, raising=False)
-    screen = cast("Any", SimpleNamespace(note="note", progress="progress"))
-    given = replace(task([], ONLY), deadline=7.0, budget_s=90, given={"10.0.0.1": "a"})
+    names = ("carrier", "policies", "deadline", "budget_s")
+    monkeypatch.setattr(
+        run,
+        "Task",
+        lambda *args, **more: SimpleNamespace(**dict(zip(names, args, strict=True)), **more),
+    )
+    monkeypatch.setattr(run, "smoke", test)
+    screen: Any = SimpleNamespace(note="note", progress="progress")
+    given = task([], deadline=7.0, budget_s=90, given={"10.0.0.1": "a"})
     assert set(command._collective(given, ("a", "c"), screen)) == {"a", "c"}
     wanted, *told = asked
     assert (wanted.carrier, wanted.deadline, wanted.budget_s) == (given.carrier, 7.0, 90)

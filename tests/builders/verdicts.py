@@ -1,0 +1,23 @@
+"""What a row of cases expects of a check: `"fail": "0 for * hard"`, the status and its words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nodeready.policy import Policy
+from nodeready.subjects.result import Result
+
+STATUSES = ("ok", "warn", "fail", "na", "unknown")
+
+
+def policy_of(case: dict[str, Any]) -> Policy:
+    """The policy of a case."""
+    settings = case.get("policy", {})
+    return Policy(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+
+
+def assert_verdict(result: Result, case: dict[str, Any]) -> None:
+    """The result has the status of the case, and its actual value the words beside it."""
+    (status,) = (name for name in STATUSES if name in case)
+    assert result.status == status
+    assert case[status] in result.actual

@@ -1,0 +1,293 @@
+"""The session of the job's user, its limits, and whether it can look into a process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeready.node.proofs import session
+from nodeready.policy import Policy
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof import checks as proof
+from nodeready.subjects.proof import facts
+from nodeready.subjects.proof.facts import (
+    Attach,
+    Attempt,
+    Limit,
+    Logins,
+    Proved,
+    Service,
+    User,
+    Way,
+)
+from tests.builders.judging import by_name
+from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
+from tests.builders.verdicts import assert_verdict, policy_of
+from tests.cases import cases
+
+TOOLS = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
+
+
+def limit(value: int | list[int]) -> Limit:
+    """A limit, written as soft and hard where the two differ."""
+    soft, hard = value if isinstance(value, list) else (value, value)
+    return Limit(soft, hard)
+
+
+def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionLimits:
+    """The limits of a session; `before`, "same": PAM gave what the session has."""
+    values = {
+        name: limit(changes[name]) for name in changes if name in ("core", "nofile", "memlock")
+    }
+    changed = replace(good, nr_open=changes.get("nr_open", good.nr_open), **values)
+    before = changes.get("before", good.before)
+    if before == "same":
+        before = (changed.core, changed.memlock, changed.nofile)
+    elif "before" in changes:
+        before = tuple(map(limit, before))
+    return replace(changed, before=before, ceiling=tuple(changes.get("ceiling", good.ceiling)))
+
+
+def service(good: Service, lines: list[str] | None) -> Service:
+    """A service's PAM lines, as `NUMBER MODULE WORDS`; None: its file cannot be read."""
+    if lines is None:
+        return replace(good, whole=False, lines=())
+    path = good.path or f"/etc/pam.d/{good.name}"
+    parts = [f"{line} ".split(" ", 2) for line in lines]
+    pam_lines = [
+        facts.PamLine(name, words.strip(), f"{path}:{number}") for number, name, words in parts
+    ]
+    return replace(good, path=path, lines=tuple(pam_lines))
+
+
+PLAIN = (Limit(-1, -1), Limit(-1, -1), Limit(1048576, 1048576))
+SU = replace(LIMITS, way="su", before=PLAIN)
+SSH, SRUN = replace(SU, way="ssh"), replace(LIMITS, way="srun")
+SERVICES = (
+    service(Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
+    service(Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
+    Service("slurm", "", True, ()),
+)
+LOGINS = Logins(
+    SERVICES,
+    use_pam=True,
+    nologin="",
+    says="",
+    shutdown=False,
+    sshd=(*PLAIN[:2], Limit(1024, 524288)),
+    slurmd=(),
+    lines=(),
+    domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
+)
+#: A node on which su and ssh open good sessions.
+SESSIONS = replace(WELL, limits=SU, ssh=Way("", limits=SSH), logins=LOGINS)
+WAYS = {
+    "no key": Way("ml@node001: Permission denied (publickey)."),
+    "closed": Way("System is going down.; Connection closed by 10.0.0.2 port 22", closed=True),
+    "broken": Unknown("x"),
+}
+
+
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> Way | Unknown:
+    """A session with these limits, or why there is none."""
+    if isinstance(value, str):
+        return WAYS.get(value) or Way(value)
+    return Way("", limits=limits(good, value))
+
+
+def logins(case: dict[str, Any]) -> Logins | None:
+    changes = case.get("logins", {})
+    if changes is None:
+        return None
+    rows = {key: tuple(map(limit, changes[key])) for key in ("sshd", "slurmd") if key in changes}
+    text = case.get("own", case.get("line"))
+    lines = (facts.LimitsLine("/etc/security/limits.d/x.conf", 3, text),) if text else ()
+    pam = case.get("pam", {})
+    services = tuple(service(s, pam[s.name]) if s.name in pam else s for s in SERVICES)
+    return replace(LOGINS, **{**changes, **rows}, lines=lines, services=services)
+
+
+def proved(case: dict[str, Any]) -> Proved:
+    """What was proved on the node of a case.
+
+    su, ssh, step: what its session has instead of good limits, or why there is none
+    only:          limits of su alone, where nothing is known of other ways
+    own:           a line of limits.conf about the user, whose sessions have what it gives
+    line:          such a line, and sessions that do not have it
+    """
+    if "only" in case:
+        return replace(WELL, limits=limits(LIMITS, case["only"]))
+    own = {"nofile": [2048, 1048576], "before": []} if "own" in case else {}
+    observed = replace(
+        SESSIONS,
+        limits=limits(SU, case.get("su", own)),
+        ssh=way(case.get("ssh", own), SSH),
+        logins=logins(case),
+    )
+    if "step" in case:
+        observed = replace(observed, step=way(case["step"], SRUN))
+    user = case.get("user", ["ml", 2000, True, ""])
+    if "refused" in case:
+        user = ["ml", 2000, True, f"no session: {case['refused']}"]
+    return replace(observed, user=User(*user))
+
+
+def attempt(value: Any) -> Attempt | None:
+    """What a debugger's attempt gave."""
+    if isinstance(value, dict):
+        return (
+            Attempt(SPY, **value) if value.get("rc") == facts.NO_START else replace(GOOD, **value)
+        )
+    refused = replace(GOOD, good=False, rc=1, said="Error: Permission Denied", refused=True)
+    return {"good": GOOD, "refused": refused, "missing": Attempt("")}.get(value)
+
+
+def attached(case: dict[str, Any]) -> Proved:
+    """All tools fared like this, and root's control like that."""
+    tried = attempt(case["attempt"])
+    guards = replace(NO_GUARDS, **case.get("guards", {}))
+    root = attempt(case.get("root", "good"))
+    root_guards = replace(AS_ROOT, **case.get("root_guards", {}))
+    return replace(
+        WELL,
+        user=User("ml", case.get("uid", 2000), True, ""),
+        attach=Attach(guards, "", tried, tried, tried),
+        tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
+        control=facts.Control(root_guards, "", root) if root else None,
+    )
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/proof.json"))
+def test_verdict(case: dict[str, Any]) -> None:
+    """limits.conf(5), pam_limits(8), sshd_config(5) UsePAM, slurm.conf(5) PropagateResourceLimits,
+    pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2)."""
+    policy = policy_of(case)
+    observed = attached(case) if case["check"] == "attach" else proved(case)
+    result = by_name(proof, observed, policy)[case["check"]]
+    assert_verdict(result, case)
+    if deploy := case.get("deploy"):
+        assert result.fix == f"nodeready deploy INVENTORY --only {deploy}"
+    else:
+        assert case.get("fix", "") in result.fix
+    assert result.fixable == bool(deploy)
+    if case["check"] == "attach":
+        # A refusal concerns all tools; what else goes wrong is told in each tool's own words.
+        tools = TOOLS if result.status in ("ok", "na") or "refused" in result.actual else TOOLS[:3]
+        statuses = judged(observed, policy)
+        assert {statuses[tool][0] for tool in tools} == {result.status}
+        if result.bad:
+            assert {statuses[tool][1] for tool in tools} == {result.actual}
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("user", "user"), ("limits", "limits"), ("gdb", "tracers"), *(
+        (tool, "attach") for tool in TOOLS[:3])]
+)  # fmt: skip
+def test_what_was_not_proved_is_unknown(name: str, field: str) -> None:
+    observed = replace(WELL, **{field: Unknown("timed out", "the first words")})
+    assert judged(observed)[name] == ("unknown", "timed out: the first words")
+    observed = replace(WELL, **{field: Unknown("timed out")})
+    assert judged(observed)[name] == ("unknown", "timed out")
+
+
+def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
+    attach = replace(WELL.attach, error="python3 does not run", blocking=None)
+    found = judged(replace(WELL, attach=attach))
+    assert found["attach"] == ("unknown", "no process to look at: python3 does not run")
+    assert judged(Proved(WELL.user)).keys() == {"user"}
+    found = judged(Proved(User("ml", 2000, True, "no session: go away")))
+    assert {found[tool] for tool in TOOLS} == {("na", "no session: see proof.user")}
+
+
+def test_a_waived_core_does_not_hide_its_limit() -> None:
+    zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
+    core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
+    by_ssh = Way("", limits=replace(zero, way="ssh"))
+    observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
+    assert proof.core(observed, Policy()).status == "fail"
+    assert proof.limits(observed, Policy()).status == "ok"
+    result = proof.limits(observed, Policy(waivers=(("proof.core", "shared kernel"),)))
+    assert (result.status, "core 0/unlimited" in result.actual) == ("fail", True)
+    # Where only ssh's sessions have none, proof.core cannot tell.
+    result = proof.limits(replace(observed, limits=SU, core=None), Policy())
+    assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
+
+
+def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
+    refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
+    by_ssh = Way("", attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None))
+    result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
+    assert result.status == "fail"
+    assert result.actual.startswith("by ssh: refused")
+    late = Way("", attach=Attach(NO_GUARDS, "", None, None, None))
+    assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
+
+
+def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh() -> None:
+    whole = facts.Core(
+        "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
+        whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
+    )  # fmt: skip
+    policy = Policy(core_pattern=whole.pattern)
+    lost = replace(
+        whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
+    )
+    assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
+    result = proof.core(replace(SESSIONS, core=whole, ssh=Way("", core=lost)), policy)
+    assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
+    # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
+    for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
+        observed = replace(SESSIONS, core=whole, ssh=Way("", core=other))
+        assert proof.core(observed, policy).status == "ok"
+
+
+PAM = "session required pam_limits.so\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        pytest.param(PAM, ["limits:1"], id="plain"),
+        pytest.param("# x\nsession  required  /lib/security/pam_limits.so  conf=/o.conf debug # x",
+                     ["limits conf=/o.conf debug:2"], id="a path, words, a comment"),
+        pytest.param("-Session [success=1 default=ignore] pam_limits.so\n", ["limits:1"],
+                     id="a dash, brackets, capitals"),
+        pytest.param(f"# {PAM}", [], id="a comment alone"),
+        pytest.param("auth required pam_limits.so\naccount required pam_limits.so\n", [],
+                     id="not a session's"),
+        pytest.param("session required \\\n pam_limits.so\n", ["limits:1"], id="two lines"),
+        pytest.param("@include other\n", ["access:1", "limits:2"], id="@include"),
+        pytest.param("session include other\n", ["limits:2"], id="an include of one stack"),
+        pytest.param("account substack other\n", ["access:1"], id="a substack"),
+        pytest.param("@include missing\n", None, id="a file that is missing"),
+        pytest.param("@include own\n", None, id="a file that includes itself"),
+        pytest.param("session include own\n", None, id="a stack that includes itself"),
+    ],
+)  # fmt: skip
+def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch) -> None:
+    """pam.conf(5)."""
+    monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
+    (tmp_path / "own").write_text(text)
+    (tmp_path / "other").write_text("account required pam_access.so\nsession x pam_limits.so\n")
+    observed = session._service("su", "none", "own")
+    assert observed.whole is (lines is not None)
+    if lines is not None:
+        assert lines == [
+            f"{line.module} {line.words}".strip() + f":{line.where.rpartition(':')[2]}"
+            for line in observed.lines
+        ]
+    assert session._service("su", "none") == Service("su", "", True, ())
+
+
+def test_whether_a_step_would_show_less() -> None:
+    good, unlimited, soft = limit(1048576), limit(-1), limit([1024, 1048576])
+    for step, submitter, lower in (
+        ((unlimited,), (good,), False),
+        ((good,), (unlimited,), True),
+        ((good,), (good,), False),
+        ((soft,), (good,), True),
+        ((), (good,), False),
+    ):
+        assert session._lower(step, submitter) == lower
