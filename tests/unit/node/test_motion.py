@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Config, Motion
 from nodeready.transport.base import Answer, Request, collect, once
 from nodeready.transport.local import Local
@@ -36,53 +38,55 @@ subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"])
 {WAITS}
 """
 
-Starts = Callable[..., subprocess.Popen[bytes]]
-
 
 @pytest.fixture
-def starts(tmp_path: Path) -> Iterator[Starts]:
-    """Starts a rank that writes to the file ``log``, and waits until it is there."""
-    started = []
+def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Starts a rank that is nobody's child and writes to the file ``log``; its pid."""
+    groups = []
 
-    def start(program: str, rank: int = 0) -> subprocess.Popen[bytes]:
+    def start(program: str, rank: int = 0) -> int:
         address, _, port = JOB.partition(":")
         words = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
         text = f"import sys, time\nprint('there', flush=True)\n{program}"
         log = tmp_path / f"log{rank}"
-        with open(log, "wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-c", text, str(tmp_path / "written")],
-                env={**os.environ, **words},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        started.append(process)
-        wait_for(lambda: b"there" in log.read_bytes())
-        return process
+        script = 'log=$1; shift; "$@" > "$log" 2>&1 & echo $!'
+        argv = ["sh", "-c", script, "sh", log, sys.executable, "-c", text, tmp_path / "written"]
+        environment = {**os.environ, **words}
+        with subprocess.Popen(
+            argv, env=environment, stdout=subprocess.PIPE, start_new_session=True
+        ) as shell:
+            groups.append(shell.pid)
+            pid = int(shell.stdout.readline())
+        wait_for(lambda: log.exists() and b"there" in log.read_bytes())
+        return pid
 
     yield start
-    for process in started:
-        os.killpg(process.pid, 9)
-        process.wait()
+    for group in groups:
+        os.killpg(group, 9)
 
 
 def look(job: str = JOB) -> list[Motion]:
-    """One look, by the program as a node runs it: whom we started ourselves is no rank for us."""
+    found, error = motion.look(Config("", "nodeready:test", 20, job), time.monotonic() + 20)
+    assert error == ""
+    return sorted(found, key=lambda rank: rank.rank or 0)
+
+
+def test_the_program_of_a_node_looks_without_a_connection(starts):
+    pid = starts(WAITS)
     carrier = Local()
 
     def ask(what: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
         return collect(carrier, {node: once(request) for node, request in requests.items()})
 
-    answer = take(ask, carrier.nodes, Config("", carrier.tag, 20, job), 0.0)
+    answer = take(ask, carrier.nodes, Config("", carrier.tag, 20, JOB), 0.0)
     assert answer.errors == {}
-    return sorted(answer.ranks.values(), key=lambda motion: motion.rank or 0)
+    assert [rank.pid for rank in answer.ranks.values()] == [pid]
 
 
 def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
-    process = starts(WAITS, 1)
+    pid = starts(WAITS, 1)
     (before,), (after,) = look(), look()
-    assert (before.pid, before.rank, before.state, before.below) == (process.pid, 1, "S", 0)
+    assert (before.pid, before.rank, before.state, before.below) == (pid, 1, "S", 0)
     for name in COUNTERS:
         assert getattr(before, name) == getattr(after, name), name
     assert look("4711") == []
