@@ -182,9 +182,12 @@ def test_lines_of_the_kernels_that_a_job_dies_or_hangs_of(case):
         assert fields == expected, line
 
 
+def prints(*lines: str) -> str:
+    return "\n".join(["cat <<'END'", *lines, "END"])
+
+
 def log(*rows: tuple[float, str]) -> str:
-    text = "".join(f"[{stamp:12.6f}] {words}\n" for stamp, words in rows)
-    return f"cat <<'END'\n{text}END"
+    return prints(*(f"[{stamp:12.6f}] {words}" for stamp, words in rows))
 
 
 def read(since_s: float = 1e9, limit_s: float = 5.0) -> Kernel:
@@ -195,11 +198,18 @@ def read(since_s: float = 1e9, limit_s: float = 5.0) -> Kernel:
 OOM = "Out of memory: Killed process 4711 (python) total-vm:1kB"
 
 
-def test_the_log_since_the_job_began(tools):
-    tools("dmesg", log((0.0, "Linux version 6"), (100.0, OOM), (990.5, OOM.replace("4711", "12"))))
-    (message,) = read(600.0).messages
-    assert (message.kind, message.pid, message.ago_s) == ("oom", 12, 9)
-    assert len(read(950.0).messages) == 2
+@pytest.mark.parametrize("case", cases(__file__, "cases/kernel_logs.json"))
+def test_messages_of_the_kernels_log(tools, case):
+    """A message: its kind, its pid, its age; the machine has run for 1000 s."""
+    for name in ("dmesg", "journalctl"):
+        if name in case:
+            tools(name, prints(*case[name]))
+    if "script" in case:
+        tools("dmesg", case["script"])
+    kernel = read(case.get("since_s", 1e9), case.get("limit_s", 5.0))
+    messages = [[message.kind, message.pid, message.ago_s] for message in kernel.messages]
+    assert messages == case.get("messages", [])
+    assert case.get("absent", "") in kernel.absent
 
 
 def test_a_flood_of_one_line_hides_no_other(tools):
@@ -215,65 +225,12 @@ def test_a_flood_of_one_line_hides_no_other(tools):
     assert len(read().messages) == 50
 
 
-def test_a_users_newline_begins_no_line_of_the_kernels(tools):
-    xid = "NVRM: Xid (PCI:0000:{}:00): 79, GPU has fallen off the bus."
-    tools(
-        "dmesg",
-        log(
-            (0.0, "Linux"),
-            (50.0, "overlayfs: upper fs does not support /home/ada/x"),
-            (50.0, xid.format("3b")),
-            (51.0, xid.format("3c")),
-            (51.0, xid.format("3d")),
-        ),
-    )
-    assert [message.text[20:25] for message in read().messages] == ["3c:00", "3d:00"]
-
-
-ENDLESS = ("exec sleep 60", "while :; do echo rubbish; done")
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1", "permit"),
-        ("exit 0", "dmesg shows nothing"),
-        ("echo rubbish", "dmesg shows nothing"),
-        *((script, "dmesg shows nothing") for script in ENDLESS),
-        (None, "there is no dmesg"),
-    ],
-)
-def test_a_log_that_cannot_be_read(tools, script, words):
-    if script:
-        tools("dmesg", script)
-    kernel = read(100.0, 0.7 if script in ENDLESS else 5.0)
-    assert words in kernel.absent
-    assert kernel.messages == ()
-
-
-def test_the_journal_has_what_the_ring_has_forgotten(tools):
-    tools("dmesg", log((900.0, "late")))
-    tools("journalctl", f"echo '[  400.000001] gpu001 kernel: {OOM}'")
-    (message,) = read(700.0).messages
-    assert (message.kind, message.ago_s) == ("oom", 599)
-
-
-def test_stamps_of_other_kernels(tools):
-    rows = ("<6>[    0.000000][    T0] Linux", f"[  990.000000] [ T4711] {OOM}")
-    tools("dmesg", "".join(f"echo '{row}'\n" for row in rows))
-    assert [message.pid for message in read().messages] == [4711]
-
-
 # --- GPUs.
 
 
 def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> Gpus:
     with Supervisor("nodeready:test", 30) as supervisor:
         return devices.gpus(supervisor, pids, since_s, limit_s)
-
-
-def prints(text: str) -> str:
-    return f"cat <<'END'\n{text}\nEND"
 
 
 def spinning(changes: Mapping[str, Any] | None = None) -> str:
@@ -329,7 +286,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     [
         ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch"),
         ("echo 'NVIDIA-SMI has failed because ...' >&2; exit 9", "NVIDIA-SMI has failed"),
-        (ENDLESS[0], "gave no answer in"),
+        ("exec sleep 60", "gave no answer in"),
         ("echo '<nvidia_smi_log><gpu'", "nvidia-smi: "),
         ("exit 0", "nvidia-smi: "),
         (None, "nvidia-smi is not installed"),
@@ -338,7 +295,7 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
 def test_a_tool_that_fails(tools, script, words):
     if script:
         tools("nvidia-smi", script)
-    absent = gpus(limit_s=0.7 if script in ENDLESS else 5.0).absent
+    absent = gpus(limit_s=0.7 if script == "exec sleep 60" else 5.0).absent
     assert words in absent
     assert "\n" not in absent
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Config, Motion
-from nodeready.transport.base import Answer, Request, collect, once
-from nodeready.transport.local import Local
-from nodeready.triage.watch import take
 from tests.command import wait_for
 
 JOB = f"node-of-motion:{os.getpid()}"
@@ -71,16 +69,15 @@ def look(job: str = JOB) -> list[Motion]:
     return sorted(found, key=lambda rank: rank.rank or 0)
 
 
-def test_the_program_of_a_node_looks_without_a_connection(starts):
+def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
     pid = starts(WAITS)
-    carrier = Local()
-
-    def ask(what: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
-        return collect(carrier, {node: once(request) for node, request in requests.items()})
-
-    answer = take(ask, carrier.nodes, Config("", carrier.tag, 20, JOB), 0.0)
-    assert answer.errors == {}
-    assert [rank.pid for rank in answer.ranks.values()] == [pid]
+    config = f"motion.Config('nonce', 'nodeready:test', 20, {JOB!r})"
+    code = "import os; os.nice = int; from nodeready.node.witnesses import motion"
+    code += f"; motion.main({config})"
+    text = subprocess.check_output([sys.executable, "-c", code], text=True)
+    rows = [row.split(" ", 2) for row in text.splitlines()]
+    assert [row[:2] for row in rows] == [["nonce", kind] for kind in ("motion", "ports", "found")]
+    assert json.loads(rows[0][2])["pid"] == pid
 
 
 def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):

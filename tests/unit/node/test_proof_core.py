@@ -41,52 +41,20 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path"),
-    [
-        ("/var/crash/core.%e.%P.%h.%t", "/var/crash/core.sh.42.n1.1700000000"),
-        ("/c/%u/%g/%s-%d-%i-%I-%c", "/c/2000/2000/11-1-42-42-18446744073709551615"),
-        ("core", "core"),
-        ("/c/%E", "/c/!usr!bin!dash"),
-        ("/c/100%%p", "/c/100%p"),
-        ("/c/core%", "/c/core"),
-        ("/c/%z%q%%", "/c/%"),
-        ("/c/%C.%p", "/c/\0.42"),
-        ("", ""),
-    ],
-)
-def test_a_pattern_is_expanded_as_the_kernel_does(pattern, path):
-    assert core_pattern.expand(pattern, VALUES) == path
+EXPANDERS = {
+    "expand": lambda pattern: core_pattern.expand(pattern, VALUES),
+    "core_uses_pid": lambda pattern: core_pattern.expand(pattern, VALUES, uses_pid=True),
+    # A name leads into no other directory.
+    "names": lambda name: core_pattern.expand("/c/%e", {"e": name}),
+    "handlers": core_pattern.handler_of,
+}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "name"),
-    [("core", "core.42"), ("core.%p", "core.42"), ("core.%P", "core.42.42"), ("%%p", "%p.42")],
-)
-def test_core_uses_pid_counts_where_there_is_no_p(pattern, name):
-    assert core_pattern.expand(pattern, VALUES, uses_pid=True) == name
-
-
-@pytest.mark.parametrize(
-    ("name", "safe"), [("a/b", "a!b"), ("..", "!."), (".", "!"), ("", "!"), ("...", "...")]
-)
-def test_a_name_leads_into_no_other_directory(name, safe):
-    assert core_pattern.expand("/c/%e", {"e": name}) == f"/c/{safe}"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "program"),
-    [
-        (PIPE, "/usr/lib/systemd/systemd-coredump"),
-        ("|bin/false", "/bin/false"),
-        ("|", "|"),
-        ("@/run/cores.socket", "@/run/cores.socket"),
-        ("/var/crash/|x", ""),
-        ("", ""),
-    ],
-)
-def test_a_handler_is_named(pattern, program):
-    assert core_pattern.handler_of(pattern) == program
+@pytest.mark.parametrize("case", cases(__file__, "cases/core_patterns.json"))
+def test_a_pattern_is_read_as_the_kernel_does(case):
+    """The name of a case is one of EXPANDERS."""
+    for pattern, expected in case["patterns"].items():
+        assert EXPANDERS[case["name"]](pattern) == expected, pattern
 
 
 def test_an_unknown_number_is_only_ever_a_number(tmp_path):

@@ -256,15 +256,14 @@ def rank():
     process.wait()
 
 
-def put(path, name="late_0", before_s=0.0, called_s=0.0):
-    """The dump, as if it were made now. called_s: since its first call"""
+def put(path, name="late_0", before_s=0.0, called_s=0.0, text=None):
+    """The dump, as if it were made now. called_s: since its first call; text: in its place"""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = pickle.loads(real(name))
     for call in plain["entries"]:
         call["time_created_ns"] = int((time.time() - called_s) * 1e9)
-    path.write_bytes(pickle.dumps(plain, 2))
-    moment = time.time() + 1 - before_s
-    os.utime(path, (moment, moment))
+    path.write_bytes(pickle.dumps(plain, 2) if text is None else text.encode())
+    os.utime(path, (time.time() + 1 - before_s,) * 2)
     return path
 
 
@@ -276,84 +275,28 @@ def dumps_at(prefix, **more):
     return {"TORCH_FR_DUMP_TEMP_FILE": str(prefix), **more}
 
 
-@pytest.mark.parametrize(
-    ("environment", "where"),
-    [
-        ({"TORCH_FR_DUMP_TEMP_FILE": "{at}/dumps/fr_"}, "dumps/fr_0"),
-        ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "{at}/dumps/fr_"}, "dumps/fr_0"),
-        ({"HOME": "{at}"}, ".cache/torch/comm_lib_trace_rank_0"),
-        ({"HOME": "{at}"}, ".cache/torch/nccl_trace_rank_0"),
-        ({"HOME": "/nowhere", "XDG_CACHE_HOME": "{at}/c"}, "c/torch/comm_lib_trace_rank_0"),
-    ],
-)
-def test_the_dump_is_where_the_environment_and_the_version_put_it(
-    rank, tmp_path, environment, where
-):
-    path = put(tmp_path / where)
-    found = look(rank, {key: value.format(at=tmp_path) for key, value in environment.items()})
-    assert (found.absent, found.path, len(found.entries)) == ("", str(path), 1)
+@pytest.mark.parametrize("case", cases(__file__, "cases/dump_files.json"))
+def test_the_dump_of_a_process(tmp_path, case):
+    for name, how in case.get("files", {}).items():
+        put(tmp_path / name, **how)
+    environment = {
+        name: value.replace("{at}", str(tmp_path)) for name, value in case["environment"].items()
+    }
+    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
+        found = look(process.pid, environment, case.get("number", 0))
+        process.kill()
+    if "path" in case:
+        assert (found.absent, found.path) == ("", case["path"].replace("{at}", str(tmp_path)))
+        assert len(found.entries) == case.get("entries", 1)
+    else:
+        assert case["why"].replace("{at}", str(tmp_path)) in found.absent
+        assert (found.groups, found.entries) == ((), ())
 
 
 def test_without_a_home_the_users_is_meant():
     paths = flight_recorder.places(os.getuid(), 3, {})
     assert f"{os.path.expanduser('~')}/.cache/torch/comm_lib_trace_rank_3" in paths
     assert "/tmp/nccl_trace_rank_3" in paths
-
-
-def test_the_newest_dump_counts(rank, tmp_path):
-    put(tmp_path / ".cache/torch/comm_lib_trace_rank_0", "late_0")
-    new = put(tmp_path / "new_0", "late_3", before_s=-5)
-    found = look(rank, dumps_at(tmp_path / "new_", HOME=str(tmp_path)))
-    assert (found.path, found.entries) == (str(new), ())
-
-
-def test_where_the_newest_is_no_dump_the_next_one_counts(rank, tmp_path):
-    path = put(tmp_path / ".cache/torch/comm_lib_trace_rank_0")
-    broken = tmp_path / "fr_0"
-    environment = dumps_at(tmp_path / "fr_", HOME=str(tmp_path))
-    for data in (b"", b"none at all"):
-        broken.write_bytes(data)
-        os.utime(broken, (time.time() + 9,) * 2)
-        assert look(rank, environment).path == str(path)
-    path.unlink()
-    assert look(rank, environment).absent.startswith(f"{broken}: it is no dump")
-
-
-@pytest.mark.parametrize(
-    ("times", "why"),
-    [
-        ({"before_s": 3600}, "older than the process"),
-        # Two jobs of one user have the same ranks, and write to the same place.
-        ({"called_s": 3600}, "it is another process's"),
-    ],
-)
-def test_a_dump_of_another_run_is_none(rank, tmp_path, times, why):
-    put(tmp_path / "fr_0", **times)
-    found = look(rank, dumps_at(tmp_path / "fr_"))
-    assert why in found.absent
-    assert (found.groups, found.entries) == ((), ())
-
-
-def test_a_relative_name_is_one_in_the_processes_directory(tmp_path):
-    put(tmp_path / "fr_0")
-    with subprocess.Popen(["sleep", "60"], cwd=tmp_path) as process:
-        found = look(process.pid, dumps_at("fr_"))
-        process.kill()
-    assert not found.absent
-
-
-@pytest.mark.parametrize(
-    ("environment", "number", "why"),
-    [
-        ({"HOME": "/nowhere"}, 0, "no dump has been written"),
-        ({"HOME": "/nowhere"}, None, "its rank is not known"),
-        ({"TORCH_FR_BUFFER_SIZE": "0"}, 0, "its recorder is off"),
-        (dumps_at("/proc/self/fd/", HOME="/nowhere"), 0, "/proc/self/fd/0: "),
-        (dumps_at("\0"), 0, "no dump has been written"),
-    ],
-)
-def test_why_there_is_no_dump(rank, environment, number, why):
-    assert why in look(rank, environment, number).absent
 
 
 def test_no_fifo_and_no_endless_link_is_read(rank, tmp_path):
