@@ -370,12 +370,6 @@ def test_an_old_report_of_ranks_that_are_gone_or_have_failed():
     }
 
 
-def test_a_text_that_is_cut_off_anywhere_raises_nothing():
-    for cut in range(0, len(INCOMPLETE), 41):
-        nccl_ras.read_text(INCOMPLETE[:cut])
-        nccl_ras.read_text(INCOMPLETE[cut:])
-
-
 # --- Listeners as /proc shows them.
 
 

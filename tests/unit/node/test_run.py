@@ -20,6 +20,7 @@ import pytest
 from nodeready.node import run as supervisor
 from nodeready.node import runtime
 from nodeready.node.stacks import processes, ranks
+from tests.cases import cases
 from tests.command import wait_for
 
 FILE = Path(supervisor.__file__)
@@ -244,12 +245,6 @@ def test_ranks_that_share_a_pipe_tear_neither_lines_nor_blocks(script):
             assert sizes[place - 2 : place] == [(rank, 3000)] * 2
 
 
-def test_the_three_streams_are_the_programs_own(script):
-    path = script("import sys; print(sys.stdin.read().upper()); print('b', file=sys.stderr)")
-    done = run(sys.executable, path, input=b"a")
-    assert (done.stdout, done.stderr) == (f"[{NODE}:3] A\n".encode(), f"[{NODE}:3] b\n".encode())
-
-
 def test_nothing_of_a_crash_is_lost_when_the_reader_is_slow(script):
     """More than two pipes hold: the supervisor cannot write on when the program ends."""
     path = script("import os; os.write(1, b'x' * 100_000 + b'\\nlast\\n'); os.abort()")
@@ -303,14 +298,6 @@ def test_a_restart_gets_a_log_of_its_own(tmp_path):
     assert {path.read_bytes() for path in files} <= {b"a\rbe\n", b"e\na\rb"}
 
 
-def test_a_log_that_cannot_be_costs_a_line_and_not_the_job(tmp_path):
-    (tmp_path / "file").touch()
-    done = run("echo", "done", options=("--log-dir", str(tmp_path / "file")))
-    assert (done.returncode, done.stdout) == (0, f"[{NODE}:3] done\n".encode())
-    words = f"[{NODE}:3] nodeready run: no log: {tmp_path}/file: File exists\n"
-    assert done.stderr == words.encode()
-
-
 def test_a_full_disk_ends_the_log_alone():
     complaints = []
     log = supervisor.Log(complaints.append)
@@ -323,21 +310,14 @@ def test_a_full_disk_ends_the_log_alone():
 # --- Ends and signals.
 
 
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [
-        (["true"], 0),
-        (["sh", "-c", "exit 41"], 41),
-        (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
-        (["/nonexistent/python", "train.py"], 127),
-        (["/etc/passwd"], 126),
-    ],
-)
-def test_the_status_is_the_programs(command, status, tmp_path):
+@pytest.mark.parametrize("case", cases(__file__, "cases/run.json"))
+def test_the_status_and_the_streams_are_the_programs(case, tmp_path):
     # A core goes where the program works.
-    done = run(*command, cwd=tmp_path)
-    assert done.returncode == status
-    assert b"Traceback" not in done.stderr
+    stdin = case.get("stdin", "").encode()
+    done = run(*case["command"], options=case.get("options", ()), input=stdin, cwd=tmp_path)
+    assert done.returncode == case.get("status", 0)
+    for stream, text in (("out", done.stdout), ("err", done.stderr)):
+        assert text.decode() == (f"[{NODE}:3] {case[stream]}" if stream in case else "")
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

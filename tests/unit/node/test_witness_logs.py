@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -24,8 +23,9 @@ WATCHDOG = (
 
 
 @pytest.fixture(autouse=True)
-def _forget():
+def _whole_search(monkeypatch):
     logs._known.clear()
+    monkeypatch.setattr(logs, "_SEARCH_S", 60)
 
 
 @pytest.fixture
@@ -261,17 +261,6 @@ def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
     log = observe(receiver, 65534)
     assert "permission denied" in log.absent
     assert log.lines == ()
-
-
-def test_the_standard_library_is_enough(run, tmp_path):
-    path = tmp_path / "log"
-    path.write_text("step 1\n")
-    with path.open("a") as file:
-        rank = run(stdout=file)
-    code = f"from nodeready.node.witnesses import logs; print(logs.observe({rank.pid}, 0).lines)"
-    argv = [sys.executable, "-S", "-c", code]
-    environment = {"PYTHONPATH": os.getcwd()}
-    assert subprocess.check_output(argv, env=environment, text=True) == "('step 1',)\n"
 
 
 # --- The watchdog's lines.
