@@ -271,35 +271,12 @@ Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
 """
 OK = HEAD + "    0         1         2         4         8         8   RUNNING      OK\n"
-MISMATCH = (
+WRONG = (
     HEAD
     + """\
     0         1         2         4         8         8   RUNNING  MISMATCH
     1         2         1         4         4         8   RUNNING      OK
-
-Errors
-======
-
-Warnings
-========
-
-#0-0 (9723b2ac2b5f5a15) MISMATCH
-  Communicator ranks have different AllReduce operation counts
-  6 ranks have launched up to operation 41
-  2 ranks have launched up to operation 40
-  Rank 3 -- GPU 3 managed by process 4714 on node 10.0.0.1
-  Rank 5 -- GPU 1 (NVML 5) managed by process 812 on node 10.0.0.2
-
-  Communicator ranks have different AllGather operation counts
-  7 ranks have launched up to operation 7
-  Rank 5 has not launched any operations -- GPU 1 managed by process 812 on node 10.0.0.2
-
-"""
-)
-INCOMPLETE = (
-    HEAD
-    + """\
-    0         1         2       3-4         8         7   RUNNING  INCOMPLETE,ERROR,MISMATCH
+    2         1         2       3-4         8         7   RUNNING  INCOMPLETE,ERROR,MISMATCH
 
 Errors
 ======
@@ -312,12 +289,12 @@ DEAD
   1 job process is considered dead (unreachable via the RAS network)
   Process 813 on node 10.0.0.2 managing GPU 2
 
-#0-0 (9723b2ac2b5f5a15) INCOMPLETE
+#2-0 (514e98cf4e44862b) INCOMPLETE
   Missing communicator data from 2 ranks
   Rank 5 -- GPU 1 managed by process 812 on node 10.0.0.2
   Rank 6 -- GPU 2 managed by process 813 on node 10.0.0.2
 
-#0-0 (9723b2ac2b5f5a15) ERROR
+#2-0 (514e98cf4e44862b) ERROR
   Asynchronous error on 1 rank
   Rank 0 reported Remote process error -- GPU 0 managed by process 4711 on node 10.0.0.1
 
@@ -328,6 +305,17 @@ TIMEOUT
   Encountered 3 communication timeouts while gathering communicator data
 
 #0-0 (9723b2ac2b5f5a15) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  6 ranks have launched up to operation 41
+  2 ranks have launched up to operation 40
+  Rank 3 -- GPU 3 managed by process 4714 on node 10.0.0.1
+  Rank 5 -- GPU 1 (NVML 5) managed by process 812 on node 10.0.0.2
+
+  Communicator ranks have different AllGather operation counts
+  7 ranks have launched up to operation 7
+  Rank 5 has not launched any operations -- GPU 1 managed by process 812 on node 10.0.0.2
+
+#2-0 (514e98cf4e44862b) MISMATCH
   Communicator ranks have different status
   5 ranks have status RUNNING
   Rank 1 has status INIT -- GPU 1 managed by process 4712 on node 10.0.0.1
@@ -342,26 +330,22 @@ def test_an_old_report_of_a_healthy_job():
     assert ras.communicators == (Communicator("group 0", 8, ()),)
 
 
-def test_an_old_report_of_ranks_that_are_behind(tmp_path):
+def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path):
     """An old port is asked for text."""
-    with running(tmp_path, version="2.27.3", manner="old", answer=MISMATCH) as port:
+    with running(tmp_path, version="2.27.3", manner="old", answer=WRONG) as port:
         ras = asked(port, allow=True)
-    assert (ras.absent, ras.version) == ("", "2.27.3")
-    first, second = ras.communicators
-    assert (first.hash, first.size) == ("9723b2ac2b5f5a15", 8)
-    assert first.usual == (("AllReduce", 41), ("AllGather", 7))
-    assert first.members == (
+    assert (ras.absent, ras.version, ras.timeouts) == ("", "2.27.3", 3)
+    groups = {group.hash: group for group in ras.communicators}
+    assert groups.keys() == {"9723b2ac2b5f5a15", "514e98cf4e44862b", "group 1"}
+    behind, broken = groups["9723b2ac2b5f5a15"], groups["514e98cf4e44862b"]
+    assert behind.size == 8
+    assert behind.usual == (("AllReduce", 41), ("AllGather", 7))
+    assert behind.members == (
         Member(3, "10.0.0.1", 4714, (("AllReduce", 40),)),
         Member(5, "10.0.0.2", 812, (("AllReduce", 40), ("AllGather", 0))),
     )
-    assert (second.size, second.members) == (4, ())
-
-
-def test_an_old_report_of_ranks_that_are_gone_or_have_failed():
-    ras = parsed(INCOMPLETE)
-    assert ras.timeouts == 3
-    (group,) = ras.communicators
-    assert {one.rank: (one.pid, one.missing or one.problem) for one in group.members} == {
+    assert groups["group 1"] == Communicator("group 1", 4, ())
+    assert {one.rank: (one.pid, one.missing or one.problem) for one in broken.members} == {
         0: (4711, "error: remote process error"),
         1: (4712, "in initialisation"),
         2: (4713, "missing"),

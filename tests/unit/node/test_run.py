@@ -97,8 +97,11 @@ def children(pid: int) -> list[int]:
 
 def bystander(pid: int) -> int:
     """The bystander of a supervisor; 0 while it is started."""
-    last = children(pid)[-1]
-    return last if b"sleep\0" in Path(f"/proc/{last}/cmdline").read_bytes() else 0
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        last = children(pid)[-1]
+        if b"sleep\0" in Path(f"/proc/{last}/cmdline").read_bytes():
+            return last
+    return 0
 
 
 def waits(pid: int) -> bool:
