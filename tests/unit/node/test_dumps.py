@@ -191,8 +191,8 @@ def hang(*_):
 
 
 def test_a_look_that_hangs_costs_itself(monkeypatch):
-    monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(processes, "_NEXT_PATIENCE_S", 0.1)
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(processes, "_NEXT_PATIENCE_S", 0.3)
 
     def look(number):
         if number in (2, 4):
@@ -229,8 +229,8 @@ def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
             hang()
         return contents(path, most)
 
-    monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(processes, "_NEXT_PATIENCE_S", 0.1)
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(processes, "_NEXT_PATIENCE_S", 0.3)
     monkeypatch.setattr(processes, "contents", locked)
     seen = processes.observe([here], time.monotonic() + 60)[here]
     assert (seen.kernel_stack, seen.calls) == ((), None)

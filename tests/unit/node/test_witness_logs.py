@@ -23,9 +23,8 @@ WATCHDOG = (
 
 
 @pytest.fixture(autouse=True)
-def _whole_search(monkeypatch):
+def _forget():
     logs._known.clear()
-    monkeypatch.setattr(logs, "_SEARCH_S", 60)
 
 
 @pytest.fixture

@@ -124,7 +124,9 @@ CASES = [(*witness, does) for witness in WITNESSES for does in (fails, hangs)]
 def test_a_witness_that_fails_or_is_late_is_absent_alone(asked, monkeypatch, case):
     module, name, key, does = case
     monkeypatch.setattr(module, name, does)
-    monkeypatch.setattr(beside, "_TOOL_S", 0.5 if does is hangs else 8.0)
+    if does is hangs:
+        monkeypatch.setattr(beside, "_TOOL_S", 0.5)
+        monkeypatch.setattr(processes, "_PATIENCE_S", 0.5)
     (rank,) = targets(0)
     rank.dumps.append(standing("step"))
     every = {**round_of(rank), **rank.witnesses}
