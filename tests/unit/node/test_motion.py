@@ -42,9 +42,14 @@ def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
     """Starts a rank that is nobody's child and writes to the file ``log``; its pid."""
     groups = []
 
-    def start(program: str, rank: int = 0) -> int:
+    def start(program: str, rank: int = 0, variable: str = "RANK") -> int:
         address, _, port = JOB.partition(":")
-        words = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
+        words = {
+            variable: str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+        }
         text = f"import sys, time\nprint('there', flush=True)\n{program}"
         log = tmp_path / f"log{rank}"
         script = 'log=$1; shift; "$@" > "$log" 2>&1 & echo $!'
@@ -120,3 +125,9 @@ def test_a_log_that_is_a_pipe_is_none(starts, tmp_path):
     starts(f"import os; {pipe}\n{WAITS}")
     wait_for(lambda: look()[0].log_bytes is None)
     assert look()[0].log_age_s is None
+
+
+def test_a_rank_of_mpi_may_poll(starts):
+    for rank, variable in enumerate(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
+        starts(WAITS, rank, variable)
+    assert [motion.may_poll for motion in look()] == [False, True, True]
