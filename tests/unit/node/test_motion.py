@@ -117,14 +117,15 @@ def test_the_watchdogs_word_is_found_at_the_end_of_a_log(starts):
     assert not look()[0].watchdog
 
 
-def test_a_log_that_is_a_pipe_is_none(starts, tmp_path):
+@pytest.mark.parametrize(("numbers", "has_log"), [((1,), True), ((1, 2), False)])
+def test_a_pipe_is_no_log(starts, tmp_path, numbers, has_log):
     """And nobody waits for one that nobody writes."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    pipe = f"number = os.open({str(path)!r}, os.O_RDWR); os.dup2(number, 1); os.dup2(number, 2)"
-    starts(f"import os; {pipe}\n{WAITS}")
-    wait_for(lambda: look()[0].log_bytes is None)
-    assert look()[0].log_age_s is None
+    pipe = f"import os; pipe = os.open({str(path)!r}, os.O_RDWR); print('x', file=sys.stderr)"
+    starts("\n".join([pipe, *(f"os.dup2(pipe, {number})" for number in numbers), WAITS]))
+    wait_for(lambda: (look()[0].log_bytes is not None) == has_log)
+    assert (look()[0].log_age_s is not None) == has_log
 
 
 def test_a_rank_of_mpi_may_poll(starts):
