@@ -1,4 +1,4 @@
-"""The processes below a rank: which they are, what they are for, and how they are told."""
+"""The processes below a rank: which they are, what they are for, and how an answer has them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from nodeready.node.stacks import below, processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import Dump, Thread
-from nodeready.node.stacks.ranks import (
-    EXITING,
-    INTERPRETER_LOCK,
-    Identity,
-    Rank,
-    Target,
-)
+from nodeready.node.stacks.ranks import EXITING, INTERPRETER_LOCK, Identity, Rank, Target
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
-RESOURCES = "python -c from multiprocessing.resource_tracker import main;main(5)"
+TRACKER = "python -c from multiprocessing.resource_tracker import main;main(5)"
 SERVER = "python -B -c from multiprocessing.forkserver import main; main(6, 7, ['__main__'])"
 SPAWN = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)"
 LOOP = (("_bootstrap", "multiprocessing/process.py", 3),)
@@ -36,119 +30,125 @@ def process(pid, parent=10, command="python train.py", name="python3"):
     return Process(pid, parent, name, 1.0, 1.0, command, name, {}, uid=0)
 
 
+def processes_of(rows):
+    """pid -> (parent, command)."""
+    return [process(pid, parent, command) for pid, (parent, command) in rows.items()]
+
+
 @pytest.mark.parametrize(
-    ("one", "stack", "kind"),
+    ("command", "name", "stack", "kind"),
     [
-        (process(1, name="pt_data_worker"), (), "loader worker"),
-        (process(1), WORKER, "loader worker"),
-        (process(1, command=SPAWN), WORKER, "loader worker"),
-        (process(1, command="sh -c gcc x.c", name="sh"), (), "shell"),
-        (process(1, command="/usr/bin/ninja -v", name="ninja"), (), "compiler"),
-        (process(1, command="/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", name="cc1plus"), (),
-         "compiler"),
-        (process(1, command="/usr/local/cuda/bin/nvcc -x", name="nvcc"), (), "compiler"),
-        (process(1, command="python -m torch._inductor.compile_worker --workers=8"), (),
-         "compiler"),
-        (process(1, command="python /x/torch/_inductor/compile_worker/__main__.py"), (),
-         "compiler"),
-        (process(1, command=SPAWN), (("_checkpointing_subprocess", "x.py", 1),),
-         "checkpoint writer"),
-        (process(1, command="sleep 9", name="sleep"), (), "process"),
-        (process(1), (("read_worker_loop", "mine.py", 1),), "process"),
+        ("python train.py", "pt_data_worker", (), "loader worker"),
+        ("python train.py", "python3", WORKER, "loader worker"),
+        (SPAWN, "python3", WORKER, "loader worker"),
+        ("sh -c gcc x.c", "sh", (), "shell"),
+        ("/usr/bin/ninja -v", "ninja", (), "compiler"),
+        ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
+        ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
+        ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
+        ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
+        (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
+        ("sleep 9", "sleep", (), "process"),
+        ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
     ],
-)  # fmt: skip
-def test_what_it_is_for(one, stack, kind):
-    assert below.kind(one, Dump(stack) if stack else None) == kind
+)
+def test_the_kind_of_a_process(command, name, stack, kind):
+    dump = Dump(stack) if stack else None
+    assert below.kind(process(1, command=command, name=name), dump) == kind
 
 
 def target(pid, known=None, **more) -> Target:
     return Target(Rank(known or process(pid, 1), Identity(0, owner="uid 0")), [FACTS], **more)
 
 
-@pytest.fixture
-def tree(monkeypatch):
-    """The processes of a node: pid -> (parent, command)."""
+def pids(target):
+    return [child.pid for child in target.below]
 
-    def made(rows):
-        known = [process(pid, parent, command) for pid, (parent, command) in rows.items()]
+
+@pytest.fixture
+def find(monkeypatch):
+    """`below.find` on a node with these processes."""
+
+    def found(rows, targets, own=()):
         children: dict[int, list[int]] = {}
-        for one in known:
-            children.setdefault(one.parent, []).append(one.pid)
+        for pid, (parent, _) in rows.items():
+            children.setdefault(parent, []).append(pid)
         monkeypatch.setattr(processes, "children", lambda: children)
         monkeypatch.setattr(processes, "scan", lambda deadline, numbers: ([], 0))
-        return known
+        below.find(targets, processes_of(rows), set(own), time.monotonic() + 9)
+        return [pids(target) for target in targets]
 
-    return made
-
-
-def found(one):
-    return [each.pid for each in one.below]
+    return found
 
 
-def test_descendants_without_other_ranks_and_trackers(tree):
-    known = tree(
-        {
-            11: (10, "python train.py"),
-            12: (10, RESOURCES),
-            13: (10, SERVER),
-            14: (13, SERVER),
-            15: (14, "sh -c x"),
-            20: (10, "python rank1.py"),
-            21: (20, "python worker"),
-            30: (10, "python ours"),
-            40: (99, "python somebody"),
-        }
-    )
-    ranks = target(10), target(20)
-    below.find(ranks, known, {30}, time.monotonic() + 9)
-    assert [found(one) for one in ranks] == [[11, 13, 14, 15], [21]]
+def test_descendants_without_other_ranks_and_trackers(find):
+    rows = {
+        **{11: (10, "python train.py"), 12: (10, TRACKER), 13: (10, SERVER), 14: (13, SERVER)},
+        **{15: (14, "sh -c x"), 20: (10, "python rank1.py"), 21: (20, "python worker")},
+        **{30: (10, "python ours"), 40: (99, "python somebody")},
+    }
+    assert find(rows, [target(10), target(20)], {30}) == [[11, 13, 14, 15], [21]]
 
 
-def test_a_circle_of_parents_ends(tree):
-    known = tree({11: (12, "x"), 12: (11, "x"), 10: (12, "x")})
-    one = target(10)
-    known += tree({11: (10, "x"), 10: (11, "x")})
-    below.find([one], known, set(), time.monotonic() + 9)
-    assert found(one) == [11]
+def test_a_circle_of_parents_ends(find):
+    assert find({11: (10, "x"), 10: (11, "x")}, [target(10)]) == [[11]]
 
 
-def test_no_more_than_so_many_of_one_rank(tree):
-    known = tree({100 + n: (10, "python w") for n in range(90)})
-    one = target(10)
-    below.find([one], known, set(), time.monotonic() + 9)
-    assert len(one.below) == below.MOST
-    assert one.notes == ["26 more processes below it are not looked at"]
+@pytest.mark.parametrize(("count", "notes"), [(0, []), (26, [26])])
+def test_the_descendants_of_a_rank_are_bounded(find, count, notes):
+    rank = target(10)
+    find({100 + n: (10, "python w") for n in range(below.MOST + count)}, [rank])
+    assert len(rank.below) == below.MOST
+    assert rank.notes == [f"{n} more processes below it are not looked at" for n in notes]
 
 
-def test_nobody_looks_below_a_stranger(tree):
-    known = tree({11: (10, "python w")})
-    one = target(10)
-    one.rank = replace(one.rank, stranger=True)
-    below.find([one], known, set(), time.monotonic() + 9)
-    assert one.below == []
+def test_nobody_looks_below_a_stranger(find):
+    rank = target(10)
+    rank.rank = replace(rank.rank, stranger=True)
+    assert find({11: (10, "python w")}, [rank]) == [[]]
 
 
-def test_what_differs_is_looked_at_first():
-    one = target(10)
+def test_a_new_child_is_found_with_what_it_runs():
+    """One that came after the first look at all processes."""
+    own, _ = processes.scan(time.monotonic() + 9, [os.getpid()])
+    rank = Target(Rank(own[0], Identity(0)), [FACTS])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            below.find([rank], own, set(), time.monotonic() + 20)
+            (row,) = [row for row in rank.below if row.pid == child.pid]
+            assert "input()" in row.rank.process.command
+        finally:
+            child.kill()
+
+
+def test_the_odd_ones_are_looked_at_first():
+    rank = target(10)
     for pid in range(20, 26):
         last = pid == 25
         waits = "read of /data/x (nfs4)" if last else f"poll of a pipe that pid {pid} (x) writes"
-        one.below.append(Target(Rank(process(pid), Identity()), [FACTS], waits_on=waits))
-    one.below.append(Target(Rank(process(26, command="gcc", name="gcc"), Identity()), [FACTS]))
-    one.below.append(Target(Rank(process(27), Identity())))
-    assert [each.pid for each in below.in_order([one])] == [20, 25, 21, 22, 23, 24]
+        rank.below.append(Target(Rank(process(pid), Identity()), [FACTS], waits_on=waits))
+    rank.below.append(Target(Rank(process(26, command="gcc", name="gcc"), Identity()), [FACTS]))
+    rank.below.append(Target(Rank(process(27), Identity())))
+    assert [child.pid for child in below.in_order([rank])] == [20, 25, 21, 22, 23, 24]
 
 
-def test_its_part_of_the_trace():
-    one = target(10, dumps=[Dump(LOOP)])
+HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
+HEAD |= dict.fromkeys(("frames", "stacks", "processes", "instead"), ()) | {"witnesses": {}}
+
+
+def trace_of(rank):
+    return read(answer.unpack(f"N {answer._packed({**HEAD}, [rank], [])}", "N"), "n")
+
+
+def test_the_part_of_the_trace():
+    rank = target(10, dumps=[Dump(LOOP)])
     worker = Target(Rank(process(20), Identity()), [FACTS], cpu_s=[1.0, 2.0], dumps=[Dump(WORKER)])
     shell = Target(Rank(process(21, 20, "sh -c x", "sh"), Identity()), [FACTS])
     gone = Target(Rank(process(22), Identity()), dumps=[Dump(error="it has ended")])
     idle = (("main", "multiprocessing/forkserver.py", 2), ("select", "selectors.py", 9))
     server = Target(Rank(process(23), Identity()), [FACTS], dumps=[Dump(idle)])
-    one.below = [worker, shell, gone, server]
-    line = answer._packed({**HEAD}, [one], [])
-    trace = read(answer.unpack(f"N {line}", "N"), "n")
+    rank.below = [worker, shell, gone, server]
+    trace = trace_of(rank)
     rows = trace["processes"][0]["below"]
     assert [(row["pid"], row["kind"], row["error"]) for row in rows] == [
         (20, "loader worker", ""),
@@ -160,20 +160,14 @@ def test_its_part_of_the_trace():
     assert frames == list(WORKER)
 
 
-HEAD = {
-    "schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": "",
-    "frames": [], "stacks": [], "processes": [], "instead": [], "witnesses": {},
-}  # fmt: skip
-
-
-def test_what_is_beside_the_stacks_is_left_out_first():
-    one = target(10, dumps=[Dump(LOOP, (Thread("t", LOOP),), locals=("a: b = 1",))])
-    one.witnesses["logs"] = {"lines": [os.urandom(1000).hex() for _ in range(3000)]}
-    trace = read(answer.unpack(f"N {answer._packed({**HEAD}, [one], [])}", "N"), "n")
-    (process_,) = trace["processes"]
-    assert (process_["witnesses"], process_["locals"], process_["below"]) == ({}, [], [])
-    assert process_["samples"][0]["threads"]
-    assert process_["note"] == "what is below and beside it is left out: there is too much"
+def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
+    monkeypatch.setattr(answer, "_MOST_ANSWER", 4 << 10)
+    rank = target(10, dumps=[Dump(LOOP, (Thread("t", LOOP),), locals=("a: b = 1",))])
+    rank.witnesses["logs"] = {"lines": [os.urandom(1000).hex() for _ in range(3)]}
+    (row,) = trace_of(rank)["processes"]
+    assert (row["witnesses"], row["locals"], row["below"]) == ({}, [], [])
+    assert row["samples"][0]["threads"]
+    assert row["note"] == "what is below and beside it is left out: there is too much"
 
 
 @pytest.mark.parametrize(
@@ -189,91 +183,61 @@ def test_what_is_beside_the_stacks_is_left_out_first():
         (("holder",), (0,), True, False, False),
     ],
 )
-def test_who_holds_the_interpreters_lock(gil, switches, timed, own, told):
-    one = target(10, dumps=[Dump(LOOP, gil=name, own=own) for name in gil])
-    one.switches, one.timed_lock, one.waits_on = list(switches), timed, "futex"
-    one.tell_interpreter_lock(2.0)
-    said = f"{INTERPRETER_LOCK}, which thread holder holds"
-    assert one.waits_on == (said if told else "futex")
+def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
+    rank = target(10, dumps=[Dump(LOOP, gil=name, own=own) for name in gil])
+    rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"
+    rank.tell_interpreter_lock(2.0)
+    phrase = f"{INTERPRETER_LOCK}, which thread holder holds"
+    assert rank.waits_on == (phrase if told else "futex")
 
 
 def test_a_process_that_exits_is_not_looked_into():
-    one = target(10)
-    one.add_facts(replace(FACTS, exiting=True))
-    assert one.refusal(0) == EXITING
-    assert one.notes == [EXITING]
-
-
-def test_a_new_child_is_found_with_what_it_runs():
-    """One that came after the first look at all processes."""
-    own, _ = processes.scan(time.monotonic() + 9, [os.getpid()])
-    one = Target(Rank(own[0], Identity(0)), [FACTS])
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        try:
-            below.find([one], own, set(), time.monotonic() + 20)
-            assert child.pid in found(one)
-            (it,) = [each for each in one.below if each.pid == child.pid]
-            assert "input()" in it.rank.process.command
-        finally:
-            child.kill()
+    rank = target(10)
+    rank.add_facts(replace(FACTS, exiting=True))
+    assert rank.refusal(0) == EXITING
+    assert rank.notes == [EXITING]
 
 
 # --- Ranks that no launcher has numbered.
 
 
-def dumped(**rows):
-    return lambda supervisor, path, pid, limit_s, how: rows.get(f"p{pid}", Dump(LOOP))
+def numbers(ranks):
+    return [(row.process.pid, row.identity.rank, row.identity.world_size) for row in ranks]
 
 
-@pytest.fixture
-def node(monkeypatch):
+SPAWNED = {10: (1, "python t.py"), 11: (10, SPAWN), 12: (10, SPAWN), 13: (10, TRACKER)}
+FORKED = {10: (1, "python t.py"), 15: (10, SERVER), 11: (15, SERVER), 12: (15, SERVER)}
+#: The second one has ended.
+PLACES = {10: Dump(LOOP, spawns=3), 11: Dump(LOOP, spawned=2), 12: Dump(LOOP, spawned=0)}
+#: As jax.distributed is: each with its number as an argument.
+BY_HAND = {10: (1, "python j.py 0"), 11: (1, "python j.py 1"), 12: (11, "python j.py 1")}
+KERNELS = dict.fromkeys((10, 11), (1, "python -m ipykernel_launcher"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dumps", "ends_here", "ranks"),
+    [
+        (SPAWNED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+        (FORKED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+        # On several nodes a place is no rank.
+        (SPAWNED, PLACES, False, [(12, None, None), (11, None, None)]),
+        # A training alone with its loader is no job of ranks.
+        (SPAWNED, {}, True, []),
+        ({10: (1, "python t.py"), 20: (1, "python other.py")}, {}, True, []),
+        (KERNELS, {}, True, []),
+        (BY_HAND, {}, True, [(10, None, None), (11, None, None)]),
+        ({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}, {}, True, []),
+    ],
+)
+def test_ranks_that_no_launcher_has_numbered(monkeypatch, rows, dumps, ends_here, ranks):
+    """torch.multiprocessing, spawned and by a fork server, and what somebody started by hand."""
     monkeypatch.setattr(below, "_holds", lambda pid: pid < 100)
-    monkeypatch.setattr(below, "_ends_here", lambda pid: True)
+    monkeypatch.setattr(below, "_ends_here", lambda pid: ends_here)
     monkeypatch.setattr(below, "_readable", lambda process: True)
-
-    def find(rows, **dumps):
-        monkeypatch.setattr(py_spy, "take", dumped(**dumps))
-        known = [process(pid, parent, command) for pid, (parent, command) in rows.items()]
-        with Supervisor("nodeready:test", 20) as supervisor:
-            ranks = below.find_spawned(supervisor, "py-spy", known, ())
-        return [(one.process.pid, one.identity.rank, one.identity.world_size) for one in ranks]
-
-    return find
-
-
-SPAWNS = {10: (1, "python t.py"), 11: (10, SPAWN), 12: (10, SPAWN), 13: (10, RESOURCES)}
-PLACES = {"p10": Dump(LOOP, spawns=3), "p11": Dump(LOOP, spawned=2), "p12": Dump(LOOP, spawned=0)}
-
-
-def test_ranks_of_torch_multiprocessing_by_their_places(node):
-    """The second one has ended."""
-    assert node(SPAWNS, **PLACES) == [(12, 0, 3), (11, 2, 3)]
-
-
-def test_of_a_fork_server(node):
-    rows = {10: (1, "python t.py"), 15: (10, SERVER), 11: (15, SERVER), 12: (15, SERVER)}
-    assert node(rows, **PLACES) == [(12, 0, 3), (11, 2, 3)]
-
-
-def test_on_several_nodes_a_place_is_no_rank(node, monkeypatch):
-    monkeypatch.setattr(below, "_ends_here", lambda pid: False)
-    assert node(SPAWNS, **PLACES) == [(12, None, None), (11, None, None)]
-
-
-def test_a_training_alone_with_its_loader_is_no_job_of_ranks(node):
-    assert node(SPAWNS) == []
-    assert node({10: (1, "python t.py"), 20: (1, "python other.py")}) == []
-    assert (
-        node({10: (1, "python -m ipykernel_launcher"), 11: (1, "python -m ipykernel_launcher")})
-        == []
-    )
-
-
-def test_what_somebody_started_by_hand(node):
-    """As jax.distributed is: each with its number as an argument."""
-    rows = {10: (1, "python j.py 0"), 11: (1, "python j.py 1"), 12: (11, "python j.py 1")}
-    assert node(rows) == [(10, None, None), (11, None, None)]
-    assert node({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}) == []
+    monkeypatch.setattr(py_spy, "take", lambda a, b, pid, *_: dumps.get(pid, Dump(LOOP)))
+    with Supervisor("nodeready:test", 20) as supervisor:
+        found = below.find_spawned(supervisor, "py-spy", processes_of(rows), ())
+    assert numbers(found) == ranks
 
 
 RAY_LINE = (
@@ -304,26 +268,24 @@ def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text
         assert below._number_in_ray(os.getpid(), os.getuid()) == number
 
 
-def trained(pid, job="01000000"):
-    worker = process(pid, command="ray::RayTrainWorker.execute")
-    return Rank(worker, Identity(job=job, owner="uid 7"))
-
-
 @pytest.mark.parametrize(
-    ("told", "numbers"),
+    ("told", "ranks"),
     [
-        ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3), (13, None, None)]),
-        ({11: (1, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
-        ({11: (1, 3), 12: (1, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
-        ({11: (1, 2), 12: (0, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
-        ({11: (3, 3), 12: (0, 3)}, [(11, None, None), (12, None, None), (13, None, None)]),
+        ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3)]),
+        ({11: (1, 3)}, None),
+        ({11: (1, 3), 12: (1, 3)}, None),
+        ({11: (1, 2), 12: (0, 3)}, None),
+        ({11: (3, 3), 12: (0, 3)}, None),
     ],
 )
-def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, numbers):
+def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, ranks):
     monkeypatch.setattr(below, "_number_in_ray", lambda pid, uid: told.get(pid))
-    ranks = [trained(11), trained(12), trained(13, "02000000")]
-    found = below.numbered(ranks, time.monotonic() + 20)
-    assert [
-        (one.process.pid, one.identity.rank, one.identity.world_size) for one in found
-    ] == numbers
-    assert [one.identity.job for one in found if one.process.pid == 13] == ["02000000"]
+    jobs = {11: "01000000", 12: "01000000", 13: "02000000"}
+    workers = [
+        Rank(process(pid, command="ray::RayTrainWorker.execute"), Identity(job=job, owner="uid 7"))
+        for pid, job in jobs.items()
+    ]
+    found = below.numbered(workers, time.monotonic() + 20)
+    expected = ranks or [(11, None, None), (12, None, None)]
+    assert numbers(found) == [*expected, (13, None, None)]
+    assert found[-1].identity.job == "02000000"

@@ -1,4 +1,4 @@
-"""What we started is ended, and nothing that has its number by then."""
+"""A process of ours is ended, and nothing that has its number by then."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def changed(**how) -> Identity:
     return replace(PLAIN, credentials=frozenset({replace(USER, **how)}))
 
 
-def test_what_one_user_started_is_that_users():
+def test_a_process_of_one_user():
     assert PLAIN.mixed(OURS) == ROOT.mixed(OURS) == ""
     # In a namespace of the user's own, capabilities are none here.
     inner = replace(changed(capabilities=0x1FFFFFFFFFF), namespace=(4, 9))
@@ -55,12 +55,12 @@ def test_what_one_user_started_is_that_users():
         (replace(PLAIN, auxv=()), "no 64-bit program"),
     ],
 )
-def test_memory_that_may_be_more_than_its_users_is_told(seen, why):
+def test_why_memory_may_be_more_than_its_users(seen, why):
     assert why in seen.mixed(OURS)
 
 
 @pytest.mark.parametrize(
-    ("now", "what"),
+    ("now", "words"),
     [
         (PLAIN, ""),
         (replace(PLAIN, started=78), "another one has its number"),
@@ -70,10 +70,10 @@ def test_memory_that_may_be_more_than_its_users_is_told(seen, why):
         (ROOT, "it has another user or group"),
     ],
 )
-def test_what_became_of_a_process_is_told(now, what):
-    said = PLAIN.change(now, OURS)
-    assert what in said
-    assert bool(said) == bool(what)
+def test_the_change_of_a_process(now, words):
+    change = PLAIN.change(now, OURS)
+    assert words in change
+    assert bool(change) == bool(words)
 
 
 def test_the_pairs_of_the_kernel_end_with_the_null():
@@ -83,13 +83,9 @@ def test_the_pairs_of_the_kernel_end_with_the_null():
 
 
 def test_a_process_has_another_identity_after_every_exec():
-    with subprocess.Popen(
-        ["sh", "-c", "echo; read go; exec sh -c 'echo; read go'"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as shell:
-        assert shell.stdin is not None
-        assert shell.stdout is not None
+    argv = ["sh", "-c", "echo; read go; exec sh -c 'echo; read go'"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(argv, **pipes) as shell:
         # Popen returns before the kernel has the new program's memory in place.
         shell.stdout.readline()
         first = identity(shell.pid)

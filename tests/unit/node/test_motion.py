@@ -2,142 +2,133 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Config, Motion
-from nodeready.transport.base import Answer, Request, collect, once
-from nodeready.transport.local import Local
-from nodeready.triage.watch import take
 from tests.command import wait_for
 
 JOB = f"node-of-motion:{os.getpid()}"
-#: What the program of a rank does when it has said that it is there.
-WORKS = "while True: sum(range(1000))"
+COUNTERS = ("main_cpu_s", "cpu_s", "switches", "faults", "moved_bytes", "log_bytes")
 WAITS = "time.sleep(600)"
-WRITES = """
+#: Computes, writes, takes new pages (an allocator would give the same ones again), logs, waits.
+WORKS = """
+import mmap
 while True:
+    sum(range(100_000))
     with open(sys.argv[1], "wb", buffering=0) as file:
         file.write(b"x" * 65536)
+    mmap.mmap(-1, 1 << 20).write(b"x" * (1 << 20))
+    print("step", flush=True)
     time.sleep(0.01)
 """
 CHILD = f"""
 import subprocess
-subprocess.Popen([sys.executable, "-c", {WORKS!r}])
-time.sleep(600)
+subprocess.Popen([sys.executable, "-c", "while True: sum(range(1000))"])
+{WAITS}
 """
-
-#: New pages each time; an allocator would give the same ones again.
-FAULTS = """
-import mmap
-while True:
-    mmap.mmap(-1, 1 << 20).write(b"x" * (1 << 20))
-"""
-
-Starts = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def starts(tmp_path: Path) -> Iterator[Starts]:
-    """Starts a rank that writes to the file ``log``, and waits until it is there."""
-    started = []
+def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
+    """Starts a rank that is nobody's child and writes to the file ``log``; its pid."""
+    groups = []
 
-    def start(program: str, rank: int = 0) -> subprocess.Popen[bytes]:
+    def start(program: str, rank: int = 0, variable: str = "RANK") -> int:
         address, _, port = JOB.partition(":")
-        words = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
+        words = {
+            variable: str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+        }
         text = f"import sys, time\nprint('there', flush=True)\n{program}"
         log = tmp_path / f"log{rank}"
-        with open(log, "wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-c", text, str(tmp_path / "written")],
-                env={**os.environ, **words},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        started.append(process)
-        wait_for(lambda: b"there" in log.read_bytes())
-        return process
+        script = 'log=$1; shift; "$@" > "$log" 2>&1 & echo $!'
+        argv = ["sh", "-c", script, "sh", log, sys.executable, "-c", text, tmp_path / "written"]
+        environment = {**os.environ, **words}
+        with subprocess.Popen(
+            argv, env=environment, stdout=subprocess.PIPE, start_new_session=True
+        ) as shell:
+            groups.append(shell.pid)
+            pid = int(shell.stdout.readline())
+        wait_for(lambda: log.exists() and b"there" in log.read_bytes())
+        return pid
 
     yield start
-    for process in started:
-        os.killpg(process.pid, 9)
-        process.wait()
+    for group in groups:
+        os.killpg(group, 9)
 
 
-def seen(job: str = JOB) -> list[Motion]:
-    """One look, by the program as a node runs it: whom we started ourselves is no rank for us."""
-    carrier = Local()
-
-    def ask(what: str, asked: Mapping[str, Request]) -> Mapping[str, Answer]:
-        return collect(carrier, {name: once(one) for name, one in asked.items()})
-
-    found = take(ask, carrier.nodes, Config("", carrier.tag, 20, job), 0.0)
-    assert found.errors == {}
-    return sorted(found.ranks.values(), key=lambda one: one.rank or 0)
+def look(job: str = JOB) -> list[Motion]:
+    found, error = motion.look(Config("", "nodeready:test", 20, job), time.monotonic() + 20)
+    assert error == ""
+    return sorted(found, key=lambda rank: rank.rank or 0)
 
 
-def later(name: str) -> float:
-    """By how much a counter of the one rank grows within moments."""
-    (before,) = seen()
-    found = [before]
-
-    def grown() -> bool:
-        found[:] = seen()
-        return bool(getattr(found[0], name) > getattr(before, name))
-
-    wait_for(grown)
-    return float(getattr(found[0], name) - getattr(before, name))
+def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
+    pid = starts(WAITS)
+    config = f"motion.Config('nonce', 'nodeready:test', 20, {JOB!r})"
+    code = "import os; os.nice = int; from nodeready.node.witnesses import motion"
+    code += f"; motion.main({config})"
+    text = subprocess.check_output([sys.executable, "-c", code], text=True)
+    rows = [row.split(" ", 2) for row in text.splitlines()]
+    assert [row[:2] for row in rows] == [["nonce", kind] for kind in ("motion", "ports", "found")]
+    assert json.loads(rows[0][2])["pid"] == pid
 
 
-def test_a_rank_is_found_by_its_job_and_no_other(starts):
-    process = starts(WAITS, 1)
-    (found,) = seen()
-    assert (found.pid, found.rank, found.state, found.below) == (process.pid, 1, "S", 0)
-    assert seen("4711") == []
-
-
-def test_one_that_waits_does_nothing(starts):
-    starts(WAITS)
-    (before,), (after,) = seen(), seen()
-    for name in ("main_cpu_s", "cpu_s", "switches", "faults", "moved_bytes", "log_bytes"):
+def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
+    pid = starts(WAITS, 1)
+    (before,), (after,) = look(), look()
+    assert (before.pid, before.rank, before.state, before.below) == (pid, 1, "S", 0)
+    for name in COUNTERS:
         assert getattr(before, name) == getattr(after, name), name
+    assert look("4711") == []
 
 
-@pytest.mark.parametrize(
-    ("program", "counter"),
-    [
-        (WORKS, "main_cpu_s"),
-        (WORKS, "cpu_s"),
-        (CHILD, "cpu_s"),
-        (WRITES, "moved_bytes"),
-        (WRITES, "switches"),
-        ("while True: print('step', flush=True); time.sleep(0.01)", "log_bytes"),
-        (FAULTS, "faults"),
-    ],
-)
-def test_what_one_does_is_in_its_counters(starts, program, counter):
+@pytest.mark.parametrize(("program", "counters"), [(WORKS, COUNTERS), (CHILD, ("cpu_s",))])
+def test_the_work_of_a_rank_is_in_its_counters(starts, program, counters):
     starts(program)
-    assert later(counter) > 0
+    (before,) = look()
+    grown = set()
+
+    def is_complete() -> bool:
+        (now,) = look()
+        grown.update(name for name in COUNTERS if getattr(now, name) > getattr(before, name))
+        return grown >= set(counters)
+
+    wait_for(is_complete)
+    assert program == WORKS or "main_cpu_s" not in grown
 
 
 def test_the_watchdogs_word_is_found_at_the_end_of_a_log(starts):
     starts(WAITS)
-    assert not seen()[0].watchdog
     line = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=41"
     starts(f"print({line!r}, flush=True)\n{WAITS}", 1)
-    wait_for(lambda: seen()[1].watchdog)
+    wait_for(lambda: look()[1].watchdog)
+    assert not look()[0].watchdog
 
 
-def test_a_log_that_is_a_pipe_is_none(starts, tmp_path):
+@pytest.mark.parametrize(("numbers", "has_log"), [((1,), True), ((1, 2), False)])
+def test_a_pipe_is_no_log(starts, tmp_path, numbers, has_log):
     """And nobody waits for one that nobody writes."""
-    os.mkfifo(tmp_path / "pipe")
-    starts(f"import os\nnumber = os.open({str(tmp_path / 'pipe')!r}, os.O_RDWR)\n"
-           f"os.dup2(number, 1); os.dup2(number, 2)\n{WAITS}")  # fmt: skip
-    wait_for(lambda: seen()[0].log_bytes is None)
-    assert seen()[0].log_age_s is None
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe = f"import os; pipe = os.open({str(path)!r}, os.O_RDWR); print('x', file=sys.stderr)"
+    starts("\n".join([pipe, *(f"os.dup2(pipe, {number})" for number in numbers), WAITS]))
+    wait_for(lambda: (look()[0].log_bytes is not None) == has_log)
+    assert (look()[0].log_age_s is not None) == has_log
+
+
+def test_a_rank_of_mpi_may_poll(starts):
+    for rank, variable in enumerate(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")):
+        starts(WAITS, rank, variable)
+    assert [motion.may_poll for motion in look()] == [False, True, True]

@@ -13,25 +13,24 @@ import subprocess
 import sys
 import textwrap
 import time
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from nodeready.node import run as supervisor
+from nodeready.node import runtime
 from nodeready.node.stacks import processes, ranks
+from tests.cases import cases
 from tests.command import wait_for
 
 FILE = Path(supervisor.__file__)
-#: Our own Python, and where this machine has them the oldest that a node has, and one with
-#: sys.monitoring.
-OTHERS = [
-    next(chain(Path("/usr/bin").glob(f"python{version}"),
-               Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), None)
-    for version in ("3.9", "3.13")
-]  # fmt: skip
-PYTHONS = [sys.executable, *(str(one) for one in OTHERS if one)]
 NODE = supervisor.node_name({})
+
+
+@pytest.fixture
+def python() -> str:
+    """The Python of both processes; tests/lab/test_units_pythons.py has others."""
+    return sys.executable
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -44,20 +43,15 @@ def words(*command: str, python: str = sys.executable, options: tuple[str, ...] 
 
 
 def run(*command: str, python=sys.executable, options=(), env=None, **more):
-    return subprocess.run(
-        words(*command, python=python, options=options),
-        env=env or environment(),
-        capture_output=True,
-        timeout=60,
-        check=False,
-        **more,
-    )
+    argv = words(*command, python=python, options=options)
+    env = env or environment()
+    return subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False, **more)
 
 
 @pytest.fixture
 def script(tmp_path):
-    def write(text: str, name: str = "train.py") -> str:
-        path = tmp_path / name
+    def write(text: str) -> str:
+        path = tmp_path / "train.py"
         path.write_text(textwrap.dedent(text))
         return str(path)
 
@@ -67,12 +61,11 @@ def script(tmp_path):
 @contextlib.contextmanager
 def started(*command: str, options=(), env=None, python=sys.executable, **more):
     """A supervisor in a group of its own, as torchrun starts it; ended with all of its own."""
-    more = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **more}
     job = subprocess.Popen(
         words(*command, options=options, python=python),
         env=env or environment(),
         start_new_session=True,
-        **more,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **more},
     )
     try:
         yield job
@@ -85,33 +78,41 @@ def started(*command: str, options=(), env=None, python=sys.executable, **more):
 
 
 def until(stream, word: bytes, limit_s: float = 20) -> bytes:
-    """What the stream says until it says the word."""
-    seen = b""
+    """The output of the stream up to the word and a little beyond."""
+    text = b""
     end = time.monotonic() + limit_s
-    while word not in seen:
+    while word not in text:
         ready, _, _ = select.select([stream], [], [], max(0, end - time.monotonic()))
-        assert ready, f"no {word!r} in {seen!r}"
+        assert ready, f"no {word!r} in {text!r}"
         data = os.read(stream.fileno(), 65536)
-        assert data, f"ended without {word!r}: {seen!r}"
-        seen += data
-    return seen
+        assert data, f"ended without {word!r}: {text!r}"
+        text += data
+    return text
 
 
-def child_of(pid: int) -> int:
-    """The program under a supervisor: not its bystander."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return next(
-        int(one)
-        for one in children
-        if b"sleep\0002147" not in Path(f"/proc/{one}/cmdline").read_bytes()
-    )
+def children(pid: int) -> list[int]:
+    """The children of a supervisor: the program, and after it the bystander."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def bystander(pid: int) -> int:
+    """The bystander of a supervisor; 0 while it is started."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        last = children(pid)[-1]
+        if b"sleep\0" in Path(f"/proc/{last}/cmdline").read_bytes():
+            return last
+    return 0
+
+
+def waits(pid: int) -> bool:
+    return runtime.status(pid).state == "S"
 
 
 # --- Who and where.
 
 
 @pytest.mark.parametrize(
-    ("given", "rank"),
+    ("variables", "rank"),
     [
         ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
         ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
@@ -124,21 +125,32 @@ def child_of(pid: int) -> int:
         ({}, ""),
     ],
 )
-def test_the_rank_is_the_launchers(given, rank):
-    assert supervisor.rank_of(given) == rank
+def test_the_rank_is_the_launchers(variables, rank):
+    assert supervisor.rank_of(variables) == rank
 
 
 def test_the_launchers_variables_are_those_that_stacks_knows():
     assert tuple(rank for rank, _, _ in processes.FAMILIES) == supervisor.RANKS
 
 
+def test_stacks_finds_the_program_and_not_its_supervisor(script):
+    path = script("print('on', flush=True); import time; time.sleep(60)")
+    with started(sys.executable, path) as job:
+        until(job.stdout, b"on")
+        program, *_ = pids = children(job.pid)
+        rows, _ = processes.scan(time.monotonic() + 20)
+        rows = [row for row in rows if row.pid in (job.pid, *pids)]
+        found = ranks.select(rows, ranks.Selection(), 1)
+        assert [(rank.process.pid, rank.identity.rank) for rank in found] == [(program, 3)]
+
+
 # --- Lines.
 
 
-def lines_of(*parts: bytes, terminal: bool = False) -> bytes:
-    lines = supervisor.Lines(b"[n:0] ", terminal)
-    found = b"".join(line for part in parts for line in lines.add(part, 100.0))
-    return found + b"".join(lines.rest(101.0))
+def lines_of(*parts: bytes) -> bytes:
+    lines = supervisor.Lines(b"[n:0] ", terminal=False)
+    shown = b"".join(line for part in parts for line in lines.add(part, 100.0))
+    return shown + b"".join(lines.rest(101.0))
 
 
 @pytest.mark.parametrize(
@@ -158,71 +170,95 @@ def test_output_becomes_whole_lines(parts, shown):
     assert lines_of(*parts) == shown
 
 
-def test_a_terminal_sees_bars_and_prompts_at_once():
+def test_a_terminal_shows_bars_and_prompts_at_once():
     lines = supervisor.Lines(b"[n:0] ", True)
     assert b"".join(lines.add(b"name: ", 0.0)) == b"[n:0] name: "
     assert b"".join(lines.add(b"ada\n\r 10%", 0.0)) == b"ada\n\r[n:0]  10%"
     assert b"".join(lines.add(b"\r 20%\n", 0.0)) == b"\r[n:0]  20%\n"
 
 
-def test_a_line_beyond_the_limit_is_several_lines():
-    shown = lines_of(b"x" * (supervisor.LONGEST + 5) + b"\n")
-    assert [len(line) for line in shown.split(b"\n")] == [supervisor.LONGEST + 6, 5 + 6, 0]
+@pytest.mark.parametrize(("extra", "sizes"), [(0, []), (5, [5 + 6])])
+def test_a_line_beyond_the_limit_is_several_lines(extra, sizes):
+    shown = lines_of(b"x" * (supervisor.LONGEST + extra) + b"\n")
+    assert [len(line) for line in shown.split(b"\n")] == [supervisor.LONGEST + 6, *sizes, 0]
 
 
 def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
     lines = supervisor.Lines(b"> ", False)
     assert lines.add(b"(Pdb) ", 10.0) == []
-    assert lines.waiting(11.0) == []
-    assert lines.waiting(13.0) == [b"> (Pdb) \n"]
+    assert lines.waiting(9.9 + supervisor.STOOD_S) == []
+    assert lines.waiting(10.0 + supervisor.STOOD_S) == [b"> (Pdb) \n"]
     assert lines.add(b"\r 1%\r 2%", 14.0) == []
     assert lines.add(b"\r 3%", 25.0) == [b">  3%\n"]
     assert lines.add(b"\r 4%", 26.0) == []
 
 
-def test_both_streams_go_where_they_went(script):
-    done = run(sys.executable, script("import sys; print('a'); print('b', file=sys.stderr)"))
-    assert (done.stdout, done.stderr) == (f"[{NODE}:3] a\n".encode(), f"[{NODE}:3] b\n".encode())
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+        ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+        ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
+        ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
+        ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
+        ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
+        ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
+    ],
+)
+def test_a_block_is_written_in_one_piece(pieces, whole):
+    blocks = supervisor.Blocks()
+    assert [block for piece in pieces for block in blocks.add(piece, 0.0)] == whole
+    assert not blocks.unfinished
 
 
-def test_sixteen_ranks_in_one_pipe_tear_no_line(script):
+def test_a_block_without_its_end_is_written_after_a_while():
+    blocks = supervisor.Blocks()
+    assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
+    assert blocks.waiting(0.9 + supervisor.STOOD_S) == b""
+    assert blocks.waiting(1.0 + supervisor.STOOD_S) == b"ab"
+    assert not blocks.unfinished
+
+
+def test_ranks_that_share_a_pipe_tear_neither_lines_nor_blocks(script):
     path = script(
         """
-        import os, sys
+        import os
+        from nodeready_run import printflock
         rank = os.environ["RANK"]
-        for number in range(60):
-            size = 20000 if number % 7 == 0 else 50
-            os.write(1, (rank * size)[:size].encode() + b"|%d\\n" % number)
+        for _ in range(8):
+            os.write(1, (rank * 10000).encode() + b"\\n")
+            printflock(rank * 1500 + "\\n" + rank * 1500, end="\\n\\n")
         """
     )
     read, write = os.pipe()
+    argv = words(sys.executable, path)
     jobs = [
-        subprocess.Popen(
-            words(sys.executable, path), stdout=write, env=environment(RANK=format(rank, "02"))
-        )
-        for rank in range(16)
+        subprocess.Popen(argv, stdout=write, env=environment(RANK=f"{rank}1")) for rank in range(4)
     ]
     os.close(write)
     with open(read, "rb") as pipe:
-        seen = pipe.read()
-    assert {job.wait() for job in jobs} == {0}
-    rows = seen.decode().splitlines()
-    assert len(rows) == 16 * 60
-    for row in rows:
-        match = re.fullmatch(rf"\[{NODE}:(\d\d)\] ([0-9]+)\|(\d+)", row)
-        assert match, row[:100]
-        size = 20000 if int(match[3]) % 7 == 0 else 50
-        assert match[2] == (match[1] * size)[:size]
+        rows = pipe.read().decode().splitlines()
+    assert [job.wait() for job in jobs] == [0] * 4
+    shown = [re.fullmatch(rf"\[{NODE}:(\d\d)\] ((?:\1)*)", row) for row in rows]
+    assert all(shown), [row[:100] for row, match in zip(rows, shown, strict=True) if not match]
+    sizes = [(match[1], len(match[2])) for match in shown]
+    assert sorted(size for _, size in sizes) == sorted([20000, 3000, 3000, 0] * 8 * 4)
+    for place, (rank, size) in enumerate(sizes):
+        if not size:
+            assert sizes[place - 2 : place] == [(rank, 3000)] * 2
 
 
 def test_nothing_of_a_crash_is_lost_when_the_reader_is_slow(script):
-    path = script("import os; os.write(1, b'x' * 60000 + b'\\nlast\\n'); os.abort()")
+    """More than two pipes hold: the supervisor cannot write on when the program ends."""
+    path = script("import os; os.write(1, b'x' * 100_000 + b'\\nlast\\n'); os.abort()")
     with started(sys.executable, path, env=environment(PYTHONFAULTHANDLER="")) as job:
-        time.sleep(3.0)
-        seen = job.stdout.read()
+        wait_for(lambda: children(job.pid) != [])
+        program = children(job.pid)[0]
+        wait_for(lambda: runtime.status(program).state == "Z")
+        text = job.stdout.read()
         assert job.wait() == 128 + signal.SIGABRT
-    assert b"x" * 60000 in seen
-    assert seen.endswith(f"[{NODE}:3] last\n".encode())
+    assert b"x" * 100_000 in text
+    assert text.endswith(f"[{NODE}:3] last\n".encode())
 
 
 def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us():
@@ -243,18 +279,12 @@ def test_a_terminal_stays_one_and_a_file_is_none(script):
     os.close(master)
 
 
-def test_standard_input_is_the_programs(script):
-    path = script("import sys; print(sys.stdin.read().upper())")
-    assert run(sys.executable, path, input=b"hello").stdout == f"[{NODE}:3] HELLO\n".encode()
-
-
-def test_who_writes_to_nobody_learns_of_it(script):
-    path = script("while True: print('x' * 100)")
-    with started(sys.executable, path) as job:
+def test_a_program_whose_output_nobody_reads_fails_as_without_us(script):
+    with started(sys.executable, script("while True: print('x' * 100)")) as job:
         until(job.stdout, b"xxx")
         job.stdout.close()
         job.stdout = None
-        assert job.wait(20) == 1  # BrokenPipeError, as without us.
+        assert job.wait(20) == 1  # BrokenPipeError
 
 
 # --- Logs.
@@ -264,22 +294,11 @@ def test_a_restart_gets_a_log_of_its_own(tmp_path):
     logs = tmp_path / "logs"
     for restart in ("0", "0", "2"):
         env = environment(TORCHELASTIC_RESTART_COUNT=restart)
-        done = run(
-            "sh", "-c", "printf 'a\\rb'; echo e >&2", options=("--log-dir", str(logs)), env=env
-        )
-        assert done.returncode == 0
-    found = sorted(logs.iterdir())
-    assert [one.name for one in found] == [f"{NODE}-rank3.{number}.log" for number in (0, 1, 2)]
-    assert {one.read_bytes() for one in found} <= {b"a\rbe\n", b"e\na\rb"}
-
-
-def test_a_log_that_cannot_be_costs_a_line_and_not_the_job(tmp_path):
-    (tmp_path / "file").touch()
-    done = run("echo", "done", options=("--log-dir", str(tmp_path / "file")))
-    assert (done.returncode, done.stdout) == (0, f"[{NODE}:3] done\n".encode())
-    assert done.stderr == (
-        f"[{NODE}:3] nodeready run: no log: {tmp_path}/file: File exists\n".encode()
-    )
+        command = ("sh", "-c", "printf 'a\\rb'; echo e >&2")
+        assert run(*command, options=("--log-dir", str(logs)), env=env).returncode == 0
+    files = sorted(logs.iterdir())
+    assert [path.name for path in files] == [f"{NODE}-rank3.{number}.log" for number in (0, 1, 2)]
+    assert {path.read_bytes() for path in files} <= {b"a\rbe\n", b"e\na\rb"}
 
 
 def test_a_full_disk_ends_the_log_alone():
@@ -294,77 +313,61 @@ def test_a_full_disk_ends_the_log_alone():
 # --- Ends and signals.
 
 
-@pytest.mark.parametrize(
-    ("command", "status"),
-    [
-        (["true"], 0),
-        (["sh", "-c", "exit 41"], 41),
-        (["sh", "-c", "kill -SEGV $$"], 128 + signal.SIGSEGV),
-        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
-        (["/nonexistent/python", "train.py"], 127),
-        (["/etc/passwd"], 126),
-    ],
-)
-def test_the_status_is_the_programs(command, status, tmp_path):
+@pytest.mark.parametrize("case", cases(__file__, "cases/run.json"))
+def test_the_status_and_the_streams_are_the_programs(case, tmp_path):
     # A core goes where the program works.
-    done = run(*command, cwd=tmp_path)
-    assert done.returncode == status
-    assert b"Traceback" not in done.stderr
+    stdin = case.get("stdin", "").encode()
+    done = run(*case["command"], options=case.get("options", ()), input=stdin, cwd=tmp_path)
+    assert done.returncode == case.get("status", 0)
+    for stream, text in (("out", done.stdout), ("err", done.stderr)):
+        assert text.decode() == (f"[{NODE}:3] {case[stream]}" if stream in case else "")
 
 
-COUNTS = """
-import os, signal, sys, time
-seen = []
-def on(number, frame):
-    seen.append(number)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, on)
-print("ready", flush=True)
-end = time.monotonic() + 20
-while not seen and time.monotonic() < end:
-    time.sleep(0.02)
-time.sleep(0.5)
-print("got", *map(int, seen), flush=True)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+COUNTS = f"""
+import os, signal, sys
+for number in {tuple(map(int, SIGNALS))}:
+    signal.signal(number, lambda number, frame: os.write(1, b"got %d.\\n" % number))
+os.write(1, b"ready\\n")
+sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 @pytest.mark.parametrize("whom", ["us", "group", "each"])
-def test_a_signal_arrives_once_whomever_it_was_sent_to(script, name, whom):
+def test_a_signal_arrives_once_whomever_it_was_sent_to(script, whom):
     """torchrun signals the group, Slurm each process of the step, a person us."""
-    number = getattr(signal, name)
-    with started(sys.executable, script(COUNTS)) as job:
-        until(job.stdout, b"ready")
-        child = child_of(job.pid)
-        if whom == "group":
-            os.killpg(job.pid, number)
-        else:
-            children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-            for pid in [job.pid, *(map(int, children) if whom == "each" else ())]:
+    with started(sys.executable, script(COUNTS), stdin=subprocess.PIPE) as job:
+        text = until(job.stdout, b"ready")
+        for number in SIGNALS:
+            wait_for(lambda: bystander(job.pid) > 0)
+            before = bystander(job.pid)
+            if whom == "group":
+                os.killpg(job.pid, number)
+            for pid in {"us": [job.pid], "each": [*children(job.pid), job.pid]}.get(whom, []):
                 os.kill(pid, number)
-        assert f"got {int(number)}\n".encode() in until(job.stdout, b"\n")
-        assert job.wait(20) == 0
-    assert not Path(f"/proc/{child}").exists()
+            text += until(job.stdout, b"got %d." % number)
+            if whom != "us":
+                # The supervisor has noticed that the program has it already.
+                wait_for(lambda: bystander(job.pid) not in (0, before))  # noqa: B023
+        text += job.communicate(b"end\n", timeout=20)[0]
+        assert job.returncode == 0
+    assert re.findall(rb"got (\d+)", text) == [b"%d" % number for number in SIGNALS]
 
 
-def test_who_is_to_ignore_a_hangup_ignores_it():
+def test_a_hangup_that_our_starter_ignores_is_ignored():
     path = f"trap '' HUP; exec {sys.executable} {FILE} -- sh -c 'kill -HUP $$; echo on'"
     done = subprocess.run(["sh", "-c", path], capture_output=True, check=False, env=environment())
     assert done.stdout == f"[{NODE}:3] on\n".encode()
 
 
 def test_there_is_no_orphan_after_sigkill(script):
-    with started(
-        sys.executable, script("print('on', flush=True); import time; time.sleep(60)")
-    ) as job:
+    path = script("print('on', flush=True); import time; time.sleep(60)")
+    with started(sys.executable, path) as job:
         until(job.stdout, b"on")
-        child = child_of(job.pid)
+        program = children(job.pid)[0]
         os.kill(job.pid, signal.SIGKILL)
         job.wait()
-        end = time.monotonic() + 10
-        while Path(f"/proc/{child}").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not Path(f"/proc/{child}").exists()
+        wait_for(lambda: runtime.status(program).state in ("", "Z"))
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -376,7 +379,6 @@ def test_nothing_is_left_behind(tmp_path):
 # --- In the job.
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_all_stacks_on_a_signal_also_in_c_with_the_lock(script, python):
     """A lock of C's, taken twice with the interpreter's own lock held: no Python runs any more."""
     path = script(
@@ -395,17 +397,17 @@ def test_all_stacks_on_a_signal_also_in_c_with_the_lock(script, python):
     )
     with started(python, path, python=python) as job:
         until(job.stdout, b"stuck")
-        time.sleep(0.5)  # From the print to the lock.
+        program = children(job.pid)[0]
+        wait_for(lambda: waits(program))
         os.killpg(job.pid, signal.SIGURG)
-        seen = until(job.stdout, b"in <module>").decode()
-        assert f'[{NODE}:3]   File "{path}", line 10 in stuck\n' in seen
-        assert "in loads" in seen
+        text = until(job.stdout, b"in <module>").decode()
+        assert f'[{NODE}:3]   File "{path}", line 10 in stuck\n' in text
+        assert "in loads" in text
         assert job.poll() is None
-        os.kill(child_of(job.pid), signal.SIGKILL)
+        os.kill(program, signal.SIGKILL)
         assert job.wait(20) == 128 + signal.SIGKILL
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 def test_the_users_own_path_and_sitecustomize_stay(tmp_path, script, python):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "sitecustomize.py").write_text("print('my site')\n")
@@ -419,13 +421,17 @@ def test_the_users_own_path_and_sitecustomize_stay(tmp_path, script, python):
     ]
 
 
-def test_limits_and_variables_are_set_where_they_are_not(tmp_path, script):
-    header = tmp_path / "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
-    header.parent.mkdir(parents=True)
-    header.write_text(
-        "{TORCH_FR_BUFFER_SIZE, TORCH_NCCL_TRACE_BUFFER_SIZE} TORCH_FR_DUMP_TEMP_FILE"
-    )
+@pytest.fixture
+def header(tmp_path):
+    """FlightRecorder.hpp of a PyTorch in `tmp_path`."""
+    path = tmp_path / "torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp"
+    path.parent.mkdir(parents=True)
+    path.write_text("{TORCH_FR_BUFFER_SIZE, TORCH_NCCL_TRACE_BUFFER_SIZE} TORCH_FR_DUMP_TEMP_FILE")
     (tmp_path / "torch" / "version.py").write_text("__version__ = '2.15.0'\n")
+    return path
+
+
+def test_limits_and_variables_are_set_where_they_are_not(tmp_path, script, header):
     path = script(
         """
         import os, resource
@@ -436,34 +442,29 @@ def test_limits_and_variables_are_set_where_they_are_not(tmp_path, script):
                 print(name + "=" + os.environ[name])
         """
     )
-    env = environment(PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED="x")
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     done = run(
-        sys.executable,
-        path,
-        env=env,
+        *(sys.executable, path),
+        env=environment(PYTHONPATH=str(tmp_path), PYTHONUNBUFFERED="x"),
         options=("--log-dir", str(tmp_path / "logs")),
-        preexec_fn=lambda: resource.setrlimit(
-            resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-        ),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, hard)),
     )
-    dumps = f"{tmp_path}/logs/recorder.0/comm_lib_trace_rank_"
     assert [row.partition("] ")[2] for row in done.stdout.decode().splitlines()] == [
         "True",
         "PYTHONFAULTHANDLER=1",
         "PYTHONUNBUFFERED=x",
         "TORCH_FR_BUFFER_SIZE=2000",
-        f"TORCH_FR_DUMP_TEMP_FILE={dumps}",
+        f"TORCH_FR_DUMP_TEMP_FILE={tmp_path}/logs/recorder.0/comm_lib_trace_rank_",
     ]
-    old = header.with_name("NCCLUtils.hpp")
-    header.rename(old)
-    old.write_text("TORCH_NCCL_TRACE_BUFFER_SIZE")
-    torch = str(tmp_path / "torch")
-    assert supervisor.recorder(torch, {}, "") == {
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
-    given = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    assert supervisor.recorder(torch, given, "") == {}
+
+
+def test_an_older_torch_has_other_variables(tmp_path, header):
+    header.unlink()
+    header.with_name("NCCLUtils.hpp").write_text("TORCH_NCCL_TRACE_BUFFER_SIZE")
+    variables = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    assert supervisor.recorder(str(tmp_path / "torch"), {}, "") == variables
+    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    assert supervisor.recorder(str(tmp_path / "torch"), own, "") == {}
     assert supervisor.recorder(str(tmp_path), {}, "/x") == {}
 
 
@@ -488,37 +489,32 @@ raise SystemExit("gone" if "fail" in sys.argv else 0)
 """
 
 
-@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(("word", "status"), [("fail", 1), ("kill", 128 + 9), ("fine", 0)])
-def test_the_last_lines_are_told_when_it_fails(script, python, word, status):
-    path = script(TRACED)
-    done = run(python, path, word, python=python, options=("--trace-lines", "4"))
+def test_the_last_lines_are_written_when_it_fails(script, python, word, status):
+    done = run(python, script(TRACED), word, python=python, options=("--trace-lines", "4"))
     assert done.returncode == status
-    told = [row.partition("] ")[2] for row in done.stderr.decode().splitlines()]
+    rows = [row.partition("] ")[2] for row in done.stderr.decode().splitlines()]
     if not status:
-        assert told == []
+        assert rows == []
         return
-    titles = [row for row in told if row.startswith("trace of process")]
-    assert [re.sub(r"\d+", "N", row) for row in titles] == [
-        "trace of process N, thread N (MainThread), the last N lines:",
-        "trace of process N, thread N (loader), the last N lines:",
-    ] or len(titles) == 2
-    assert any(
-        re.fullmatch(r"\S+ train.py:5 (step) \|     return value \+ number", r) for r in told
-    )
-    assert not [row for row in told if "json" in row and "train.py" not in row]
-    assert "(loader)" in "".join(titles)
+    titles = [re.sub(r"\d+", "N", row) for row in rows if row.startswith("trace of process")]
+    assert sorted(re.sub(r", thread N|, the last N lines", "", row) for row in titles) == [
+        "trace of process N (MainThread):",
+        "trace of process N (loader):",
+    ]
+    line = r"\S+ train.py:5 (step) \|     return value \+ number"
+    assert any(re.fullmatch(line, row) for row in rows)
+    assert not [row for row in rows if "json" in row and "train.py" not in row]
 
 
 @pytest.mark.parametrize("number", [signal.SIGURG, signal.SIGTERM])
-def test_the_last_lines_are_told_on_a_signal(script, number):
+def test_the_last_lines_are_written_on_a_signal(script, number):
     with started(sys.executable, script(TRACED), "hang", options=("--trace-lines", "50")) as job:
         until(job.stdout, b"hangs")
-        # It says so before it hangs.
-        wait_for(lambda: "sleep" in Path(f"/proc/{child_of(job.pid)}/wchan").read_text())
+        wait_for(lambda: waits(children(job.pid)[0]))
         os.killpg(job.pid, number)
-        seen = until(job.stdout, b"time.sleep(60)\n").decode()
-        assert seen.count("trace of process") == 2
+        text = until(job.stdout, b"time.sleep(60)\n").decode()
+        assert text.count("trace of process") == 2
 
 
 def test_forked_and_spawned_processes_are_traced_apart(script):
@@ -536,73 +532,42 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
             sys.exit(1)
         """
     )
-    done = run(sys.executable, path, options=("--trace-lines", "3"))
-    told = done.stderr.decode()
-    assert told.count("train.py:5 work") == 2
-    assert len(set(re.findall(r"trace of process (\d+)", told))) >= 3
+    text = run(sys.executable, path, options=("--trace-lines", "3")).stderr.decode()
+    assert text.count("train.py:5 work") == 2
+    assert len(set(re.findall(r"trace of process (\d+)", text))) >= 3
 
 
-def test_a_package_that_is_asked_for_is_traced():
+@pytest.mark.parametrize(
+    ("path", "is_mine"),
+    [
+        ("/v/site-packages/mine/x.py", True),
+        ("/v/site-packages/torch/x.py", False),
+        ("/home/ada/train.py", True),
+        (os.__file__, False),
+        ("<frozen importlib>", False),
+    ],
+)
+def test_a_package_that_is_asked_for_is_traced(path, is_mine):
     ring = supervisor.Ring("/nonexistent", 4, ("mine",))
-    own, other = (
-        compile("pass", f"/v/site-packages/{name}/x.py", "exec") for name in ("mine", "torch")
-    )
-    assert [ring.is_mine(own), ring.is_mine(other)] == [True, False]
-    assert ring.is_mine(compile("pass", "/home/ada/train.py", "exec"))
-    assert not ring.is_mine(compile("pass", os.__file__, "exec"))
-    assert not ring.is_mine(compile("pass", "<frozen importlib>", "exec"))
-
-
-def test_printflock_keeps_lines_together(script):
-    path = script(
-        """
-        from nodeready_run import printflock as print
-        for _ in range(20):
-            print("a" * 3000 + "\\n" + "b" * 3000, end="\\n\\n")
-        """
-    )
-    read, write = os.pipe()
-    jobs = [
-        subprocess.Popen(words(sys.executable, path), stdout=write, env=environment())
-        for _ in "12"
-    ]
-    os.close(write)
-    with open(read, "rb") as pipe:
-        rows = [row.partition(b"] ")[2][:1] for row in pipe.read().splitlines()]
-    assert [job.wait() for job in jobs] == [0, 0]
-    assert rows == [b"a", b"b", b""] * 40
-
-
-def test_stacks_finds_the_program_and_not_its_supervisor(script):
-    path = script("print('on', flush=True); import time; time.sleep(60)")
-    with started(sys.executable, path) as job:
-        until(job.stdout, b"on")
-        child = child_of(job.pid)
-        pids = [
-            job.pid,
-            *map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()),
-        ]
-        every, _ = processes.scan(time.monotonic() + 20)
-        seen = [one for one in every if one.pid in pids]
-        found = ranks.select(seen, ranks.Selection(), 1)
-        assert [(one.process.pid, one.identity.rank) for one in found] == [(child, 3)]
+    assert ring.is_mine(compile("pass", path, "exec")) == is_mine
 
 
 # --- The command line.
 
 
 @pytest.mark.parametrize(
-    "given",
-    [(), ("--",), ("--nosuch", "--", "true"), ("--signal", "KILL", "--", "true"),
-     ("--signal", "nosuch", "--", "true"), ("--trace-lines", "-1", "--", "true")],
-)  # fmt: skip
-def test_a_mistake_is_a_line_and_status_2(given):
-    done = subprocess.run([sys.executable, FILE, *given], capture_output=True, check=False)
-    assert done.returncode == supervisor.USAGE
-    assert done.stderr.count(b"error:") == 1
+    "line",
+    ["", "--", "--nosuch -- true", "--signal KILL -- true", "--signal nosuch -- true"]
+    + [f"--trace-lines {number} -- true" for number in (-1, 1000001)],
+)
+def test_a_mistake_is_a_line_and_status_2(capsys, line):
+    with pytest.raises(SystemExit) as end:
+        supervisor.main(line.split())
+    assert end.value.code == supervisor.USAGE
+    assert capsys.readouterr().err.count("error:") == 1
 
 
-def test_the_command_is_the_file_and_imports_no_engine(tmp_path, script):
+def test_the_command_is_the_file_and_imports_no_engine(script):
     path = script("import os; print(os.environ['PATH'], 'pyinfra' in os.environ)")
     odd = "relative:" + os.environ["PATH"]
     done = subprocess.run(
@@ -617,35 +582,10 @@ def test_the_command_is_the_file_and_imports_no_engine(tmp_path, script):
     assert b"nodeready.node.run" in done.stderr
 
 
-def test_the_command_has_the_options_of_the_file():
+def test_the_command_has_the_options_of_the_file(capsys):
     from nodeready.cli.run import run as command
 
-    text = subprocess.run([sys.executable, FILE, "--help"], capture_output=True, check=True).stdout
-    ours = {name for one in command.params for name in one.opts if name.startswith("--")}
-    assert ours == set(re.findall(r"--[a-z-]+", text.decode())) - {"--help", "--"}
-
-
-@pytest.mark.parametrize(
-    ("pieces", "whole"),
-    [
-        ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
-        ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
-        ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
-        ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
-        ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
-    ],
-)
-def test_a_block_is_told_in_one_piece(pieces, whole):
-    blocks = supervisor.Blocks()
-    assert [one for piece in pieces for one in blocks.add(piece, 0.0)] == whole
-    assert not blocks.unfinished
-
-
-def test_a_block_whose_end_never_comes_is_told_in_the_end():
-    blocks = supervisor.Blocks()
-    assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
-    assert blocks.waiting(1.5) == b""
-    assert blocks.waiting(1.0 + supervisor.STOOD_S) == b"ab"
-    assert not blocks.unfinished
+    with pytest.raises(SystemExit):
+        supervisor.main(["--help"])
+    options = {name for one in command.params for name in one.opts if name.startswith("--")}
+    assert options == set(re.findall(r"--[a-z-]+", capsys.readouterr().out)) - {"--help", "--"}

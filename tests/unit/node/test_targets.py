@@ -1,4 +1,4 @@
-"""What is told of one rank from all looks at it, and of a node when that is too much."""
+"""The answer about one rank from all looks at it, and about a node when that is too much."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 10
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
 MAIN = (("main", "t.py", 1), ("wait", "t.py", 2))
 DUMP = Dump(MAIN, tuple(Thread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
-HEAD = {
-    "schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": "",
-    "frames": [], "stacks": [], "processes": [], "instead": [],
-}  # fmt: skip
+HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
+HEAD |= dict.fromkeys(("frames", "stacks", "processes", "instead"), ())
 
 
 def target(*facts, dumps=(), note="") -> Target:
     process = Process(7, 1, "python3", start_s=5.0, command="python3 " + "x" * 300)
-    one = Target(Rank(process, Identity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps))
-    for seen in facts:
-        one.add_facts(seen)
-    one.cpu_s = [seen.cpu_s for seen in one.facts]
-    return one
+    rank = Target(Rank(process, Identity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps))
+    for sample in facts:
+        rank.add_facts(sample)
+    rank.cpu_s = [sample.cpu_s for sample in rank.facts]
+    return rank
+
+
+def trace_of(*targets):
+    line = answer._packed(HEAD, list(targets), [])
+    return line, read(answer.unpack(f"N {line}", "N"), "n")
 
 
 @pytest.mark.parametrize(
@@ -50,8 +53,13 @@ def target(*facts, dumps=(), note="") -> Target:
         ([], False, 0, NO_TIME),
     ],
 )
-def test_who_is_looked_into(facts, native, euid, why):
+def test_why_a_process_is_not_looked_into(facts, native, euid, why):
     assert target(*facts).refusal(euid, native) == why
+
+
+def test_py_spy_is_not_left_hanging_twice():
+    again = target(FACTS, dumps=[Dump(error=HUNG)])
+    assert again.refusal(0) == "not tried again: py-spy did not finish"
 
 
 RUNS = replace(FACTS, state="R", wait_channel="", kernel_stack=())
@@ -74,13 +82,8 @@ STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
         ((STOPPED, ASLEEP), ASLEEP),
     ],
 )
-def test_a_state_of_a_moment_is_not_told_where_another_was_seen(facts, settled):
+def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled):
     assert target(*facts).settled is settled
-
-
-def test_py_spy_is_not_left_hanging_twice():
-    again = target(FACTS, dumps=[Dump(error=HUNG)])
-    assert again.refusal(0) == "not tried again: py-spy did not finish"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_py_spy_is_not_left_hanging_twice():
         ([], "", "stack"),
     ],
 )
-def test_what_it_is_taken_for(facts, state, kind):
+def test_the_kind_of_a_rank(facts, state, kind):
     table, places = StackTable(), StackNumbers()
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
     trace = {**HEAD, "frames": table.frames, "stacks": table.stacks, "processes": [data]}
@@ -111,12 +114,12 @@ def test_what_it_is_taken_for(facts, state, kind):
 
 
 def test_that_it_ended_comes_first():
-    one = target(FACTS, note="its memory cannot be read")
-    one.add_note("traced by process 9: not looked into")
-    one.add_facts(None)
-    one.add_facts(None)
+    rank = target(FACTS, note="its memory cannot be read")
+    rank.add_note("traced by process 9: not looked into")
+    rank.add_facts(None)
+    rank.add_facts(None)
     words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
-    assert one.plain(StackTable(), main=True, threads=True)["note"] == words
+    assert rank.plain(StackTable(), main=True, threads=True)["note"] == words
 
 
 @pytest.mark.parametrize(
@@ -125,8 +128,7 @@ def test_that_it_ended_comes_first():
 )
 def test_too_much_for_an_answer(monkeypatch, most, threads, error):
     monkeypatch.setattr(answer, "_MOST_FRAMES", most)
-    line = answer._packed(HEAD, [target(FACTS, dumps=[DUMP])], [])
-    trace = read(answer.unpack(f"N {line}", "N"), "n")
+    _, trace = trace_of(target(FACTS, dumps=[DUMP]))
     (sample,) = trace["processes"][0]["samples"]
     assert (len(sample["threads"]), sample["error"]) == (threads, error)
     assert (sample["main"] is None) == bool(error)
@@ -134,21 +136,22 @@ def test_too_much_for_an_answer(monkeypatch, most, threads, error):
 
 
 @pytest.mark.parametrize(("letter", "threads"), [("f", 0), ("\U0001f600", 0), ("\U0001f600", 900)])
-def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(letter, threads):
+def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, letter, threads):
     """As much as py-spy may tell of a process, and what the nodes' reader would refuse."""
+    for name in ("_MOST_FRAMES", "_MOST_TEXT", "_MOST_ANSWER"):
+        monkeypatch.setattr(answer, name, getattr(answer, name) // 16)
     frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
-    rest = [Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads)]
-    hers = [target(FACTS, dumps=[Dump(tuple(frames), tuple(rest))] * 2) for _ in range(60)]
-    for number, one in enumerate(hers):
-        one.rank = replace(one.rank, process=replace(one.rank.process, uid=100_000 + number))
-        one.rank = replace(one.rank, process=replace(one.rank.process, person=100_000))
-        moved = tuple((f"{name}{number}", file, line) for name, file, line in frames)
-        one.dumps = [replace(dump, main=moved) for dump in one.dumps]
-    bobs = target(FACTS, dumps=[DUMP])
-    line = answer._packed(HEAD, [*hers, bobs], [])
-    assert len(line) <= 4 << 20
-    trace = read(answer.unpack(f"N {line}", "N"), "n")
-    assert len(trace["processes"]) == 61
+    rest = tuple(Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
+    hers = [target(FACTS) for _ in range(4)]
+    for number, rank in enumerate(hers):
+        process = replace(rank.rank.process, uid=100_000 + number, person=100_000)
+        rank.rank = replace(rank.rank, process=process)
+        main = tuple((f"{name}{number}", file, line) for name, file, line in frames)
+        rank.dumps = [Dump(main, rest)] * 2
+    line, trace = trace_of(*hers, target(FACTS, dumps=[DUMP]))
+    assert len(line) <= answer._MOST_ANSWER
+    assert len(trace["processes"]) == 5
     (sample,) = trace["processes"][-1]["samples"]
     assert (len(sample["threads"]), sample["error"]) == (20, "")
     assert trace["processes"][-1]["note"] == ""
+    assert trace["processes"][0]["note"]

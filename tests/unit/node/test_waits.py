@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -16,6 +17,7 @@ import pytest
 
 from nodeready.node.stacks import waits
 from nodeready.node.stacks.waits import Call, Ends, address, calls, lock_holder, phrase, tcp_row
+from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
     pytest.skip("system calls of this machine have no table", allow_module_level=True)
@@ -23,158 +25,105 @@ if os.uname().machine not in ("x86_64", "aarch64"):
 
 @contextlib.contextmanager
 def waiting(code, *words, **how):
-    """A Python that waits in this code, once it has said so."""
-    text = f"import os, sys; os.write(2, b'x')\n{code}"
-    argv = [sys.executable, "-S", "-c", text, *map(str, words)]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, **how) as process:
+    """A Python that waits in this code."""
+    argv = [sys.executable, "-S", "-c", f"import os, sys, socket\n{code}", *map(str, words)]
+    with subprocess.Popen(argv, **{"stdin": subprocess.PIPE, **how}) as process:
         try:
-            assert process.stderr is not None
-            process.stderr.read(1)
             yield process
         finally:
             process.kill()
 
 
-def told(pid, verb, near=()):
-    """The phrase, once the process has come to the call."""
-    until = time.monotonic() + 20
-    said = ""
-    while time.monotonic() < until:
-        found = waits.observe({pid: 0}, {pid: near or [os.getpid(), pid]}, time.monotonic() + 9)
-        said = found[pid][1] if pid in found else ""
-        if said.startswith(verb):
-            return said
-        time.sleep(0.05)
-    pytest.fail(f"{said!r} does not begin with {verb!r}")
+def phrase_of(pid, near=()):
+    """What the process waits for, now; "": nothing."""
+    near = near or [os.getpid(), pid]
+    return waits.observe({pid: 0}, {pid: near}, time.monotonic() + 9).get(pid, ("", ""))[1]
 
 
-ME = f"pid {os.getpid()} ("
+def is_told(pid, pattern, near=()):
+    """Wait until the phrase is this; the test fails with the last one."""
+    phrases = [""]
+
+    def fits():
+        phrases[:] = [phrase_of(pid, near)]
+        return re.fullmatch(pattern, phrases[0])
+
+    with contextlib.suppress(AssertionError):
+        wait_for(fits)
+    assert re.fullmatch(pattern, phrases[0])
 
 
-def test_a_pipe_that_somebody_writes():
-    with waiting("os.read(0, 1)", stdin=subprocess.PIPE) as process:
-        said = told(process.pid, "read")
-        assert said.startswith(f"read of a pipe that {ME}")
-        assert said.endswith(") writes")
+ME = rf"pid {os.getpid()} \([^)]*\)"
+POLL = "import select; p = select.poll(); p.register(0, select.POLLIN); p.poll()"
+EPOLL = "a, b = socket.socketpair(); e = select.epoll(); e.register(a.fileno(), 1); e.poll()"
+LOCK = "import fcntl; f = open('locked', 'r+'); fcntl.{}(f, fcntl.LOCK_EX)"
+#: A listener whose queue is full answers nobody.
+CONNECT = """
+address = ('127.0.0.1', 0)
+server = socket.create_server(address, backlog=0)
+sockets = [socket.socket() for _ in range(4)]
+for client in sockets[:3]:
+    client.setblocking(False)
+    client.connect_ex(server.getsockname())
+sockets[3].connect(server.getsockname())
+"""
+#: What a process runs, in a directory with the files `locked` and `a fifo` -> the phrase.
+PHRASES = {
+    "os.read(0, 1)": f"read of a pipe that {ME} writes",
+    "r, w = os.pipe(); os.read(r, 1)": "read of a pipe that only it writes itself",
+    POLL: f"poll of a pipe that {ME} writes",
+    "import select; select.select([0], [], [])": f"select of a pipe that {ME} writes",
+    f"import select; {EPOLL}": "epoll of a socket of this machine",
+    "socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)": "recv from {peer}",
+    "socket.create_server(('127.0.0.1', 0)).accept()": r"accept of connections to 127.0.0.1:\d+",
+    CONNECT: r"connect to 127.0.0.1:\d+",
+    LOCK.format("flock"): rf"flock of {{at}}/locked \(.*\), held by {ME}",
+    LOCK.format("lockf"): rf"lock of {{at}}/locked \(.*\), held by {ME}",
+    "open('a fifo')": r"open of {at}/a fifo \(.*",
+    "open(os.path.abspath('a fifo'))": r"open of {at}/a fifo \(.*",
+    "import subprocess; subprocess.run(['cat'])": r"wait for child .*\d+ \(cat\)",
+    "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()": "futex",
+    # select(2) before Python 3.11, which then names nothing
+    "import time; time.sleep(100)": "s.*",
+}
+
+
+@pytest.mark.parametrize("code", PHRASES, ids=lambda code: code.strip()[:30])
+def test_the_phrase_of_a_wait(tmp_path, code):
+    os.mkfifo(tmp_path / "a fifo")
+    with (
+        open(tmp_path / "locked", "w") as held,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        (fcntl.flock if "flock" in code else fcntl.lockf)(held, fcntl.LOCK_EX)
+        port = server.getsockname()[1]
+        with waiting(code, port, cwd=tmp_path) as process:
+            peer = f"127.0.0.1:{port}"
+            is_told(process.pid, PHRASES[code].replace("{at}", str(tmp_path)).format(peer=peer))
 
 
 def test_a_full_pipe_whose_reader_is_stopped():
     with subprocess.Popen(["sleep", "100"], stdin=subprocess.PIPE) as reader:
         os.kill(reader.pid, signal.SIGSTOP)
         try:
-            code = "os.write(1, b'x' * 300000)"
-            with waiting(code, stdout=reader.stdin) as process:
-                said = told(process.pid, "write", [reader.pid])
-                assert said == f"write to a pipe that pid {reader.pid} (sleep, stopped) reads"
+            with waiting("os.write(1, b'x' * 300000)", stdout=reader.stdin) as process:
+                expected = rf"write to a pipe that pid {reader.pid} \(sleep, stopped\) reads"
+                is_told(process.pid, expected, [reader.pid])
         finally:
             reader.kill()
 
 
-def test_a_pipe_that_only_it_has():
-    with waiting("r, w = os.pipe(); os.read(r, 1)") as process:
-        assert told(process.pid, "read") == "read of a pipe that only it writes itself"
-
-
-def test_poll_and_select_of_a_pipe():
-    poll = "import select; p = select.poll(); p.register(0, select.POLLIN); p.poll()"
-    for code, verb in ((poll, "poll"), ("import select; select.select([0], [], [])", "select")):
-        with waiting(code, stdin=subprocess.PIPE) as process:
-            assert told(process.pid, verb).startswith(f"{verb} of a pipe that {ME}")
-
-
-def test_an_epoll_of_a_socket():
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        code = (
-            "import select; e = select.epoll(); n = int(sys.argv[1]); e.register(n, 1); e.poll()"
-        )
-        number = theirs.fileno()
-        with waiting(code, number, pass_fds=[number]) as process:
-            assert told(process.pid, "epoll") == "epoll of a socket of this machine"
-
-
-def test_a_peer_of_a_connection():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        code = "import socket as s; s.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
-        with waiting(code, port) as process:
-            connection, _ = server.accept()
-            with connection:
-                assert told(process.pid, "recv") == f"recv from 127.0.0.1:{port}"
-
-
-def test_who_waits_for_a_connection():
-    code = "import socket; socket.create_server(('127.0.0.1', 0)).accept()"
-    with waiting(code) as process:
-        assert told(process.pid, "accept").startswith("accept of connections to 127.0.0.1:")
-
-
-def test_a_connection_to_who_does_not_answer():
-    """A listener whose queue is full answers nobody."""
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
-        port = server.getsockname()[1]
-        full = []
-        for _ in range(3):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(("127.0.0.1", port))
-            full.append(one)
-        code = "import socket; socket.socket().connect(('127.0.0.1', int(sys.argv[1])))"
-        with waiting(code, port) as process:
-            assert told(process.pid, "connect") == f"connect to 127.0.0.1:{port}"
-        for one in full:
-            one.close()
-
-
-def test_a_lock_of_a_file_and_who_holds_it(tmp_path):
-    path = tmp_path / "x.lock"
-    code = "import fcntl; f = open(sys.argv[1], 'r+'); fcntl.{}(f, fcntl.LOCK_EX)"
-    for name in ("flock", "lockf"):
-        with open(path, "w") as held:
-            getattr(fcntl, name)(held, fcntl.LOCK_EX)
-            with waiting(code.format(name), path) as process:
-                said = told(process.pid, "flock" if name == "flock" else "lock")
-                assert f" of {path} (" in said
-                assert f", held by {ME}" in said
-
-
-def test_a_path_that_is_opened(tmp_path):
-    path = tmp_path / "a fifo"
-    os.mkfifo(path)
-    with waiting("open(sys.argv[1])", path) as process:
-        assert told(process.pid, "open").startswith(f"open of {path} (")
-    with waiting("open('a fifo')", cwd=tmp_path) as process:
-        assert told(process.pid, "open").startswith(f"open of {path} (")
-
-
-def test_a_name_that_is_no_text(tmp_path):
-    """It is one that an answer can hold."""
+def test_a_name_that_is_no_text_is_one_that_an_answer_can_hold(tmp_path):
     path = os.path.join(os.fsencode(tmp_path), b"\xff\x1b[31m\n")
     with open(path, "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         code = "import fcntl; f = open(sys.argv[1], 'r+'); fcntl.flock(f, fcntl.LOCK_EX)"
         with waiting(code, os.fsdecode(path)) as process:
-            said = told(process.pid, "flock")
-            assert "\ufffd" in said
-            assert said.encode("utf-8")
+            is_told(process.pid, r"(?s)flock .*\ufffd.*")
+            assert phrase_of(process.pid).encode("utf-8")
 
 
-def test_a_child_that_is_waited_for():
-    with waiting("import subprocess; subprocess.run(['sleep', '100'])") as process:
-        said = told(process.pid, "wait for child")
-        assert said.endswith(" (sleep)")
-        os.kill(int(said.split()[3]), signal.SIGKILL)
-
-
-def test_a_lock_and_a_sleep():
-    lock = "import _thread; n = _thread.allocate_lock(); n.acquire(); n.acquire()"
-    with waiting(lock) as process:
-        assert told(process.pid, "futex") == "futex"
-    with waiting("import time; time.sleep(100)") as process:
-        told(process.pid, "s")  # select(2) before Python 3.11, which then names nothing
-
-
-def test_who_runs_waits_for_nothing():
+def test_a_process_that_runs_waits_for_nothing():
     with waiting("while True: pass") as process:
         assert waits.look(process.pid) is None
     assert waits.look(process.pid) is None
@@ -182,29 +131,25 @@ def test_who_runs_waits_for_nothing():
 
 def test_looking_is_no_wait_of_the_process():
     """Reading what a process waits for wakes it up not once."""
-    with waiting("os.read(0, 1)", stdin=subprocess.PIPE) as process:
-        told(process.pid, "read")
-        before = _switches(process.pid)
-        for _ in range(20):
-            waits.observe({process.pid: 0}, {process.pid: [os.getpid()]}, time.monotonic() + 9)
-        assert _switches(process.pid) == before
 
+    def switches():
+        with open(f"/proc/{process.pid}/status") as file:
+            return dict(row.split(":", 1) for row in file)["voluntary_ctxt_switches"]
 
-def _switches(pid):
-    with open(f"/proc/{pid}/status") as file:
-        rows = dict(row.split(":", 1) for row in file)
-    return int(rows["voluntary_ctxt_switches"])
+    with waiting("os.read(0, 1)") as process:
+        is_told(process.pid, "read .*")
+        before = switches()
+        for _ in range(3):
+            phrase_of(process.pid)
+        assert switches() == before
 
 
 def test_every_machine_has_each_number_once():
-    for machine in ("x86_64", "aarch64"):
-        table = calls(machine)
-        assert table[{"x86_64": 202, "aarch64": 98}[machine]] == ("futex", "")
+    for machine, futex, column in (("x86_64", 202, 2), ("aarch64", 98, 3)):
+        assert calls(machine)[futex] == ("futex", "")
+        numbers = [row[column] for row in waits._CALLS if row[column] >= 0]
+        assert len(numbers) == len(set(numbers))
     assert calls("riscv64") == {}
-    numbers = [row[2] for row in waits._CALLS if row[2] >= 0]
-    assert len(numbers) == len(set(numbers))
-    numbers = [row[3] for row in waits._CALLS if row[3] >= 0]
-    assert len(numbers) == len(set(numbers))
 
 
 TCP = """\
@@ -220,7 +165,7 @@ TCP6 = (
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
 @pytest.mark.parametrize(
-    ("text", "inode", "found"),
+    ("text", "inode", "row"),
     [
         (TCP, 4711, ("127.0.0.1:29500", "127.0.0.1:41394", 1)),
         (TCP, 99, ("0.0.0.0:22", "0.0.0.0:0", 10)),
@@ -230,27 +175,29 @@ TCP6 = (
         ("   0: 01:0000 02:0000 01 x 5 1 \n", 5, None),
     ],
 )
-def test_a_row_of_the_sockets(text, inode, found):
-    assert tcp_row(text, inode) == found
+def test_a_row_of_the_sockets(text, inode, row):
+    assert tcp_row(text, inode) == row
+
+
+INET, INET6, UNIX = (
+    struct.pack("=H", family) for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "text"),
     [
-        (struct.pack("=H", socket.AF_INET) + b"\x73\x3c\x0a\0\0\x02" + bytes(8), "10.0.0.2:29500"),
-        (
-            struct.pack("=H", socket.AF_INET6) + b"\0\x35" + bytes(4) + bytes(15) + b"\x01",
-            "[::1]:53",
-        ),
-        (struct.pack("=H", socket.AF_UNIX) + b"/run/x\0y", "the socket /run/x"),
-        (struct.pack("=H", socket.AF_UNIX) + b"\0abstract", "the socket abstract"),
+        (INET + b"\x73\x3c\x0a\0\0\x02" + bytes(8), "10.0.0.2:29500"),
+        (INET6 + b"\0\x35" + bytes(4) + bytes(15) + b"\x01", "[::1]:53"),
+        (UNIX + b"/run/x\0y", "the socket /run/x"),
+        (UNIX + b"\0abstract", "the socket abstract"),
         (b"", ""),
         (b"\xff\xff\xff", ""),
-        (struct.pack("=H", socket.AF_INET) + b"\0", ""),
+        (INET + b"\0", ""),
     ],
 )
-def test_an_address(data, said):
-    assert address(data) == said
+def test_an_address(data, text):
+    assert address(data) == text
 
 
 LOCKS = """\
@@ -271,8 +218,8 @@ def test_who_holds_a_lock(pid, holder):
 def test_a_pipe_with_many_at_its_other_end():
     ends = Ends({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
     call = Call("read", ("a pipe",), ((0, 7, "w"),))
-    said = phrase(9, call, ends, "")
-    assert said == "read of a pipe that pids 4194303, 4194302, 4194301 and 1 more write"
+    several = "read of a pipe that pids 4194303, 4194302, 4194301 and 1 more write"
+    assert phrase(9, call, ends, "") == several
     # Not all that may have it were looked at: nothing is said of who has not.
     assert phrase(9, call, Ends({(7, "w"): [9]}, whole=False), "") == "read of a pipe"
     assert phrase(9, call, Ends(), "") == "read of a pipe"

@@ -1,4 +1,4 @@
-"""What the files, pipes and devices behind a process's output show."""
+"""A process's log as a witness: the file behind its output, and the watchdog's lines in it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
 
 from nodeready.node.witnesses import logs
+from nodeready.node.witnesses.logs import MOST_REPORTS, Report, reports
+from tests.cases import cases
+from tests.command import wait_for
 
 WATCHDOG = (
     "[rank1]:[E1 P.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank 1] failure detected by watchdog at "
@@ -40,42 +42,42 @@ def run():
         process.wait()
 
 
-def seen(process):
-    return logs.observe(process.pid, os.getuid())
+def observe(process, uid=None):
+    return logs.observe(process.pid, os.getuid() if uid is None else uid)
+
+
+def age(path, seconds=100):
+    os.utime(path, (time.time() - seconds,) * 2)
+
+
+# --- The file behind the output.
 
 
 def test_the_file_behind_standard_output(run, tmp_path):
     path = tmp_path / "rank_1.log"
     path.write_text("".join(f"step {n}\n" for n in range(9)) + WATCHDOG)
-    os.utime(path, (time.time() - 100,) * 2)
+    age(path)
     with path.open("a") as file:
-        found = seen(run(stdout=file))
-    assert (found.absent, found.path) == ("", str(path))
-    assert found.lines[:4] == ("step 5", "step 6", "step 7", "step 8")
-    assert 100 <= found.age_s < 160
-    (report,) = found.reports
+        log = observe(run(stdout=file))
+    assert (log.absent, log.path) == ("", str(path))
+    assert log.lines[:4] == ("step 5", "step 6", "step 7", "step 8")
+    assert 100 <= log.age_s < 160
+    (report,) = log.reports
     assert (report.rank, report.enqueued, report.completed) == (1, 9, 6)
 
 
-def test_of_two_files_the_last_lines_are_of_the_one_written_last(run, tmp_path):
+@pytest.mark.parametrize(
+    ("out_text", "lines"), [("step 7\n", ("step 7",)), ("", (WATCHDOG.rstrip("\n"),))]
+)
+def test_of_two_files_the_lines_are_of_the_newest_that_has_some(run, tmp_path, out_text, lines):
     out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
-    out.write_text("step 7\n")
+    out.write_text(out_text)
     err.write_text(WATCHDOG)
-    os.utime(err, (time.time() - 100,) * 2)
-    with out.open("a") as one, err.open("a") as other:
-        found = seen(run(stdout=one, stderr=other))
-    assert (found.path, found.lines) == (str(out), ("step 7",))
-    assert len(found.reports) == 1
-
-
-def test_an_empty_file_hides_no_other(run, tmp_path):
-    out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
-    err.write_text("Traceback\n")
-    os.utime(err, (time.time() - 100,) * 2)
-    out.touch()
-    with out.open("a") as one, err.open("a") as other:
-        found = seen(run(stdout=one, stderr=other))
-    assert (found.path, found.lines) == (str(err), ("Traceback",))
+    age(err)
+    with out.open("a") as output, err.open("a") as errors:
+        log = observe(run(stdout=output, stderr=errors))
+    assert (log.path, log.lines) == (str(out if out_text else err), lines)
+    assert len(log.reports) == 1
 
 
 def test_a_log_of_a_hundred_gigabytes_is_read_at_its_end(run, tmp_path):
@@ -86,54 +88,28 @@ def test_a_log_of_a_hundred_gigabytes_is_read_at_its_end(run, tmp_path):
         file.seek(0, os.SEEK_END)
         file.write(b"\nlast \x1b[31mline\x1b]0;title\x07\n" + b"x" * 5000 + b"\n")
         file.flush()
-        found = seen(run(stdout=file))
+        log = observe(run(stdout=file))
     # Escapes are data here; whoever shows them makes them visible.
-    assert found.lines[-2] == "last \x1b[31mline\x1b]0;title\x07"
-    assert found.lines[-1] == "x" * logs.MOST_CHARACTERS
+    assert log.lines[-2] == "last \x1b[31mline\x1b]0;title\x07"
+    assert log.lines[-1] == "x" * logs.MOST_CHARACTERS
 
 
-def test_what_tee_writes_is_the_log(run, tmp_path):
+@pytest.mark.parametrize("filters", [0, 1])
+def test_the_log_of_tee_is_followed_through_filters(run, tmp_path, filters):
+    """train | cat | tee log 2>shell.err: the errors of tee are not its log."""
     path = tmp_path / "tee.log"
-    tee = run(stdout=subprocess.DEVNULL, argv=["tee", str(path)], stdin=subprocess.PIPE)
-    rank = run(stdout=tee.stdin, stderr=tee.stdin)
-    tee.stdin.write(b"step 3\n")
-    tee.stdin.flush()
-    until = time.monotonic() + 20
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    found = seen(rank)
-    assert (found.path, found.lines) == (str(path), ("step 3",))
-
-
-def test_the_errors_of_tee_are_not_its_log(run, tmp_path):
-    """Its standard error is a file, too, where the shell's is."""
-    path, errors = tmp_path / "tee.log", tmp_path / "shell.err"
-    with errors.open("w") as error:
+    with (tmp_path / "shell.err").open("w") as error:
         argv = ["tee", str(path)]
         tee = run(stdout=subprocess.DEVNULL, stderr=error, argv=argv, stdin=subprocess.PIPE)
-    rank = run(stdout=tee.stdin, stderr=tee.stdin)
-    until = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert seen(rank).path == str(path)
-
-
-def test_filters_between_are_followed(run, tmp_path):
-    """train | cat | tee log"""
-    path = tmp_path / "tee.log"
-    tee = run(stdout=subprocess.DEVNULL, argv=["tee", str(path)], stdin=subprocess.PIPE)
-    between = run(stdout=tee.stdin, argv=["cat"], stdin=subprocess.PIPE)
-    rank = run(stdout=between.stdin, stderr=between.stdin)
-    between.stdin.write(b"step 3\n")
-    between.stdin.flush()
-    until = time.monotonic() + 20
-    while not path.exists() or not path.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    found = seen(rank)
-    assert (found.path, found.lines) == (str(path), ("step 3",))
+    last = tee
+    for _ in range(filters):
+        last = run(stdout=last.stdin, argv=["cat"], stdin=subprocess.PIPE)
+    rank = run(stdout=last.stdin, stderr=last.stdin)
+    last.stdin.write(b"step 3\n")
+    last.stdin.flush()
+    wait_for(lambda: path.exists() and path.read_text() != "")
+    log = observe(rank)
+    assert (log.path, log.lines) == (str(path), ("step 3",))
 
 
 def test_errors_go_to_the_launchers_errors(run, tmp_path):
@@ -141,49 +117,42 @@ def test_errors_go_to_the_launchers_errors(run, tmp_path):
     out.write_text("step 1\n")
     err.write_text(WATCHDOG)
     reading, writing = os.pipe()
-    with out.open("a") as one, err.open("a") as other:
-        run(stdout=one, stderr=other, pass_fds=[reading], argv=["sleep", "60"])
+    with out.open("a") as output, err.open("a") as errors:
+        run(stdout=output, stderr=errors, pass_fds=[reading])
     os.close(reading)
-    found = seen(run(stdout=subprocess.DEVNULL, stderr=writing))
+    log = observe(run(stdout=subprocess.DEVNULL, stderr=writing))
     os.close(writing)
-    assert found.path == str(err)
-    assert len(found.reports) == 1
+    assert log.path == str(err)
+    assert len(log.reports) == 1
 
 
-def test_what_a_launcher_redirects_is_the_log(run, tmp_path):
+def test_the_output_of_a_launcher_is_the_log(run, tmp_path):
     """mpirun and others take the ranks' output through pipes, and write it to their own."""
     path = tmp_path / "job.log"
     path.write_text("[1,0]<stdout>: step 3\n")
     with path.open("a") as file:
-        launcher = run(stdout=file, argv=["sleep", "60"], stdin=subprocess.PIPE)
-    assert seen(run(stdout=launcher.stdin)).path == str(path)
-
-
-def named(place, name):
-    """A program that sleeps under another's name."""
-    shutil.copy("/bin/sleep", place / name)
-    return str(place / name)
+        launcher = run(stdout=file, stdin=subprocess.PIPE)
+    assert observe(run(stdout=launcher.stdin)).path == str(path)
 
 
 @pytest.fixture
 def step(run, tmp_path):
     """A rank two processes below slurmstepd, which reads its output as nobody of its user's."""
-    made = shutil.copy("/bin/bash", tmp_path / "slurmstepd")
-    told, telling = os.pipe()
+    daemon = shutil.copy("/bin/sh", tmp_path / "slurmstepd")
+    number, numbers = os.pipe()
     unread, output = os.pipe()
-    script = f"exec 3>&{telling}; bash -c 'echo $$ >&3; sleep 60; :'; :"
     environment = {**os.environ, "SLURM_JOB_ID": "88"}
-    how = {"pass_fds": [telling], "env": environment}
-    run(stdout=output, stderr=output, argv=[made, "-c", script], **how)
-    rank = int(os.read(told, 16))
-    for number in (told, telling, unread, output):
-        os.close(number)
+    script = "sh -c 'echo $$ >&0; sleep 60; :'; :"
+    run(stdin=numbers, stdout=output, stderr=output, argv=[daemon, "-c", script], env=environment)
+    rank = int(os.read(number, 16))
+    for end in (number, numbers, unread, output):
+        os.close(end)
     yield rank
     os.kill(rank, signal.SIGKILL)
 
 
 def test_srun_writes_the_log_of_a_step_on_its_first_node(run, step, tmp_path):
-    def look():
+    def log():
         logs._known.clear()
         return logs.observe(step, os.getuid())
 
@@ -192,54 +161,18 @@ def test_srun_writes_the_log_of_a_step_on_its_first_node(run, step, tmp_path):
         with batch.open("a") as own, output.open("a") as file:
             run(stdout=own, argv=argv, pass_fds=[file.fileno()], env=environment)
 
-    argv = [named(tmp_path, "srun"), "60"]
+    argv = [shutil.copy("/bin/sleep", tmp_path / "srun"), "60"]
     out, batch = tmp_path / "train.out", tmp_path / "slurm-88.out"
     out.write_text("0: step 3\n")
     batch.write_text("module load\n")
     srun("87", tmp_path / "other.out")
-    assert look().absent == "srun takes its output to another node: look at srun's --output"
+    assert log().absent == "srun takes its output to another node: look at srun's --output"
     # srun has a second process, which ends the step where the first is killed.
     srun("88", out)
     srun("88", out)
-    assert (look().path, look().lines) == (str(out), ("0: step 3",))
+    assert (log().path, log().lines) == (str(out), ("0: step 3",))
     srun("88", batch)
-    assert look().absent == "srun takes its output, and its job has 2 sruns here"
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (lambda _: os.open("/dev/null", os.O_WRONLY), "its output goes to /dev/null"),
-        (lambda _: os.open("/dev/full", os.O_WRONLY), "its output goes to a device"),
-        (lambda _: os.openpty()[1], "its output goes to a terminal (/dev/pts/"),
-        (lambda _: socket.socketpair()[0].detach(), "its output goes to a socket"),
-        (lambda at: _deleted(at / "gone.log"), "the file that it writes was deleted: "),
-        (lambda at: _fifo(at / "fifo"), "a pipe that no process of its user reads"),
-        (lambda at: _binary(at / "binary"), "what it writes is no text: "),
-    ],
-    ids=["null", "device", "terminal", "socket", "deleted", "fifo", "binary"],
-)
-def test_where_there_is_no_log_it_is_told_why(run, tmp_path, make, why):
-    number = make(tmp_path)
-    found = seen(run(stdout=number, stderr=number))
-    os.close(number)
-    assert why in found.absent
-    assert (found.path, found.lines, found.reports) == ("", (), ())
-
-
-def test_a_reader_that_writes_no_file_is_named(run):
-    reader = run(stdout=subprocess.DEVNULL, argv=["cat"], stdin=subprocess.PIPE)
-    found = seen(run(stdout=reader.stdin, stderr=reader.stdin))
-    assert f"through a pipe to cat ({reader.pid}), which writes no file" in found.absent
-
-
-def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypatch):
-    monkeypatch.setattr(logs, "_SEARCH_S", -1)
-    reading, writing = os.pipe()
-    found = seen(run(stdout=writing, stderr=writing))
-    os.close(reading)
-    os.close(writing)
-    assert "whose reader -1 s did not find" in found.absent
+    assert log().absent == "srun takes its output, and its job has 2 sruns here"
 
 
 def _deleted(path):
@@ -261,21 +194,52 @@ def _binary(path):
     return os.open(path, os.O_WRONLY)
 
 
+NO_LOGS = {
+    "its output goes to /dev/null": lambda _: os.open("/dev/null", os.O_WRONLY),
+    "its output goes to a device": lambda _: os.open("/dev/full", os.O_WRONLY),
+    "its output goes to a terminal (/dev/pts/": lambda _: os.openpty()[1],
+    "its output goes to a socket": lambda _: socket.socketpair()[0].detach(),
+    "the file that it writes was deleted: ": _deleted,
+    "a pipe that no process of its user reads": _fifo,
+    "what it writes is no text: ": _binary,
+}
+
+
+@pytest.mark.parametrize("why", NO_LOGS)
+def test_why_there_is_no_log(run, tmp_path, why):
+    number = NO_LOGS[why](tmp_path / "log")
+    log = observe(run(stdout=number, stderr=number))
+    os.close(number)
+    assert why in log.absent
+    assert (log.path, log.lines, log.reports) == ("", (), ())
+
+
+def test_a_reader_that_writes_no_file_is_named(run):
+    reader = run(stdout=subprocess.DEVNULL, argv=["cat"], stdin=subprocess.PIPE)
+    log = observe(run(stdout=reader.stdin, stderr=reader.stdin))
+    assert f"through a pipe to cat ({reader.pid}), which writes no file" in log.absent
+
+
+def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypatch):
+    monkeypatch.setattr(logs, "_SEARCH_S", -1)
+    reading, writing = os.pipe()
+    log = observe(run(stdout=writing, stderr=writing))
+    os.close(reading)
+    os.close(writing)
+    assert "whose reader -1 s did not find" in log.absent
+
+
 def test_a_process_that_has_ended_or_closed_its_output_has_no_log(run):
     ended = run(stdout=subprocess.DEVNULL, argv=["true"])
     ended.wait()
-    assert seen(ended).absent == "it has ended"
+    assert observe(ended).absent == "it has ended"
     closed = run(stdout=subprocess.DEVNULL, argv=["sh", "-c", "exec >&- 2>&-; exec sleep 60"])
-    until = time.monotonic() + 20
-    while seen(closed).absent != "it has closed its output":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: observe(closed).absent == "it has closed its output")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root looks at others")
 def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
     """The descriptor counts, and not what has the name of its file by now."""
-    if os.getuid():
-        pytest.skip("only root looks at others")
     secret, path = tmp_path / "secret", tmp_path / "log"
     secret.write_text("root's own\n")
     secret.chmod(0o600)
@@ -289,27 +253,47 @@ def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
         rank = run(stdout=file, user=65534, group=65534, extra_groups=[])
     path.unlink()
     path.symlink_to(secret)
-    assert "deleted" in logs.observe(rank.pid, 65534).absent
+    assert "deleted" in observe(rank, 65534).absent
     # Root's file, that a process of the user's has been given for writing.
     with secret.open("a") as file:
-        given = run(stdout=file, user=65534, group=65534, extra_groups=[])
-    found = logs.observe(given.pid, 65534)
-    assert "permission denied" in found.absent
-    assert found.lines == ()
+        receiver = run(stdout=file, user=65534, group=65534, extra_groups=[])
+    log = observe(receiver, 65534)
+    assert "permission denied" in log.absent
+    assert log.lines == ()
 
 
-def test_python_of_a_node_reads_it(run, tmp_path):
-    """No other module than the standard library's is needed."""
-    path = tmp_path / "log"
-    path.write_text("step 1\n")
-    with path.open("a") as file:
-        rank = run(stdout=file)
-    code = f"from nodeready.node.witnesses import logs; print(logs.observe({rank.pid}, 0).lines)"
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        env={"PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "('step 1',)\n"
+# --- The watchdog's lines.
+
+
+#: What a row leaves out at its end: rank, group, kind, sequence, operation, enqueued, completed.
+REST = (None, "", "", None, "", None, None)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "cases/watchdog_lines.json"))
+def test_reports_in_lines_of_real_logs(case):
+    """The name of a case is the source of its lines."""
+    expected = [Report(*row, *REST[len(row) :]) for row in case["reports"]]
+    assert list(reports(case["lines"])) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"Ranks {'1' * 4000} failed to pass monitoredBarrier",
+        f"Ranks {'1, ' * 1300} failed to pass monitoredBarrie",
+        f"[{'11111, ' * 600}] finished collective #",
+        "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=" + "9" * 3000,
+        f"last enqueued work: {'9' * 3000}, last completed work: -",
+        "[PG ID " * 600 + "watchdog",
+        "[rank99999999999999999999]: Watchdog caught collective operation timeout: SeqNum=--1",
+    ],
+)
+def test_a_line_that_is_made_to_take_long_takes_none(line):
+    began = time.process_time()
+    reports([line] * 20)
+    assert time.process_time() - began < 5
+
+
+def test_no_more_reports_than_a_node_can_tell():
+    text = "[rank{0}]: Timed out waiting 1ms for recv operation to complete"
+    assert len(reports(text.format(n) for n in range(2 * MOST_REPORTS))) == MOST_REPORTS

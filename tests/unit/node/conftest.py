@@ -1,0 +1,17 @@
+"""Limits that decide what hangs are long here: a busy machine is slow, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.node.stacks import processes, waits
+from nodeready.node.witnesses import logs
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in (
+        *((processes, name) for name in ("_PATIENCE_S", "_NEXT_PATIENCE_S")),
+        *((waits, "_ENDS_S"), (logs, "_SEARCH_S")),
+    ):
+        monkeypatch.setattr(module, name, 30.0)

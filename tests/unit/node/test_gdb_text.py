@@ -1,0 +1,36 @@
+"""The calls in what gdb prints of a live process; tests/lab/test_units_gdb.py has gdb itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.node.cores import gdb
+
+# gdb 13 on a Python whose interpreter has ended.
+TEXT = """\
+[Thread debugging using libthread_db enabled]
+0x00007f5d3c8e3dd0 in __libc_pause () at ../sysdeps/unix/sysv/linux/pause.c:29
+#0  0x00007f5d3c8e3dd0 in __libc_pause () at ../sysdeps/unix/sysv/linux/pause.c:29
+#1  0x00007f5d3c84e4ab in __run_exit_handlers (status=..., run_dtors=...) at ./stdlib/exit.c:92
+#2  0x00007f5d3c84e69b in c10d::ProcessGroupNCCL::~ProcessGroupNCCL() () from /x/libtorch.so
+#3  0x00007f5d3c84e69a in ?? ()
+#4  std::thread::join (this=...) at /x/thread.cc:127
+#5  0x000055f8b2ec4081 in operator delete(void*) () from /lib/libc++.so.1
+[Inferior 1 (process 31650) detached]
+"""
+
+
+def test_calls_are_root_to_leaf():
+    assert gdb.calls(TEXT) == [
+        ("operator delete(void*)", "libc++.so.1", 0),
+        ("std::thread::join", "thread.cc", 127),
+        ("?", "", 0),
+        ("c10d::ProcessGroupNCCL::~ProcessGroupNCCL()", "libtorch.so", 0),
+        ("__run_exit_handlers", "exit.c", 92),
+        ("__libc_pause", "pause.c", 29),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "No stack.", "#x y", "#0", "#0  (" * 9, "#0 " + "a " * 9999])
+def test_a_text_without_a_stack_has_no_call(text):
+    assert gdb.calls(text) == []
