@@ -208,7 +208,7 @@ STEADY = (
 _PAIRS = ("pairs", "ring_pairs", "paths", "slow_pairs")
 _GPUS = {"bad_gpus": 1, "gpu_pairs": 2, "rails": 1}
 _FIGURES = {
-    "slow": (0.5, 0.3, 0.01), "slow_pairs": (0.2,), "late": (5, 50), "lost": (1, 2, 3, 4, 5),
+    "slow": (0.4, 0.3, 0.01), "slow_pairs": (0.2,), "late": (5, 50), "lost": (1, 2, 3, 4, 5),
     "flaky": (3,), "freezes": (3,),
 }  # fmt: skip
 

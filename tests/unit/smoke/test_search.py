@@ -85,11 +85,13 @@ def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
         choose = random.Random(seed)
         nodes = names(choose.randint(13, most))
         bad = choose.sample(nodes, choose.choice((0, 1, 5, 5)))
-        fleet = Fleet(nodes, bad=tuple(bad), noise=choose.choice((0.0, 0.4)), seed=seed)
+        noise = choose.choice((0.0, 0.4))
+        fleet = Fleet(nodes, bad=tuple(bad), noise=noise, seed=seed)
         found = fleet.search(until=SWEEP)
         assert suspects_of(found) == nodes_named(*bad), seed
         assert found.tests == len(fleet.made("group", "half", "confirm", "merge", "control"))
-        assert found.tests <= 4 * math.sqrt(len(nodes)) + 20
+        # What looks slow is tried once more.
+        assert found.tests <= 4 * math.sqrt(len(nodes)) + (30 if noise else 20), seed
 
 
 def test_what_fails_now_and_then_is_named_and_blames_nobody_else():
@@ -134,6 +136,8 @@ def test_noise_accuses_nobody(count):
         ),
         ({"pairs": ((N[0], N[1]),)}, {(PAIR, (N[0], N[1]))}),
         ({"pairs": ((N[0], N[4]),)}, {(PAIR, (N[0], N[4]))}),
+        ({"slow": {N[1]: 0.5}}, nodes_named(N[1])),
+        ({"slow": {N[1]: 0.5}, "noise": 0.15}, nodes_named(N[1])),
         ({"slow": {N[1]: 0.01}, "noise": 0.3}, nodes_named(N[1])),
         ({"heads": (N[0],)}, nodes_named(N[0])),
         ({"tails": (N[4],)}, nodes_named(N[4])),
