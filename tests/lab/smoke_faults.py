@@ -161,46 +161,30 @@ _DIES = """
 import os, sys
 os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os._exit(3))
 """
-#: What is done to a module as soon as it is imported.
-_IMPORTED = """
+#: Every sum of the node's ranks is one too large.
+_WRONG = """
 import importlib.abc, importlib.util, sys
 
-def change(module):
-{change}
-
-class Patched(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != {module!r}:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (load(module), change(module))
-        return spec
-
-sys.meta_path.insert(0, Patched())
-"""
-#: Every sum of the node's ranks is one too large.
-_WRONG = _IMPORTED.format(module="torch.distributed", change="""
+def spoil(module):
     right = module.all_reduce
     def wrong(tensor, *words, **given):
         work = right(tensor, *words, **given)
         tensor.add_(1)
         return work
     module.all_reduce = wrong
-""")  # fmt: skip
-#: PyTorch is not installed; it is another version: `tests/lab/test_smoke.py` puts them on a node.
-ABSENT = """
-import sys
 
-class Absent:
+class Patched(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        if name != "torch.distributed":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (load(module), spoil(module))
+        return spec
 
-sys.meta_path.insert(0, Absent())
+sys.meta_path.insert(0, Patched())
 """
-OTHER = _IMPORTED.format(module="torch", change='    module.__version__ = "9.9.9"')
 
 
 def _patched(nodes: Sequence[Node], choose: Random, code: str) -> Placed:

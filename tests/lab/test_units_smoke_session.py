@@ -18,12 +18,12 @@ import pytest
 
 from nodeready.node.smoke.orders import End, Ran
 from tests.unit.node.smoke.running_program import (
-    STUBBORN,
     RunningProgram,
     free_port,
     pair,
     programs,
     ring,
+    stubborn,
     torch,
     within,
 )
@@ -118,7 +118,7 @@ def test_a_session_ends_in_the_middle_of_a_test(start, user, port, how, stopped)
     """Also one whose processes the user has stopped."""
     node = start(user=user, limit_s=8 if how == "alarm" else 60)
     node.answer()
-    node.order(torch(1, STUBBORN, 50))
+    node.order(torch(1, stubborn("python3"), 50))
     node.wait_for_ranks("sleep", 2)
     for pid in of(user) & {*node.pids()} if stopped else ():
         os.kill(pid, signal.SIGSTOP)

@@ -117,12 +117,13 @@ def find(supervisor, config):
 """
 
 
-#: A rank that ignores signals, and a child of it in a session of its own.
-STUBBORN = (
-    "trap '' TERM INT HUP; "
-    f"""{sys.executable} -c 'import os, time; os.setsid(); time.sleep(300)' $0 & sleep 301"""
-)
 HERE = Peer("here", ("192.0.2.1",), 29500, "token")
+
+
+def stubborn(python: str = sys.executable) -> str:
+    """A rank that ignores signals, and a child of it in a session of its own."""
+    child = f"{python} -c 'import os, time; os.setsid(); time.sleep(300)' $0"
+    return f"trap '' TERM INT HUP; {child} & sleep 301"
 
 
 def ring(number: int, ms: int = 0, limit_s: float = 10) -> Collective:

@@ -14,12 +14,12 @@ from nodeready.node.smoke import orders, program
 from nodeready.node.smoke.orders import End, Hello, Paired
 from tests.unit.node.smoke.running_program import (
     HERE,
-    STUBBORN,
     RunningProgram,
     free_port,
     pair,
     programs,
     ring,
+    stubborn,
     torch,
 )
 
@@ -160,7 +160,7 @@ def test_a_node_that_cannot_take_part(start, config, why):
 def test_everything_ends_in_the_middle_of_a_test(start, port, how):
     node = start(limit_s=4 if how == "alarm" else 60)
     node.answer()
-    node.order(torch(1, STUBBORN, 50))
+    node.order(torch(1, stubborn(), 50))
     node.wait_for_ranks("sleep", 2)
     node.end(how)
     assert node.answer() is None
