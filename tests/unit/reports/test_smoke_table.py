@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -77,10 +77,8 @@ def other(smoke: Smoke, changed: dict[str, Node]) -> Smoke:
     return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
 
 
-def suspect(
-    kind: str, nodes: Iterable[str], *evidence: str, gpus: tuple[int, ...] = ()
-) -> Suspect:
-    return Suspect(kind, tuple(nodes), gpus, evidence)
+def suspect(kind: str, nodes: Iterable[str], *evidence: str, gpus: Sequence[int] = ()) -> Suspect:
+    return Suspect(kind, tuple(nodes), tuple(gpus), evidence)
 
 
 NODE = suspect(
@@ -90,9 +88,8 @@ NODE = suspect(
     "the ring fails on the same nodes, too: the path (hangs in large) [31]",
 )  # fmt: skip
 WRONG = "the product of matrices: 1 of 65536 numbers are wrong, number 17 is 211, not 212"
-GPU = suspect(
-    "gpu", ["node03"], f"GPU 5 of node03 fails alone [7]: node03 GPU 5: {WRONG}", gpus=(5,)
-)
+WRONG_ON_5 = f"GPU 5 of node03 fails alone [7]: node03 GPU 5: {WRONG}"
+GPU = suspect("gpu", ["node03"], WRONG_ON_5, gpus=[5])
 MTU = (
     "small messages come back and large ones do not: full packets are dropped on the way "
     "(a smaller MTU there, and no ICMP that says so)"
@@ -403,74 +400,66 @@ def test_a_style_is_a_word_that_the_terminal_knows():
 
 
 def test_json_has_the_suspects_as_they_were_promised():
-    found = json.loads(text("mixed", "json"))
-    assert found["schema"] == "nodeready.smoke/1"
-    assert found["verdict"] == "NO-GO"
-    assert found["suspects"][0] == {
-        "kind": "gpu", "nodes": ["node03"], "gpus": [5], "evidence": list(GPU.evidence)
-    }  # fmt: skip
-    assert found["exclude"] == ["node02", "node03", "node10", "node11", "node12"]
-    assert found["summary"] == {
-        "suspect": 4, "unreachable": 1, "untested": 2, "warned": 1, "passed": 8
-    }  # fmt: skip
+    document = json.loads(text("mixed", "json"))
+    assert (document["schema"], document["verdict"]) == ("nodeready.smoke/1", "NO-GO")
+    evidence = list(GPU.evidence)
+    gpu = {"kind": "gpu", "nodes": ["node03"], "gpus": [5], "evidence": evidence}
+    assert document["suspects"][0] == gpu
+    assert document["exclude"] == ["node02", "node03", "node10", "node11", "node12"]
+    summary = {"suspect": 4, "unreachable": 1, "untested": 2, "warned": 1, "passed": 8}
+    assert document["summary"] == summary
 
 
-def cases(name: str) -> dict[str, ElementTree.Element]:
+def junit_cases(name: str) -> dict[str, ElementTree.Element]:
     """Suite -> its one case."""
     root = ElementTree.fromstring(text(name, "junit"))
     for total, tag in (("failures", "failure"), ("errors", "error"), ("tests", "testcase")):
-        assert int(root.attrib[total]) == len(root.findall(f".//{tag}"))
-        for suite in root:
-            assert int(suite.attrib[total]) == len(suite.findall(f".//{tag}"))
+        for element in (root, *root):
+            assert int(element.attrib[total]) == len(element.findall(f".//{tag}"))
     return {suite.attrib["name"]: suite.find("testcase") for suite in root}
 
 
 def test_junit_has_a_case_for_each_node_and_one_for_all():
-    found = cases("mixed")
-    assert list(found) == ["all nodes", *names(16)]
-    inside = {name: [(one.tag, one.get("type")) for one in case] for name, case in found.items()}
+    by_suite = junit_cases("mixed")
+    assert list(by_suite) == ["all nodes", *names(16)]
+    inside = {name: [(x.tag, x.get("type")) for x in case] for name, case in by_suite.items()}
     assert inside["all nodes"] == inside["node01"] == []
     assert inside["node02"] == inside["node09"] == [("failure", "pair")]
     assert inside["node03"] == [("failure", "gpu")]
     assert inside["node04"] == [("system-out", None)]
     assert inside["node10"] == inside["node12"] == [("error", "untested")]
-    assert found["node03"][0].attrib["message"] == "; ".join(GPU.evidence)
-    assert found["node02"][0].attrib["message"] == "; ".join(PAIR.evidence)
-    assert (found["node02"][0].text or "").startswith("pair: fail together [34]: hangs in large")
+    assert by_suite["node03"][0].attrib["message"] == "; ".join(GPU.evidence)
+    assert by_suite["node02"][0].attrib["message"] == "; ".join(PAIR.evidence)
+    assert by_suite["node02"][0].text.startswith("pair: fail together [34]: hangs in large")
 
 
-@pytest.mark.parametrize(
-    ("name", "tag", "words"),
-    [
+def test_the_case_of_all_has_what_no_node_is_to_blame_for():
+    for name, tag, words in (
         ("scale", "failure", "any 49 nodes fail together"),
         ("budget", "error", "the budget of 30 s was over"),
         ("interrupted", "error", "interrupted"),
-    ],
-)
-def test_what_no_node_is_to_blame_for_stands_in_the_case_of_all(name, tag, words):
-    (inside,) = cases(name)["all nodes"]
-    assert inside.tag == tag
-    assert words in inside.attrib["message"]
+    ):
+        (inside,) = junit_cases(name)["all nodes"]
+        assert inside.tag == tag
+        assert words in inside.attrib["message"]
 
 
 def series(name: str) -> dict[str, float]:
-    families = text_string_to_metric_families(text(name, "prometheus"))
+    """Without ``nodeready_smoke_``, and with the values of the labels: ``suspect gpu node03``."""
     return {
-        f"{one.name}{sorted(one.labels.items())}": one.value
-        for family in families
-        for one in family.samples
-    }
+        " ".join([sample.name[16:], *(sample.labels[key] for key in sorted(sample.labels))]):
+        sample.value
+        for family in text_string_to_metric_families(text(name, "prometheus"))
+        for sample in family.samples
+    }  # fmt: skip
 
 
 def test_prometheus_has_the_verdict_the_suspects_and_the_bandwidth():
-    found = series("mixed")
-    assert found["nodeready_smoke_go[]"] == 0
-    assert found["nodeready_smoke_timestamp_seconds[]"] == 1893553486
-    assert found["nodeready_smoke_suspect[('kind', 'gpu'), ('node', 'node03')]"] == 1
-    assert found["nodeready_smoke_gbps[('class', 'between')]"] == 371.2
-    assert found["nodeready_smoke_nodes[('status', 'untested')]"] == 2
-    assert not [name for name in series("go") if "floor" in name]
-    assert series("go")["nodeready_smoke_go[]"] == 1
-    assert not [name for name in series("go") if "suspect[" in name]
-    assert series("gpu")["nodeready_smoke_floor_gbps[('class', 'between')]"] == 350
-    assert series("scale")["nodeready_smoke_suspect[('kind', 'scale'), ('node', '')]"] == 1
+    mixed, go = series("mixed"), series("go")
+    assert (mixed["go"], mixed["timestamp_seconds"]) == (0, 1893553486)
+    assert (mixed["suspect gpu node03"], mixed["nodes untested"]) == (1, 2)
+    assert mixed["gbps between"] == 371.2
+    assert go["go"] == 1
+    assert not [name for name in go if "floor" in name or "suspect " in name]
+    assert series("gpu")["floor_gbps between"] == 350
+    assert series("scale")["suspect scale "] == 1

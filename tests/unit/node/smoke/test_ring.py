@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -133,36 +133,25 @@ def test_any_size_passes_one_test_after_the_other(listen):
             assert rank.ok, (small, large, rank)
 
 
-def early(listeners: Listeners) -> Callable[[], bool]:
-    """Whether a connection came before its order."""
-    return lambda: bool(listeners._early)
-
-
-def test_a_connection_may_come_before_the_order(listen):
+def test_a_connection_may_come_before_the_order_and_is_closed_after_its_test(listen):
     party = Party(listen, 3)
     party.begin(0)
-    wait_for(early(party.listeners[1]))
+    wait_for(lambda: bool(party.listeners[1]._early))
     party.begin(1)
     party.begin(2)
     assert all(rank.ok for rank in party.end())
-
-
-def test_a_connection_that_is_too_late_is_closed(listen):
-    """Its test is over: no rank will ever take it."""
-    party = Party(listen, 2)
-    assert all(rank.ok for rank in party.run())
     until, head = ring._Until(5, threading.Event()), party.peers[0]
-    _, connection = ring._greet(head, (LOOPBACK, head.port), until, (7, 1, ring._RING))
-    assert mesh.ready(connection, select.POLLIN, 5)
-    with connection, contextlib.suppress(ConnectionResetError):
-        assert connection.recv(1) == b""
+    _, late = ring._greet(head, (LOOPBACK, head.port), until, (7, 2, ring._RING))
+    assert mesh.ready(late, select.POLLIN, 5)
+    with late, contextlib.suppress(ConnectionResetError):
+        assert late.recv(1) == b""
 
 
 def test_it_ends_when_it_is_told_to_and_until_then_does_nothing(listen):
     party = Party(listen, 3)
     party.begin(0, limit_s=60)
     party.begin(1, limit_s=60)
-    wait_for(early(party.listeners[2]))
+    wait_for(lambda: bool(party.listeners[2]._early))
     began = time.process_time()
     time.sleep(0.4)
     # 64 of them on two processors would otherwise be enough to make each other wait.
@@ -272,13 +261,14 @@ def test_a_rank_that_does_not_count_once(listen, monkeypatch, factor, how):
 
 def test_sums_that_are_too_large(listen, monkeypatch):
     party, plain = Party(listen, 3), ring._pack
-    monkeypatch.setattr(
-        ring, "_pack", lambda numbers: bytes(len(plain(numbers)) * [255])
-        if party.runs_here(1) else plain(numbers),
-    )  # fmt: skip
+
+    def pack(numbers: Iterable[int]) -> bytes:
+        data = plain(numbers)
+        return b"\xff" * len(data) if party.runs_here(1) else data
+
+    monkeypatch.setattr(ring, "_pack", pack)
     for rank in party.run():
-        assert rank.phase == "done"
-        assert rank.wrong.startswith("all_reduce: the sum at ")
+        assert (rank.phase, rank.wrong[:26]) == ("done", "all_reduce: the sum at 0 i")
 
 
 def test_what_comes_damaged_in_the_large_part(listen, monkeypatch):
@@ -342,8 +332,8 @@ def test_a_rank_that_gives_up_ends_all_at_once(listen, with_rank):
 def test_a_rank_that_sends_something_else(listen, with_rank):
     with_rank(1, Liar)
     rank = Party(listen, 3).run()[2]
-    assert rank.said == "rank 1 (127.0.0.1) sent something else than its all_gather"
-    assert rank.waits_for == 1
+    error = "rank 1 (127.0.0.1) sent something else than its all_gather"
+    assert (rank.said, rank.waits_for) == (error, 1)
 
 
 # --- What the listeners do with strangers.
@@ -415,15 +405,9 @@ def test_who_knows_the_form_but_not_the_token(listen):
 
 
 FLOOD = """
-import socket, struct, sys
+import socket, sys
 while True:
-    one = socket.socket()
-    try:
-        one.connect(("127.0.0.1", int(sys.argv[1])))
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.close()
-    except OSError:
-        pass
+    socket.create_connection(("127.0.0.1", int(sys.argv[1]))).close()
 """
 
 
@@ -434,9 +418,7 @@ def test_a_program_that_connects_in_a_loop(listen):
     try:
         wait_for(lambda: party.listeners[1].came > 100)
         for number in range(3):
-            ranks = party.run(number=number)
-            assert all(rank.ok for rank in ranks), ranks
-            assert max(rank.seconds for rank in ranks) < 8
+            assert all(rank.ok for rank in party.run(number=number))
     finally:
         flood.kill()
         flood.wait()
