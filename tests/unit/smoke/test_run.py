@@ -337,31 +337,30 @@ def test_the_culprit_is_named_and_nobody_else(clock, seeds):
         assert done.took_s < 150, (seed, fault)
 
 
-def test_a_node_whose_rank_dies_is_named_with_its_error(clock):
-    done = Run(clock, Cluster(named(8), broken={"n05": "ImportError: libcudart.so.12"}))
-    assert done.suspects == [("node", ("n05",))]
-    assert "libcudart" in " ".join(done.found.suspects[0].evidence)
-    assert done.of("suspect") == {"n05": ""}
-    assert len(done.of("passed")) == 7
-    assert "alone: 7 of 8 passed" in done.lines
-
-
 @pytest.mark.parametrize(
-    ("fault", "sentence"),
+    ("fault", "suspect", "sentence"),
     [
-        ({"hangs": [{"n02", "n07"}]}, "the ring fails on the same nodes, too: the path ("),
+        ({"broken": {"n05": "no libcudart"}}, ("node", ("n05",)), "alone it fails [5]: n05 local"),
+        (
+            {"hangs": [{"n02", "n07"}]},
+            ("pair", ("n02", "n07")),
+            "the ring fails on the same nodes, too: the path (",
+        ),
         (
             {"spoilt": {"torch": [{"n02", "n07"}]}},
+            ("pair", ("n02", "n07")),
             "the ring passes on the same nodes: the path is good, PyTorch or its library is not [",
         ),
     ],
 )
-def test_the_ring_beside_a_pair_tells_the_path_from_the_library(clock, fault, sentence):
+def test_the_evidence_tells_the_path_from_the_library(clock, fault, suspect, sentence):
     done = Run(clock, Cluster(named(8), **fault))
-    assert done.suspects == [("pair", ("n02", "n07"))]
-    assert len(done.of("passed")) == 6
-    assert done.found.suspects[0].evidence[-1].startswith(sentence)
-    assert done.found.control == "ring over tcp"
+    assert done.suspects == [suspect]
+    assert done.of("suspect") == dict.fromkeys(suspect[1], "")
+    assert len(done.of("passed")) == 8 - len(suspect[1])
+    assert [why for why in done.found.suspects[0].evidence if why.startswith(sentence)]
+    assert ("alone: 7 of 8 passed" in done.lines) == ("broken" in fault)
+    assert (done.found.control == "ring over tcp") == ("broken" not in fault)
 
 
 def test_when_no_group_passes_the_other_engine_is_tried_once_with_all(clock):

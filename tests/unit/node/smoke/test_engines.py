@@ -22,6 +22,7 @@ from nodeready.node.runtime import Supervisor
 from nodeready.node.smoke import engines, torch_ranks
 from nodeready.node.smoke.engines import Performance
 from nodeready.node.smoke.orders import NCCL_TESTS, RING, TORCH, Collective, Config, Engine, Peer
+from tests.cases import cases
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +81,12 @@ def test_a_command_that_cannot_run(supervisor, tmp_path):
         assert nccl.where == gloo.where == " ".join(words)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("raise ImportError('libcudnn.so.9: cannot open shared object file: No such file')",
-         "libcudnn.so.9: cannot open shared object file: No such file"),
-        ("raise OSError('first\\n/opt/libnccl.so: undefined symbol: ncclX')",
-         "/opt/libnccl.so: undefined symbol: ncclX"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("import sys; sys.exit('wrong node')", "SystemExit: wrong node"),
-        ("import os; os.kill(os.getpid(), 11)", "ended with SIGSEGV"),
-        ("import os; os.write(2, b'Illegal thing\\n'); os._exit(4)", "Illegal thing"),
-        ("import os; os._exit(4)", "ended with status 4"),
-    ],
-)  # fmt: skip
-def test_a_torch_that_cannot_be_imported(supervisor, package, text, why):
-    nccl, _ = torch_engines(supervisor, python=sys.executable, environment=package(text))
-    name = os.path.basename(sys.executable)
-    assert nccl.why in (f"{name}: {why}", f"{sys.executable}: {why}")
+@pytest.mark.parametrize("case", cases(__file__, "engines.json", "import"))
+def test_a_torch_that_cannot_be_imported(supervisor, package, case):
+    words = package(case["name"])
+    nccl, _ = torch_engines(supervisor, python=sys.executable, environment=words)
+    begins = (os.path.basename(sys.executable), sys.executable)
+    assert nccl.why in [f"{name}: {case['why']}" for name in begins]
 
 
 TORCH_OF_TEXT = """
@@ -150,29 +139,16 @@ def test_what_hangs_is_waited_for_no_longer_than_its_share(
     assert nccl.why == f"{sys.executable}: {why}"
 
 
-@pytest.mark.parametrize(
-    ("built", "whys"),
-    [
-        ({"cuda": None}, ("PyTorch 2.9.0+cpu is built without CUDA and ROCm", "")),
-        ({"cuda": "13.0", "nccl": False}, ("PyTorch 2.9.0+cpu is built without NCCL", "")),
-        ({"cuda": "13.0"},
-         ("PyTorch sees no GPU: The NVIDIA driver is too old (found version 11040)", "")),
-        ({"cuda": "13.0", "gpus": 4, "gloo": False},
-         ("", "PyTorch 2.9.0+cpu is built without gloo")),
-        ({"there": False}, ("PyTorch 2.9.0+cpu is built without torch.distributed",) * 2),
-        ({"cuda": "13.0", "gpus": 4, "early": True}, ("PyTorch sees no GPU: the import of torch "
-         "initialises CUDA: no rank can be forked", "")),
-    ],
-)  # fmt: skip
-def test_a_torch_that_has_not_everything(supervisor, package, tmp_path, built, whys):
+@pytest.mark.parametrize("case", cases(__file__, "engines.json", "built"))
+def test_a_torch_that_has_not_everything(supervisor, package, tmp_path, case):
     """Behind a prefix that prints."""
-    words = package(TORCH_OF_TEXT.format(**{**BUILT, **built}))
+    words = package(TORCH_OF_TEXT.format(**{**BUILT, **case["built"]}))
     text = '#!/bin/sh\necho "INFO: mounting"\necho {}\nexec "$@"\n'
     prefix = (executable(tmp_path / "container", text), "env")
     found = torch_engines(supervisor, python=sys.executable, prefix=prefix, environment=words)
-    assert tuple(engine.why for engine in found) == whys
-    assert {engine.version for engine in found} == {"2.9.0+cpu"}
-    assert {engine.where for engine in found} == {f"{prefix[0]} env {sys.executable}"}
+    assert [engine.why for engine in found] == case["whys"]
+    where = f"{prefix[0]} env {sys.executable}"
+    assert {(engine.version, engine.where) for engine in found} == {("2.9.0+cpu", where)}
 
 
 @pytest.mark.nightly
@@ -262,49 +238,20 @@ def test_addresses_of_the_kernels_table(row, address):
     assert torch_ranks.address(number) == address
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("NCCL error in: ../torch/csrc/NCCLUtils.hpp:317, unhandled system error, NCCL version "
-         "2.18.5\nncclSystemError: System call failed.\nLast error:\nConnect to 10.0.0.2<4> "
-         "failed",
-         "Connect to 10.0.0.2<4> failed"),
-        ("NCCL error in: x:317, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA "
-         "function failed.\nLast error:\n",
-         "ncclUnhandledCudaError: Call to CUDA function failed."),
-        ("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some "
-         "other API call, so the stacktrace below might be incorrect.\nFor debugging consider "
-         "passing CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable "
-         "device-side assertions.\n", "CUDA error: out of memory"),
-        ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
-         "[10.0.0.2]:3456", "Connection closed by peer [10.0.0.2]:3456"),
-        ("Connection was likely closed.\nException raised from recvBytes at /x.cpp:5 (most recent "
-         "call first):\nframe #0: c10::Error", "Connection was likely closed."),
-        ("", ""),
-    ],
-)  # fmt: skip
-def test_an_error_of_many_lines_is_the_one_that_says_what_happened(text, line):
-    assert torch_ranks.last_line(text) == line
+@pytest.mark.parametrize("case", cases(__file__, "engines.json", "error"))
+def test_an_error_of_many_lines_is_the_line_that_says_what_happened(case):
+    line = torch_ranks.last_line(case["text"])
+    assert line == (case["name"] if case["text"] else "")
 
 
 # --- nccl-tests: recorded outputs.
 
 HEAD = """\
 # nccl-tests version 2.17.6 nccl-headers=22808 nccl-library=22808
-# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 2 minBytes 4096 maxBytes 268435456 step: 65536(factor) warmup iters: 2 iters: 5 \
-agg iters: 1 validation: 1 graph: 0
-#
 # Using devices
 #  Rank  0 Group  0 Pid     52 on      gpu01 device  0 [0000:18:00] NVIDIA H200 NVL
-#  Rank  1 Group  0 Pid     52 on      gpu01 device  1 [0000:67:00] NVIDIA H200 NVL
-#
-#                                                              out-of-place                       \
-in-place
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
 algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  \
-(GB/s)  (GB/s)
 """
 GOOD = (
     HEAD

@@ -10,8 +10,6 @@ import os
 import re
 import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -402,26 +400,6 @@ def test_who_knows_the_form_but_not_the_token(listen):
                     assert connection.recv(100) == b""
         assert expected.take() is None
     assert listeners.token.encode() not in welcomes[0]
-
-
-FLOOD = """
-import socket, sys
-while True:
-    socket.create_connection(("127.0.0.1", int(sys.argv[1]))).close()
-"""
-
-
-@pytest.mark.nightly
-def test_a_program_that_connects_in_a_loop(listen):
-    party = Party(listen, 3)
-    flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(party.peers[1].port)])
-    try:
-        wait_for(lambda: party.listeners[1].came > 100)
-        for number in range(3):
-            assert all(rank.ok for rank in party.run(number=number))
-    finally:
-        flood.kill()
-        flood.wait()
 
 
 def test_a_port_is_released_and_taken_again(listen):
