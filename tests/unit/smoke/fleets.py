@@ -37,6 +37,7 @@ class Fleet:
     noise:    every figure is off by up to this part, any way
     flaky:    node -> it fails every so manieth test
     lossy:    nodes of which a third of the tests fail and the others are slow
+    drops:    node -> 0: packets of its sweeps are lost on the way from it; 1: on the way to it
     lost:     node -> the number of its test during which it is lost
     freezes:  node -> its tests before it begins to fail all
     says:     node -> whom it calls the culprit whenever its test fails; "" itself
@@ -64,6 +65,7 @@ class Fleet:
     noise: float = 0.0
     flaky: dict[str, int] = field(default_factory=dict)
     lossy: tuple[str, ...] = ()
+    drops: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     freezes: dict[str, int] = field(default_factory=dict)
     says: dict[str, str] = field(default_factory=dict)
@@ -144,7 +146,10 @@ class Fleet:
         if cause:
             said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
             return Outcome(False, cause, culprits=said)
-        return Outcome(True, "", *self.figures(test))
+        sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == SWEEP else ()
+        lossy = any(self.drops.get(node) == place for node, place in sweep)
+        again = self.chance.choice((2, 3, 4, 5) if lossy else (0, 0, 0, 1))
+        return Outcome(True, "", *self.figures(test), again=again)
 
     # --- A whole search.
 
@@ -209,7 +214,7 @@ _PAIRS = ("pairs", "ring_pairs", "paths", "slow_pairs")
 _GPUS = {"bad_gpus": 1, "gpu_pairs": 2, "rails": 1}
 _FIGURES = {
     "slow": (0.4, 0.3, 0.01), "slow_pairs": (0.2,), "late": (5, 50), "lost": (1, 2, 3, 4, 5),
-    "flaky": (3,), "freezes": (3,),
+    "flaky": (3,), "freezes": (3,), "drops": (0, 1),
 }  # fmt: skip
 
 

@@ -414,14 +414,24 @@ def test_a_node_whose_connection_ends_is_lost_and_blames_nobody(clock):
 
 
 def test_when_the_budget_is_over_what_is_known_is_said(clock):
-    cluster = Cluster(named(16), hangs=[{"n01", "n16"}, {"n02", "n15"}], seconds=4.0)
-    done = Run(clock, cluster, budget_s=60)
-    assert done.took_s <= 60
-    assert done.found.complete
-    assert done.found.stopped.startswith("the budget of 60 s was over in round ")
-    assert done.found.stopped in done.lines
-    assert not done.found.control
-    assert document.code(done.found) == 3
+    endings = set()
+    for budget_s in range(20, 90, 5):
+        # n05 passes with no other node.
+        names = named(16)
+        alone = [{"n05", name} for name in names if name != "n05"]
+        cluster = Cluster(names, hangs=alone, seconds=4.0)
+        done = Run(clock, cluster, budget_s=budget_s)
+        assert done.took_s <= budget_s
+        assert (done.found.complete, done.found.control, document.code(done.found)) == (
+            True,
+            "",
+            3,
+        )
+        assert done.found.stopped in done.lines
+        begin, _, end = done.found.stopped.partition(" was over in round ")
+        assert begin == f"the budget of {budget_s} s"
+        endings.add(end.partition(": ")[2])
+    assert endings >= {"", "1 suspect was not confirmed"}, endings
 
 
 @pytest.mark.parametrize("after_s", [0.5, 12.0])
@@ -518,6 +528,8 @@ def test_only_the_wanted_engine_is_looked_for(clock):
     assert done.found.engine == "ring over tcp"
     assert {(order.engine, order.ranks) for order in cluster.of(Collective)} == {("ring", 1)}
     assert {node.ranks for node in done.found.nodes} == {1}
+    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, why="no torch"), RING)))
+    assert lacking.lines[0] == "ring over tcp, for there is no PyTorch over gloo: no torch"
 
 
 # --- Nodes that lie.

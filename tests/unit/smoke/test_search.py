@@ -95,8 +95,8 @@ def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
 
 
 def test_what_fails_now_and_then_is_named_and_blames_nobody_else():
-    for seed in range(20):
-        fleet, expected = placed(seed, 12 + seed % 12, ("flaky", "freezes", "lossy"), 1)
+    for seed in range(24):
+        fleet, expected = placed(seed, 12 + seed % 12, ("flaky", "freezes", "lossy", "drops"), 1)
         assert suspects_of(fleet.search()) == expected, seed
 
 
