@@ -60,7 +60,7 @@ class Cluster:
     dead:    node -> the number of orders after which its connection ends
     silent:  nodes that say no hello; hellos: node -> what its hello has instead
     lies:    node -> what it says instead of its answer
-    seconds: that a collective takes
+    seconds: that a collective takes; more_s: and one of several nodes in addition
     orders:  every order, with the node and the moment
     faults:  orders that a node got while it had one
     """
@@ -77,6 +77,7 @@ class Cluster:
     lies: dict[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = (GLOO, RING)
     seconds: float = 1.0
+    more_s: float = 0.0
     orders: list[tuple[str, Any, float]] = field(default_factory=list)
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
     tests: dict[int, dict[str, Collective]] = field(default_factory=dict)
@@ -113,7 +114,8 @@ class Cluster:
         late = order.limit_s
         gevent.spawn_later(late, self.answer, name, order, "init", f"timed out after {late:g} s")
         if sum(part.ranks for part in together.values()) == order.world:
-            gevent.spawn_later(self.seconds, self.finish, order, {*together})
+            seconds = self.seconds + self.more_s * (len(together) > 1)
+            gevent.spawn_later(seconds, self.finish, order, {*together})
 
     def finish(self, order: Collective, names: set[str]) -> None:
         stuck = [*self.hangs, *self.spoilt.get(order.engine, [])]
@@ -432,6 +434,11 @@ def test_when_the_budget_is_over_what_is_known_is_said(clock):
         assert begin == f"the budget of {budget_s} s"
         endings.add(end.partition(": ")[2])
     assert endings >= {"", "1 suspect was not confirmed"}, endings
+    # A test that the budget cuts off tells nothing.
+    done = Run(clock, Cluster(named(4), more_s=25.0), budget_s=25)
+    assert done.suspects == []
+    end = "was over in round 3: nothing can be said of 4 nodes"
+    assert done.found.stopped == f"the budget of 25 s {end}"
 
 
 @pytest.mark.parametrize("after_s", [0.5, 12.0])
