@@ -165,6 +165,14 @@ os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os._exit(3
 _WRONG = """
 import importlib.abc, importlib.util, sys
 
+def spoil(module):
+    right = module.all_reduce
+    def wrong(tensor, *words, **given):
+        work = right(tensor, *words, **given)
+        tensor.add_(1)
+        return work
+    module.all_reduce = wrong
+
 class Patched(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "torch.distributed":
@@ -172,19 +180,7 @@ class Patched(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
-
-        def loaded(module):
-            load(module)
-            right = module.all_reduce
-
-            def wrong(tensor, *words, **given):
-                work = right(tensor, *words, **given)
-                tensor.add_(1)
-                return work
-
-            module.all_reduce = wrong
-
-        spec.loader.exec_module = loaded
+        spec.loader.exec_module = lambda module: (load(module), spoil(module))
         return spec
 
 sys.meta_path.insert(0, Patched())
@@ -210,40 +206,9 @@ def wrong_sum(nodes: Sequence[Node], choose: Random) -> Placed:
 
 #: What any engine finds, and what only the job's own PyTorch does.
 PATHS: tuple[Fault, ...] = (
-    *(one_direction, one_port, a_pair, black_hole, loss, slow),
-    *(wrong_name, freezes),
+    *(slow, loss, a_pair, freezes),
+    *(one_direction, one_port, black_hole, wrong_name),
 )
 LIBRARY: tuple[Fault, ...] = (rank_dies, wrong_sum)
-
-
-#: PyTorch is not installed; it is another version: what `tests/lab/test_smoke.py` puts on a node.
-ABSENT = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] == "torch":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-"""
-OTHER = """
-import importlib.util, sys
-
-class Other:
-    def find_spec(self, name, path, target=None):
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def loaded(module):
-            load(module)
-            module.__version__ = "9.9.9"
-
-        spec.loader.exec_module = loaded
-        return spec
-
-sys.meta_path.insert(0, Other())
-"""
+#: One of each mechanism: those of `make test-lab`.
+SHORT: tuple[Fault, ...] = (slow, loss, a_pair, freezes, rank_dies)

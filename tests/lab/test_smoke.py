@@ -1,7 +1,8 @@
 """`nodeready smoke` on nodes of the lab: exactly the culprit is named, and nothing is left.
 
-NODEREADY_SMOKES=20 tries each fault at so many places, on 64 nodes over the ring and on 12 nodes
-with PyTorch; without it there is one place each, on 16, and PyTorch where it makes the difference.
+`make test-lab` runs one fault of each mechanism at one place, on 16 nodes over the ring, and a
+dead rank of PyTorch on 12; `make test-all` runs every fault. NODEREADY_SMOKES=20 tries each fault
+at 20 random places, on 64 nodes over the ring and on 12 with PyTorch: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ from tests.lab.smoke_faults import FIRST, LAST, PATCHES, Fault
 
 pytestmark = pytest.mark.xdist_group("smoke")
 
-#: Places of each fault, and whether somebody asked for them.
 ASKED = os.environ.get("NODEREADY_SMOKES", "")
-PLACES = int(ASKED or "1")
-#: Nodes over the ring, and with PyTorch.
-MANY, TORCH_NODES = (64 if ASKED else 16), 12
+#: Places of each fault; nodes over the ring, and with PyTorch.
+PLACES, MANY, TORCH_NODES = int(ASKED or "1"), (64 if ASKED else 16), 12
+nightly = pytest.mark.nightly
 #: Seconds of the budget, and those in which the command has certainly ended.
 BUDGET_S, LIMIT_S = 300, 400
 RING = ("--engine", "ring")
@@ -98,8 +98,8 @@ def left(nodes: Sequence[Node]) -> list[str]:
     return found
 
 
-class Found:
-    """What the command said."""
+class SmokeResult:
+    """What the command printed."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
         self.status, self.out, self.err = status, out, err
@@ -107,21 +107,22 @@ class Found:
         self.data: dict[str, Any] = json.loads(out) if out.startswith("{") else {}
 
     def __repr__(self) -> str:
-        rows = [json.dumps(one) for one in self.data.get("suspects", ())]
-        odd = [one for one in self.data.get("nodes", ()) if one["status"] != "passed"]
+        rows = [json.dumps(suspect) for suspect in self.data.get("suspects", ())]
+        odd = [node for node in self.data.get("nodes", ()) if node["status"] != "passed"]
         return "\n".join([f"exit {self.status}", *rows, *map(json.dumps, odd), self.err[-3000:]])
 
     @property
     def suspects(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return tuple((one["kind"], tuple(sorted(one["nodes"]))) for one in self.data["suspects"])
+        return tuple((row["kind"], tuple(sorted(row["nodes"]))) for row in self.data["suspects"])
 
     @property
     def evidence(self) -> str:
-        return "\n".join(text for one in self.data["suspects"] for text in one["evidence"])
+        return "\n".join(why for suspect in self.data["suspects"] for why in suspect["evidence"])
 
     def of(self, status: str) -> dict[str, str]:
         """The nodes of this status, with why."""
-        return {one["name"]: one["why"] for one in self.data["nodes"] if one["status"] == status}
+        nodes = self.data["nodes"]
+        return {node["name"]: node["why"] for node in nodes if node["status"] == status}
 
 
 def begin(tool: Tool, where: Path, *words: object, **how: Any) -> subprocess.Popen[bytes]:
@@ -139,9 +140,9 @@ def planned(started: subprocess.Popen[bytes]) -> bytes:
     return said
 
 
-def end(started: subprocess.Popen[bytes], said: bytes = b"") -> Found:
+def end(started: subprocess.Popen[bytes], said: bytes = b"") -> SmokeResult:
     out, err = started.communicate(timeout=LIMIT_S)
-    return Found(started.returncode, out.decode(), (said + err).decode())
+    return SmokeResult(started.returncode, out.decode(), (said + err).decode())
 
 
 def named_alone(
@@ -167,17 +168,26 @@ def named_alone(
     assert len(found.data["go"]) == len(nodes) - 1
 
 
-@pytest.mark.parametrize("seed", range(PLACES))
-@pytest.mark.parametrize("fault", smoke_faults.PATHS, ids=lambda one: one.__name__)
+def rows(*faults: Fault) -> list[Any]:
+    """Each fault at each place; but for a few they are for `make test-all`."""
+    return [
+        pytest.param(
+            fault, seed, id=f"{fault.__name__}-{seed}",
+            marks=() if fault in smoke_faults.SHORT else nightly,
+        )
+        for fault in faults
+        for seed in range(PLACES)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "seed"), rows(*smoke_faults.PATHS))
 def test_the_ring_names_the_culprit_alone(fault, seed, nodes, tool, fleet):
     named_alone(fault, seed, nodes, lambda: begin(tool, fleet(nodes), *RING))
 
 
-@pytest.mark.parametrize("seed", range(PLACES))
 @pytest.mark.parametrize(
-    "fault",
-    [*smoke_faults.LIBRARY, *(smoke_faults.PATHS if ASKED else [smoke_faults.black_hole])],
-    ids=lambda one: one.__name__,
+    ("fault", "seed"),
+    rows(*smoke_faults.LIBRARY, *(smoke_faults.PATHS if ASKED else [smoke_faults.black_hole])),
 )
 def test_the_jobs_own_pytorch_names_the_culprit_alone(fault, seed, torch_nodes, tool, fleet):
     where = fleet(torch_nodes)
@@ -187,7 +197,10 @@ def test_the_jobs_own_pytorch_names_the_culprit_alone(fault, seed, torch_nodes, 
 # --- Nodes that are well.
 
 
-@pytest.fixture(params=[RING, TORCH], ids=["ring", "torch"])
+ENGINES = [pytest.param(RING, id="ring"), pytest.param(TORCH, id="torch", marks=nightly)]
+
+
+@pytest.fixture(params=ENGINES)
 def engine(
     request: pytest.FixtureRequest, nodes: list[Node]
 ) -> tuple[list[Node], tuple[str, ...]]:
@@ -209,7 +222,10 @@ def test_nobody_is_accused_among_nodes_that_are_well(seed, engine, tool, fleet):
 # --- What ends in the middle.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(n, marks=nightly) for n in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_when_the_command_is_ended_nothing_is_left(number, engine, tool, fleet):
     """The ranks hang at that moment: one node hears nobody."""
     these, words = engine[0][:4], engine[1]
@@ -224,108 +240,9 @@ def test_when_the_command_is_ended_nothing_is_left(number, engine, tool, fleet):
     finally:
         placed.undo()
     if number != signal.SIGKILL:
-        found = Found(started.returncode, out.decode(), (said + err).decode())
+        found = SmokeResult(started.returncode, out.decode(), (said + err).decode())
         assert (found.status, found.data["complete"]) == (130, False), found
         assert found.data["stopped"].startswith("interrupted")
-
-
-def test_a_node_that_is_lost_in_the_middle_costs_itself(nodes, tool, fleet):
-    lost, others = nodes[5], [*nodes[:5], *nodes[6:]]
-    try:
-        started = begin(tool, fleet(nodes), *RING)
-        said = planned(started)
-        lost.kill()
-        found = end(started, said)
-        assert not left(others)
-    finally:
-        lost.reboot()
-    # Whether it was lost in its own test, which then has failed, or between two of them.
-    away, accused = found.of("unreachable"), found.of("suspect")
-    assert [*away, *accused] == [lost.name], found
-    assert {**away, **accused}[lost.name].startswith("lost: "), found
-    assert found.status == (4 if away else 3), found
-    assert found.suspects in ((), (("node", (lost.name,)),)), found
-    assert found.data["exclude"] == [lost.name]
-    assert sorted(found.data["go"]) == sorted(node.name for node in others)
-
-
-# --- Who cannot take part, in one line.
-
-
-def only_untested(found: Found, node: Node, *words: str) -> None:
-    """This node alone could not be tested, for a reason with these words."""
-    assert (found.status, found.suspects) == (3, ()), found
-    assert list(found.of("untested")) == [node.name], found
-    why = found.of("untested")[node.name]
-    assert "\n" not in why
-    for word in words:
-        assert word in why, why
-    assert found.data["exclude"] == [node.name]
-
-
-HOLDER = """
-import os, socket, sys, time
-held = [socket.create_server(("", port)) for port in range(int(sys.argv[1]), int(sys.argv[2]) + 1)]
-open("/run/held", "w").write(str(os.getpid()))
-time.sleep(600)
-"""
-
-
-def test_no_port_of_the_range_is_free_on_a_node(nodes, tool, fleet):
-    """Whoever has them keeps them."""
-    these, full = nodes[:4], nodes[2]
-    full.write("/run/hold.py", HOLDER)
-    full.enter(["sh", "-c", f"setsid python3 /run/hold.py {FIRST} {LAST} >/dev/null 2>&1 &"])
-    try:
-        wait_for(lambda: full.enter(["test", "-s", "/run/held"], check=False).returncode == 0)
-        found = end(begin(tool, fleet(these), *RING))
-        assert listening(full) == {*range(FIRST, LAST + 1)}
-    finally:
-        full.enter(["sh", "-c", "kill $(cat /run/held); rm -f /run/held /run/hold.py"])
-    only_untested(found, full, "port")
-
-
-@pytest.mark.parametrize(
-    ("patch", "words"),
-    [(smoke_faults.ABSENT, ("No module named 'torch'",)), (smoke_faults.OTHER, ("9.9.9",))],
-    ids=["absent", "another version"],
-)
-def test_a_node_without_the_pytorch_of_the_others(patch, words, torch_nodes, tool, fleet):
-    these, odd = torch_nodes[:4], torch_nodes[1]
-    odd.write(f"{PATCHES}/sitecustomize.py", patch)
-    try:
-        found = end(begin(tool, fleet(these), *TORCH))
-    finally:
-        odd.enter(["rm", "-rf", PATCHES])
-    only_untested(found, odd, *words)
-
-
-def test_a_node_with_other_gpus_than_the_others(fresh_nodes, tool, fleet):
-    these = fresh_nodes(4, profile="h100")
-    these[3].reboot(fault="gpu-unplugged")
-    for words, why in (((), "7 GPUs, 8 on 3 nodes"), (("--gpus", "8"), "7 GPUs, 8 wanted")):
-        only_untested(end(begin(tool, fleet(these), *words)), these[3], why)
-    assert not left(these)
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("--user", "nosuch"), "nosuch"),
-        (("--user", "root", "--ssh-user", "ml"), "root"),
-        (("--user", "ml", "--engine", "torch", "--python", "/root/python"), "/root/python"),
-    ],
-    ids=["unknown", "no rights", "no such Python"],
-)
-def test_whoever_cannot_run_it_is_told_so_in_one_line(words, why, nodes, tool, fleet):
-    these = nodes[:3]
-    found = end(begin(tool, fleet(these), *words))
-    assert (found.status, found.suspects) == (3, ()), found
-    reasons = found.of("untested")
-    assert sorted(reasons) == sorted(node.name for node in these), found
-    for reason in reasons.values():
-        assert why in reason, reason
-        assert "\n" not in reason
 
 
 # --- In a job of Slurm's, without ssh.
@@ -367,6 +284,7 @@ def with_gpus(slurm_lab: Lab) -> Iterator[None]:
         slurm_lab.slurm_configure()
 
 
+@nightly
 @pytest.mark.usefixtures("with_gpus")
 @pytest.mark.parametrize(("works", "seen"), [(True, "0,1"), (False, "")])
 def test_a_step_has_the_jobs_gpus_where_it_works(works, seen, slurm_lab, login, monkeypatch):

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nodeready.smoke.search import ALONE, SWEEP, Found, Known, Outcome, Test, search
+from nodeready.smoke.search import ALONE, SCALE, SWEEP, Found, Known, Outcome, Test, search
 
 GBPS, MS = 90.0, 2.0
 
@@ -37,6 +37,7 @@ class Fleet:
     noise:    every figure is off by up to this part, any way
     flaky:    node -> it fails every so manieth test
     lossy:    nodes of which a third of the tests fail and the others are slow
+    drops:    node -> 0: packets of its sweeps are lost on the way from it; 1: on the way to it
     lost:     node -> the number of its test during which it is lost
     freezes:  node -> its tests before it begins to fail all
     says:     node -> whom it calls the culprit whenever its test fails; "" itself
@@ -64,6 +65,7 @@ class Fleet:
     noise: float = 0.0
     flaky: dict[str, int] = field(default_factory=dict)
     lossy: tuple[str, ...] = ()
+    drops: dict[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     freezes: dict[str, int] = field(default_factory=dict)
     says: dict[str, str] = field(default_factory=dict)
@@ -144,7 +146,10 @@ class Fleet:
         if cause:
             said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
             return Outcome(False, cause, culprits=said)
-        return Outcome(True, "", *self.figures(test))
+        sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == SWEEP else ()
+        lossy = any(self.drops.get(node) == place for node, place in sweep)
+        again = self.chance.choice((2, 3, 4, 5) if lossy else (0, 0, 0, 1))
+        return Outcome(True, "", *self.figures(test), again=again)
 
     # --- A whole search.
 
@@ -188,73 +193,76 @@ class Fleet:
         return [test for tests in self.rounds for test in tests if test.purpose in purposes]
 
 
-def told(found: Found) -> set[tuple[object, ...]]:
-    """The suspects: kind, nodes, and GPUs where there are some."""
+def suspects_of(found: Found) -> set[tuple[object, ...]]:
+    """The suspects: kind, nodes, and GPUs where there are some; of kind scale the number of nodes
+    that still passes."""
     return {
-        (one.kind, one.nodes, one.gpus) if one.gpus else (one.kind, one.nodes)
-        for one in found.suspects
+        (suspect.kind, len(suspect.nodes) - 1)
+        if suspect.kind == SCALE
+        else (suspect.kind, suspect.nodes, *([suspect.gpus] if suspect.gpus else []))
+        for suspect in found.suspects
     }
 
 
-#: Faults that fail the same each time, and of them those that need two nodes.
+#: Faults that fail the same each time.
 STEADY = (
-    "bad", "dead", "heads", "tails", "bad_gpus", "gpu_pairs", "pairs", "ring_pairs", "paths",
-    "sets", "limit", "slow", "late", "lost", "unreached",
+    "bad", "dead", "heads", "tails", "bad_gpus", "gpu_pairs", "rails", "pairs", "ring_pairs",
+    "paths", "slow_pairs", "sets", "limit", "slow", "late", "lost", "unreached",
 )  # fmt: skip
-_TWO = ("pairs", "ring_pairs", "paths")
+#: The faults of two nodes, of GPUs, and those with a figure: one of these.
+_PAIRS = ("pairs", "ring_pairs", "paths", "slow_pairs")
+_GPUS = {"bad_gpus": 1, "gpu_pairs": 2, "rails": 1}
+_FIGURES = {
+    "slow": (0.4, 0.3, 0.01), "slow_pairs": (0.2,), "late": (5, 50), "lost": (1, 2, 3, 4, 5),
+    "flaky": (3,), "freezes": (3,), "drops": (0, 1),
+}  # fmt: skip
 
 
 def placed(seed: int, count: int, kinds: tuple[str, ...], most: int) -> tuple[Fleet, set[object]]:
-    """A fleet with up to so many faults at random places, and the suspects that it must have.
+    """A fleet with at most `most` faults at random places, and the suspects that it must have.
 
     More nodes are good than not, and no two faults share a node: else two faults can be one (pairs
     that share a node are that node where it has few others). No set beside a number, which keeps
-    the set's nodes from being tested together.
+    the set's nodes from being tested together. A random node calls another one the culprit.
     """
     choose = random.Random(seed)
     nodes = names(count)
     free = choose.sample(nodes, count)
-    faults: dict[str, list[object]] = {}
-    maps: dict[str, dict[str, float]] = {}
+    lists: dict[str, tuple[object, ...]] = {}
+    maps: dict[str, dict[object, float]] = {}
     expected: set[object] = set()
-    limit = 0
+    limit = pairs = accused = 0
     for _ in range(choose.randint(0, most)):
         kind = choose.choice(kinds)
-        size = choose.randint(2, 6) if kind == "sets" else 1 + (kind in _TWO)
+        size = choose.randint(2, 6) if kind == "sets" else 1 + (kind in _PAIRS)
         if kind == "limit":
-            limit = 0 if "sets" in faults else choose.randint(2, count)
+            limit = 0 if "sets" in lists else choose.randint(2, count)
             continue
         if len(free) - size < max(4, count - len(free) + size + 1) or (kind == "sets" and limit):
             continue
         mine = tuple(sorted(free[:size]))
         if kind == "ring_pairs":
-            rows = [pair for pair in itertools.pairwise(nodes) if {*pair} <= {*free}]
-            if not rows:
+            neighbours = [pair for pair in itertools.pairwise(nodes) if {*pair} <= {*free}]
+            if not neighbours:
                 continue
-            mine = choose.choice(rows)
+            mine = choose.choice(neighbours)
         free = [name for name in free if name not in mine]
-        gpus: tuple[int, ...] = ()
-        if kind in ("slow", "late", "lost", "flaky", "freezes"):
-            values = {"slow": (0.5, 0.3, 0.01), "late": (5, 50), "lost": (1, 2, 3, 4, 5)}
-            maps.setdefault(kind, {})[mine[0]] = choose.choice(values.get(kind, (3,)))
-        elif kind in ("bad_gpus", "gpu_pairs"):
-            gpus = tuple(sorted(choose.sample(range(8), 1 + (kind == "gpu_pairs"))))
-            faults.setdefault(kind, []).append((*mine, *gpus))
+        gpus = tuple(sorted(choose.sample(range(8), _GPUS.get(kind, 0))))
+        place = mine if size > 1 else mine[0]
+        if kind in _FIGURES:
+            maps.setdefault(kind, {})[place] = choose.choice(_FIGURES[kind])
         else:
-            faults.setdefault(kind, []).append(mine if size > 1 else mine[0])
-        what = "gpu" if gpus else "pair" if kind in _TWO else "node"
-        expected.add((what, mine, gpus) if gpus else (what, mine))
-    lists = {kind: tuple(found) for kind, found in faults.items()}
-    noise = choose.choice((0.0, 0.15))
-    fleet = Fleet(nodes, gpus=8, limit=limit, noise=noise, seed=seed, **lists, **maps)  # type: ignore[arg-type]
-    # A number is seen where so many can be tested together: one of each pair cannot.
-    out = sum(one[0] in ("node", "gpu") for one in expected)  # type: ignore[index]
-    apart = len(lists.get("pairs", ())) + len(lists.get("ring_pairs", ()))
-    if 0 < limit < count - out - apart:
+            lists[kind] = (*lists.get(kind, ()), (*mine, *gpus) if gpus else place)
+        pairs += kind in ("pairs", "ring_pairs")
+        accused += kind not in _PAIRS and size == 1
+        expected.add(
+            ("pair", mine) if kind in _PAIRS else ("gpu", mine, gpus) if gpus else ("node", mine)
+        )
+        accused += size if kind == "sets" else 0
+    liar, scapegoat = choose.choice(nodes), choose.choice(nodes)
+    fleet = Fleet(nodes, gpus=8, limit=limit, noise=choose.choice((0.0, 0.15)), seed=seed,
+                  says={liar: scapegoat}, **lists, **maps)  # type: ignore[arg-type]  # fmt: skip
+    # A number shows where enough nodes can be tested together: one of each pair cannot.
+    if 0 < limit < count - accused - pairs:
         expected.add(("scale", limit))
     return fleet, expected
-
-
-def counted(found: Found) -> set[object]:
-    """The suspects, as `placed` has them: of kind scale the number that still passes."""
-    return {(one[0], len(one[1]) - 1) if one[0] == "scale" else one for one in told(found)}  # type: ignore[arg-type]

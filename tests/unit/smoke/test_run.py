@@ -1,14 +1,13 @@
-"""The smoke test over nodes that are not there: what is ordered, waited for, and said at the end.
+"""The smoke test over simulated nodes: what is ordered, waited for, and said at the end.
 
-The nodes are stand-ins in this process that take the orders and answer them; time is real, and
-short.
+The nodes are stand-ins in this process that take the orders and answer them, in simulated time.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import random
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -37,13 +36,12 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Channel, Conversation, Request
 from nodeready.transport.look import Look
 from tests.fake import Fake, says
+from tests.unit.smoke.simulated_time import Clock, simulated_time
 
 RING = Engine("ring", "tcp", "", "", "", "the path", "")
 GLOO = Engine("torch", "gloo", "2.13.0", "", "/opt/bin/python", "PyTorch over TCP", "")
 NCCL = replace(GLOO, backend="nccl", library="NCCL 2.28.3", proves="PyTorch over NCCL")
 PORTS = (29500, 29501, 29502)
-#: Of every test.
-LIMIT_S = 2.0
 
 
 def named(count: int) -> list[str]:
@@ -56,11 +54,15 @@ class Cluster:
 
     broken:  node -> what its ranks fail of at their start
     hangs:   sets of nodes that cannot be in one test together: the test hangs
+    spoilt:  engine -> such sets for this engine alone
     paths:   (source, target) over which pairs time out
-    frozen:  node -> the moment after which it says nothing, while its connection stays
-    dead:    node -> the moment of its connection's end
-    engines: of each node, without those of `spoilt`, which only ``spoilt`` fails over
-    said:    every order, with the node and the moment
+    frozen:  node -> the number of orders after which it says nothing, while its connection stays
+    dead:    node -> the number of orders after which its connection ends
+    silent:  nodes that say no hello; hellos: node -> what its hello has instead
+    lies:    node -> what it says instead of its answer
+    seconds: that a collective takes; more_s: and one of several nodes in addition
+    orders:  every order, with the node and the moment
+    faults:  orders that a node got while it had one
     """
 
     names: list[str]
@@ -72,26 +74,28 @@ class Cluster:
     dead: dict[str, int] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     hellos: dict[str, dict[str, Any]] = field(default_factory=dict)
+    lies: dict[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = (GLOO, RING)
-    seconds: float = 0.01
-    said: list[tuple[str, Any, float]] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
+    seconds: float = 1.0
+    more_s: float = 0.0
+    orders: list[tuple[str, Any, float]] = field(default_factory=list)
+    nodes: dict[str, SimulatedNode] = field(default_factory=dict)
     tests: dict[int, dict[str, Collective]] = field(default_factory=dict)
+    faults: list[object] = field(default_factory=list)
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [order for _, order, _ in self.said if isinstance(order, kind)]
+        return [order for _, order, _ in self.orders if isinstance(order, kind)]
 
-    def ordered(self, name: str, text: str) -> None:
-        order = orders.read(text)
-        self.said.append((name, order, time.monotonic()))
-        node = self.nodes[name]
+    def take(self, name: str, text: str, moment: float) -> None:
+        order, node = orders.read(text), self.nodes[name]
+        self.orders.append((name, order, moment))
         node.orders += 1
         if name in self.dead and node.orders > self.dead[name]:
             node.end("connection lost (it was rebooted)")
         elif name in self.frozen and node.orders > self.frozen[name]:
             node.mute = True
         elif isinstance(order, Pair):
-            gevent.spawn(self.pair, name, order)
+            self.pair(name, order)
         elif isinstance(order, Collective):
             self.collective(name, order)
         elif order.number in node.running:
@@ -99,6 +103,8 @@ class Cluster:
 
     def collective(self, name: str, order: Collective) -> None:
         node = self.nodes[name]
+        if node.running:
+            self.faults.append((name, order))
         node.running[order.number] = order
         together = self.tests.setdefault(order.number, {})
         together[name] = order
@@ -107,51 +113,56 @@ class Cluster:
             return
         late = order.limit_s
         gevent.spawn_later(late, self.answer, name, order, "init", f"timed out after {late:g} s")
-        if sum(one.ranks for one in together.values()) == order.world:
-            gevent.spawn_later(self.seconds, self.done, order.number, {*together})
+        if sum(part.ranks for part in together.values()) == order.world:
+            seconds = self.seconds + self.more_s * (len(together) > 1)
+            gevent.spawn_later(seconds, self.finish, order, {*together})
 
-    def done(self, number: int, names: set[str]) -> None:
-        one = next(iter(self.tests[number].values()))
-        stuck = [*self.hangs, *self.spoilt.get(one.engine, [])]
-        stuck += [{name} for name in self.broken if one.engine == "torch"]
+    def finish(self, order: Collective, names: set[str]) -> None:
+        stuck = [*self.hangs, *self.spoilt.get(order.engine, [])]
+        stuck += [{name} for name in self.broken if order.engine == "torch"]
         stuck += [{name} for name in names if self.nodes[name].mute or self.nodes[name].error]
         if not any(together <= names for together in stuck):
             for name in names:
-                self.answer(name, self.tests[number][name], "done", "")
+                self.answer(name, self.tests[order.number][name], "done", "")
 
-    def answer(self, name: str, order: Collective, phase: str, said: str) -> None:
-        if self.nodes[name].running.pop(order.number, None) is None:
+    def answer(self, name: str, order: Collective, phase: str, error: str) -> None:
+        node = self.nodes[name]
+        if node.running.pop(order.number, None) is None:
             return
+        gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            Rank(rank, -1, phase, "", said, -1, 0.1, 10.0 if phase == "done" else 0.0, 0, 0.1)
-            for rank in range(order.first, order.first + order.ranks)
+            Rank(number, -1, phase, "", error, -1, 0.1, gbps, 0, 0.1)
+            for number in range(order.first, order.first + order.ranks)
         )
-        self.nodes[name].say("ran", Ran(order.number, "", ranks))
+        lie = self.lies.get(name)
+        if lie == "nonsense":
+            node.lines.put(f"{node.nonce} ran {{}}")
+        else:
+            number = order.number + (lie == "another test")
+            node.say("hello" if lie == "another row" else "ran", Ran(number, "", ranks))
 
     def pair(self, name: str, order: Pair) -> None:
-        target = order.target.name
-        bad = (name, target) in self.paths
-        tries = tuple(Try(port, "timeout" if bad else "ok", 0.1, "") for port in order.ports)
-        address = order.target.addresses[0]
-        self.nodes[name].say(
-            "paired",
-            Paired(order.number, target, (address,), "", address, tries, "" if bad else "ok",
-                   0.1, 0.0 if bad else 1.0, 0, 1),
-        )  # fmt: skip
+        target, address = order.target.name, order.target.addresses[0]
+        dropped = (name, target) in self.paths
+        tries = tuple(Try(port, "timeout" if dropped else "ok", 0.1, "") for port in order.ports)
+        data = ("", 0.1, 0.0) if dropped else ("ok", 0.1, 1.0)
+        paired = Paired(order.number, target, (address,), "", address, tries, *data, 0, 1)
+        self.nodes[name].say("paired", paired)
 
 
-class Node(Channel):
-    """One node's program."""
+class SimulatedNode(Channel):
+    """The program of one node."""
 
-    def __init__(self, cluster: Cluster, name: str, nonce: str) -> None:
-        self.cluster, self.name, self.nonce, self.error = cluster, name, nonce, ""
+    def __init__(self, cluster: Cluster, clock: Clock, request: Request) -> None:
+        self.cluster, self.clock = cluster, clock
+        self.name, self.nonce, self.error = request.node, request.mark, ""
         self.lines: Queue[str | None] = Queue()
         self.orders, self.mute, self.closed = 0, False, False
         self.running: dict[int, Collective] = {}
 
-    def say(self, name: str, seen: Any) -> None:
+    def say(self, name: str, row: Any) -> None:
         if not (self.mute or self.error or self.closed):
-            self.lines.put(f"{self.nonce} {name} {json.dumps(asdict(seen))}")
+            self.lines.put(f"{self.nonce} {name} {json.dumps(asdict(row))}")
 
     def end(self, error: str) -> None:
         self.error = error
@@ -159,7 +170,7 @@ class Node(Channel):
 
     def send_line(self, line: str) -> None:
         assert not self.closed
-        self.cluster.ordered(self.name, line)
+        self.cluster.take(self.name, line, self.clock.now)
 
     def read_line(self, limit_s: float) -> str | None:
         try:
@@ -174,19 +185,17 @@ class Node(Channel):
 class Nodes(Fake):
     """Reaches the nodes of a cluster."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
         super().__init__(dict.fromkeys(cluster.names, says("")))
-        self.cluster = cluster
+        self.cluster, self.clock = cluster, clock
 
     def open(self, request: Request) -> Channel:
-        self.asked.append(request)
         name = request.node
-        node = self.cluster.nodes[name] = Node(self.cluster, name, request.mark)
+        node = self.cluster.nodes[name] = SimulatedNode(self.cluster, self.clock, request)
         number = self.cluster.names.index(name) + 1
         hello = Hello(
             host=name, user="ada", token=f"token-{name}", ports=PORTS, busy=(),
-            addresses=(f"10.0.{number >> 8}.{number & 255}",), gpus=0,
-            engines=self.cluster.engines, why="",
+            addresses=(f"10.0.0.{number}",), gpus=0, engines=self.cluster.engines, why="",
         )  # fmt: skip
         if name not in self.cluster.silent:
             node.say("hello", replace(hello, **self.cluster.hellos.get(name, {})))
@@ -197,19 +206,30 @@ GPUS = Gpus(
     nvidia=tuple(Gpu(number, "nvidia", f"0000:0{number}:00.0") for number in range(4)),
     nvidia_tool=Tool("nvidia-smi", "ok"),
 )
-#: What the look at each node sees: a Snapshot, or why there was none.
-Seen = Mapping[str, "Snapshot | Look"]
 
 
-class Told:
-    """What a person is told, and the rounds that he sees."""
+class Run:
+    """One smoke test, what its user reads, and the rounds that the user sees.
 
-    def __init__(self) -> None:
+    took_s: simulated seconds
+    """
+
+    def __init__(
+        self, clock: Clock, cluster: Cluster, budget_s: int = 300,
+        password: Any = lambda names: False, **task: Any,
+    ) -> None:  # fmt: skip
         self.lines: list[str] = []
         self.rounds: list[tuple[str, set[str], set[str]]] = []
-
-    def tell(self, line: str) -> None:
-        self.lines.append(line)
+        self.nodes = Nodes(cluster, clock)
+        policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
+        given = {"policies": policies, "deadline": clock.now + budget_s, **task}
+        began = clock.now
+        self.task = Task(carrier=self.nodes, budget_s=budget_s, **given)
+        self.found = smoke(self.task, self.lines.append, self.progress, password)
+        self.took_s = clock.now - began
+        self.suspects = [(suspect.kind, suspect.nodes) for suspect in self.found.suspects]
+        assert all(node.closed for node in cluster.nodes.values())
+        assert not cluster.faults
 
     @contextmanager
     def progress(self, what: str, names: Iterable[str]) -> Iterator[Any]:
@@ -217,397 +237,350 @@ class Told:
         self.rounds.append((what, {*names}, done))
         yield done.add
 
+    def of(self, *status: str) -> dict[str, str]:
+        """The nodes of this status, with why."""
+        return {node.name: node.why for node in self.found.nodes if node.status in status}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    with simulated_time() as clock:
+        # Its default is the real clock's function.
+        plain = run._Round
+        monkeypatch.setattr(run, "_Round", lambda *words: plain(*words, began=clock.now))
+        yield clock
+
 
 @pytest.fixture(autouse=True)
 def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The looks at the nodes; as nothing else is said, they see no GPUs."""
-    seen: dict[str, Any] = {}
+    """node -> the look at it, or the looks; without one, it shows no GPUs."""
+    looks: dict[str, Any] = {}
 
     def look_at(name: str, *_: Any, **how: Any) -> Conversation[Look]:
-        found = seen.get(name, Snapshot({"gpus": Gpus()}))
-        if isinstance(found, list):
-            found = found.pop(0)
-        return found if isinstance(found, Look) else Look(name, found)
+        look = looks.get(name, Snapshot({"gpus": Gpus()}))
+        if isinstance(look, list):
+            look = look.pop(0)
+        return look if isinstance(look, Look) else Look(name, look)
         yield  # type: ignore[unreachable]
 
     monkeypatch.setattr(run, "look_at", look_at)
-    for name in ("_MARGIN_S", "_GRACE_S", "_START_LEAST_S", "_LEAST_S", "_PAIR_LEAST_S"):
-        monkeypatch.setattr(run, name, 0.3)
-    monkeypatch.setattr(run.judge, "seconds", lambda *_, **__: LIMIT_S)
-    return seen
-
-
-def smoke_of(cluster: Cluster, budget_s: int = 60, **more: Any) -> tuple[document.Smoke, Told]:
-    told, carrier = Told(), Nodes(cluster)
-    policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
-    how = {"policies": policies, "deadline": time.monotonic() + budget_s, **more}
-    found = smoke(Task(carrier=carrier, budget_s=budget_s, **how), told.tell, told.progress)
-    assert all(node.closed for node in cluster.nodes.values())
-    return found, told
-
-
-def rows(found: document.Smoke, *status: str) -> dict[str, str]:
-    return {one.name: one.why for one in found.nodes if one.status in status}
-
-
-def suspects(found: document.Smoke) -> list[tuple[str, tuple[str, ...]]]:
-    return [(one.kind, one.nodes) for one in found.suspects]
+    return looks
 
 
 # --- All is well.
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 12])
-def test_nodes_that_are_well(count):
+def test_nodes_that_are_well(clock, count):
     cluster = Cluster(named(count))
-    found, told = smoke_of(cluster)
-    assert not found.suspects
-    assert {*rows(found, "passed")} == {*cluster.names}
-    assert (found.complete, found.stopped, found.control) == (True, "", "")
-    assert (found.engine, found.proves) == ("torch 2.13.0 over gloo", "PyTorch over TCP")
-    assert found.alone == count
-    assert {(one.ranks, one.gpus, one.engine) for one in found.nodes} == {
+    done = Run(clock, cluster)
+    assert done.suspects == []
+    assert {*done.of("passed")} == {*cluster.names}
+    assert (done.found.complete, done.found.stopped, done.found.control) == (True, "", "")
+    assert (done.found.engine, done.found.proves) == ("torch 2.13.0 over gloo", "PyTorch over TCP")
+    assert done.found.alone == count
+    assert {(node.ranks, node.gpus, node.engine) for node in done.found.nodes} == {
         (2, (), "torch 2.13.0 over gloo")
     }
-    (plan,) = told.lines
+    (plan,) = done.lines
     assert plan.startswith(f"{count} node")
     assert "with 2 ranks each, torch 2.13.0 over gloo: each alone" in plan
-    assert plan.endswith("s when all is well, budget 60 s")
-    assert all(names == done for _, names, done in told.rounds)
-    assert [what for what, *_ in told.rounds][:3] == ["looking", "starting", "alone"]
+    assert plan.endswith("s when all is well, budget 300 s")
+    assert all(names == ended for _, names, ended in done.rounds)
+    assert [what for what, *_ in done.rounds][:3] == ["looking", "starting", "alone"]
+    # Alone, in groups, all together, a second each; nothing else takes time.
+    assert done.took_s == pytest.approx(min(count, 3 if count > 3 else 2), abs=0.5)
 
 
-def test_every_rank_has_one_number_and_the_ring_goes_around():
+def test_every_rank_has_one_number_and_the_ring_goes_around(clock):
     cluster = Cluster(named(5))
-    smoke_of(cluster, ranks=3)
+    Run(clock, cluster, ranks=3)
     for together in cluster.tests.values():
-        ranks = [one.first + at for one in together.values() for at in range(one.ranks)]
-        assert sorted(ranks) == [*range(3 * len(together))]
-        by_rank = sorted(together, key=lambda name: together[name].first)
-        following = [*by_rank[1:], by_rank[0]] if len(by_rank) > 1 else [None]
-        assert [one.next.name if one.next else None for _, one in sorted(
-            together.items(), key=lambda pair: pair[1].first)] == following  # fmt: skip
-        assert {one.head.name for one in together.values()} == {by_rank[0]}
-        for one in together.values():
-            for peer in filter(None, (one.head, one.next)):
+        parts = sorted(together.items(), key=lambda part: part[1].first)
+        ranks = [order.first + index for _, order in parts for index in range(order.ranks)]
+        assert ranks == [*range(3 * len(together))]
+        names = [name for name, _ in parts]
+        following = [*names[1:], names[0]] if len(names) > 1 else [None]
+        assert [order.next and order.next.name for _, order in parts] == following
+        assert {order.head.name for _, order in parts} == {names[0]}
+        for _, order in parts:
+            for peer in filter(None, (order.head, order.next)):
                 assert peer.token == f"token-{peer.name}"
                 assert peer.addresses == (f"10.0.0.{int(peer.name[1:])}",)
                 assert peer.port in PORTS
-            assert (one.small, one.large, one.engine) == (4096, 8 << 20, "torch")
-    heads = {one.head.port for one in cluster.of(Collective)}
-    assert len(heads) > 1
-    assert all(one.ports == PORTS for one in cluster.of(Pair))
+            assert (order.small, order.large, order.engine) == (4096, 8 << 20, "torch")
+            assert len(orders.line(order)) < 2000
+    assert len({order.head.port for order in cluster.of(Collective)}) > 1
+    assert all(order.ports == PORTS for order in cluster.of(Pair))
 
 
-def test_no_node_has_two_orders_at_a_time():
-    cluster = Cluster(named(9), hangs=[{"n03", "n07"}])
-    smoke_of(cluster)
-    numbers: dict[str, list[int]] = {}
-    for name, order, _ in cluster.said:
-        if not isinstance(order, End):
-            numbers.setdefault(name, []).append(order.number)
-    assert all(len({*one}) == len(one) for one in numbers.values())
+# --- The culprit.
 
 
-# --- Who spoils it.
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 300), marks=pytest.mark.nightly)]
+)
+def test_the_culprit_is_named_and_nobody_else(clock, seeds):
+    for seed in seeds:
+        choose = random.Random(seed)
+        names = named(choose.randint(4, 20))
+        first, other = sorted(choose.sample(names, 2))
+        fault, expected = choose.choice([
+            ({}, []),
+            ({"broken": {first: "no CUDA"}}, [("node", (first,))]),
+            ({"hangs": [{first, other}]}, [("pair", (first, other))]),
+            ({"spoilt": {"torch": [{first, other}]}}, [("pair", (first, other))]),
+            ({"paths": {(first, other), (other, first)}}, [("pair", (first, other))]),
+            ({"frozen": {first: choose.randint(1, 3)}}, [("node", (first,))]),
+        ])  # fmt: skip
+        done = Run(clock, Cluster(names, **fault))
+        assert done.suspects == expected, (seed, fault)
+        assert document.code(done.found) == (3 if expected else 0)
+        assert done.took_s < 150, (seed, fault)
 
 
-def test_a_node_whose_rank_dies_is_named_and_the_ring_shows_that_the_path_is_good():
-    cluster = Cluster(named(8), broken={"n05": "ImportError: libcudart.so.12"})
-    began = time.monotonic()
-    found, told = smoke_of(cluster)
-    assert suspects(found) == [("node", ("n05",))]
-    assert "libcudart" in " ".join(found.suspects[0].evidence)
-    assert rows(found, "suspect") == {"n05": ""}
-    assert len(rows(found, "passed")) == 7
-    assert "alone: 7 of 8 passed" in told.lines
-    assert time.monotonic() - began < 20
+@pytest.mark.parametrize(
+    ("fault", "suspect", "sentence"),
+    [
+        ({"broken": {"n05": "no libcudart"}}, ("node", ("n05",)), "alone it fails [5]: n05 local"),
+        (
+            {"hangs": [{"n02", "n07"}]},
+            ("pair", ("n02", "n07")),
+            "the ring fails on the same nodes, too: the path (",
+        ),
+        (
+            {"spoilt": {"torch": [{"n02", "n07"}]}},
+            ("pair", ("n02", "n07")),
+            "the ring passes on the same nodes: the path is good, PyTorch or its library is not [",
+        ),
+    ],
+)
+def test_the_evidence_tells_the_path_from_the_library(clock, fault, suspect, sentence):
+    done = Run(clock, Cluster(named(8), **fault))
+    assert done.suspects == [suspect]
+    assert done.of("suspect") == dict.fromkeys(suspect[1], "")
+    assert len(done.of("passed")) == 8 - len(suspect[1])
+    assert [why for why in done.found.suspects[0].evidence if why.startswith(sentence)]
+    assert ("alone: 7 of 8 passed" in done.lines) == ("broken" in fault)
+    assert (done.found.control == "ring over tcp") == ("broken" not in fault)
 
 
-def test_nodes_that_do_not_pass_together_are_a_pair():
-    cluster = Cluster(named(8), hangs=[{"n02", "n07"}])
-    found, _ = smoke_of(cluster)
-    assert suspects(found) == [("pair", ("n02", "n07"))]
-    assert len(rows(found, "passed")) == 6
-    (evidence,) = [one for one in found.suspects[0].evidence if "the ring" in one]
-    assert evidence.startswith("the ring fails on the same nodes, too: the path (")
-    assert found.control == "ring over tcp"
-
-
-def test_a_pair_that_only_the_library_separates():
-    cluster = Cluster(named(8), spoilt={"torch": [{"n02", "n07"}]})
-    found, _ = smoke_of(cluster)
-    assert suspects(found) == [("pair", ("n02", "n07"))]
-    assert (
-        found.suspects[0]
-        .evidence[-1]
-        .startswith(
-            "the ring passes on the same nodes: the path is good, PyTorch or its library is not ["
-        )
-    )
-
-
-def test_when_no_group_passes_the_other_engine_is_tried_once_with_all():
+def test_when_no_group_passes_the_other_engine_is_tried_once_with_all(clock):
     names = named(6)
-    pairs = [{one, other} for one in names for other in names if one < other]
+    pairs = [{name, other} for name in names for other in names if name < other]
     cluster = Cluster(names, spoilt={"torch": pairs})
-    found, _ = smoke_of(cluster)
-    controls = {one.number for one in cluster.of(Collective) if one.engine == "ring"}
-    assert len(controls) == 1
-    assert {one.world for one in cluster.of(Collective) if one.engine == "ring"} == {6}
+    done = Run(clock, cluster)
+    controls = [order for order in cluster.of(Collective) if order.engine == "ring"]
+    assert len({order.number for order in controls}) == 1
+    assert {order.world for order in controls} == {6}
     sentence = "the ring passes on the same nodes: the path is good"
-    assert found.suspects
-    assert all(any(sentence in row for row in one.evidence) for one in found.suspects)
-    assert document.code(found) == 3
-
-
-def test_a_path_that_only_pairs_show():
-    cluster = Cluster(named(6), paths={("n02", "n05"), ("n05", "n02")})
-    found, _ = smoke_of(cluster)
-    assert suspects(found) == [("pair", ("n02", "n05"))]
+    assert done.found.suspects
+    for suspect in done.found.suspects:
+        assert any(sentence in why for why in suspect.evidence)
+    assert document.code(done.found) == 3
 
 
 # --- Deadlines.
 
 
-def test_a_test_that_hangs_ends_soon_after_most_others_have_passed():
+def test_a_test_that_hangs_ends_soon_after_most_others_have_passed(clock):
     cluster = Cluster(named(16), hangs=[{"n03", "n04"}])
-    found, _ = smoke_of(cluster)
-    assert suspects(found) == [("pair", ("n03", "n04"))]
-    limits = {one.number: one.limit_s for one in cluster.of(Collective)}
-    ended = {one.number for one in cluster.of(End)}
-    first = min(ended)
-    began = min(at for _, order, at in cluster.said if order.number == first)
-    told = min(at for _, order, at in cluster.said if order == End(first))
-    assert told - began < 1.5 < limits[first]
+    done = Run(clock, cluster)
+    assert done.suspects == [("pair", ("n03", "n04"))]
+    first = min(order.number for order in cluster.of(End))
+    moments = [moment for _, order, moment in cluster.orders if order.number == first]
+    assert max(moments) - min(moments) == pytest.approx(run._TIMES * cluster.seconds, abs=0.1)
+    assert min(o.limit_s for o in cluster.of(Collective) if o.number == first) > 8
 
 
-def test_a_frozen_node_costs_one_deadline():
+def test_a_frozen_node_costs_one_deadline(clock):
     cluster = Cluster(named(9), frozen={"n04": 1})
-    began = time.monotonic()
-    found, told = smoke_of(cluster)
-    assert suspects(found) == [("node", ("n04",))]
-    (why,) = rows(found, "suspect").values()
-    assert why.startswith("lost: no answer in ")
-    assert found.suspects[0].evidence[0] == why
-    assert any(line.startswith("n04: no answer in ") for line in told.lines)
-    silent = [order for name, order, _ in cluster.said if name == "n04"]
-    assert len([order for order in silent if isinstance(order, Collective)]) == 2
-    assert len(rows(found, "passed")) == 8
-    assert time.monotonic() - began < 20
+    done = Run(clock, cluster)
+    assert done.suspects == [("node", ("n04",))]
+    (why,) = done.of("suspect").values()
+    # 5 times the round's usual second, and the margin of an answer.
+    assert why.startswith("lost: no answer in 11 s, in test ")
+    assert done.found.suspects[0].evidence[0] == why
+    assert any(line.startswith("n04: no answer in ") for line in done.lines)
+    asked = [order for name, order, _ in cluster.orders if name == "n04"]
+    assert len([order for order in asked if isinstance(order, Collective)]) == 2
+    assert len(done.of("passed")) == 8
+    assert done.took_s < 25
 
 
-def test_a_node_whose_connection_ends_is_lost_and_blames_nobody():
-    cluster = Cluster(named(9), dead={"n08": 2})
-    found, _ = smoke_of(cluster)
-    assert {*rows(found, "passed")} == {*named(9)} - {"n08"}
-    assert [nodes for _, nodes in suspects(found)] in ([("n08",)], [])
-    (node,) = [one for one in found.nodes if one.name == "n08"]
-    assert node.why == "lost: connection lost (it was rebooted)"
+def test_a_node_whose_connection_ends_is_lost_and_blames_nobody(clock):
+    done = Run(clock, Cluster(named(9), dead={"n08": 2}))
+    assert {*done.of("passed")} == {*named(9)} - {"n08"}
+    assert done.suspects in ([("node", ("n08",))], [])
+    assert done.of("suspect", "unreachable") == {"n08": "lost: connection lost (it was rebooted)"}
 
 
-def test_when_the_budget_is_over_what_is_known_is_said(monkeypatch):
-    names = named(16)
-    cluster = Cluster(names, hangs=[{"n01", "n16"}, {"n02", "n15"}], seconds=0.4)
-    began = time.monotonic()
-    found, told = smoke_of(cluster, budget_s=4)
-    assert time.monotonic() - began < 10
-    assert found.complete
-    assert found.stopped.startswith("the budget of 4 s was over in round ")
-    assert found.stopped in told.lines
-    assert not found.control
-    assert document.code(found) == 3
+def test_when_the_budget_is_over_what_is_known_is_said(clock):
+    endings = set()
+    for budget_s in range(20, 90, 5):
+        # n05 passes with no other node.
+        names = named(16)
+        alone = [{"n05", name} for name in names if name != "n05"]
+        cluster = Cluster(names, hangs=alone, seconds=4.0)
+        done = Run(clock, cluster, budget_s=budget_s)
+        assert done.took_s <= budget_s
+        assert (done.found.complete, done.found.control, document.code(done.found)) == (
+            True,
+            "",
+            3,
+        )
+        assert done.found.stopped in done.lines
+        begin, _, end = done.found.stopped.partition(" was over in round ")
+        assert begin == f"the budget of {budget_s} s"
+        endings.add(end.partition(": ")[2])
+    assert endings >= {"", "1 suspect was not confirmed"}, endings
+    # A test that the budget cuts off tells nothing.
+    done = Run(clock, Cluster(named(4), more_s=25.0), budget_s=25)
+    assert done.suspects == []
+    end = "was over in round 3: nothing can be said of 4 nodes"
+    assert done.found.stopped == f"the budget of 25 s {end}"
 
 
-@pytest.mark.parametrize("after", [0.05, 1.0])
-def test_an_interrupt_ends_what_runs_and_keeps_what_is_known(after):
-    cluster = Cluster(named(8), broken={"n05": "no GPU"}, hangs=[{"n01", "n02"}], seconds=0.2)
+@pytest.mark.parametrize("after_s", [0.5, 12.0])
+def test_an_interrupt_ends_what_runs_and_keeps_what_is_known(clock, after_s):
+    cluster = Cluster(named(8), broken={"n05": "no GPU"}, hangs=[{"n01", "n02"}])
     main = gevent.getcurrent()
-    hub = gevent.get_hub().loop
-    gevent.spawn_later(after, lambda: hub.run_callback(main.throw, KeyboardInterrupt()))
-    carriers: list[Nodes] = []
-    told = Told()
-    carriers.append(Nodes(cluster))
-    policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
-    task = Task(carriers[0], policies, time.monotonic() + 60, 60)
-    began = time.monotonic()
-    found = smoke(task, told.tell, told.progress)
-    assert time.monotonic() - began < after + 2
-    assert not found.complete
-    assert found.stopped.startswith("interrupted in round ")
-    assert document.code(found) == 130
-    assert carriers[0].ended == 1
-    assert all(node.closed for node in cluster.nodes.values())
-    if after == 1.0:
-        assert suspects(found)[0] == ("node", ("n05",))
+    gevent.spawn_later(after_s, lambda: clock.run_callback(main.throw, KeyboardInterrupt()))
+    done = Run(clock, cluster)
+    assert done.took_s == after_s
+    assert not done.found.complete
+    assert done.found.stopped.startswith("interrupted in round ")
+    assert document.code(done.found) == 130
+    assert done.nodes.ended == 1
+    if after_s > 10:
+        assert ("node", ("n05",)) in done.suspects
 
 
 # --- Who takes part.
 
 
-def test_nodes_that_cannot_take_part_are_named_with_a_line_each(looks):
+def test_nodes_that_cannot_take_part_are_named_with_a_line_each(clock, looks):
     names = named(8)
     looks["n01"] = Look("n01", error="timed out", kind=UNREACHABLE)
     looks["n02"] = Look("n02", error="connection lost while looking", kind=LOST)
     looks["n03"] = Look("n03", error="sudo wants a password", kind=SUDO)
-    old = replace(GLOO, version="2.9.1")
     cluster = Cluster(
         names,
         hellos={
             "n04": {"why": "no session: exit status 1"},
-            "n05": {"engines": (old, RING)},
+            "n05": {"engines": (replace(GLOO, version="2.9.1"), RING)},
             "n06": {"ports": (22,)},
         },
     )
-    found, told = smoke_of(cluster)
-    assert rows(found, "unreachable") == {
-        "n01": "timed out", "n02": "connection lost while looking",
-    }  # fmt: skip
-    untested = rows(found, "untested")
-    assert untested.pop("n05").startswith("PyTorch 2.9.1 here, 2.13.0 on 2 nodes")
-    assert untested == {
+    done = Run(clock, cluster)
+    unreachable = {"n01": "timed out", "n02": "connection lost while looking"}
+    assert done.of("unreachable") == unreachable
+    assert done.of("untested") == {
         "n03": "sudo wants a password",
         "n04": "no session: exit status 1",
+        "n05": "PyTorch 2.9.1 here, 2.13.0 on 2 nodes",
         "n06": "it listens on none of its ports",
     }
-    assert rows(found, "passed") == {"n07": "", "n08": ""}
-    lines = [line for line in told.lines if line[:1] == "n"]
-    assert sorted(line[:3] for line in lines) == names[:6]
+    assert done.of("passed") == {"n07": "", "n08": ""}
+    assert sorted(line[:3] for line in done.lines if line[:1] == "n") == names[:6]
     assert not {"n01", "n02", "n03"} & cluster.nodes.keys()
 
 
-def test_a_node_that_does_not_start_costs_no_more_than_most_show(monkeypatch):
-    cluster = Cluster(named(5), silent={"n02"})
-    began = time.monotonic()
-    found, _ = smoke_of(cluster)
-    assert rows(found, "untested")["n02"].startswith("did not start in ")
-    assert {*rows(found, "passed")} == {"n01", "n03", "n04", "n05"}
-    assert time.monotonic() - began < 20
+def test_a_node_that_does_not_start_costs_no_more_than_most_show(clock):
+    done = Run(clock, Cluster(named(5), silent={"n02"}))
+    assert done.of("untested") == {"n02": "did not start in 20 s"}
+    assert {*done.of("passed")} == {"n01", "n03", "n04", "n05"}
 
 
-def test_no_node_can_take_part():
+def test_no_node_can_take_part(clock):
     cluster = Cluster(named(2), hellos={name: {"why": "no Python"} for name in named(2)})
-    found, _ = smoke_of(cluster)
-    assert found.stopped == "no node could take part"
-    assert rows(found, "untested") == dict.fromkeys(cluster.names, "no Python")
-    assert not cluster.said
+    done = Run(clock, cluster)
+    assert done.found.stopped == "no node could take part"
+    assert done.of("untested") == dict.fromkeys(cluster.names, "no Python")
+    assert not cluster.orders
 
 
-def test_a_password_is_asked_for_once(looks):
-    cluster = Cluster(named(3))
+def test_a_password_is_asked_for_once(clock, looks):
     fine = Look("n02", Snapshot({"gpus": Gpus()}))
     looks["n02"] = [Look("n02", error="sudo wants a password", kind=SUDO), fine, fine]
-    asked, told = [], Told()
-    policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
-    task = Task(Nodes(cluster), policies, time.monotonic() + 60, 60)
-    found = smoke(task, told.tell, told.progress, lambda names: not asked.append(names))
+    asked: list[list[str]] = []
+    done = Run(clock, Cluster(named(3)), password=lambda names: not asked.append(names))
     assert asked == [["n02"]]
-    assert len(rows(found, "passed")) == 3
+    assert len(done.of("passed")) == 3
 
 
-def test_gpus_are_ordered_by_their_numbers(looks):
+def test_gpus_are_ordered_by_their_numbers(clock, looks):
     names = named(3)
     busy = replace(GPUS.nvidia[1], processes=(GpuProcess(4711, "train", 100, "C"),))
     for name in names:
         looks[name] = Snapshot({"gpus": GPUS})
-    looks["n02"] = Snapshot(
-        {"gpus": replace(GPUS, nvidia=(GPUS.nvidia[0], busy, *GPUS.nvidia[2:]))}
-    )
-    cluster = Cluster(
-        names, engines=(NCCL, GLOO, RING), hellos={name: {"gpus": 4} for name in names}
-    )
-    found, _ = smoke_of(cluster, gpus=(0, 2, 3))
-    assert {*rows(found, "passed")} == {*names}
-    assert {one.gpus for one in found.nodes} == {(0, 2, 3)}
-    several = [one for one in cluster.of(Collective) if one.next]
-    assert {(one.gpus, one.ranks, one.large) for one in several} == {((0, 2, 3), 3, 256 << 20)}
-    assert found.engine == "torch 2.13.0 over nccl"
+    gpus = (GPUS.nvidia[0], busy, *GPUS.nvidia[2:])
+    looks["n02"] = Snapshot({"gpus": replace(GPUS, nvidia=gpus)})
+    hellos = {name: {"gpus": 4} for name in names}
+    cluster = Cluster(names, engines=(NCCL, GLOO, RING), hellos=hellos)
+    done = Run(clock, cluster, gpus=(0, 2, 3))
+    assert {*done.of("passed")} == {*names}
+    assert {node.gpus for node in done.found.nodes} == {(0, 2, 3)}
+    assert {node.slots for node in done.found.nodes} == {4}
+    several = [order for order in cluster.of(Collective) if order.next]
+    sizes = {(order.gpus, order.ranks, order.large) for order in several}
+    assert sizes == {((0, 2, 3), 3, 256 << 20)}
+    assert done.found.engine == "torch 2.13.0 over nccl"
 
 
-def test_only_the_wanted_engine_is_looked_for():
+def test_only_the_wanted_engine_is_looked_for(clock):
     cluster = Cluster(named(3), engines=(RING,))
-    found, _ = smoke_of(cluster, engine="ring")
-    assert found.engine == "ring over tcp"
-    assert {(one.engine, one.ranks) for one in cluster.of(Collective)} == {("ring", 1)}
-    assert {one.ranks for one in found.nodes} == {1}
+    done = Run(clock, cluster, engine="ring")
+    assert done.task.engines == ("ring",)
+    assert done.found.engine == "ring over tcp"
+    assert {(order.engine, order.ranks) for order in cluster.of(Collective)} == {("ring", 1)}
+    assert {node.ranks for node in done.found.nodes} == {1}
+    lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, why="no torch"), RING)))
+    assert lacking.lines[0] == "ring over tcp, for there is no PyTorch over gloo: no torch"
 
 
 # --- Nodes that lie.
 
 
-def test_a_node_cannot_send_others_to_an_address_that_is_not_its_own():
-    names = named(4)
-    cluster = Cluster(names, hellos={"n04": {"addresses": ("10.0.0.1", "10.0.0.4", "10.9.9.9")}})
-    given = {f"10.0.0.{number}": name for number, name in enumerate(names, 1)}
-    found, _ = smoke_of(cluster, given=given)
-    assert len(rows(found, "passed")) == 4
-    for order in cluster.of(Collective):
-        if order.head.name == "n04":
-            assert "10.0.0.1" not in order.head.addresses
-        if order.head.name == "n01":
-            assert order.head.addresses == ("10.0.0.1",)
-
-
-def test_a_node_with_no_address_of_its_own_is_out():
-    cluster = Cluster(named(3), hellos={"n03": {"addresses": ("10.0.0.1",)}})
-    found, _ = smoke_of(cluster, given={"10.0.0.1": "n01"})
-    assert rows(found, "untested") == {"n03": "it has no address of its own (10.0.0.1: n01, n03)"}
-    assert {*rows(found, "passed")} == {"n01", "n02"}
+def test_a_node_cannot_send_others_to_an_address_that_is_not_its_own(clock):
+    """n03 has none of its own: it is out."""
+    lies = {"n03": ("10.0.0.1",), "n04": ("10.0.0.1", "10.0.0.4", "10.9.9.9")}
+    hellos = {name: {"addresses": addresses} for name, addresses in lies.items()}
+    cluster = Cluster(named(4), hellos=hellos)
+    done = Run(clock, cluster, given={"10.0.0.1": "n01", "10.0.0.4": "n04"})
+    why = "it has no address of its own (10.0.0.1: n01, n03, n04)"
+    assert done.of("untested") == {"n03": why}
+    assert {*done.of("passed")} == {"n01", "n02", "n04"}
+    heads = {order.head.name: order.head.addresses for order in cluster.of(Collective)}
+    assert "10.0.0.1" not in heads["n04"]
+    assert heads["n01"] == ("10.0.0.1",)
 
 
 @pytest.mark.parametrize("lie", ["another test", "nonsense", "another row"])
-def test_an_answer_that_makes_no_sense_costs_its_node_alone(lie, monkeypatch):
-    cluster = Cluster(named(6))
-    answer = cluster.answer
-
-    def lies(name: str, order: Collective, phase: str, said: str) -> None:
-        if name != "n03" or cluster.nodes[name].running.pop(order.number, None) is None:
-            answer(name, order, phase, said)
-        elif lie == "another test":
-            cluster.nodes[name].say("ran", Ran(order.number + 1, "", ()))
-        elif lie == "nonsense":
-            cluster.nodes[name].lines.put(f"{cluster.nodes[name].nonce} ran {{}}")
-        else:
-            cluster.nodes[name].say("hello", Ran(order.number, "", ()))
-
-    monkeypatch.setattr(cluster, "answer", lies)
-    found, _ = smoke_of(cluster)
-    assert {*rows(found, "passed")} == {*cluster.names} - {"n03"}
-    (node,) = [one for one in found.nodes if one.name == "n03"]
-    assert "makes no sense" in node.why
+def test_an_answer_that_makes_no_sense_costs_its_node_alone(clock, lie):
+    done = Run(clock, Cluster(named(6), lies={"n03": lie}))
+    assert {*done.of("passed")} == {*named(6)} - {"n03"}
+    assert "makes no sense" in done.of("suspect", "unreachable")["n03"]
 
 
-def test_below_the_policys_floor_is_no_go():
+def test_below_the_policys_floor_is_no_go(clock):
     """However alike the nodes are: each is judged by its best test."""
     cluster = Cluster(named(3))
     policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
     policies["n02"] = replace(policies["n02"], smoke_min_gbps=400)
-    found, _ = smoke_of(cluster, policies=policies)
-    assert suspects(found) == [("node", ("n02",))]
-    assert "the policy wants 400 (smoke_min_gbps)" in found.suspects[0].evidence[0]
-    assert document.code(found) == 3
+    done = Run(clock, cluster, policies=policies)
+    assert done.suspects == [("node", ("n02",))]
+    assert "the policy wants 400 (smoke_min_gbps)" in done.found.suspects[0].evidence[0]
+    assert document.code(done.found) == 3
 
 
-# --- Afterwards.
-
-
-def test_what_got_worse_is_a_warning(looks):
-    worn = replace(GPUS.nvidia[2], ecc_uncorrectable_volatile=3)
-    fresh = replace(GPUS.nvidia[2], ecc_uncorrectable_volatile=0)
+def test_what_got_worse_is_a_warning(clock, looks):
+    gpus = [replace(GPUS.nvidia[2], ecc_uncorrectable_volatile=errors) for errors in (0, 3)]
     looks["n02"] = [
-        Snapshot({"gpus": replace(GPUS, nvidia=(*GPUS.nvidia[:2], one))}) for one in (fresh, worn)
+        Snapshot({"gpus": replace(GPUS, nvidia=(*GPUS.nvidia[:2], gpu))}) for gpu in gpus
     ]
-    cluster = Cluster(named(3))
-    found, _ = smoke_of(cluster, gpus=0)
-    assert rows(found, "warned") == {"n02": ""}
-    (node,) = [one for one in found.nodes if one.name == "n02"]
-    assert node.warnings == ("GPU 2: 3 new uncorrected ECC errors during the test",)
-
-
-def test_as_many_orders_as_nodes_and_tests():
-    cluster = Cluster(named(64), seconds=0.0)
-    began = time.monotonic()
-    found, _ = smoke_of(cluster)
-    assert not found.suspects
-    assert time.monotonic() - began < 20
-    assert all(len(orders.line(one)) < 2000 for one in cluster.of(Collective))
+    done = Run(clock, Cluster(named(3)), gpus=0)
+    assert done.of("warned") == {"n02": ""}
+    assert {node.name: node.warnings for node in done.found.nodes}["n02"] == (
+        "GPU 2: 3 new uncorrected ECC errors during the test",
+    )

@@ -1,0 +1,354 @@
+"""The engines of a node over real torch: ranks that pass, hang, die and sum wrongly.
+
+A fault is Python that each forked process runs first (`sitecustomize`), beside the real torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeready.node.proofs.mesh import Listeners
+from nodeready.node.runtime import Supervisor
+from nodeready.node.smoke import engines
+from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
+from tests.cases import cases
+from tests.command import wait_for
+from tests.hang import pythons
+
+pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("torch")]
+
+HOST = ("127.0.0.1", "::1")
+SITE = """
+import os
+
+def after():
+    path = os.environ.get("NODEREADY_TEST_FAULT", "")
+    if os.path.exists(path):
+        with open(path) as file:
+            exec(file.read(), {})
+
+os.register_at_fork(after_in_child=after)
+"""
+#: `wrap(name, before, after)`: what else rank 1 does around a function of torch.distributed.
+PRELUDE = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+
+def wrap(name, before=lambda *a: None, after=lambda *a: None):
+    real = getattr(dist, name)
+    def function(*args, **how):
+        if dist.get_rank() == 1:
+            before(*args)
+        found = real(*args, **how)
+        if dist.get_rank() == 1:
+            after(*args)
+        return found
+    setattr(dist, name, function)
+
+"""
+SLEEP = "open(os.environ['NODEREADY_TEST_FAULT'] + '.here', 'w').close()\ntime.sleep(60)"
+STAY = "def stay(*a):\n" + textwrap.indent(SLEEP, "    ") + "\nwrap('barrier', stay)"
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collective:
+    given = {
+        "number": 7, "engine": TORCH, "backend": "gloo", "world": ranks, "first": 0,
+        "ranks": ranks, "gpus": (), "head": Peer("localhost", HOST, free_port(), "token"),
+        "next": None, "small": 4096, "large": 1 << 20, "limit_s": limit_s,
+    }  # fmt: skip
+    return Collective(**{**given, **changed})  # type: ignore[arg-type]
+
+
+class TorchNode:
+    """A node's engines over real torch, and where the faults lie."""
+
+    def __init__(self, path: Path, supervisor: Supervisor) -> None:
+        self.file, self.mark = path / "fault.py", path / "fault.py.here"
+        (path / "sitecustomize.py").write_text(SITE)
+        self.words = (f"PYTHONPATH={path}", f"NODEREADY_TEST_FAULT={self.file}")
+        self.path = pythons.found()[0].path
+        config = Config("n", "tag", limit_s=600, python=self.path, environment=self.words)
+        self.engines = engines.find(supervisor, config)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self.engines._python is not None
+        return self.engines._python.process
+
+    def processes(self) -> set[int]:
+        """Those that run with its faults."""
+        pids = set()
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.fsencode(self.words[1]) in Path(f"/proc/{name}/environ").read_bytes():
+                    pids.add(int(name))
+        return pids
+
+    def run(
+        self, asked: Collective, fault: str = "", stop: threading.Event | None = None
+    ) -> tuple[Rank, ...]:
+        """The ranks of one test, after which no process of it is left."""
+        self.mark.unlink(missing_ok=True)
+        self.file.write_text(PRELUDE + fault)
+        try:
+            ranks = self.engines.run(asked, (), stop or threading.Event())
+        finally:
+            self.file.write_text("")
+        assert max(rank.seconds for rank in ranks) < asked.limit_s + 1
+        assert self.processes() <= {self.process.pid}
+        assert [rank.rank for rank in ranks] == [asked.first + n for n in range(asked.ranks)]
+        return ranks
+
+    def when_it_hangs(self, act: Any, *words: Any) -> None:
+        """Do that as soon as a rank does what STAY says."""
+        self.mark.unlink(missing_ok=True)
+
+        def wait() -> None:
+            wait_for(self.mark.exists)
+            act(*words)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.fixture(scope="module")
+def supervisor() -> Iterator[Supervisor]:
+    if not pythons.found():
+        pythons.needed()
+    with Supervisor("nodeready:test", 900) as supervisor:
+        yield supervisor
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> Iterator[TorchNode]:
+    node = TorchNode(tmp_path_factory.mktemp("site"), supervisor)
+    yield node
+    node.engines.close()
+    assert not node.processes()
+
+
+def passed(ranks: tuple[Rank, ...]) -> bool:
+    return all(rank.ok and rank.waits_for == -1 for rank in ranks)
+
+
+def texts(ranks: tuple[Rank, ...]) -> list[str]:
+    """Of each rank its phase, what is wrong or why it failed, and for whom it waits."""
+    return [
+        f"{rank.phase}: {rank.wrong or rank.said}"
+        + f" -> {rank.waits_for}" * (rank.waits_for >= 0)
+        for rank in ranks
+    ]
+
+
+@pytest.mark.parametrize("case", cases(__file__, "smoke_torch.json"))
+def test_what_ranks_answer(node, case):
+    changed: Mapping[str, Any] = case.get("order", {})
+    asked = order(case.get("ranks", 2), float(case.get("limit_s", 20)), **changed)
+    ranks = node.run(asked, case.get("fault", ""))
+    # One pattern is that of all ranks.
+    patterns = case["expect"] * (len(ranks) if len(case["expect"]) == 1 else 1)
+    for text, pattern in zip(texts(ranks), patterns, strict=True):
+        assert re.fullmatch(pattern, text, re.S), texts(ranks)
+    for rank in ranks:
+        assert (rank.gpu, rank.seconds < asked.limit_s + 1) == (-1, True)
+        if rank.ok:
+            assert rank.ms > 0 <= rank.retransmits
+            assert (rank.gbps > 0) == (len(ranks) > 1)
+
+
+def test_an_engine_names_its_versions(node):
+    nccl, gloo, _, ring = node.engines.engines
+    assert (gloo.name, gloo.backend, gloo.why, gloo.where) == (TORCH, "gloo", "", node.path)
+    version = subprocess.run(
+        [gloo.where, "-c", "import torch; print(torch.__version__)"],
+        capture_output=True, text=True, check=True,
+    ).stdout.strip()  # fmt: skip
+    assert gloo.version == nccl.version == version
+    assert "send/recv" in gloo.proves
+    assert nccl.why.startswith("PyTorch ") or node.engines.gpus
+    assert ring == Engine(RING, "tcp", "", "", "", ring.proves, "")
+
+
+def test_tests_one_after_the_other_leave_nothing(node):
+    def held() -> tuple[int, list[int]]:
+        return len(os.listdir(f"/proc/{node.process.pid}/fd")), sorted(node.processes())
+
+    assert passed(node.run(order(1)))
+    before = held()
+    for _ in range(10):
+        assert passed(node.run(order(2, small=64, large=4096)))
+    assert held() == before
+
+
+def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, supervisor, tmp_path):
+    """The head's listener has the port until its order comes, and sends its token."""
+    other = TorchNode(tmp_path, supervisor)
+    try:
+        listeners = Listeners([port := free_port()])
+        head = Peer("localhost", HOST, port, listeners.token)
+        threading.Thread(target=listeners.serve, daemon=True).start()
+        answers: list[tuple[Rank, ...]] = []
+        late = order(1, world=2, first=1, head=head)
+        thread = threading.Thread(target=lambda: answers.append(other.run(late)))
+        thread.start()
+        wait_for(lambda: listeners.came > 2)
+        listeners.sockets[port].shutdown(socket.SHUT_RDWR)
+        listeners.sockets[port].close()
+        assert passed(node.run(order(1, world=2, head=head)))
+        thread.join(20)
+        assert passed(answers[0])
+    finally:
+        other.engines.close()
+
+
+def test_no_rank_starts_when_the_name_leads_elsewhere(node):
+    head = Peer("localhost", ("10.99.99.99",), free_port(), "")
+    ranks = node.run(order(2, world=4, first=2, head=head), "raise SystemExit")
+    assert {rank.phase for rank in ranks} == {"init"}
+    assert {rank.said.split(",")[-1] for rank in ranks} == {" which is not localhost's"}
+    # The head itself may have its own name at the loopback.
+    assert passed(node.run(order(2, head=head)))
+
+
+# --- Ends.
+
+
+def test_a_test_is_ended_when_it_is_told_to(node):
+    stop = threading.Event()
+    threading.Timer(1, stop.set).start()
+    ranks = node.run(order(1, world=2, limit_s=60), stop=stop)
+    assert texts(ranks) == ["init: ended: others had passed in less time"]
+    assert passed(node.run(order(2)))
+
+
+@pytest.mark.parametrize(
+    ("number", "limit_s", "error"),
+    [
+        (signal.SIGSTOP, 8, "did not answer, and was ended"),
+        (signal.SIGKILL, 60, "ended in the test"),
+    ],
+)
+def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, error):
+    pid = node.process.pid
+    node.when_it_hangs(os.kill, pid, number)
+    ranks = node.run(order(2, limit_s=limit_s), STAY)
+    assert texts(ranks) == [f"barrier: {os.path.basename(node.path)} {error}"] * 2
+    # The next test has another one.
+    assert passed(node.run(order(2, limit_s=60)))
+    assert node.process.pid != pid
+
+
+def state_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    return ""
+
+
+def test_nothing_is_left_when_the_program_is_killed(node):
+    """Its ranks are stopped, so that they see no end of any pipe."""
+    node.file.write_text(PRELUDE + "wrap('barrier', lambda *a: os.kill(os.getpid(), 19))")
+    before = node.processes()
+    text = f"""
+        import threading
+        from nodeready.node.runtime import Supervisor
+        from nodeready.node.smoke import engines
+        from nodeready.node.smoke.orders import *
+        supervisor = Supervisor("nodeready:test", 100)
+        config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
+        found = engines.find(supervisor, config)
+        head = Peer("localhost", {HOST!r}, {free_port()}, "")
+        found.run(Collective(1, "torch", "gloo", 2, 0, 2, (), head, None, 64, 64, 60.0), (),
+                  threading.Event())
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)])
+    try:
+        wait_for(lambda: [state_of(pid) for pid in node.processes()].count("T") == 1)
+    finally:
+        process.kill()
+        process.wait()
+        node.file.write_text("")
+    wait_for(lambda: node.processes() <= before)
+
+
+def test_shared_memory_of_a_killed_rank_is_removed_and_no_other(node):
+    mine, other = (Path(f"/dev/shm/nccl-nodeready-{name}-{os.getpid()}") for name in "ab")
+    other.write_bytes(b"x" * 4096)
+    fault = f"""
+import mmap
+def hold(number):
+    with open({str(mine)!r}, "w+b") as file:
+        file.truncate(4096)
+        kept = mmap.mmap(file.fileno(), 4096)
+    time.sleep(60)
+torch.set_num_threads = hold
+"""
+    try:
+        (text,) = texts(node.run(order(1, limit_s=3), fault))
+        assert text.startswith("start: no end after")
+        assert (mine.exists(), other.exists()) == (False, True)
+    finally:
+        for path in (mine, other):
+            path.unlink(missing_ok=True)
+
+
+# --- GPUs: torch's functions for them, over its processor and gloo.
+
+GPUS = """
+cuda, real_device, processor = torch.cuda, torch.device, torch.device("cpu")
+cuda.device_count = lambda: len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(","))
+cuda.set_device = cuda.synchronize = lambda device=None: None
+
+class Device:
+    def __new__(cls, kind, index=None):
+        return processor
+
+real_init, real_barrier = dist.init_process_group, dist.barrier
+def init(backend, *, store, rank, world_size, timeout, device_id=None):
+    assert backend == "nccl" and timeout.total_seconds() > 3000
+    real_init("gloo", store=store, rank=rank, world_size=world_size)
+dist.init_process_group = init
+def barrier(device_ids):
+    os.write(2, ("NCCL WARN %s %s %s\\n" % (os.environ["CUDA_VISIBLE_DEVICES"],
+             os.environ["CUDA_DEVICE_ORDER"], os.environ["NCCL_DEBUG"])).encode())
+    real_barrier()
+dist.barrier = barrier
+torch.device = Device
+"""
+
+
+def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
+    """Of the copy to a GPU's memory and its product only the numbers are tried here."""
+    nccl = Engine(TORCH, "nccl", "", "", "", "", "")
+    monkeypatch.setattr(node.engines, "engines", (nccl, *node.engines.engines[1:]))
+    asked = {"backend": "nccl", "limit_s": 60.0}
+    ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS)
+    assert passed(ranks), ranks
+    assert [rank.gpu for rank in ranks] == [3, 1]
+    ranks = node.run(order(2, gpus=(3, 1), **asked), GPUS + "dist.all_gather = lambda *a: 1 / 0")
+    error = "ZeroDivisionError: division by zero (3,1 PCI_BUS_ID WARN)"
+    assert {rank.said for rank in ranks} == {error}
+    fault = GPUS + "cuda.init = lambda: None\ncuda.device_count = lambda: 1"
+    ranks = node.run(order(2, gpus=(0, 7), **asked), fault)
+    assert {(rank.gpu, text) for rank, text in zip(ranks, texts(ranks), strict=True)} == {
+        (0, "compute: GPU 0: PyTorch sees 1 of 2 GPUs"),
+        (7, "compute: GPU 7: PyTorch sees 1 of 2 GPUs"),
+    }

@@ -1,0 +1,274 @@
+"""The real program of a smoke test, as it travels to a node, spoken with over pipes.
+
+Its listeners and its engines are stand-ins.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import queue
+import resource
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nodeready import shell
+from nodeready.node import payload
+from nodeready.node.smoke import orders
+from nodeready.node.smoke.orders import Collective, Config, End, Hello, Pair, Paired, Peer, Ran
+from nodeready.subjects import wire
+
+MAIN = "nodeready.node.smoke.program"
+KINDS = {"hello": Hello, "ran": Ran, "paired": Paired}
+
+#: A ring whose nodes wait as long as ``small`` says in ms, and a pair that is told the same way.
+RING = """
+import socket, threading, time
+from nodeready.node.smoke.orders import Busy, Paired, Rank
+class Listeners:
+    def __init__(self, ports):
+        self.token, self.came, self.open, self.busy = "token", 0, {}, ()
+        for port in ports:
+            why = self._take(port)
+            if why:
+                self.busy += (Busy(port, why),)
+    ports = property(lambda self: tuple(self.open))
+    def _take(self, port):
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("0.0.0.0", port))
+            one.listen(8)
+        except OSError as problem:
+            one.close()
+            return problem.strerror
+        self.open[port] = one
+        return ""
+    def take(self, port):
+        return port in self.open or not self._take(port)
+    def release(self, port):
+        self.open.pop(port).close()
+    def serve(self):
+        threading.Event().wait()
+def run_ring(order, listeners, stop):
+    began = time.monotonic()
+    if order.small == 13:
+        raise OSError("the ring is broken")
+    if order.small == 666:
+        time.sleep(300)
+    stop.wait(min(order.small / 1000, order.limit_s))
+    said = "ended" if stop.is_set() else ""
+    return Rank(order.first, -1, "done", "", said, -1, 1.0, 2.0, 0, time.monotonic() - began)
+def run_pair(order, own, listeners, stop):
+    time.sleep(300 if order.small == 666 else 0)
+    why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
+    return Paired(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
+"""
+
+#: An engine whose ranks are real processes.
+ENGINES = """
+import os, socket, time
+from nodeready.node.smoke.orders import Engine, Rank
+class Engines:
+    engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
+    def __init__(self, supervisor):
+        self.supervisor = supervisor
+    def close(self):
+        pass
+    def run(self, order, addresses, stop):
+        began = time.monotonic()
+        argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
+        process = self.supervisor.start(argv)
+        held = None
+        if order.small == 29:
+            held = socket.create_server(("0.0.0.0", order.head.port))
+        while process.poll() is None and not stop.is_set() or order.small == 666:
+            if time.monotonic() > began + order.limit_s and order.small != 666:
+                break
+            time.sleep(0.02)
+        said = "ended" if process.poll() is None else ""
+        self.supervisor.stop(process)
+        if held:
+            held.close()
+        return tuple(
+            Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0, 0.0)
+            for at in range(order.ranks)
+        )
+def find(supervisor, config):
+    if config.python == "hangs":
+        time.sleep(300)
+    if config.python == "raises":
+        raise ValueError("what is this")
+    return Engines(supervisor)
+"""
+
+
+HERE = Peer("here", ("192.0.2.1",), 29500, "token")
+
+
+def stubborn(python: str = sys.executable) -> str:
+    """A rank that ignores signals, and a child of it in a session of its own."""
+    child = f"{python} -c 'import os, time; os.setsid(); time.sleep(300)' $0"
+    return f"trap '' TERM INT HUP; {child} & sleep 301"
+
+
+def ring(number: int, ms: int = 0, limit_s: float = 10) -> Collective:
+    return Collective(number, "ring", "tcp", 1, 0, 1, (), HERE, None, ms, 8, limit_s)
+
+
+def torch(number: int, shell: str = "true", limit_s: float = 10, **changed: object) -> Collective:
+    order = Collective(number, "torch", shell, 4, 0, 2, (), HERE, None, 1, 8, limit_s)
+    return replace(order, **changed)
+
+
+def pair(number: int, target: Peer = HERE, **changed: object) -> Pair:
+    return replace(Pair(number, target, (target.port,), 1, 8, 10), **changed)
+
+
+def within(limit_s: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + limit_s
+    while not (held := holds()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return held
+
+
+@functools.cache
+def _packed(*changed: tuple[str, str]) -> tuple[str, frozenset[str]]:
+    """The program as it travels, with the stand-ins, and with these words of its text changed."""
+    modules = payload.closure([MAIN, "nodeready.node.payload"])
+    modules |= {"nodeready.node.smoke.ring": RING, "nodeready.node.smoke.engines": ENGINES}
+    for words, other in changed:
+        assert words in modules[MAIN]
+        modules[MAIN] = modules[MAIN].replace(words, other)
+    packed = base64.b85encode(zlib.compress(json.dumps(modules).encode(), 1)).decode("ascii")
+    return packed, frozenset(name for name in modules if payload.is_package(name))
+
+
+def _full_cores() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+
+
+class RunningProgram:
+    """What it prints comes in time, or the test fails."""
+
+    def __init__(self, config: Config, login: str, changed: Mapping[str, str]) -> None:
+        self.config = config
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(payload, "_modules", lambda main: _packed(*changed.items()))
+            program = payload.program(MAIN, config, stdin=True)
+        command = shell.command(program.script, config.limit_s + 2, config.tag, program.text)
+        self.process = subprocess.Popen(
+            [*(["su", login, "-s", "/bin/sh"] if login else ["sh"]), "-c", command.line],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+            preexec_fn=_full_cores,  # noqa: PLW1509 - it calls nothing but the kernel
+        )  # fmt: skip
+        self.rows: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.printed: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        self.write(command.stdin)
+
+    def _read(self) -> None:
+        for row in self.process.stdout:
+            self.rows.put(row)
+        self.rows.put("")
+
+    def write(self, text: str) -> None:
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
+
+    def order(self, order: Collective | Pair | End) -> None:
+        self.write(f"{orders.line(order)}\n")
+
+    def answer(self, limit_s: float = 30) -> Hello | Ran | Paired | None:
+        """The next answer; None: the program has ended."""
+        row = self.rows.get(timeout=limit_s)
+        self.printed.append(row)
+        if not row:
+            return None
+        ((name, data),) = wire.lines(row, self.config.nonce)
+        return wire.decode(KINDS[name], data)
+
+    def close(self) -> tuple[int, str]:
+        """End its input: its exit status, and what it printed of its end."""
+        self.process.stdin.close()
+        return self.wait()
+
+    def wait(self) -> tuple[int, str]:
+        status = self.process.wait(20)
+        return status, self.process.stderr.read()
+
+    def pids(self, *words: str) -> list[int]:
+        """The processes of this run with these words in their command lines."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{name}/cmdline").read_text(errors="replace")
+                if all(word in line for word in (self.config.tag, *words)):
+                    found.append(int(name))
+        return found
+
+    def wait_for_ranks(self, words: str = "sleep 30", count: int = 1) -> None:
+        assert within(20, lambda: len(self.pids(words)) >= count)
+
+    def pythons(self) -> list[int]:
+        """Our programs and their watchdogs, root's first."""
+        return sorted(
+            pid for pid in self.pids()
+            if "python" in os.readlink(f"/proc/{pid}/exe") and pid not in self.pids("sleep(300)")
+        )  # fmt: skip
+
+    def is_gone(self) -> bool:
+        return within(10, lambda: not self.pids())
+
+    def end(self, how: str) -> None:
+        """Begin its end: stdin, a signal, or its own alarm."""
+        if how == "stdin":
+            self.process.stdin.close()
+        elif how != "alarm":
+            os.kill(self.pythons()[0], getattr(signal, f"SIG{how}"))
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def programs(port: int) -> Iterator[Callable[..., RunningProgram]]:
+    """``start(user="ada")``: a program with this Config, on this port. login: who starts it;
+    changed: words of its text, and those in their place."""
+    started: list[RunningProgram] = []
+
+    def start(
+        login: str = "", changed: Mapping[str, str] | None = None, **config: object
+    ) -> RunningProgram:
+        word = secrets.token_hex(8)
+        given = Config(f"nodeready-{word}", f"nodeready:{word}", ports=(port,), limit_s=60)
+        started.append(RunningProgram(replace(given, **config), login, changed or {}))
+        return started[-1]
+
+    yield start
+    for program in started:
+        with contextlib.suppress(OSError):
+            program.process.stdin.close()
+        for pid in program.pids():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.killpg(program.process.pid, signal.SIGKILL)
+        program.process.wait(10)
