@@ -13,6 +13,9 @@ from tests.command import Tool
 from tests.hang.job import RANKS, Job
 
 Seen = dict[str, Any]
+#: Of the data loader: it looks every 5 s whether its workers are alive, which may be between the
+#: samples (MP_STATUS_CHECK_INTERVAL).
+LOADER = "_MultiProcessingDataLoaderIter._next_data"
 
 
 @pytest.fixture
@@ -32,25 +35,19 @@ def look(job: Job, tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Seen
 
 
 def groups(seen: Seen) -> list[tuple[str, str | None, list[int]]]:
-    return [(one["kind"], one["verdict"], one["ranks"]) for one in seen["groups"]]
-
-
-def leaf(group: Seen) -> str:
-    function: str = group["frames"][-1]["function"]
-    return function
+    return [(group["kind"], group["verdict"], group["ranks"]) for group in seen["groups"]]
 
 
 def others(*culprits: int) -> list[int]:
     return [rank for rank in RANKS if rank not in culprits]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "verdicts", "function"),
     [
         ("checkpoint", ("blocked",), "save_checkpoint"),
-        # It looks every 5 s whether its workers are alive (MP_STATUS_CHECK_INTERVAL), which may
-        # be between the samples.
-        ("loader", ("blocked", "unsure"), "_MultiProcessingDataLoaderIter._next_data"),
+        ("loader", ("blocked", "unsure"), LOADER),
         ("spin", ("spinning",), "tokenize"),
     ],
 )
@@ -65,12 +62,14 @@ def test_one_rank_is_elsewhere(
         culprit, rest = seen["groups"]
         assert function in [frame["function"] for frame in culprit["frames"]]
         assert ("data loader" in culprit["hint"]) == (kind == "loader")
-        assert (leaf(rest), culprit["nodes"]) == ("all_reduce", [job.node(5).name])
-        pids = {one["rank"]: one["pid"] for one in seen["processes"]}
+        assert rest["frames"][-1]["function"] == "all_reduce"
+        assert culprit["nodes"] == [job.node(5).name]
+        pids = {process["rank"]: process["pid"] for process in seen["processes"]}
         assert pids == {rank: stand.pid for rank, stand in job.stands().items()}
     assert not job.left()
 
 
+@pytest.mark.nightly
 def test_native_frames_in_the_table_pause_nobody_for_long(
     job: Job, tool: Tool, fleet: Callable[..., Path]
 ) -> None:
@@ -86,17 +85,17 @@ def test_native_frames_in_the_table_pause_nobody_for_long(
     assert not job.left()
 
 
-def test_one_rank_waits_for_storage_that_is_lost(job: Job, look: Callable[..., Seen]) -> None:
-    with job.storage_lost(4):
-        seen = look()
-        assert groups(seen) == [("uninterruptible", None, [4]), ("stack", "blocked", others(4))]
-    assert not job.left()
-
-
-def test_one_rank_is_stopped(job: Job, look: Callable[..., Seen]) -> None:
-    with job.stopped(2):
-        seen = look(status=3)
-        assert groups(seen) == [("stopped", None, [2]), ("stack", "blocked", others(2))]
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("fault", "kind", "status"),
+    [("storage_lost", "uninterruptible", 0), ("stopped", "stopped", 3)],
+)
+def test_one_rank_cannot_run(
+    job: Job, look: Callable[..., Seen], fault: str, kind: str, status: int
+) -> None:
+    with getattr(job, fault)(4):
+        seen = look(status=status)
+        assert groups(seen) == [(kind, None, [4]), ("stack", "blocked", others(4))]
     assert not job.left()
 
 
@@ -104,14 +103,12 @@ def test_a_node_is_cut_off(job: Job, look: Callable[..., Seen]) -> None:
     with job.cut_off(job.nodes[3]):
         seen = look(status=4)
         *lost, rest = seen["groups"]
-        assert {one["kind"] for one in lost} == {"missing", "no-data"}
-        assert [one["ranks"] for one in lost if one["kind"] == "missing"] == [[6, 7]]
-        assert [one["nodes"] for one in lost if one["kind"] == "no-data"] == [[job.nodes[3].name]]
-        assert (rest["verdict"], rest["ranks"], leaf(rest)) == (
-            "blocked",
-            others(6, 7),
-            "all_reduce",
-        )
+        named = {group["kind"]: group for group in lost}
+        assert {*named} == {"missing", "no-data"}
+        assert named["missing"]["ranks"] == [6, 7]
+        assert named["no-data"]["nodes"] == [job.nodes[3].name]
+        assert (rest["verdict"], rest["ranks"]) == ("blocked", others(6, 7))
+        assert rest["frames"][-1]["function"] == "all_reduce"
     assert not job.left()
 
 
