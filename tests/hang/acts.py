@@ -24,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from datetime import timedelta
 
 import torch
@@ -85,14 +84,6 @@ def wait_for_lock():
         pass
 
 
-def wait_for_event():
-    threading.Event().wait()
-
-
-def wait_for_queue():
-    queue.Queue().get()
-
-
 def poll_queue():
     batches = queue.Queue()
     while True:
@@ -136,20 +127,10 @@ def convert_images():
         child.wait()
 
 
-def shell_out():
-    with program("sh", "-c", "sleep 3600; true") as child:
-        child.wait()
-
-
 def fetch_from_server():
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as client:
         client.recv(1)
-
-
-def download_tokenizer():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/vocab.json").read()
 
 
 def wait_for_file_lock():
@@ -191,12 +172,6 @@ def map_in_threads():
             future.result()
         finally:
             os.write(write, b"x")
-
-
-def join_process():
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG,))
-    child.start()
-    child.join()
 
 
 def map_in_processes():
@@ -510,10 +485,6 @@ def compiling(number):
 # --- The end of a rank.
 
 
-def die():
-    os._exit(7)
-
-
 def raise_error():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -549,7 +520,6 @@ ACTS = {
     "load_fork": lambda: load(num_workers=2, multiprocessing_context="fork"),
     "load_spawn": lambda: load(num_workers=1, multiprocessing_context="spawn"),
     "load_forkserver": lambda: load(num_workers=1, multiprocessing_context="forkserver"),
-    "load_persistent": lambda: load(num_workers=1, persistent_workers=True),
     "load_here": lambda: load(num_workers=0),
     "load_collate": lambda: load(bad=None, num_workers=1, collate_fn=collate),
     "load_stopped": lambda: load(bad=stop_self, num_workers=1),
@@ -585,7 +555,6 @@ NUMBERED = {
     "slow": lambda number: steps(number, lambda: busy_for(3)),
     "one_slow": lambda number: steps(number, lambda: rank() == last_rank() and busy_for(1)),
     "one_naps": lambda number: steps(number, lambda: rank() == last_rank() and time.sleep(0.5)),
-    "long_naps": lambda number: steps(number, lambda: time.sleep(3)),
     "napping": lambda number: steps(number, lambda: time.sleep(0.02)),
     "loading": loading,
     "compiling": compiling,
