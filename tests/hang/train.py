@@ -7,8 +7,9 @@ loader      its data loader's worker waits, in __getitem__
 die         ends where the others make a new group together
 
 /run/job/faulty says that it does, with the step. The first two go on when somebody has opened
-/run/job/go to write. When /run/job/end is on the first node, all end at the same step and leave /run/job/done-RANK: how
-many steps, and the sum of what was reduced. /run/job/rank-RANK has its pid, step and phase.
+/run/job/go to write. When /run/job/end is on the first node, all end at the same step and leave
+/run/job/done-RANK: how many steps, and the sum of what was reduced. /run/job/rank-RANK has its
+pid, step and phase.
 """
 
 import os
