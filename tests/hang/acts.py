@@ -113,18 +113,12 @@ def serve_metrics():
     asyncio.run(metrics())
 
 
-@contextlib.contextmanager
-def program(*words):
-    with subprocess.Popen(words) as child:
+def convert_images():
+    with subprocess.Popen(["sleep", str(LONG)]) as child:
         try:
-            yield child
+            child.wait()
         finally:
             child.kill()
-
-
-def convert_images():
-    with program("sleep", str(LONG)) as child:
-        child.wait()
 
 
 def fetch_from_server():
@@ -174,11 +168,6 @@ def map_in_threads():
             os.write(write, b"x")
 
 
-def map_in_processes():
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        pool.map(time.sleep, [LONG])
-
-
 def read_shard():
     with open(f"fifo-{rank()}", "rb") as file:
         file.read()
@@ -192,15 +181,6 @@ def list_dataset():
     # A file system whose server has died.
     with contextlib.suppress(OSError):
         os.stat("data/shard-5")
-
-
-def compile_kernel():
-    """A compiler that does not end, called as torch's inductor calls one."""
-    with open("slow-cxx", "w") as file:
-        file.write("#!/bin/sh\nsleep 3600\n")
-    os.chmod("slow-cxx", 0o755)
-    with program(os.path.abspath("slow-cxx"), "kernel.cpp") as child:
-        child.wait()
 
 
 def compile_model():

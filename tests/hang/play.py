@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -237,47 +237,35 @@ class Play:
     def fault(self) -> Iterator[None]:
         """What the test itself does to ranks, and undoes."""
         kind, ranks = self.scenario.fault
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as undo:
             for rank in ranks:
-                pid = self.pids()[rank]
-                stack.callback(getattr(self, f"_{kind}")(pid))
+                getattr(self, f"_{kind}")(self.pids()[rank], undo)
             yield
 
-    def _stopped(self, pid: int) -> Callable[[], None]:
+    def _stopped(self, pid: int, undo: contextlib.ExitStack) -> None:
+        undo.callback(os.kill, pid, signal.SIGCONT)
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: fields(pid)[0] == "T")
-        return lambda: os.kill(pid, signal.SIGCONT)
 
-    def _traced(self, pid: int) -> Callable[[], None]:
+    def _traced(self, pid: int, undo: contextlib.ExitStack) -> None:
         words = ["strace", "-o", "/dev/null", "-p", str(pid)]
         tracer = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        undo.callback(tracer.wait)
+        undo.callback(tracer.terminate)
         wait_for(lambda: pid in held([pid]))
 
-        def undo() -> None:
-            tracer.terminate()
-            tracer.wait()
-
-        return undo
-
-    def _debugged(self, pid: int) -> Callable[[], None]:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        gdb = subprocess.Popen(
-            ["gdb", "-q", "-nx", "-p", str(pid)], stdin=subprocess.PIPE, **quiet
-        )
+    def _debugged(self, pid: int, undo: contextlib.ExitStack) -> None:
+        words, quiet = ["gdb", "-q", "-nx", "-p", str(pid)], subprocess.DEVNULL
+        gdb = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        undo.callback(gdb.communicate, b"detach\nquit\n", timeout=60)
         wait_for(lambda: held([pid]).get(pid, "")[:1] == "t")
 
-        def undo() -> None:
-            gdb.communicate(b"detach\nquit\n", timeout=60)
-
-        return undo
-
-    def _dead_mount(self, pid: int) -> Callable[[], None]:
+    def _dead_mount(self, pid: int, undo: contextlib.ExitStack) -> None:
         # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
         os.kill(pid, signal.SIGUSR1)
         wait_for(lambda: fields(pid)[0] == "D")
-        return lambda: os.kill(self.server, signal.SIGKILL)
+        undo.callback(os.kill, self.server, signal.SIGKILL)
 
-    def _killed(self, pid: int) -> Callable[[], None]:
+    def _killed(self, pid: int, undo: contextlib.ExitStack) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}").exists())
-        return lambda: None
