@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from nodeready.node.witnesses.motion import Found, Motion, Ports
 from nodeready.subjects import wire
 from nodeready.transport.base import UNREACHABLE, Failure, Reply
 from nodeready.triage.watch import Interval, Key, Look, Sign, Watch, interval, judge, signs, take
+from tests.cases import cases
 
 MINUTE = 60.0
 REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False, False)
@@ -42,64 +44,32 @@ def pair(
     return Look(0.0, before, first_bytes), Look(MINUTE, after, last_bytes)
 
 
-NOTHING: dict[str, float] = {"log_age_s": 60}
-#: A queue with a limit of 5 s (torch.utils.data, MP_STATUS_CHECK_INTERVAL), PyTorch's watchdog.
-POLLS: dict[str, float] = {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "log_age_s": 60}
-#: A file baton: every 0.1 s (torch.utils.file_baton).
-BATON: dict[str, float] = {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60}
-#: NCCL, MPI and CUDA poll.
-SPINS: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60, "may_poll": 1}
-#: A loop of small matrices: no page fault, no switch. Nothing in it polls.
-COMPUTES: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60}
-
-#: name -> what the ranks do in a minute, and what that is.
-CASES: dict[str, tuple[list[dict[str, float]], dict[str, float], str]] = {
-    "all wait": ([NOTHING] * 4, {}, "still"),
-    "all wait, with polls of a queue": ([POLLS] * 4, {}, "still"),
-    "one waits for a file's lock": ([BATON, NOTHING], {}, "still"),
-    "all spin": ([SPINS] * 4, {}, "still"),
-    "all spin, no port moves": ([SPINS] * 4, {"nodes": 2, "ports": 200.0}, "still"),
-    "one spins, three wait": ([SPINS, NOTHING, NOTHING, NOTHING], {}, "still"),
-    "a rank polls a hundred times a second": (
-        [{**NOTHING, "switches": 6000, "cpu_s": 0.6}, NOTHING], {}, "still",
-    ),
-    "the watchdog has seen it, its words grow the log": (
-        [{**NOTHING, "watchdog": 1, "log_bytes": 400, "log_age_s": -290}, NOTHING], {}, "still",
-    ),
-    # A healthy job.
-    "an evaluation that only computes": ([COMPUTES, NOTHING], {}, "moves"),
-    "88 steps a second": ([{"switches": 9000, "cpu_s": 55, "faults": 900}] * 2, {}, "moves"),
-    "a step in 40 s, which spins for its GPU": (
-        [{**SPINS, "faults": 300, "switches": 20}] * 2, {}, "moves",
-    ),
-    "a step in 40 s, and its loaders work": (
-        [{**NOTHING, "cpu_s": 8, "faults": 900}, NOTHING], {}, "moves",
-    ),
-    "an evaluation on rank 0, the others wait": (
-        [{**NOTHING, "cpu_s": 50, "faults": 4000, "switches": 300}, NOTHING, NOTHING], {}, "moves",
-    ),
-    "an evaluation on rank 0, the others spin": (
-        [{**SPINS, "faults": 4000}, SPINS, SPINS], {}, "moves",
-    ),
-    "a checkpoint": ([{**NOTHING, "moved_bytes": 4e8, "cpu_s": 1}, NOTHING], {}, "moves"),
-    "a graph of CUDA each second, and a wait that blocks": (
-        [{**NOTHING, "cpu_s": 0.9, "main_cpu_s": 0.3, "switches": 240}] * 2, {}, "moves",
-    ),
-    "a data loader that works a little": (
-        [{**NOTHING, "cpu_s": 2, "faults": 100}, NOTHING], {}, "moves",
-    ),
-    "a compiler below rank 1": ([NOTHING, {**NOTHING, "cpu_s": 30, "faults": 9000}], {}, "moves"),
-    "processes below come and go": ([{**NOTHING, "below": 1}, NOTHING], {}, "moves"),
-    "only the log grows": ([{"log_bytes": 80, "log_age_s": -300}, NOTHING], {}, "moves"),
-    "all spin, and bytes move": ([SPINS] * 2, {"nodes": 2, "ports": 5e7}, "moves"),
-    "a little CPU time": ([{**NOTHING, "cpu_s": 2}], {}, "still"),
-    "spins, and no log is known": ([{**SPINS, "log_bytes": 0}], {}, "still"),
-}  # fmt: skip
+#: What a rank does in a minute; a row of `watch.json` names it, or what it is like.
+RANKS: dict[str, dict[str, float]] = {
+    "nothing": {"log_age_s": 60},
+    # A queue with a limit of 5 s (torch.utils.data, MP_STATUS_CHECK_INTERVAL), the watchdog.
+    "polls": {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "log_age_s": 60},
+    # A file baton: every 0.1 s (torch.utils.file_baton).
+    "baton": {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60},
+    # NCCL, MPI and CUDA poll.
+    "spins": {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60, "may_poll": 1},
+    # A loop of small matrices: no page fault, no switch. Nothing in it polls.
+    "computes": {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60},
+}
+NOTHING = RANKS["nothing"]
 
 
-@pytest.mark.parametrize(("steps", "how", "kind"), CASES.values(), ids=CASES)
-def test_what_a_minute_tells(steps, how, kind):
-    assert interval(*pair(*steps, **how)).kind == kind
+def step(row: str | dict[str, Any]) -> dict[str, float]:
+    if isinstance(row, str):
+        return RANKS[row]
+    own = dict(row)
+    return {**RANKS.get(own.pop("like", ""), {}), **own}
+
+
+@pytest.mark.parametrize("case", cases(__file__, "watch.json"))
+def test_what_a_minute_tells(case):
+    looks = pair(*map(step, case["ranks"]), nodes=case.get("nodes", 1), ports=case.get("ports"))
+    assert interval(*looks).kind == case["kind"]
 
 
 def test_where_witnesses_are_few_nobody_says_that_it_hangs():
