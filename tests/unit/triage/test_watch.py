@@ -104,6 +104,22 @@ def test_every_sign_says_what_was_seen_and_of_whom():
     }
 
 
+@pytest.mark.parametrize(
+    ("witness", "rate", "moves"),
+    [
+        ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
+        ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
+        ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
+    ],
+)  # fmt: skip
+def test_the_limits_of_a_sign(witness, rate, moves):
+    changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
+    step = {**NOTHING, **changes.get(witness, {})}
+    looks = pair(step, NOTHING, nodes=2, ports=rate if witness == "ports" else 0)
+    (sign,) = [sign for sign in signs(*looks, MINUTE) if sign.witness == witness]
+    assert sign.moves is moves
+
+
 STILL = Interval(MINUTE, 2, (Sign("cpu", False, ""), Sign("log", False, "")))
 MOVES = Interval(MINUTE, 2, (Sign("cpu", True, ""), Sign("log", False, "")))
 UNCLEAR = Interval(MINUTE, 2, (Sign("cpu", None, ""), Sign("log", False, "")))
