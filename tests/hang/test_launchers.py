@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Lab
+from tests import cases
 from tests.builders.proof import put_py_spy
 from tests.command import Tool, wait_for
 from tests.hang.play import HERE, free_port
@@ -30,18 +31,12 @@ pytestmark = pytest.mark.nightly
 LAUNCHED = HERE / "launched"
 
 
-_TORCHRUN = "{python} -m torch.distributed.run --master_addr 127.0.0.1 --master_port {port}"
-_LOOP = (
-    "export MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE=4;"
-    " for RANK in 0 1 2 3; do RANK=$RANK {python} script.py {directory} & done; wait"
-)
-
-
 @dataclass(frozen=True)
 class Launcher:
-    """One row.
+    """A row of `launchers.json`.
 
-    command:  for a shell, in the directory of the launched programs
+    command:  for a shell, in the directory of the launched programs; pieces of it. accelerate's
+              --cpu would start one process, whatever --num_processes says
     ranks:    how many; the last one reads
     module:   what the Python must have; "": torch alone
     program:  what must be on this machine
@@ -49,58 +44,14 @@ class Launcher:
     """
 
     name: str
-    command: str
+    command: list[str]
     ranks: int = 2
     module: str = ""
     program: str = ""
     numbered: bool = True
 
 
-LAUNCHERS = (
-    Launcher("torchrun", f"{_TORCHRUN} --nproc_per_node 4 script.py {{directory}}", ranks=4),
-    Launcher(
-        "torchrun-rdzv",
-        "{python} -m torch.distributed.run --rdzv_backend c10d --rdzv_endpoint 127.0.0.1:{port}"
-        " --rdzv_id run-7 --nnodes 1 --nproc_per_node 2 script.py {directory}",
-    ),
-    Launcher(
-        "torchrun-two-nodes",
-        f"for n in 0 1; do {_TORCHRUN} --nnodes 2 --node_rank $n --nproc_per_node 2"
-        " script.py {directory} & done; wait",
-        ranks=4,
-    ),
-    Launcher("spawn", "{python} spawn.py {port} {directory}", ranks=4),
-    Launcher("shell", _LOOP, ranks=4),
-    Launcher(
-        "mpirun",
-        "mpirun --allow-run-as-root --oversubscribe --mca btl self,tcp --mca plm_rsh_agent false"
-        " -np 2 -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT={port} {python} script.py {directory}",
-        program="mpirun",
-    ),
-    Launcher("lightning", "{python} lightning_fit.py", module="lightning"),
-    Launcher("ray-train", "{python} ray_train.py", module="ray"),
-    Launcher(
-        "accelerate",
-        # With --cpu it would start one process, whatever --num_processes says.
-        "ACCELERATE_USE_CPU=true"
-        " {python} -m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1"
-        " --mixed_precision no --dynamo_backend no --main_process_port {port}"
-        " script.py {directory}",
-        module="accelerate",
-    ),
-    Launcher(
-        "deepspeed",
-        "DS_ACCELERATOR=cpu {python} -m deepspeed.launcher.runner --num_gpus 2"
-        " --master_port {port} deepspeed_train.py",
-        module="deepspeed",
-    ),
-    Launcher(
-        "jax",
-        "for n in 0 1; do {python} jax_run.py $n 2 {port} {directory} & done; wait",
-        module="jax",
-        numbered=False,
-    ),
-)
+LAUNCHERS = tuple(Launcher(**row) for row in cases.read(HERE / "launchers.json"))
 
 
 def rows() -> Iterator[Any]:
@@ -196,7 +147,7 @@ def mistakes(launcher: Launcher, document: dict[str, Any], pids: dict[int, int])
     return wrong
 
 
-@pytest.mark.parametrize(("python", "launcher"), rows())
+@pytest.mark.parametrize(("python", "launcher"), list(rows()))
 def test_every_rank_is_found_and_the_last_is_the_culprit(
     python: Python | None, launcher: Launcher, box: Box, tool: Tool, tmp_path: Path
 ) -> None:
@@ -208,7 +159,9 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(
     place = tmp_path / "job"
     place.mkdir()
     os.mkfifo(place / "fifo")
-    command = launcher.command.format(python=python.path, port=free_port(), directory=place)
+    command = " ".join(launcher.command).format(
+        python=python.path, port=free_port(), directory=place
+    )
     path = f"PATH={Path(python.path).parent}:$PATH; "
     job = start(box, path + command, place, tmp_path)
     ranks = range(launcher.ranks)

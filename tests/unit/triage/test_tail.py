@@ -377,29 +377,33 @@ def test_what_a_node_says_is_shown_as_text():
 LOGS = Path(__file__).parent / "logs" / "torchrun"
 
 
-def torchrun(mode: str, name: str = "stderr.log"):
-    """The document of a run's logs."""
-    return grouped(
-        {
-            node: read_tail(Config("N", "T", f"{LOGS}/{mode}/{node}/*/attempt_0/*/{name}", 10))
-            for node in ("node0", "node1")
-        }
-    )
+@pytest.fixture
+def torchrun(monkeypatch):
+    """`torchrun(mode)`: the document of a run's logs."""
+    # No file system here is dead, however busy the machine is.
+    monkeypatch.setattr(node_tail, "PATIENCE_S", 25)
+
+    def read_logs(mode: str, name: str = "stderr.log"):
+        pattern = f"{LOGS}/{mode}/{{}}/*/attempt_0/*/{name}"
+        nodes = ("node0", "node1")
+        return grouped({node: read_tail(Config("N", "T", pattern.format(node))) for node in nodes})
+
+    return read_logs
 
 
-def test_what_all_ranks_but_the_culprit_raise_is_a_group():
+def test_what_all_ranks_but_the_culprit_raise_is_a_group(torchrun):
     """The ports of the peers differ, and each line has its own rank."""
     tail = torchrun("raise")
     assert list(map(sorted, ranks(tail))) == [[2], [0, 1, 3]]
     assert "ValueError: loss is nan" in tail.groups[0].lines[-1]
 
 
-def test_the_prints_of_all_ranks_are_a_group():
+def test_the_prints_of_all_ranks_are_a_group(torchrun):
     (group,) = torchrun("timeout", "stdout.log").groups
     assert sorted(file.local_rank for file in group.files) == [0, 0, 1, 1]
 
 
-def test_the_reports_name_the_rank_that_has_not_come():
+def test_the_reports_name_the_rank_that_has_not_come(torchrun):
     tail = torchrun("barrier")
     assert sorted(rank for group in ranks(tail) for rank in group) == [0, 1, 2, 3]
     reports = {(report.rank, report.kind) for report in tail.reports}
@@ -409,7 +413,7 @@ def test_the_reports_name_the_rank_that_has_not_come():
     assert "watchdog" in text
 
 
-def test_a_timeout_of_gloo_is_reported_of_every_rank_that_waited():
+def test_a_timeout_of_gloo_is_reported_of_every_rank_that_waited(torchrun):
     reports = torchrun("timeout").reports
     assert {report.rank for report in reports if report.kind == "timeout"} == {0, 1, 2}
 
