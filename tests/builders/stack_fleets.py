@@ -1,8 +1,4 @@
-"""Stacks of jobs that nobody ran: one per outcome, to look at and for the golden files.
-
-`python -m tests.builders.stack_fleets NAME [-v]` shows the table; `html`, `json` or `speedscope`
-in place of -v prints that.
-"""
+"""Stacks of jobs that nobody ran: one per outcome, for the golden files."""
 
 from __future__ import annotations
 
@@ -213,23 +209,3 @@ FLEETS = {
     "hung": hung, "one": one, "missing": missing, "same": same, "prefix": prefix, "many": many,
     "nobody": nobody, "hostile": hostile,
 }  # fmt: skip
-
-
-def main() -> None:
-    import sys
-
-    from nodeready.cli.screen import Screen
-    from nodeready.reports.registry import Options, find, names
-
-    word, *options = sys.argv[1:]
-    made = stages() if word == "stages" else FLEETS[word]()
-    for option in options:
-        if option in names("stacks"):
-            sys.stdout.writelines(find("stacks", option).render(made))
-            return
-    screen = Screen(color="always" if "-c" in options else "auto")
-    screen.show(find("stacks", "table").lines(made, Options(options.count("-v"), 80)))
-
-
-if __name__ == "__main__":
-    main()

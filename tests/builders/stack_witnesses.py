@@ -1,11 +1,7 @@
-"""Stacks with roles, witnesses and a verdict, of jobs that nobody ran: for the page.
-
-`python -m tests.builders.stack_witnesses [NAME]` prints the page.
-"""
+"""Stacks with roles, witnesses and a verdict, of jobs that nobody ran: for the page."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 from nodeready.triage.stacks.document import (
@@ -52,8 +48,8 @@ def late(size: int = 64) -> Stacks:
     return replace(
         made,
         processes=tuple(
-            one._replace(wait_channel="pipe_read", pid=5013) if one.rank == 13 else one
-            for one in made.processes
+            row._replace(wait_channel="pipe_read", pid=5013) if row.rank == 13 else row
+            for row in made.processes
         ),
         advice=(f"rank 13 on {name(2)}: `ls /data` there, with a time limit",),
         verdict=Verdict(
@@ -102,8 +98,8 @@ def uneven(size: int = 2000) -> Stacks:
     return replace(
         made,
         processes=tuple(
-            one._replace(pid=10_000 + (one.rank or 0), state="SR"[(one.rank or 0) // 40 % 2])
-            for one in made.processes
+            row._replace(pid=10_000 + (row.rank or 0), state="SR"[(row.rank or 0) // 40 % 2])
+            for row in made.processes
         ),
         witnesses=(Witness("logs", (), says),),
         verdict=Verdict("unclear", "no witness tells the ranks apart"),
@@ -130,9 +126,3 @@ def hostile() -> Stacks:
 
 
 FLEETS = {"late": late, "uneven": uneven, "hostile": hostile}
-
-if __name__ == "__main__":
-    from nodeready.reports import stacks_html
-
-    for piece in stacks_html.render(FLEETS[(sys.argv[1:] or ["late"])[0]]()):
-        sys.stdout.write(piece)

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import itertools
 import multiprocessing
 import os
 import pdb
@@ -23,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from datetime import timedelta
 
 import torch
@@ -84,14 +84,6 @@ def wait_for_lock():
         pass
 
 
-def wait_for_event():
-    threading.Event().wait()
-
-
-def wait_for_queue():
-    queue.Queue().get()
-
-
 def poll_queue():
     batches = queue.Queue()
     while True:
@@ -129,23 +121,10 @@ def convert_images():
             child.kill()
 
 
-def shell_out():
-    with subprocess.Popen(["sh", "-c", "sleep 3600; true"]) as child:
-        try:
-            child.wait()
-        finally:
-            child.kill()
-
-
 def fetch_from_server():
     server = socket.create_server(("127.0.0.1", 0))
     with server, socket.create_connection(server.getsockname()) as client:
         client.recv(1)
-
-
-def download_tokenizer():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/vocab.json").read()
 
 
 def wait_for_file_lock():
@@ -189,17 +168,6 @@ def map_in_threads():
             os.write(write, b"x")
 
 
-def join_process():
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG,))
-    child.start()
-    child.join()
-
-
-def map_in_processes():
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        pool.map(time.sleep, [LONG])
-
-
 def read_shard():
     with open(f"fifo-{rank()}", "rb") as file:
         file.read()
@@ -213,35 +181,6 @@ def list_dataset():
     # A file system whose server has died.
     with contextlib.suppress(OSError):
         os.stat("data/shard-5")
-
-
-def compute():
-    """Work without an end, in many places: it moves."""
-    values = torch.rand(64, 64)
-    while True:
-        for _ in range(100):
-            values = normalise(values)
-            values = project(values)
-
-
-def normalise(values):
-    return values / values.norm()
-
-
-def project(values):
-    return torch.mm(values, values) + sum(range(2000)) * 0
-
-
-def compile_kernel():
-    """A compiler that does not end, called as torch's inductor calls one."""
-    with open("slow-cxx", "w") as file:
-        file.write("#!/bin/sh\nsleep 3600\n")
-    os.chmod("slow-cxx", 0o755)
-    with subprocess.Popen([os.path.abspath("slow-cxx"), "kernel.cpp"]) as child:
-        try:
-            child.wait()
-        finally:
-            child.kill()
 
 
 def compile_model():
@@ -328,129 +267,43 @@ def load(bad=decode, collate_fn=None, **how):
             child.kill()
 
 
-def load_fork():
-    load(num_workers=2, multiprocessing_context="fork")
-
-
-def load_spawn():
-    load(num_workers=1, multiprocessing_context="spawn")
-
-
-def load_forkserver():
-    load(num_workers=1, multiprocessing_context="forkserver")
-
-
-def load_persistent():
-    load(num_workers=1, persistent_workers=True)
-
-
-def load_here():
-    load(num_workers=0)
-
-
-def load_collate():
-    load(bad=None, num_workers=1, collate_fn=collate)
-
-
 def load_deadlock():
     # The lock is held by a thread of this process when the workers are forked.
     with LOCK:
         load(bad=lock_cache, num_workers=1, multiprocessing_context="fork")
 
 
-def load_stopped():
-    load(bad=stop_self, num_workers=1)
-
-
-def load_pinned_prefetch():
-    load(num_workers=2, prefetch_factor=4)
-
-
 # --- Collectives of the whole job.
 
 
 def all_reduce():
-    values = torch.ones(4)
-    dist.all_reduce(values)
+    dist.all_reduce(torch.ones(4))
 
 
 def large_all_reduce():
     dist.all_reduce(torch.ones(400_000))
 
 
-def broadcast():
-    dist.broadcast(torch.ones(4), src=0)
-
-
-def reduce_to_first():
-    dist.reduce(torch.ones(400_000), dst=0)
-
-
-def all_gather():
-    dist.all_gather([torch.ones(4) for _ in range(world())], torch.ones(4))
-
-
-def all_gather_single():
-    dist.all_gather_into_tensor(torch.ones(4 * world()), torch.ones(4))
-
-
-def reduce_scatter():
-    dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * world()))
-
-
-def all_to_all():
-    dist.all_to_all_single(torch.ones(world()), torch.ones(world()))
-
-
 def barrier():
     dist.barrier()
 
 
-def monitored_barrier():
-    dist.monitored_barrier(timeout=timedelta(hours=1))
-
-
-def gather_objects():
-    dist.all_gather_object([None] * world(), {"rank": rank()})
-
-
-def broadcast_objects():
-    dist.broadcast_object_list([rank()], src=last_rank())
-
-
-def all_reduce_later():
-    work = dist.all_reduce(torch.ones(4), async_op=True)
-    work.wait()
-
-
-def recorded_all_reduce(number):
-    """With a dump of the flight recorder, as a watchdog leaves it, while the call waits."""
-    recorded(dist.all_reduce(torch.ones(4), async_op=True), number)
-
-
-def recorded_broadcast(number):
-    recorded(dist.broadcast(torch.ones(4), src=0, async_op=True), number)
-
-
 def recorded(work, number):
+    """With a dump of the flight recorder, as a watchdog leaves it, while the call waits."""
     # gloo's own thread records a call when it comes to it. All acts but the first, to join, call.
-    while len(record().get("entries", ())) < number:
+    while len(pickle.loads(record()).get("entries", ())) < number:
         time.sleep(0.1)
     dump_recorder()
     work.wait()
 
 
 def record():
-    return pickle.loads(torch._C._distributed_c10d._dump_fr_trace())
+    return torch._C._distributed_c10d._dump_fr_trace()
 
 
 def dump_recorder():
     with open(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank()}", "wb") as file:
-        file.write(torch._C._distributed_c10d._dump_fr_trace())
-
-
-def make_group():
-    dist.new_group(timeout=timedelta(hours=1))
+        file.write(record())
 
 
 def sub_group():
@@ -472,21 +325,12 @@ def receive_from_wrong_peer():
     dist.recv(torch.ones(4), src=(rank() + 2) % world())
 
 
+def store():
+    return dist.distributed_c10d._get_default_store()
+
+
 def wait_for_key():
-    dist.distributed_c10d._get_default_store().wait(["tokenizer-is-ready"], timedelta(hours=1))
-
-
-def set_key():
-    dist.distributed_c10d._get_default_store().set("tokenizer-is-ready", "1")
-
-
-def batch_of_sends():
-    peer = (rank() + 1) % world()
-    ops = [dist.P2POp(dist.irecv, torch.ones(4), (rank() - 1) % world())]
-    if rank() == 0:
-        ops.append(dist.P2POp(dist.isend, torch.ones(4), peer))
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
+    store().wait(["tokenizer-is-ready"], timedelta(hours=1))
 
 
 # --- Parallel models.
@@ -504,39 +348,18 @@ class Layer(torch.nn.Module):
         return self.linear(values)
 
 
-def ddp(bad=None):
-    model = DistributedDataParallel(Layer())
-    loss = model(torch.rand(4, 16)).sum()
-    if bad:
-        with contextlib.suppress(Released):
-            bad()
-    loss.backward()
-
-
-def ddp_backward():
-    ddp()
-
-
-def ddp_late():
-    ddp(read_shard)
-
-
-def fsdp(bad=None):
+def sharded():
     model = Layer()
     fully_shard(model)
+    return model
+
+
+def train_once(model, bad=None):
     loss = model(torch.rand(4, 16)).sum()
     if bad:
         with contextlib.suppress(Released):
             bad()
     loss.backward()
-
-
-def fsdp_backward():
-    fsdp()
-
-
-def fsdp_late():
-    fsdp(read_shard)
 
 
 def pipeline(bad=None):
@@ -549,10 +372,6 @@ def pipeline(bad=None):
         schedule.step(target=batch)
     else:
         schedule.step()
-
-
-def stage_works():
-    pipeline()
 
 
 class Once:
@@ -568,10 +387,6 @@ class Once:
                 act()
 
 
-def stage_hangs():
-    pipeline(Once(read_shard))
-
-
 def save_distributed():
     dcp.save({"weight": torch.rand(100) + rank()}, checkpoint_id="checkpoint")
 
@@ -579,23 +394,17 @@ def save_distributed():
 def save_distributed_blocked():
     """A file system that takes nothing: in place of the file there is a pipe without a reader."""
     os.makedirs("checkpoint", exist_ok=True)
-    for name in (f"__{rank()}_0.distcp",):
-        os.mkfifo(f"checkpoint/{name}")
+    os.mkfifo(f"checkpoint/__{rank()}_0.distcp")
     save_distributed()
 
 
 # --- Jobs that are healthy.
 
 
-def steps(number, pause=None, work=0):
+def steps(number, pause=lambda: None):
     """Steps until the test says so."""
-    step = 0
-    while True:
-        step += 1
-        if pause:
-            pause()
-        for _ in range(work):
-            project(torch.rand(256, 256))
+    for step in itertools.count(1):
+        pause()
         end = torch.tensor([float(rank() == 0 and os.path.exists("end"))])
         dist.all_reduce(end)
         say(number, step)
@@ -603,35 +412,20 @@ def steps(number, pause=None, work=0):
             return
 
 
-def fast(number):
-    steps(number)
-
-
 def busy_for(seconds):
+    """Work in many places: it moves."""
     until = time.monotonic() + seconds
     values = torch.rand(64, 64)
     while time.monotonic() < until:
         values = normalise(project(values))
 
 
-def slow(number):
-    steps(number, lambda: busy_for(3))
+def normalise(values):
+    return values / values.norm()
 
 
-def one_slow(number):
-    steps(number, lambda: busy_for(1) if rank() == last_rank() else None)
-
-
-def one_naps(number):
-    steps(number, lambda: time.sleep(0.5) if rank() == last_rank() else None)
-
-
-def long_naps(number):
-    steps(number, lambda: time.sleep(3))
-
-
-def napping(number):
-    steps(number, lambda: time.sleep(0.02))
+def project(values):
+    return torch.mm(values, values) + sum(range(2000)) * 0
 
 
 def loading(number):
@@ -671,16 +465,8 @@ def compiling(number):
 # --- The end of a rank.
 
 
-def die():
-    os._exit(7)
-
-
 def raise_error():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def leave():
-    sys.exit(0)
 
 
 def hang_at_exit():
@@ -708,15 +494,51 @@ def hang_in_destructor():
 # --- The play.
 
 
-#: Acts that are told their number, counted from 0.
-NUMBERED = (
-    fast, slow, one_slow, one_naps, napping, long_naps, loading, compiling,
-    recorded_all_reduce, recorded_broadcast,
-)  # fmt: skip
-
-
-def join():
-    dist.init_process_group("gloo", timeout=timedelta(hours=1))
+#: Acts that are no function of the user's own.
+ACTS = {
+    "join": lambda: dist.init_process_group("gloo", timeout=timedelta(hours=1)),
+    "load_fork": lambda: load(num_workers=2, multiprocessing_context="fork"),
+    "load_spawn": lambda: load(num_workers=1, multiprocessing_context="spawn"),
+    "load_forkserver": lambda: load(num_workers=1, multiprocessing_context="forkserver"),
+    "load_here": lambda: load(num_workers=0),
+    "load_collate": lambda: load(bad=None, num_workers=1, collate_fn=collate),
+    "load_stopped": lambda: load(bad=stop_self, num_workers=1),
+    "broadcast": lambda: dist.broadcast(torch.ones(4), src=0),
+    "all_gather": lambda: dist.all_gather([torch.ones(4) for _ in range(world())], torch.ones(4)),
+    "all_gather_single": lambda: dist.all_gather_into_tensor(
+        torch.ones(4 * world()), torch.ones(4)
+    ),
+    "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * world())),
+    "all_to_all": lambda: dist.all_to_all_single(torch.ones(world()), torch.ones(world())),
+    "monitored_barrier": lambda: dist.monitored_barrier(timeout=timedelta(hours=1)),
+    "gather_objects": lambda: dist.all_gather_object([None] * world(), {"rank": rank()}),
+    "broadcast_objects": lambda: dist.broadcast_object_list([rank()], src=last_rank()),
+    "all_reduce_later": lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(),
+    "make_group": lambda: dist.new_group(timeout=timedelta(hours=1)),
+    "set_key": lambda: store().set("tokenizer-is-ready", "1"),
+    "ddp_backward": lambda: train_once(DistributedDataParallel(Layer())),
+    "ddp_late": lambda: train_once(DistributedDataParallel(Layer()), read_shard),
+    "fsdp_backward": lambda: train_once(sharded()),
+    "fsdp_late": lambda: train_once(sharded(), read_shard),
+    "stage_works": pipeline,
+    "stage_hangs": lambda: pipeline(Once(read_shard)),
+}
+#: The same, told their number, counted from 0.
+NUMBERED = {
+    "recorded_all_reduce": lambda number: recorded(
+        dist.all_reduce(torch.ones(4), async_op=True), number
+    ),
+    "recorded_broadcast": lambda number: recorded(
+        dist.broadcast(torch.ones(4), src=0, async_op=True), number
+    ),
+    "fast": steps,
+    "slow": lambda number: steps(number, lambda: busy_for(3)),
+    "one_slow": lambda number: steps(number, lambda: rank() == last_rank() and busy_for(1)),
+    "one_naps": lambda number: steps(number, lambda: rank() == last_rank() and time.sleep(0.5)),
+    "napping": lambda number: steps(number, lambda: time.sleep(0.02)),
+    "loading": loading,
+    "compiling": compiling,
+}
 
 
 def kill_children():
@@ -734,10 +556,12 @@ def play(names):
     torch.manual_seed(0)
     for number, name in enumerate(names):
         say(number, 0)
-        act = globals()[name]
         try:
             try:
-                act(number) if act in NUMBERED else act()
+                if name in NUMBERED:
+                    NUMBERED[name](number)
+                else:
+                    (ACTS.get(name) or globals()[name])()
             except Exception:
                 # A call that the signal has cut off, in a library that tells it in its own words.
                 if not os.path.exists("end"):

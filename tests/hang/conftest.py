@@ -1,27 +1,22 @@
-"""The job that hangs, the command, and inventories of lab nodes for it."""
+"""The job that hangs, on nodes of the lab."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nodeready.lab import Lab, down
+from tests.hang import pythons
 from tests.hang.job import NODES, Job
-
-TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 
 
 @pytest.fixture(scope="module")
 def job(lab_machine: None) -> Iterator[Job]:
-    """The job, running. Where there is no torch, a skip; in CI that is a failure."""
-    if not TORCH.exists():
-        reason = "no torch for /usr/bin/python3 (Debian: python3-torch)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    """The job, running."""
+    if pythons.DEBIAN not in pythons.found():
+        pythons.missing("no torch for /usr/bin/python3 (Debian: python3-torch)", in_ci=True)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     name = f"test-{worker}-{os.getpid()}-torch"
     try:

@@ -6,16 +6,14 @@ It can be one job for many tests: it must go on after each fault.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node, processes
+from nodeready.lab import Node
 from nodeready.policy import Policy
 from tests.command import ours, wait_for
 
@@ -84,7 +82,7 @@ class Job:
 
         def later() -> bool:
             now = self.stands()
-            return len(now) == len(RANKS) and all(one.step >= last for one in now.values())
+            return len(now) == len(RANKS) and all(stand.step >= last for stand in now.values())
 
         wait_for(later)
 
@@ -110,40 +108,7 @@ class Job:
             yield
         finally:
             node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
-            if kind in ("checkpoint", "loader"):
-                self.file(rank, "go").write_text("go")
-        self.goes_on()
-
-    @contextlib.contextmanager
-    def storage_lost(self, rank: int) -> Iterator[None]:
-        """The rank looks into a mount whose server has died, and waits in state D."""
-        node, path = self.node(rank), f"{HERE}/data"
-        server = int(
-            processes.module("nodeready.lab.culprits", str(node.pid), "dead_mount", path).stdout
-        )
-        try:
-            with self.fault(rank, "storage"):
-                # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
-                node.enter(["kill", "-CHLD", str(self.stands()[rank].pid)])
-                status = self._process(rank) / "status"
-                wait_for(lambda: "State:\tD" in status.read_text())
-                try:
-                    yield
-                finally:
-                    os.kill(server, signal.SIGKILL)
-        finally:
-            node.enter(["umount", "-l", path])
-
-    @contextlib.contextmanager
-    def stopped(self, rank: int) -> Iterator[None]:
-        """The rank is stopped by a signal, and the others wait for it."""
-        pid = str(self.stands()[rank].pid)
-        self.node(rank).enter(["kill", "-STOP", pid])
-        self.hangs("reduce", but=rank)
-        try:
-            yield
-        finally:
-            self.node(rank).enter(["kill", "-CONT", pid])
+            self.file(rank, "go").write_text("go")
         self.goes_on()
 
     @contextlib.contextmanager
@@ -178,14 +143,14 @@ class Job:
 
     def held(self) -> set[tuple[str, int]]:
         """All processes on the job's nodes, by node and pid, that are stopped or traced."""
-        found = set()
+        held = set()
         for node in self.nodes:
             for status in Path(f"/proc/{node.pid}/root/proc").glob("[0-9]*/status"):
                 with contextlib.suppress(OSError):
                     values = dict(row.split(":\t", 1) for row in status.read_text().splitlines())
                     if values["State"][0] in "Tt" or values["TracerPid"] != "0":
-                        found.add((node.name, int(values["Pid"])))
-        return found
+                        held.add((node.name, int(values["Pid"])))
+        return held
 
     def left(self) -> list[str]:
         """What is left of ours on the job's nodes."""

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,14 +55,24 @@ def cpu_ticks(pid: int) -> int:
 
 def held(pids: Iterable[int]) -> dict[int, str]:
     """Those that are stopped or traced, and how."""
-    found = {}
+    states = {}
     for pid in pids:
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
             values = dict(row.split(":\t", 1) for row in status.splitlines() if ":\t" in row)
             if values["State"][0] in "Tt" or values["TracerPid"] != "0":
-                found[pid] = f"{values['State'][0]} {values['TracerPid']}"
-    return found
+                states[pid] = f"{values['State'][0]} {values['TracerPid']}"
+    return states
+
+
+def in_sessions(leaders: set[int]) -> list[int]:
+    """All processes of these sessions."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(fields(int(path.name))[3]) in leaders:
+                pids.append(int(path.name))
+    return pids
 
 
 def release(pid: int) -> None:
@@ -94,18 +104,10 @@ class Stable:
         if self.process.stdout.readline() != "ready\n":
             raise AssertionError(f"{python} cannot import what the ranks need")
 
-    def fork(
-        self, rank: int, environment: Mapping[str, str], place: Path, acts: list[str]
-    ) -> None:
-        order = {
-            "rank": rank,
-            "environment": dict(environment),
-            "directory": str(place),
-            "acts": acts,
-        }
+    def fork(self, rank: int, environment: dict[str, str], place: Path, acts: list[str]) -> None:
+        order = {"rank": rank, "environment": environment, "directory": str(place), "acts": acts}
         assert self.process.stdin
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
+        print(json.dumps(order), file=self.process.stdin, flush=True)
 
     def end(self) -> None:
         self.process.kill()
@@ -142,7 +144,6 @@ class Play:
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(self.port),
                 "TORCH_FR_DUMP_TEMP_FILE": str(self.file("recorder-")),
-                **self.scenario.environment,
             }
             self.stable.fork(rank, environment, self.place, acts)
 
@@ -156,13 +157,7 @@ class Play:
 
     def family(self) -> list[int]:
         """All processes of the job."""
-        found = []
-        sessions = {str(pid) for pid in self.pids().values()}
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if fields(int(path.name))[3] in sessions:
-                    found.append(int(path.name))
-        return found
+        return in_sessions(set(self.pids().values()))
 
     def log(self) -> str:
         return "\n".join(path.read_text() for path in sorted(self.place.glob("log-*")))
@@ -230,73 +225,47 @@ class Play:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.server, signal.SIGKILL)
         for _ in range(2):
-            sessions = []
+            leaders = set()
             for rank in self.scenario.parts:
                 with contextlib.suppress(OSError, ValueError):
-                    sessions.append(self.told(rank)[0])
-            for path in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    if int(fields(int(path.name))[3]) in sessions:
-                        os.kill(int(path.name), signal.SIGKILL)
+                    leaders.add(self.told(rank)[0])
+            for pid in in_sessions(leaders):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     @contextlib.contextmanager
     def fault(self) -> Iterator[None]:
         """What the test itself does to ranks, and undoes."""
         kind, ranks = self.scenario.fault
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as undo:
             for rank in ranks:
-                stack.enter_context(getattr(self, f"_{kind}")(self.pids()[rank]))
+                getattr(self, f"_{kind}")(self.pids()[rank], undo)
             yield
 
-    @contextlib.contextmanager
-    def _none(self, pid: int) -> Iterator[None]:
-        yield
-
-    @contextlib.contextmanager
-    def _stopped(self, pid: int) -> Iterator[None]:
+    def _stopped(self, pid: int, undo: contextlib.ExitStack) -> None:
+        undo.callback(os.kill, pid, signal.SIGCONT)
         os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: fields(pid)[0] == "T")
-        try:
-            yield
-        finally:
-            os.kill(pid, signal.SIGCONT)
 
-    @contextlib.contextmanager
-    def _traced(self, pid: int) -> Iterator[None]:
-        tracer = subprocess.Popen(
-            ["strace", "-o", "/dev/null", "-p", str(pid)], stderr=subprocess.DEVNULL
-        )
-        try:
-            wait_for(lambda: pid in held([pid]))
-            yield
-        finally:
-            tracer.terminate()
-            tracer.wait()
+    def _traced(self, pid: int, undo: contextlib.ExitStack) -> None:
+        words = ["strace", "-o", "/dev/null", "-p", str(pid)]
+        tracer = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        undo.callback(tracer.wait)
+        undo.callback(tracer.terminate)
+        wait_for(lambda: pid in held([pid]))
 
-    @contextlib.contextmanager
-    def _debugged(self, pid: int) -> Iterator[None]:
-        gdb = subprocess.Popen(
-            ["gdb", "-q", "-nx", "-p", str(pid)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            wait_for(lambda: held([pid]).get(pid, "")[:1] == "t")
-            yield
-        finally:
-            gdb.communicate(b"detach\nquit\n", timeout=60)
+    def _debugged(self, pid: int, undo: contextlib.ExitStack) -> None:
+        words, quiet = ["gdb", "-q", "-nx", "-p", str(pid)], subprocess.DEVNULL
+        gdb = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
+        undo.callback(gdb.communicate, b"detach\nquit\n", timeout=60)
+        wait_for(lambda: held([pid]).get(pid, "")[:1] == "t")
 
-    @contextlib.contextmanager
-    def _dead_mount(self, pid: int) -> Iterator[None]:
+    def _dead_mount(self, pid: int, undo: contextlib.ExitStack) -> None:
         # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
         os.kill(pid, signal.SIGUSR1)
         wait_for(lambda: fields(pid)[0] == "D")
-        yield
-        os.kill(self.server, signal.SIGKILL)
+        undo.callback(os.kill, self.server, signal.SIGKILL)
 
-    @contextlib.contextmanager
-    def _killed(self, pid: int) -> Iterator[None]:
+    def _killed(self, pid: int, undo: contextlib.ExitStack) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}").exists())
-        yield

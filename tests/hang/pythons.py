@@ -11,16 +11,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.paths import ROOT
 
-#: All on the newest torch, and a few on each other Python, take minutes of two cores: in CI, and
-#: with NODEREADY_HANGS=all.
-ALL = os.environ.get("NODEREADY_HANGS") == "all"
-
-_DEBIAN = Path("/usr/bin/python3")
 _DEBIAN_TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 
 
@@ -41,10 +37,10 @@ class Python:
         return self.name == "debian"
 
 
-DEBIAN = Python(str(_DEBIAN), "debian")
+DEBIAN = Python("/usr/bin/python3", "debian")
 
 
-def _named(path: Path) -> Python | None:
+def _environment(path: Path) -> Python | None:
     """The Python of an environment, by the folder of its packages; None: it has no torch."""
     for packages in sorted(path.parent.parent.glob("lib/python3.*/site-packages/torch")):
         version = re.search(r"python(3\.[0-9]+)", str(packages))
@@ -60,15 +56,21 @@ def found() -> tuple[Python, ...]:
         paths = [Path(path) for path in os.environ["NODEREADY_TORCH"].split(":") if path]
     else:
         paths = sorted(ROOT.glob(".venv-torch/py3.*/bin/python"), reverse=True)
-    named = [python for path in paths if (python := _named(path))]
-    return (*named, *([DEBIAN] if _DEBIAN_TORCH.exists() else ()))
+    environments = [python for path in paths if (python := _environment(path))]
+    return (*environments, *([DEBIAN] if _DEBIAN_TORCH.exists() else ()))
 
 
-def needed() -> None:
-    """Skip where there is no new torch; in CI that is a failure."""
-    if any(not python.debian for python in found()):
-        return
-    reason = "no new torch in .venv-torch (scripts/setup.sh test), and NODEREADY_TORCH names none"
-    if os.environ.get("CI"):
+def needed(python: Python | None = None) -> Python:
+    """The Python of a row; None: the newest. Skip where there is none; without any torch, in CI,
+    that is a failure."""
+    if python or (found() and not found()[0].debian):
+        return python or found()[0]
+    missing("no new torch in .venv-torch (scripts/setup.sh test), and NODEREADY_TORCH names none",
+            in_ci=not found())  # fmt: skip
+
+
+def missing(reason: str, *, in_ci: bool) -> NoReturn:
+    """Skip; or fail, where CI must have it."""
+    if in_ci and os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

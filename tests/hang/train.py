@@ -4,14 +4,12 @@ It hangs where /run/job/fault on its node says so, as `LOCAL_RANK KIND`:
 
 checkpoint  waits in another function while the others reduce
 loader      its data loader's worker waits, in __getitem__
-spin        computes, in Python
-storage     looks for a file where nobody answers, in the kernel
 die         ends where the others make a new group together
 
 /run/job/faulty says that it does, with the step. The first two go on when somebody has opened
-/run/job/go to write, the third when the fault is gone, the fourth when the mount is dead for good.
-When /run/job/end is on the first node, all end at the same step and leave /run/job/done-RANK: how
-many steps, and the sum of what was reduced. /run/job/rank-RANK has its pid, step and phase.
+/run/job/go to write. When /run/job/end is on the first node, all end at the same step and leave
+/run/job/done-RANK: how many steps, and the sum of what was reduced. /run/job/rank-RANK has its
+pid, step and phase.
 """
 
 import os
@@ -70,20 +68,6 @@ def save_checkpoint():
         file.read()
 
 
-def tokenize():
-    count = 0
-    # No other Python function: the leaf of the stack is always this one.
-    while os.access(FAULT, os.F_OK):
-        count += 1
-
-
-def find_shard():
-    try:
-        os.stat("/run/job/data/shard-5")
-    except OSError:
-        print("no such shard", flush=True)
-
-
 def average(values):
     dist.all_reduce(values)
     return values / dist.get_world_size()
@@ -94,10 +78,6 @@ def train():
     for step, images in enumerate(DataLoader(Images(), num_workers=1, prefetch_factor=1)):
         if faulty("checkpoint", step):
             save_checkpoint()
-        if faulty("spin", step):
-            tokenize()
-        if faulty("storage", step):
-            find_shard()
         end = RANK == "0" and os.path.exists("/run/job/end")
         phase("reduce", step)
         mean = average(torch.tensor([float(images), float(end)]))

@@ -1,4 +1,4 @@
-"""Who stands with whom, what is said of them, and in which order."""
+"""Who stands with whom, what the groups say, in which order, and what the advice is."""
 
 from __future__ import annotations
 
@@ -9,33 +9,48 @@ from typing import Any
 import jsonschema
 import pytest
 
+from nodeready.node.stacks import program as answer
 from nodeready.reports import json_report
 from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.document import Stacks, fold_ranks
+from nodeready.triage.stacks.archive import empty_trace
+from nodeready.triage.stacks.collect import MOST, choose_native, merged
+from nodeready.triage.stacks.document import (
+    Frame,
+    Group,
+    Rank,
+    Stacks,
+    Tree,
+    fold_ranks,
+    stacks_code,
+    tree,
+)
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
 from tests.paths import schema
+from tests.unit.commands import program
 
-SCHEMA = schema("stacks")
-VALID = jsonschema.Draft202012Validator(SCHEMA)
+VALID = jsonschema.Draft202012Validator(schema("stacks"))
 TWICE = (REDUCE, REDUCE)
 
 
 def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> list[Any]:
     """Ranks that all wait in one collective, but for the odd ones, four ranks per node."""
-    instead = {one["rank"]: one for one in odd}
-    made = [
-        {**instead.get(rank, process(rank, *TWICE)), "local_rank": rank % size, **more}
+    odd_ranks = {row["rank"]: row for row in odd}
+    rows = [
+        {**odd_ranks.get(rank, process(rank, *TWICE)), "local_rank": rank % size, **more}
         for rank in range(ranks)
     ]
-    return [trace(f"gpu{at // size + 1}", *made[at : at + size]) for at in range(0, ranks, size)]
+    return [
+        trace(f"gpu{first // size + 1}", *rows[first : first + size])
+        for first in range(0, ranks, size)
+    ]
 
 
 def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Stacks:
-    """Grouped; what is promised of every document is looked at each time."""
+    """Grouped; what is promised of every document is checked each time."""
     made = grouping.group(traces, errors or {}, **more)
     VALID.validate(json.loads("".join(json_report.stacks(made))))
-    for at, one in enumerate(made.groups):
-        mine = [process for process in made.processes if process.group == at]
+    for index, one in enumerate(made.groups):
+        mine = [process for process in made.processes if process.group == index]
         assert len(mine) == one.processes
         if one.kind != "missing":
             assert {process.rank for process in mine} - {None} == set(one.ranks)
@@ -43,10 +58,15 @@ def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Sta
 
 
 def brief(made: Stacks) -> list[tuple[str, str | None, str]]:
-    return [(one.kind, one.verdict, fold_ranks(one.ranks)) for one in made.groups]
+    return [(group.kind, group.verdict, fold_ranks(group.ranks)) for group in made.groups]
+
+
+def advice(made: Stacks) -> str:
+    return "\n".join(made.advice)
 
 
 REST = ("stack", "blocked", "0-2,4-7")
+ALL = [("stack", "blocked", "0-7")]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +130,7 @@ def test_a_kind_that_is_the_usual_one_comes_last():
     traces = [trace("a", *(process(rank, None) for rank in range(7)), process(7, *TWICE))]
     made = group(traces)
     assert [one.kind for one in made.groups] == ["stack", "no-data"]
-    assert any("--only ptrace" in line for line in made.advice)
+    assert "--only ptrace" in advice(made)
 
 
 def test_a_rank_that_spins_among_others_that_wait_at_the_same_place_is_apart():
@@ -121,34 +141,29 @@ def test_a_rank_that_spins_among_others_that_wait_at_the_same_place_is_apart():
     assert not any(line.startswith("rank 5") for line in made.advice)
 
 
-def test_who_was_seen_once_does_not_split_a_group():
-    assert brief(group(fleet(process(5, REDUCE)))) == [("stack", "blocked", "0-7")]
-
-
 @pytest.mark.parametrize(
     ("later", "verdict"),
     [("step train.py 41", "blocked"), ("train train.py 71 > step train.py 40", "progressing")],
 )
-def test_only_the_last_line_may_differ_for_who_has_stayed(later, verdict):
+def test_only_the_last_line_may_differ_of_a_rank_that_has_stayed(later, verdict):
     before = "train train.py 70 > step train.py 40"
     before = before if later.count(">") else "step train.py 40"
     made = group([trace("a", process(0, f"main x.py 1 > {before}", f"main x.py 1 > {later}"))])
     assert brief(made) == [("stack", verdict, "0")]
 
 
-def test_a_line_of_a_library_that_differs_is_none():
-    other = REDUCE.replace(f"{C10D} 2806", f"{C10D} 2811")
-    made = group(fleet(process(3, other, other)))
-    assert brief(made) == [("stack", "blocked", "0-7")]
+C10D_LATER = REDUCE.replace(f"{C10D} 2806", f"{C10D} 2811")
+CALLED_LATER = REDUCE.replace("step train.py 40", "step train.py 44")
+
+
+def test_lines_of_a_library_are_equal_and_lines_of_the_user_are_not():
+    assert brief(group(fleet(process(5, REDUCE)))) == ALL
+    made = group(fleet(process(3, C10D_LATER, C10D_LATER)))
+    assert brief(made) == ALL
     assert [frame.line for frame in made.groups[0].frames] == [90, 70, 40, 0]
-
-
-def test_who_waits_at_another_line_of_his_own_waits_in_another_call():
-    other = REDUCE.replace("step train.py 40", "step train.py 44")
-    made = group(fleet(process(3, other, other)))
+    made = group(fleet(process(3, CALLED_LATER, CALLED_LATER)))
     assert brief(made) == [("stack", "blocked", "3"), REST]
-    (line,) = made.advice
-    assert "rank 3 in all_reduce, called at train.py:44, ranks 0-2,4-7 in all_reduce" in line
+    assert "rank 3 in all_reduce, called at train.py:44, ranks 0-2,4-7 in all_red" in advice(made)
 
 
 def test_addresses_make_no_difference():
@@ -167,11 +182,10 @@ def test_a_fork_is_where_a_group_leaves_all_larger_ones():
 
 def test_all_at_one_collective_points_at_the_network():
     made = group(fleet(world_size=8), started="2026-01-01T00:00:00Z", finished="")
-    assert brief(made) == [("stack", "blocked", "0-7")]
+    assert brief(made) == ALL
     assert "waits in a collective" in made.groups[0].hint
-    text = "\n".join(made.advice)
-    assert "rdma.errors,nics.errors" in text
-    assert "NCCL_DEBUG=INFO" in text
+    assert "rdma.errors,nics.errors" in advice(made)
+    assert "NCCL_DEBUG=INFO" in advice(made)
     assert (made.world_size, made.started) == (8, "2026-01-01T00:00:00Z")
 
 
@@ -183,26 +197,25 @@ def test_stages_of_a_pipeline_are_no_suspects():
          for at in range(4)]
     )  # fmt: skip
     assert [fold_ranks(one.ranks) for one in made.groups] == ["0-3", "4-7", "8-11", "12-15"]
-    assert any("stages of a pipeline" in line for line in made.advice)
+    assert "stages of a pipeline" in advice(made)
     assert {one.role for one in made.groups} == {None}
     rows = [row.replace("torch/distributed/pipelining/", "my/") for row in stages]
     other = group([trace("a", *(process(at, row, row) for at, row in enumerate(rows)))])
-    assert not any("pipeline" in line for line in other.advice)
+    assert "pipeline" not in advice(other)
 
 
 def test_different_collectives_are_a_mismatch_and_accuse_nobody():
     other = f"{TRAIN} > broadcast {C10D} 2000"
     made = group(fleet(process(3, other, other)))
-    text = "\n".join(made.advice)
-    assert "all ranks wait for others, at 2 places (rank 3 in broadcast, called at" in text
-    assert "accuse nobody" in text
+    assert "all ranks wait for others, at 2 places (rank 3 in broadcast, called" in advice(made)
+    assert "accuse nobody" in advice(made)
+    assert "suspect" not in advice(made)
     assert {one.role for one in made.groups} == {"victim"}
 
 
 def test_a_job_that_moves_is_said_to_move():
-    moving = [process(rank, REDUCE, LOAD) for rank in range(6)]
-    made = group(fleet(*moving))
-    assert any("6 of 8 ranks move" in line for line in made.advice)
+    made = group(fleet(*(process(rank, REDUCE, LOAD) for rank in range(6))))
+    assert "6 of 8 ranks move" in advice(made)
     assert all(not one.hint for one in made.groups if one.verdict == "progressing")
 
 
@@ -218,32 +231,37 @@ def test_a_job_that_moves_is_said_to_move():
     ],
 )
 def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, expected, why):
+    ranks = {int(node): (2 * int(node), 2 * int(node) + 1) for node in nodes}
     traces = [
-        trace(f"n{at}", *(process(2 * int(at) + i, *TWICE, world_size=8) for i in (0, 1)))
-        for at in nodes
+        trace(f"n{node}", *(process(rank, *TWICE, world_size=8) for rank in pair))
+        for node, pair in ranks.items()
     ]
     made = group(traces, errors, **more)
     missing = [one for one in made.groups if one.kind == "missing"]
     assert [one.kind for one in made.groups].count("no-data") == len(set(errors.values()))
-    assert made.errors == errors
-    assert made.world_size == 8
+    assert (made.errors, made.world_size) == (errors, 8)
     assert bool(missing) == bool(why)
     for one in missing:
         assert one.nodes == expected
-        assert set(one.ranks) == set(range(8)) - {2 * int(at) + i for at in nodes for i in (0, 1)}
+        assert {*one.ranks} == {*range(8)} - {rank for pair in ranks.values() for rank in pair}
         assert why in one.why
-        said = "gave no answer: see" if expected else "dmesg"
-        assert any(said in line for line in made.advice)
+        assert ("gave no answer: see" if expected else "dmesg") in advice(made)
 
 
-def test_one_rank_of_a_node_is_missing_there():
+def test_a_rank_of_a_node_is_missing_there():
     made = group([trace("a", process(0, *TWICE, world_size=4), process(1, *TWICE, world_size=4)),
                   trace("b", process(2, *TWICE, world_size=4))])  # fmt: skip
     assert (made.groups[0].ranks, made.groups[0].nodes) == ((3,), ("b",))
 
 
+@pytest.mark.parametrize(("part", "kinds"), [("", ["missing", "stack"]), ("--pid", ["stack"])])
+def test_a_rank_that_nobody_asked_for_is_not_missing(part, kinds):
+    traces = [{**trace("n1", process(0, *TWICE, world_size=8)), "part": part}]
+    assert sorted(one.kind for one in group(traces).groups) == kinds
+
+
 @pytest.mark.parametrize(
-    ("sizes", "world", "said"),
+    ("sizes", "world", "words"),
     [
         ((8, 4), None, "disagree on WORLD_SIZE"),
         ((10**9, 10**9), 10**9, "which no job has"),
@@ -252,7 +270,7 @@ def test_one_rank_of_a_node_is_missing_there():
         ((None, None), None, ""),
     ],
 )
-def test_a_world_size_that_cannot_be_is_said_and_not_believed(sizes, world, said):
+def test_a_world_size_that_cannot_be_is_not_believed(sizes, world, words):
     tracemalloc.start()
     rows = [process(rank, *TWICE, world_size=size) for rank, size in enumerate(sizes)]
     made = group([trace("a", *rows)])
@@ -260,37 +278,38 @@ def test_a_world_size_that_cannot_be_is_said_and_not_believed(sizes, world, said
     tracemalloc.stop()
     assert made.world_size == world
     assert [one.kind for one in made.groups] == ["stack"]
-    assert any(said in line for line in made.advice)
+    assert words in advice(made)
+
+
+# --- Several jobs, several users.
 
 
 def test_a_rank_that_two_processes_claim_is_there_twice():
     made = group([*fleet(), trace("gpu9", process(3, *TWICE, pid=77))])
-    twice = [one for one in made.processes if one.rank == 3]
-    assert [(one.node, one.pid) for one in twice] == [("gpu1", 1003), ("gpu9", 77)]
+    twice = [(row.node, row.pid) for row in made.processes if row.rank == 3]
+    assert twice == [("gpu1", 1003), ("gpu9", 77)]
     assert made.groups[0].processes == 9
-    assert any("gpu1 pid 1003, gpu9 pid 77" in line for line in made.advice)
+    assert "gpu1 pid 1003, gpu9 pid 77" in advice(made)
 
 
 def test_the_largest_job_is_shown_and_the_others_are_named():
     other = trace("gpu3", process(0, LOAD, LOAD, job="99"), process(None, LOAD, LOAD, job=""))
     made = group([other, *fleet()])
-    assert made.job == "88"
-    assert brief(made) == [("stack", "blocked", "0-7")]
+    assert (made.job, brief(made)) == ("88", ALL)
     (line,) = (line for line in made.advice if "--job" in line)
     assert "99 (1 process)" in line
 
 
 def fakes(count: int, **more: Any) -> list[Any]:
-    made = [process(n, LOAD, LOAD, user="mallory", pid=9000 + n, **more) for n in range(count)]
-    return [trace("gpu9", *made)]
+    more = {"user": "mallory", **more}
+    return [trace("gpu9", *(process(n, LOAD, LOAD, pid=9000 + n, **more) for n in range(count)))]
 
 
 def test_what_another_user_claims_is_no_rank_of_the_job():
     made = group([*fakes(3), *fleet()])
-    assert (made.job, made.user) == ("88", "ada")
-    assert brief(made) == [("stack", "blocked", "0-7")]
-    assert {one.node for one in made.processes} == {"gpu1", "gpu2"}
-    assert [tuple(one) for one in made.others] == [("88", "mallory", 3, True)]
+    assert (made.job, made.user, brief(made)) == ("88", "ada", ALL)
+    assert {row.node for row in made.processes} == {"gpu1", "gpu2"}
+    assert [tuple(other) for other in made.others] == [("88", "mallory", 3, True)]
     assert made.advice[-2:] == (
         "shown is job 88 of ada; there are also 88 (3 processes of mallory): choose with "
         "--user NAME",
@@ -298,7 +317,7 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     )
 
 
-def test_many_processes_of_one_rank_are_no_larger_job():
+def test_many_processes_of_the_same_rank_are_no_larger_job():
     crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
     assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
 
@@ -308,19 +327,20 @@ def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
     made = group([*fakes(40, world_size=40), *fakes(1, job="89"), *own])
     assert (made.job, made.user, len(made.processes)) == ("88", "ada", 8)
     # What its user runs outside of the cgroup is the job's; a cgroup is worth more than words.
-    beside = trace("gpu8", process(8, *TWICE))
-    lies = fakes(5, slurm_job="99", job="88")
-    made = group([*lies, beside, *own])
+    outside = trace("gpu8", process(8, *TWICE))
+    made = group([*fakes(5, slurm_job="99", job="88"), outside, *own])
     assert (made.job, len(made.processes)) == ("88", 9)
-    assert [tuple(one) for one in made.others] == [("99", "mallory", 5, False)]
+    assert [tuple(other) for other in made.others] == [("99", "mallory", 5, False)]
 
 
 @pytest.mark.parametrize("lie", [{"slurm_job": "99"}, {"job": "99"}, {"user": "mallory"}])
 def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
-    crowd = [process(n, LOAD, LOAD, pid=9000 + n, **lie) for n in range(300)]
-    made = group([trace("gpu9", *crowd), *fleet()])
+    made = group([*fakes(300, **{"user": "ada", **lie}), *fleet()])
     assert (made.job, made.user, len(made.processes)) == ("88", "ada", 8)
-    assert [one.processes for one in made.others] == [300]
+    assert [other.processes for other in made.others] == [300]
+
+
+# --- Nodes without an answer, and hostile ones.
 
 
 def test_nodes_without_an_answer_are_together_by_their_reason():
@@ -337,14 +357,31 @@ def test_a_node_with_a_part_of_an_answer_is_not_silent():
     made = group([trace("a", process(0, *TWICE), error="the native round: connection lost")])
     assert [one.kind for one in made.groups] == ["stack"]
     assert made.errors == {"a": "the native round: connection lost"}
-    assert any(line.startswith("a: a part of the answer") for line in made.advice)
+    assert "a: a part of the answer" in advice(made)
 
 
-def test_nothing_found_says_what_runs_instead():
+def test_without_a_rank_the_advice_is_what_runs_instead():
     made = group([trace("a", instead=["python3 serve.py (pid 77, user bob)"]), trace("b")])
     assert (made.groups, made.processes, made.world_size) == ((), (), None)
-    assert any("a runs python3 serve.py (pid 77, user bob)" in line for line in made.advice)
+    assert "a runs python3 serve.py (pid 77, user bob)" in advice(made)
     assert group([]).advice == ()
+
+
+def test_what_a_node_says_is_data():
+    evil = "\x1b[31m[bold]\u202e"
+    row = process(-1, f"{evil} {evil} 1", job=evil, note=evil, state=evil, wait_channel=evil)
+    made = group([trace(evil, row, error=evil, instead=[evil])], {evil: evil})
+    assert made.groups[0].ranks == ()
+    assert "\x1b" not in "".join(json_report.stacks(made))
+
+
+def test_deep_stacks_that_all_differ_are_groups_of_their_own():
+    deep = " > ".join(f"f{at} x.py {at + 1}" for at in range(1200))
+    rows = [process(rank, *[f"{deep} > g{rank} y.py 1"] * 2) for rank in range(5)]
+    assert len(grouping.group([trace("a", *rows)], {}).groups) == 5
+
+
+# --- Threads and native frames.
 
 
 def test_all_threads_split_what_the_main_threads_have_in_common():
@@ -359,61 +396,180 @@ def test_all_threads_split_what_the_main_threads_have_in_common():
     assert len(group([trace("a", *again)]).groups) == 1
 
 
-def test_native_frames_of_one_rank_are_kept():
+def test_native_frames_of_a_rank_are_kept():
     native = f"{TRAIN} > take_gil libpython3.so 0"
     made = group(fleet(process(3, *TWICE, native_at=native)))
     assert made.groups[0].native[-1].function == "take_gil"
     assert "global lock" in made.groups[0].hint
 
 
-def test_what_a_node_says_is_data():
-    evil = "\x1b[31m[bold]\u202e"
-    row = process(-1, f"{evil} {evil} 1", job=evil, note=evil, state=evil, wait_channel=evil)
-    made = group([trace(evil, row, error=evil, instead=[evil])], {evil: evil})
-    assert made.groups[0].ranks == ()
-    assert "\x1b" not in "".join(json_report.stacks(made))
+FRAMES = (Frame("train", "train.py", 1),)
 
 
-def test_a_deep_stack_and_a_thousand_different_ones_cost_what_they_are():
-    deep = " > ".join(f"f{at} x.py {at + 1}" for at in range(3000))
-    rows = [process(rank, *[f"{deep} > g{rank} y.py 1"] * 2) for rank in range(20)]
-    assert len(group([trace("a", *rows)]).groups) == 20
+def bare(kind: str, size: int, frames: tuple[Frame, ...] = FRAMES) -> Group:
+    return Group(kind, None, (), (), frames, processes=size)
+
+
+def stacks(*groups: Group, state: str = "S", **more: Any) -> Stacks:
+    """Each group's processes, two on a node."""
+    indexes = [index for index, one in enumerate(groups) for _ in range(one.processes)]
+    ranks = tuple(
+        Rank(f"gpu{pid // 2}", pid, pid, None, state, "", None, index)
+        for pid, index in enumerate(indexes)
+    )
+    return Stacks("", "", "", None, groups, ranks, **{"errors": {}, **more})
+
+
+def test_a_process_of_each_group_gives_its_native_stack_and_all_odd_ones_do():
+    some = stacks(bare("missing", 0), bare("stack", 3), bare("stopped", 1), bare("stack", 40))
+    assert choose_native(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
+    many = stacks(*[bare("stack", 9)] * 30, bare("stack", 40))
+    pids = [pid for numbers in choose_native(many).values() for pid in numbers]
+    assert pids == [9 * index for index in range(MOST)]
+    assert choose_native(stacks(bare("no-data", 3, ()))) == {}
+
+
+@pytest.mark.parametrize("state", ["D", "D (disk sleep)", "T", "t", "Z"])
+def test_nobody_is_paused_who_would_not_come_back(state):
+    assert choose_native(stacks(bare("stack", 3), state=state)) == {}
+
+
+def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
+    def row(pid: int, native: int | None, note: str = "") -> dict[str, Any]:
+        return {"pid": pid, "native": native, "note": note, "samples": []}
+
+    first = {
+        **empty_trace("gpu1", "", ""),
+        "frames": [["main", "a.py", 1], ["wait", "a.py", 2]],
+        "stacks": [[0, 1]],
+        "processes": [row(1, None), row(2, None), row(3, None)],
+    }
+    second = {
+        **empty_trace("gpu1", "", ""),
+        "frames": [["read", "libc.so.6", 0], ["main", "a.py", 1]],
+        "stacks": [[1, 0]],
+        "processes": [row(1, 0), row(2, None, "no native stack: not permitted")],
+    }
+    whole, missing = merged(first, second, [1, 2, 3])
+    native = [whole["frames"][index] for index in whole["stacks"][whole["processes"][0]["native"]]]
+    assert native == [["main", "a.py", 1], ["read", "libc.so.6", 0]]
+    assert [process["native"] for process in whole["processes"]] == [1, None, None]
+    assert missing == [(2, "not permitted"), (3, "it has ended")]
+    assert first["stacks"] == [[0, 1]]
+
+
+# --- What becomes of the groups.
+
+
+@pytest.mark.parametrize(
+    ("document", "how", "code"),
+    [
+        (stacks(bare("stack", 2), bare("stack", 1)), {}, 0),
+        (stacks(bare("uninterruptible", 1), bare("stack", 1)), {}, 0),
+        (stacks(bare("missing", 0, ()), bare("stack", 1)), {}, 3),
+        (stacks(bare("stopped", 1, ()), bare("stack", 1)), {}, 3),
+        (stacks(bare("stack", 1), errors={"gpu1": "no Python"}), {}, 3),
+        (stacks(bare("no-data", 0, ()), errors={"gpu1": "away"}), {"unreachable": True}, 4),
+        (stacks(bare("stack", 1)), {"unreachable": True, "failed": True}, 1),
+        (stacks(), {}, 2),
+        (stacks(complete=False), {}, 130),
+    ],
+)
+def test_the_exit_code(document, how, code):
+    assert stacks_code(document, **how) == code
 
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [
         ([], ""),
-        ([0], "0"),
-        ([3, 1, 2, 2], "1-3"),
-        ([0, 2, 3, 9], "0,2-3,9"),
-        (range(512), "0-511"),
+        ([7], "7"),
+        ([8, 7], "7-8"),
+        ([*range(7), *range(8, 512)], "0-6,8-511"),
+        ([3, 3, 3], "3"),
+        ([0, 2, 4], "0,2,4"),
+        ([0, 2, 4, 6], "0-6/2"),
+        (range(1, 131_072, 8), "1-131065/8"),
+        ([0, 4, 8, 12, 13, 14], "0-12/4,13-14"),
+        ([0, 2, 3, 4, 5, 9, 10], "0,2-5,9-10"),
     ],
 )
 def test_ranks_are_folded(ranks, text):
     assert fold_ranks(ranks) == text
 
 
-def test_the_schema_is_strict():
-    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+def test_the_schema_refuses_values_that_cannot_be():
     good = json.loads("".join(json_report.stacks(group(fleet(world_size=9)))))
-    for spoil in (
-        lambda doc: doc.update(more=1),
-        lambda doc: doc.pop("advice"),
-        lambda doc: doc.update(started="yesterday"),
-        lambda doc: doc["groups"][0].update(verdict="blocked"),
-        lambda doc: doc["groups"][0].update(processes=1),
-        lambda doc: doc["groups"][1].update(kind="odd"),
-        lambda doc: doc["groups"][1]["frames"][0].update(address=1),
-        lambda doc: doc["groups"][1].update(ranks=[-1]),
-        lambda doc: doc["processes"][0].pop("group"),
+    missing, stack = good["groups"]
+    for owner, name, value in (
+        (good, "started", "yesterday"),
+        (missing, "processes", 1),
+        (stack, "kind", "odd"),
+        (stack, "ranks", [-1]),
     ):
-        bad = json.loads(json.dumps(good))
-        spoil(bad)
-        assert not VALID.is_valid(bad)
+        before, owner[name] = owner[name], value
+        assert not VALID.is_valid(good)
+        owner[name] = before
 
 
-@pytest.mark.parametrize(("part", "kinds"), [("", ["missing", "stack"]), ("--pid", ["stack"])])
-def test_whom_nobody_asked_for_is_not_missing(part, kinds):
-    found = {**trace("n1", process(0, REDUCE, REDUCE, world_size=8)), "part": part}
-    assert sorted(one.kind for one in group([found], {}).groups) == kinds
+@pytest.mark.parametrize(
+    ("later", "words"), [(LOAD, ""), (REDUCE, "all 2 ranks wait in all_reduce")]
+)
+def test_quiet_prints_nothing_of_a_job_that_goes_on(run, later, words):
+    ranks = [process(rank, REDUCE, later, world_size=2) for rank in range(2)]
+    node = program(lambda nonce: f"{nonce} {answer.pack(trace('gpu1', *ranks))}\n")
+    done = run({"gpu1": node}, "stacks", "-q")
+    assert done.code == 0
+    assert words in done.out
+    assert bool(done.out) == bool(words)
+
+
+# --- The merged tree.
+
+
+def tree_of(*processes: dict[str, Any]) -> Tree:
+    return tree(grouping.group([trace("a", *processes)], {}))
+
+
+def path(node: Tree) -> list[tuple[str, int, tuple[int, ...]]]:
+    """Down the first children: function, processes, ranks."""
+    rows = []
+    while node.children:
+        node = node.children[0]
+        rows.append((node.frame.function, node.processes, node.ranks))
+    return rows
+
+
+def test_what_is_common_is_in_the_tree_once():
+    root = tree_of(*(process(rank, REDUCE) for rank in (0, 1, 2)), process(3, LOAD))
+    everybody, most = (0, 1, 2, 3), (0, 1, 2)
+    assert (root.frame, root.processes, root.ranks) == (None, 4, everybody)
+    assert path(root) == [
+        ("<module>", 4, everybody),
+        ("train", 4, everybody),
+        ("step", 4, everybody),
+        ("all_reduce", 3, most),
+    ]
+    step = root.children[0].children[0].children[0]
+    children = [(child.frame.function, child.ranks) for child in step.children]
+    assert children == [("all_reduce", most), ("_try_get_data", (3,))]
+    assert (step.groups, step.frame.line) == ((0, 1), 40)
+
+
+def test_lines_that_differ_are_0_and_a_stack_can_end_where_another_goes_on():
+    root = tree_of(process(0, "main x.py 1 > step x.py 2"), process(1, "main x.py 9"))
+    (main,) = root.children
+    assert (main.frame.line, main.processes, main.groups) == (0, 2, (0, 1))
+    assert [child.ranks for child in main.children] == [(0,)]
+
+
+def test_a_process_without_a_stack_is_not_in_the_tree():
+    root = tree_of(process(0, REDUCE), process(1, None))
+    assert (root.processes, root.ranks) == (1, (0,))
+    empty = tree_of(process(1, None))
+    assert (empty.processes, empty.children) == (0, ())
+
+
+def test_a_stack_can_be_deeper_than_python_recurses():
+    deep = " > ".join(f"f x.py {at + 1}" for at in range(1200))
+    assert len(path(tree_of(process(0, deep)))) == 1200

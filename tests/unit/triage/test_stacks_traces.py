@@ -1,148 +1,101 @@
-"""Raw traces are taken when they are whole and sensible; anything else is one line."""
+"""Raw traces are taken when they are whole and sensible; anything else is one line.
+
+They come from the nodes, from a directory of `stacks -o`, or from texts of `py-spy dump`: dumps/
+holds what py-spy 0.4.3 printed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 
+from nodeready.triage.stacks import archive
 from nodeready.triage.stacks import group as grouping
 from nodeready.triage.stacks import trace as traces
+from nodeready.triage.stacks.archive import empty_trace, file_name, parse_dump
 from nodeready.triage.stacks.trace import TraceError
 from tests.builders.traces import LOAD, REDUCE, process, trace
+from tests.cases import cases
 from tests.paths import schema
 
 SCHEMA = schema("trace")
 VALID = jsonschema.Draft202012Validator(SCHEMA)
 
 
-def good():
-    """A trace with all that one can have."""
-    threads = {"Thread-1 (loader)": LOAD}
-    rows = [
-        process(0, REDUCE, LOAD, threads_at=threads, native_at=REDUCE, kernel_stack=["futex"]),
-        process(None, None, start_s=7),
-    ]
+def good() -> dict[str, Any]:
+    """A trace with all that one can have, as JSON gives it."""
     worker = {
         "pid": 77, "parent": 4, "kind": "loader worker", "command": "python", "state": "S",
         "wait_channel": "do_wait", "cpu_s": [0.5, 0.5], "waits_on": "wait for child 78 (gcc)",
         "main": 0, "error": "",
     }  # fmt: skip
-    rows[0] |= {"below": [worker, {**worker, "main": None, "error": "not Python"}]}
-    rows[0] |= {
-        "switches": [7, 2**40],
-        "calls": [7, 2**40],
-        "main_cpu_s": [0.5, 1],
-        "waits_on": "futex",
-    }
-    rows[0] |= {"locals": ["step: number = 7"], "witnesses": {"logs": {"absent": "no log"}}}
-    return trace("gpu003", *rows, instead=["python3 x.py (pid 7, user bob)"])
+    rank = process(
+        0, REDUCE, LOAD, threads_at={"Thread-1 (loader)": LOAD}, native_at=REDUCE,
+        kernel_stack=["futex"], below=[worker, {**worker, "main": None, "error": "not Python"}],
+        switches=[7, 2**40], calls=[7, 2**40], main_cpu_s=[0.5, 1], waits_on="futex",
+        locals=["step: number = 7"], witnesses={"logs": {"absent": "no log"}},
+    )  # fmt: skip
+    whole = trace(
+        "gpu003", rank, process(None, None, start_s=7), instead=["python3 x.py (pid 7, user bob)"]
+    )
+    return json.loads(json.dumps(whole))
 
 
-def set_at(*path, to):
-    def spoil(doc):
-        for key in path[:-1]:
-            doc = doc[key]
-        if to is DROP:
-            del doc[path[-1]]
-        else:
-            doc[path[-1]] = to
-
-    return spoil
+def value_of(text: str) -> Any:
+    """`5000 * "x"` or JSON."""
+    count, _, piece = text.partition(" * ")
+    return int(count) * json.loads(piece) if piece else json.loads(text)
 
 
-DROP = object()
-P = "processes"
+def spoiled(words: str) -> dict[str, Any]:
+    """The good trace with `path = value`; DROP: without it."""
+    path, value = words.split(" = ")
+    *keys, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    document = owner = good()
+    for key in keys:
+        owner = owner[key]
+    if value == "DROP":
+        del owner[last]
+    else:
+        owner[last] = value_of(value)
+    return document
 
 
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (set_at("schema", to="nodeready.trace/2"), "only nodeready.trace/1 can be read"),
-        (set_at("schema", to=1), "no trace of nodeready"),
-        (set_at("schema", to=DROP), "no trace of nodeready"),
-        (set_at("node", to=""), "node cannot be ''"),
-        (set_at("node", to="n" * 300), "node cannot be 'nnn"),
-        (set_at("node", to=["a"]), "node cannot be a list"),
-        (set_at("error", to=DROP), "error is missing"),
-        (set_at("interval_s", to=float("nan")), "NaN is no number"),
-        (set_at("interval_s", to=float("inf")), "Infinity is no number"),
-        (set_at("instead", to=[1]), "instead holds what is no text"),
-        (set_at("instead", to=["x" * 5000]), "instead has a text that is too long"),
-        (set_at("frames", 0, to=["x" * 5000, "y", 1]), "frames has a text that is too long"),
-        (set_at(P, 0, "job", to="x" * 5000), "processes[0] has a text that is too long"),
-        (set_at(P, 0, "samples", 0, "gil", to="x" * 5000), "has a text that is too long"),
-        (set_at("frames", to=None), "frames cannot be None"),
-        (set_at("frames", 0, to=["f", "x.py"]), "frames holds what is no [function"),
-        (set_at("frames", 0, to=["f", "x.py", 1.5]), "frames holds what is no [function"),
-        (set_at("frames", 0, to=["f", None, 1]), "frames holds what is no [function"),
-        (set_at("frames", 0, to="fxy"), "frames holds what is no [function"),
-        (set_at("frames", 0, 2, to=-1), "a line that no file has"),
-        (set_at("frames", 0, 2, to=2**40), "a line that no file has"),
-        (set_at("stacks", 0, to="ab"), "stacks[0] is 'ab', not a list"),
-        (set_at("stacks", 0, to=[999]), "stacks[0] is an index outside"),
-        (set_at("stacks", 0, to=[-1]), "stacks[0] is an index outside"),
-        (set_at("stacks", 0, to=[True]), "stacks[0] is an index outside"),
-        (set_at(P, 0, to=7), "processes[0] is 7, not an object"),
-        (set_at(P, 1, "pid", to="7"), "processes[1].pid cannot be '7'"),
-        (set_at(P, 1, "pid", to=DROP), "processes[1].pid is missing"),
-        (set_at(P, 0, "pid", to=-7), "processes[0] has a number below 0"),
-        (set_at(P, 0, "rank", to=True), "processes[0].rank cannot be True"),
-        (set_at(P, 0, "rank", to=2**70), "a number is too large"),
-        (set_at(P, 0, "world_size", to=1.5), "processes[0].world_size cannot be"),
-        (set_at(P, 0, "cpu_s", 0, to=float("nan")), "NaN is no number"),
-        (set_at(P, 0, "cpu_s", 0, to="1"), "a time of processes[0] cannot be '1'"),
-        (set_at(P, 0, "start_s", to=1e300), "a time of processes[0] cannot be 1e+300"),
-        (set_at(P, 0, "kernel_stack", to=[{}]), "processes[0].kernel_stack holds"),
-        (set_at(P, 0, "switches", to=[-1]), "processes[0].switches cannot be"),
-        (set_at(P, 0, "switches", to=[1.5]), "processes[0].switches cannot be"),
-        (set_at(P, 0, "calls", to=[7, None]), "processes[0].calls cannot be"),
-        (set_at(P, 0, "switches", to=None), "processes[0].switches cannot be None"),
-        (set_at(P, 0, "main_cpu_s", to=["1"]), "a time of processes[0] cannot be '1'"),
-        (set_at(P, 0, "main_cpu_s", to=[-1]), "a time of processes[0] cannot be -1"),
-        (set_at(P, 0, "waits_on", to=7), "processes[0].waits_on cannot be 7"),
-        (set_at(P, 0, "waits_on", to="x" * 5000), "has a text that is too long"),
-        (set_at(P, 0, "locals", to=[7]), "processes[0].locals holds what is no text"),
-        (set_at(P, 0, "locals", to=["x"] * 201), "processes[0].locals cannot be 201, only 200"),
-        (set_at(P, 0, "witnesses", to=[]), "processes[0].witnesses cannot be a list"),
-        (set_at(P, 0, "witnesses", "logs", to=7), "processes[0].witnesses['logs'] cannot be 7"),
-        (set_at("witnesses", to={"gpus": []}), "witnesses['gpus'] cannot be a list"),
-        (set_at(P, 0, "below", to=[{}] * 65), "processes[0].below cannot be 65, only 64"),
-        (set_at(P, 0, "below", 0, to=None), "processes[0].below[0] is None, not an object"),
-        (set_at(P, 0, "below", 0, "pid", to=-1), "processes[0].below[0].pid cannot be -1"),
-        (set_at(P, 0, "below", 0, "parent", to=True), "below[0].parent cannot be True"),
-        (set_at(P, 0, "below", 0, "kind", to=DROP), "processes[0].below[0].kind is missing"),
-        (set_at(P, 0, "below", 0, "state", to="x" * 5000), "has a text that is too long"),
-        (set_at(P, 0, "below", 0, "cpu_s", to=[None]), "a time of processes[0].below[0]"),
-        (set_at(P, 0, "below", 0, "main", to=99), "a sample's stack is an index outside"),
-        (set_at(P, 0, "below", 1, "main", to=1.5), "below[1].main cannot be 1.5"),
-        (set_at(P, 0, "native", to=99), "a sample's stack is an index outside"),
-        (set_at(P, 0, "samples", 0, to=None), "processes[0].samples[0] is None"),
-        (set_at(P, 1, "samples", 0, to=3), "processes[1].samples[0] is 3"),
-        (set_at(P, 0, "samples", 1, "main", to=99), "a sample's stack is an index outside"),
-        (set_at(P, 0, "samples", 1, "main", to=1.0), "a sample's stack is an index outside"),
-        (set_at(P, 0, "samples", 1, "gil", to=None), "samples[1].gil cannot be None"),
-        (set_at(P, 0, "samples", 0, "threads", to=None), "samples[0].threads cannot be None"),
-        (set_at(P, 0, "samples", 0, "threads", to=["ab"]), "a sample's stack is an index"),
-        (set_at(P, 0, "samples", 0, "threads", to=[["a"]]), "holds what is no [name, stack]"),
-        (set_at(P, 0, "samples", 0, "threads", to=[["a", 0, 0]]), "no [name, stack]"),
-        (set_at(P, 0, "samples", 0, "threads", to=[[1, 0]]), "holds what is no [name, stack]"),
-        (set_at(P, 0, "samples", 0, "threads", to=[["a", 99]]), "is an index outside"),
-    ],
-)
-def test_what_makes_no_sense_is_one_line(spoil, why):
-    doc = json.loads(json.dumps(good()))
-    spoil(doc)
+@pytest.mark.parametrize("case", cases(__file__, "traces.json"))
+def test_what_makes_no_sense_is_one_line(case):
+    document, why = spoiled(case["name"]), case["why"]
     with pytest.raises(TraceError) as caught:
-        traces.parse(json.dumps(doc), "trace-gpu003.json")
+        traces.parse(json.dumps(document), "trace-gpu003.json")
     message = str(caught.value)
     assert message.startswith("trace-gpu003.json: ")
     assert why in message
     assert message.isprintable()
     assert len(message) < 200
-    assert not VALID.is_valid(doc) or "index outside" in why or "NaN" in why or "too long" in why
+    is_known_to_schema = not any(word in why for word in ("index outside", "NaN", "too long"))
+    assert not VALID.is_valid(document) or not is_known_to_schema
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'node = 253 * "n"',
+        'processes.0.locals = 200 * ["x"]',
+        "processes.0.below = 64 * []",
+        "processes.0.pid = 0",
+        "frames.0.2 = 0",
+        "interval_s = 0",
+        "later = 1",
+        "processes.0.later = 1",
+    ],
+)
+def test_what_is_at_a_limit_and_unknown_fields_are_read(words):
+    document = spoiled(words)
+    assert traces.read(document, "x") is document
 
 
 @pytest.mark.parametrize(
@@ -157,10 +110,7 @@ def test_what_makes_no_sense_is_one_line(spoil, why):
         ("hello", "it is no JSON"),
         (b"\x1f\x8b\x08\x00", "no trace of nodeready: no UTF-8"),
         ('{"schema": "nodeready.trace/1", "node": \xff}', "it is no JSON"),
-        (
-            json.dumps({"schema": "nodeready.trace/1", "pid": 0})[:-2] + "1" * 5000 + "}",
-            "a number is too large",
-        ),
+        ('{"schema": "nodeready.trace/1", "pid": ' + "1" * 5000 + "}", "a number is too large"),
     ],
 )
 def test_what_is_no_trace_is_one_line(text, why):
@@ -168,50 +118,42 @@ def test_what_is_no_trace_is_one_line(text, why):
         traces.parse(text, "x")
 
 
-def test_wherever_a_file_is_cut_off_it_is_said():
+def test_wherever_a_file_is_cut_off_it_is_an_error():
     text = json.dumps(good())
-    for end in range(1, len(text), 7):
+    for end in range(1, len(text), 13):
         with pytest.raises(TraceError, match=r"cut off|no JSON") as caught:
             traces.parse(text[:end], "x")
     assert "cut off (half-written?)" in str(caught.value)
 
 
-def test_a_sample_that_says_the_same_is_checked_too():
+def test_a_sample_that_is_equal_is_checked_too():
     """1.0, True and None equal what is right, or nothing."""
-    for bad in (None, {**good()[P][1]["samples"][0]}):
-        doc = json.loads(json.dumps(good()))
-        samples = doc[P][0]["samples"]
-        samples[:] = [samples[0], json.loads(json.dumps(samples[0])), bad]
-        samples[1]["main"] = float(samples[0]["main"])
-        if bad is None:
-            with pytest.raises(TraceError):
-                traces.parse(json.dumps(doc), "x")
-        else:
-            made = grouping.group([traces.parse(json.dumps(doc), "x")], {})
-            assert made.groups[-1].frames
-
-
-def test_more_fields_than_are_known_do_no_harm():
-    doc = good()
-    doc["later"] = doc[P][0]["later"] = 1
-    assert traces.read(doc, "x") is doc
+    document = good()
+    samples = document["processes"][0]["samples"]
+    samples[:] = [samples[0], {**samples[0], "main": float(samples[0]["main"])}]
+    made = grouping.group([traces.parse(json.dumps(document), "x")], {})
+    assert made.groups[-1].frames
+    samples.append(None)
+    with pytest.raises(TraceError):
+        traces.parse(json.dumps(document), "x")
 
 
 def test_the_schema_takes_what_is_read_and_no_more():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     VALID.validate(good())
-    for spoil in (
-        set_at("more", to=1),
-        set_at("started", to="yesterday"),
-        set_at(P, 0, "more", to=1),
-        set_at(P, 0, "samples", 0, "more", to=1),
+    for words in (
+        "more = 1",
+        'started = "yesterday"',
+        "processes.0.more = 1",
+        "processes.0.samples.0.more = 1",
     ):
-        doc = json.loads(json.dumps(good()))
-        spoil(doc)
-        assert not VALID.is_valid(doc)
+        assert not VALID.is_valid(spoiled(words))
 
 
-def write(directory, *names):
+# --- A directory.
+
+
+def write(directory: Path, *names: str) -> None:
     for name in names:
         text = json.dumps(trace(name, process(0, REDUCE)))
         (directory / f"trace-{name}.json").write_text(text)
@@ -225,32 +167,26 @@ def test_a_directory_is_read_in_natural_order_and_a_broken_file_costs_itself(tmp
     (tmp_path / "trace-n12.json").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     found, errors = traces.load(tmp_path)
-    assert [one["node"] for one in found] == ["n1", "n2", "n10"]
-    assert errors == {
+    made = grouping.group(found, errors)
+    assert made.errors == errors == {
         "n9": "trace-n9.json: it is cut off (half-written?)",
         "n11": "trace-n11.json: it is of 'n1', as trace-n1.json is",
         "n12": "trace-n12.json: Is a directory",
-    }
-
-
-def test_errors_of_files_reach_the_groups(tmp_path):
-    write(tmp_path, "n1", "n2")
-    (tmp_path / "trace-n2.json").write_text("{")
-    made = grouping.group(*traces.load(tmp_path))
-    assert [(one.kind, one.nodes) for one in made.groups] == [
-        ("no-data", ("n2",)),
-        ("stack", ("n1",)),
-    ]
+    }  # fmt: skip
+    kinds = [group.kind for group in made.groups]
+    assert kinds == ["no-data", "no-data", "no-data", "stack"]
+    assert made.groups[-1].nodes == ("n1", "n2", "n10")
 
 
 def test_a_directory_without_traces_is_one_line(tmp_path):
-    with pytest.raises(TraceError, match=r"there is no trace-NODE\.json: was it written by -o\?"):
-        traces.load(tmp_path)
-    with pytest.raises(TraceError, match="nowhere: No such file or directory"):
-        traces.load(tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(TraceError, match="file: Not a directory"):
-        traces.load(tmp_path / "file")
+    for name, words in (
+        ("", r"there is no trace-NODE\.json: was it written by -o\?"),
+        ("nowhere", "nowhere: No such file or directory"),
+        ("file", "file: Not a directory"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            traces.load(tmp_path / name)
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
@@ -258,5 +194,212 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(traces, "MAX_BYTES", 1 << 20)
     os.truncate(tmp_path / "trace-n2.json", 1 << 40)
     found, errors = traces.load(tmp_path)
-    assert [one["node"] for one in found] == ["n1"]
+    assert [trace["node"] for trace in found] == ["n1"]
     assert errors == {"n2": "trace-n2.json: it is larger than 1 MiB"}
+
+
+NAMES = (
+    "gpu001", "gpu001.hall-2", "../../etc/passwd", "/etc/passwd", "..", "", "a/b", "a_b", "a b",
+    "fe80::1%eth0", "@docker/ubuntu:22.04", "-rf", "x" * 253, "x" * 252, "knoten-ä", "a\n",
+    "\x1b[1m",
+)  # fmt: skip
+
+
+def test_a_nodes_name_is_never_a_path_and_no_two_share_a_file(tmp_path):
+    files = [file_name(name) for name in NAMES]
+    assert len(set(files)) == len(NAMES)
+    assert file_name("gpu001") == "trace-gpu001.json"
+    assert all(len(file) < 255 and file.isascii() and file.isprintable() for file in files)
+    assert not any("/" in file for file in files)
+    archive.prepare(tmp_path / "new")
+    for name in filter(None, NAMES):
+        list(archive.keep_traces(tmp_path / "new", [empty_trace(name, "away", "")]))
+
+
+def test_only_a_directory_of_ours_is_written_to_again(tmp_path):
+    archive.prepare(tmp_path / "new")
+    for name in ("trace-gpu1.json", "stacks.json", "stacks.html", "stacks.speedscope.json"):
+        (tmp_path / "new" / name).write_text("")
+    archive.prepare(tmp_path / "new")
+    (tmp_path / "new" / "thesis.tex").write_text("")
+    with pytest.raises(archive.ForeignDirectory, match=r"holds other files \(thesis.tex\)"):
+        archive.prepare(tmp_path / "new")
+    with pytest.raises(FileNotFoundError):
+        archive.prepare(tmp_path / "no" / "such")
+
+
+def test_what_is_kept_is_read_back_and_what_is_broken_is_named(tmp_path):
+    list(archive.keep_traces(tmp_path, [empty_trace(name, "", "") for name in ("gpu1", "gpu2")]))
+    (tmp_path / file_name("gpu3")).write_text(json.dumps(empty_trace("gpu3", "no route", "")))
+    (tmp_path / file_name("gpu4")).write_text('{"schema": "nodeready.tr')
+    (tmp_path / "notes.txt").write_text("hello")
+    found, errors = archive.read(tmp_path)
+    assert [trace["node"] for trace in found] == ["gpu1", "gpu2"]
+    assert errors["gpu3"] == "no route"
+    assert "half-written" in errors["gpu4"]
+
+
+def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path):
+    text = 'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    wait (a.py:3)\n'
+    for name in ("gpu1.txt", "gpu2.out"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "gpu3.txt").write_text("Segmentation fault\n")
+    (tmp_path / "empty").mkdir()
+    found, errors = archive.read(tmp_path)
+    frames = [["wait", "a.py", 3]]
+    nodes = [(trace["node"], trace["frames"]) for trace in found]
+    assert nodes == [("gpu1", frames), ("gpu2", frames)]
+    assert list(errors) == ["gpu3"]
+    assert len(list(archive.read(tmp_path / "gpu1.txt")[0])) == 1
+    for name, words in (
+        ("gpu3.txt", "gpu3"),
+        ("nosuch", "No such file"),
+        ("nosuch.txt", "No such file"),
+        ("empty", "no text of py-spy dump"),
+    ):
+        with pytest.raises(TraceError, match=words):
+            list(archive.read(tmp_path / name)[0])
+
+
+# --- Texts of `py-spy dump`.
+
+DUMPS = {path.stem: path.read_text() for path in Path(__file__).with_name("dumps").iterdir()}
+FIRST, SECOND = (f"Process {part}" for part in DUMPS["several"].split("Process ")[1:])
+
+
+def labelled(label: str, text: str) -> list[str]:
+    """As pdsh or srun prints it."""
+    return [f"{label}: {line}\n" for line in text.splitlines()]
+
+
+# Lines of different nodes are mixed.
+_MIXED = zip(labelled("gpu001", FIRST), labelled("gpu002", SECOND), strict=False)
+DUMPS["pdsh"] = "".join(
+    [
+        *(line for pair in _MIXED for line in pair),
+        *labelled("gpu003", "Error: Failed to get process executable name. Check that\n\nCaused"),
+        "pdsh@login1: gpu003: ssh exited with exit code 1\n",
+        "pdsh@login1: gpu004: mcmd: connect failed: No route to host\n",
+    ]
+)
+DUMPS["srun"] = "".join(
+    [
+        *labelled("2", FIRST.replace("9339", "9341")),
+        *labelled("0", FIRST),
+        *labelled("1", SECOND),
+        "srun: error: gpu003: task 5: Exited with exit code 1\n",
+    ]
+)
+MAIN = ["<module>", "main", "all_reduce"]
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    return [traces.read(trace, name) for trace in parse_dump(DUMPS[name], name)]
+
+
+def functions(trace: dict[str, Any], stack: int) -> list[str]:
+    return [trace["frames"][frame][0] for frame in trace["stacks"][stack]]
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "pids", "ranks"),
+    [
+        ("pdsh", ["gpu001", "gpu002", "gpu003", "gpu004"], [9339, 9340], [None, None]),
+        ("srun", ["task2", "task0", "task1"], [9341, 9339, 9340], [2, 0, 1]),
+        ("several", ["several"], [9339, 9340], [None, None]),
+        ("locals", ["locals"], [9339], [None]),
+        ("native", ["native"], [9339], [None]),
+    ],
+)
+def test_every_process_is_there_with_its_node_and_path(name, nodes, pids, ranks):
+    dumped = read(name)
+    rows = [(trace, process) for trace in dumped for process in trace["processes"]]
+    assert [trace["node"] for trace in dumped] == nodes
+    assert [row["pid"] for _, row in rows] == pids
+    assert [row["rank"] for _, row in rows] == ranks
+    for owner, row in rows:
+        (sample,) = row["samples"]
+        assert functions(owner, sample["main"]) == MAIN
+        names = [name for name, _ in sample["threads"]]
+        assert names == ["Thread-1 (loader)", 'evil "x": (idle)', ""]
+        assert {functions(owner, stack)[-1] for _, stack in sample["threads"]} == {"worker"}
+
+
+def test_a_node_where_py_spy_failed_says_why():
+    silent = {trace["node"]: trace["error"] for trace in read("pdsh") if trace["error"]}
+    assert silent["gpu003"].startswith("Failed to get process executable name")
+    assert silent["gpu004"] == "mcmd: connect failed: No route to host"
+    dumped = parse_dump("gpu1: Error: Permission Denied\ngpu2: Error: No such\n", "all")
+    errors = [(trace["node"], trace["error"]) for trace in dumped]
+    assert errors == [("gpu1", "Permission Denied"), ("gpu2", "No such")]
+    (alone,) = parse_dump("Error: Permission Denied: try sudo\n", "gpu9")
+    assert alone["error"].startswith("Permission")
+
+
+def test_native_frames_stand_beside_those_of_python_and_addresses_nowhere():
+    (trace,) = read("native")
+    (process,) = trace["processes"]
+    assert functions(trace, process["native"]) == [*MAIN, "time_sleep", "clock_nanosleep"]
+    assert not [frame for frame in trace["frames"] if frame[0].startswith("0x")]
+    assert read("locals")[0]["processes"][0]["native"] is None
+
+
+def test_a_command_of_several_lines_is_no_frame_and_children_are_processes():
+    (trace,) = read("subprocesses")
+    assert len(trace["processes"]) == 2
+    assert trace["frames"] == [["<module>", "<string>", 3], ["<module>", "<string>", 1]]
+
+
+def test_a_task_with_several_processes_tells_no_rank():
+    text = "0: Process 5: python a\n0: Process 6: python b\n1: Process 7: python c\n"
+    ranks = [row["rank"] for trace in parse_dump(text, "x") for row in trace["processes"]]
+    assert ranks == [None, None, None]
+
+
+def test_a_process_without_a_thread_says_so():
+    (trace,) = parse_dump("Process 5: python a\nPython v3.10.4 (/usr/bin/python3)\n", "gpu1")
+    (sample,) = trace["processes"][0]["samples"]
+    assert (sample["main"], sample["error"]) == (None, "py-spy printed no stack of it")
+
+
+@pytest.mark.parametrize("name", ["pdsh", "srun", "locals", "subprocesses"])
+def test_a_text_that_ends_anywhere_is_a_trace_or_refused(name):
+    for end in range(30, len(DUMPS[name]), 23):
+        for dumped in parse_dump(DUMPS[name][:end], "gpu1"):
+            traces.read(dumped, "gpu1")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        ("\n \n", "it is empty"),
+        ('[{"pid": 3}]', "it begins with '[{\"pid\": 3}]'"),
+        ("\x1b[2J\x9bx\n", "it begins with '\\\\x1b[2J\\\\x9bx'"),
+        ("Process 99999999999: python\n", "it begins with 'Process 99999999999: python'"),
+        ("Process: x\nThread 3 (idle)\n    f (x.py:3)\n", "it begins with 'Process: x'"),
+    ],
+)
+def test_what_py_spy_did_not_print_is_refused_in_one_line(text, why):
+    with pytest.raises(TraceError) as error:
+        parse_dump(text, "a.txt")
+    assert str(error.value) == f"a.txt: not what py-spy dump prints: {why}"
+
+
+def test_hostile_lines_are_names_and_nothing_else():
+    text = (
+        "\x1b[1;33mProcess 7\x1b[0m: \x1b]0;x\x07\n"  # a title, which is no colour
+        "Process 7: python\n"
+        'Thread 7 (idle): "x" (idle): "y"\n'
+        "    " + "f" * 100_000 + " (a (b) c.py:999999999)\n"
+        "    \x1b[2Jg (</script>:1)\n"
+        "    h (x.py:99999999999999999999)\n"
+        "     i (x.py:1)\n"
+        "    j" + " (" * 100_000 + "\n"  # would take minutes if it were tried in all ways
+        "Thread 0x7F00 (active+gil)\n"
+        "    worker (x.py)\n"
+    )
+    (dumped,) = [traces.read(one, "x") for one in parse_dump(text, "gpu1")]
+    names = {frame[0][:9] for frame in dumped["frames"]}
+    assert names == {"h", "\x1b[2Jg", "f" * 9, "worker"}
+    assert [row["pid"] for row in dumped["processes"]] == [7, 7]

@@ -51,41 +51,40 @@ SAVE = f"{TRAIN} > save torch/serialization.py 900"
 START = "<module> train.py 90 > init_process_group torch/distributed/distributed_c10d.py 1700"
 SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
 
-Said = Mapping[str, Any]
+Witnesses = Mapping[str, Any]
 
 
 def job(
     stacks: Mapping[int, Any] | None = None,
-    said: Mapping[int, Said] | None = None,
-    beside: Mapping[str, Said] | None = None,
+    by_rank: Mapping[int, Witnesses] | None = None,
+    by_node: Mapping[str, Witnesses] | None = None,
     *,
     usual: Any = (REDUCE, REDUCE),
-    every: Said | None = None,
+    every: Witnesses | None = None,
     ranks: int = 8,
     world: int | None = None,
-    **more: Any,
 ) -> list[Any]:
     """Ranks that all wait in one collective, four on a node.
 
-    stacks: rank -> its stacks, or a whole process; None: there is none
-    said:   rank -> its witnesses, beside those that every rank has
-    beside: node -> its witnesses
+    stacks:  rank -> its stacks, or a whole process; None: there is none
+    by_rank: rank -> its witnesses, beside those that every rank has
+    by_node: node -> its witnesses
     """
-    made = []
-    for node in range(0, ranks, 4):
-        name = f"gpu{node // 4 + 1}"
-        found = []
-        for rank in range(node, min(node + 4, ranks)):
+    traces = []
+    for first in range(0, ranks, 4):
+        name, rows = f"gpu{first // 4 + 1}", []
+        for rank in range(first, min(first + 4, ranks)):
             own = (stacks or {}).get(rank, usual)
-            if own is None:
-                continue
-            one = own if isinstance(own, dict) else process(rank, *own)
-            one = {**one, "world_size": world or ranks, "local_rank": rank % 4}
-            one["witnesses"] = {**(every or {}), **(said or {}).get(rank, {})}
-            found.append(one)
-        if found or name in (beside or {}):
-            made.append(trace(name, *found, witnesses=dict((beside or {}).get(name, {})), **more))
-    return made
+            if own is not None:
+                row = own if isinstance(own, dict) else process(rank, *own)
+                witnesses = {**(every or {}), **(by_rank or {}).get(rank, {})}
+                size = world or ranks
+                rows.append({**row, "world_size": size, "local_rank": rank % 4,
+                             "witnesses": witnesses})  # fmt: skip
+        node = dict((by_node or {}).get(name, {}))
+        if rows or node:
+            traces.append(trace(name, *rows, witnesses=node))
+    return traces
 
 
 def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
@@ -98,17 +97,17 @@ def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
     return made
 
 
-def recorder(late: int, **more: Any) -> dict[int, Said]:
+def recorder(late: int, **more: Any) -> dict[int, Witnesses]:
     """All wait in all_reduce #42, and one has not called it."""
     return {rank: waits() if rank != late else done(**more) for rank in range(8)}
 
 
-def behind(rank: int) -> dict[int, Said]:
+def behind(rank: int) -> dict[int, Witnesses]:
     """The watchdog's lines of eight logs."""
     return {
-        one: log("[PG ID 0 PG GUID 0(default_pg) Rank 1] watchdog", path=f"/logs/{one}",
-                 reports=[status(one, 41 if one == rank else 42, 41)])
-        for one in range(8)
+        other: log("[PG ID 0 PG GUID 0(default_pg) Rank 1] watchdog", path=f"/logs/{other}",
+                   reports=[status(other, 41 if other == rank else 42, 41)])
+        for other in range(8)
     }  # fmt: skip
 
 
@@ -120,8 +119,6 @@ QUIET = {name: network(port(0)) for name in ("gpu1", "gpu2")}
 MOVING = {name: network(port(800_000_000)) for name in ("gpu1", "gpu2")}
 OOM = ("oom", 312, 1003, "Out of memory: Killed process 1003 (python)")
 BLOCKED = (SLEEP, SLEEP)
-ALL_WAIT = job
-P2P = {"is_p2p": True}
 
 
 def worker(**more: Any) -> dict[str, Any]:
@@ -132,9 +129,8 @@ def worker(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def pair(rank: int, operation: str, **more: Any) -> Said:
-    told = process_group(None, None)
-    return recording(told, entries=[entry(1, operation, is_p2p=True, **more)])
+def pair(rank: int, operation: str, **more: Any) -> Witnesses:
+    return recording(process_group(None, None), entries=[entry(1, operation, is_p2p=True, **more)])
 
 
 #: name, traces, kind, ranks of the first suspect, words of the text, words that it must not have
@@ -169,27 +165,27 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("no stack of one", job({3: process(3, None)}), "unclear", (3,), ("not permitted", "nobody can tell"), ()),
     ("no stack of most", job(dict.fromkeys(range(7), None) | {r: process(r, None) for r in range(7)}), "unclear", (), ("not permitted",), ()),
     # --- The recorder.
-    ("the recorder knows who has not called", job(said=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
+    ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
     ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12"), ()),
     ("a recorder that has not heard yet that its last call ended", job({3: BLOCKED}, {r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42", "7 ranks wait in"), ()),
-    ("... and nothing else speaks", job(said={r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42",), ()),
+    ("... and nothing else speaks", job(by_rank={r: waits(41 if r == 3 else 42) for r in range(8)}), "late", (3,), ("has not called all_reduce #42",), ()),
     ("recorder and the loader's stack agree", job({3: (LOAD, LOAD)}, recorder(3)), "loader", (3,), ("#42", "data loader"), ()),
     ("recorder against a minority's stack", job({6: (SYNC, SYNC)}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
     ("one in its own code has called all", job({6: BLOCKED}, recorder(3)), "late", (3,), ("rank 3",), ("rank 6",)),
-    ("all have called the same", job(every=waits(ranks=range(8)), beside=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
+    ("all have called the same", job(every=waits(ranks=range(8)), by_node=QUIET), "quiet", (), ("all_reduce #42 of default_pg", "no bytes move"), ()),
     ("all have called, one is already in its own code", job({6: BLOCKED}, every=waits(ranks=range(8))), "quiet", (), ("#42",), ("rank 6",)),
-    ("another operation at the same number", job(said={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
-    ("two ranks in two operations accuse both", job(ranks=2, said={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
-    ("a rank that a barrier names", job(said={r: log("x", path=f"/l/{r}", reports=[Report(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
-    ("watchdogs of groups of one name and other ranks", job(said={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
+    ("another operation at the same number", job(by_rank={r: waits(operation="all_gather" if r == 2 else "all_reduce", site="eval.py:3 f" if r == 2 else "train.py:88 step") for r in range(8)}), "disagree", (2,), ("rank 2", "all_gather", "all_reduce #42"), ()),
+    ("two ranks in two operations accuse both", job(ranks=2, by_rank={0: waits(operation="all_gather"), 1: waits()}), "disagree", (1,), ("all_gather", "all_reduce"), ()),
+    ("a rank that a barrier names", job(by_rank={r: log("x", path=f"/l/{r}", reports=[Report(5, "default_pg", "missing", None, "", None, None)] if r == 0 else []) for r in range(8)}), "late", (5,), ("rank 5",), ()),
+    ("watchdogs of groups of one name and other ranks", job(by_rank={r: log("x", path=f"/l/{r}", reports=[status(r, 9 if r < 4 else 3, 8 if r < 4 else 2, "tp")]) for r in range(8)}), "quiet", (), (), ("rank 4", "ranks 4-7")),
     ("one log of all ranks", job(every=log("x", path="/l/all", reports=[status(r, 41 if r == 6 else 42, 41) for r in range(8)])), "late", (6,), ("rank 6", "#42"), ()),
-    ("ports of one node say nothing of its ranks", job(ranks=4, beside={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
+    ("ports of one node say nothing of its ranks", job(ranks=4, by_node={"gpu1": network(port(900_000_000))}), "quiet", (), (), ("MB/s",)),
     ("one wakes up in a collective", job(usual=(REDUCE, REDUCE), stacks={r: process(r, REDUCE, REDUCE, switches=[5, 9]) for r in range(8)}), "unclear", (), ("slow, or hung",), ()),
-    ("who is late waits in a group of which nobody else tells", job(ranks=4, said={
+    ("who is late waits in a group of which nobody else tells", job(ranks=4, by_rank={
         0: recording(process_group(3, 3), process_group(1, 0, (), "1", "tp"), entries=[entry(1, group="1", site="train.py:31 main")]),
         **{r: waits(4) for r in (1, 2, 3)},
     }), "disagree", (0,), ("rank 0", "all_reduce #1 of tp (train.py:31 main)", "all_reduce #4 of default_pg"), ()),
-    ("who is late waits in a group that is stuck", job(ranks=4, said={
+    ("who is late waits in a group that is stuck", job(ranks=4, by_rank={
         **{r: recording(process_group(3, 3), process_group(1, 0, (0, 1), "1", "tp"), entries=[entry(1, group="1")]) for r in (0, 1)},
         **{r: waits(4) for r in (2, 3)},
     }), "quiet", (), ("all_reduce #1 of tp",), ()),
@@ -197,73 +193,73 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("a loader's worker in its own code", job({3: {**process(3, LOAD, LOAD), "below": [worker()]}}), "loader", (3,), ("rank 3", "loader worker"), ()),
     ("idle loader workers of one in its own code", job({3: {**process(3, SLEEP, SLEEP), "below": [worker(), worker(pid=2001)]}}), "late", (3,), ("preprocess data.py:12",), ("loader",)),
     ("a loader's worker in state D", job({3: {**process(3, LOAD, LOAD), "below": [worker(state="D", wait_channel="rpc_wait_bit_killable")]}}), "storage", (3,), ("loader worker", "rpc_wait_bit_killable"), ()),
-    ("another collective, behind one whose end is not recorded yet", job(said={
+    ("another collective, behind one whose end is not recorded yet", job(by_rank={
         **{r: waits() for r in range(1, 8)},
         0: recording(process_group(42, 40), entries=[entry(41), entry(42)]),
         3: recording(process_group(42, 40), entries=[entry(41), entry(42, "broadcast")]),
     }), "disagree", (3,), ("broadcast",), ()),
-    ("other sizes", job(said={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
-    ("other types are a sign", job(said={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
-    ("uneven sizes are legitimate", job(said={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
-    ("a partial dump", job(said=recorder(3, partial=True)), "unclear", (3,), ("only sign",), ()),
+    ("other sizes", job(by_rank={r: waits(sizes="[[8]]" if r == 2 else "[[9]]") for r in range(8)}), "disagree", (2,), ("sizes",), ()),
+    ("other types are a sign", job(by_rank={r: waits(types="Half" if r == 2 else "Float") for r in range(8)}), "unclear", (2,), ("only sign", "types Half"), ()),
+    ("uneven sizes are legitimate", job(by_rank={r: waits(operation="all_to_all", sizes=f"[[{r}]]") for r in range(8)}), "quiet", (), (), ("rank 2",)),
+    ("a partial dump", job(by_rank=recorder(3, partial=True)), "unclear", (3,), ("only sign",), ()),
     ("a partial dump, and the stack agrees", job({3: BLOCKED}, recorder(3, partial=True)), "late", (3,), ("rank 3",), ()),
-    ("an old dump of one", job(said=recorder(3, age_s=900)), "unclear", (3,), ("only sign",), ()),
+    ("an old dump of one", job(by_rank=recorder(3, age_s=900)), "unclear", (3,), ("only sign",), ()),
     ("dumps of an earlier run", job(every=no_recording("the dump is older than the process: /tmp/nccl_trace_rank_0")), "quiet", (), (), ("rank 3", "#42")),
-    ("the recorder of a job that goes on", job(usual=(REDUCE, LOAD), said=recorder(3)), "not-stuck", (), (), ("rank 3",)),
-    ("who is late waits elsewhere", job(said={
+    ("the recorder of a job that goes on", job(usual=(REDUCE, LOAD), by_rank=recorder(3)), "not-stuck", (), (), ("rank 3",)),
+    ("who is late waits elsewhere", job(by_rank={
         **{r: recording(process_group(42, 41), entries=[entry(42)]) for r in (0, 1, 2, 4, 5, 6)},
         3: recording(process_group(41, 41), process_group(7, 6, (3, 7), "1", "tp"), entries=[entry(7, "all_gather", "1")]),
         7: recording(process_group(41, 41), process_group(6, 6, (3, 7), "1", "tp")),
     }), "late", (7,), ("rank 7",), ("rank 3 ",)),
-    ("two wait for each other in two groups", job(ranks=2, said={
+    ("two wait for each other in two groups", job(ranks=2, by_rank={
         0: recording(process_group(5, 4, (0, 1), "1", "tp"), process_group(8, 8, (0, 1), "2", "dp"), entries=[entry(5, "all_reduce", "1")]),
         1: recording(process_group(4, 4, (0, 1), "1", "tp"), process_group(9, 8, (0, 1), "2", "dp"), entries=[entry(9, "all_gather", "2")]),
     }), "disagree", (1,), ("all_reduce #5 of tp", "all_gather #9 of dp", "order differs"), ()),
-    ("groups of one name and other ranks", job(said={
+    ("groups of one name and other ranks", job(by_rank={
         r: recording(process_group(9 if r < 4 else 3, 8 if r < 4 else 2, (0, 1, 2, 3) if r < 4 else (4, 5, 6, 7), "5", "tp"), entries=[entry(9 if r < 4 else 3, "all_reduce", "5")])
         for r in range(8)
     }), "quiet", (), (), ("rank 4", "ranks 4-7")),
-    ("a send nobody receives", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "nccl:send 0->1"), 1: done(0)}), "late", (1,), ("rank 1", "recv from rank 0"), ()),
-    ("send and receive are a pair", job(usual=(SYNC, SYNC), ranks=2, said={0: pair(0, "send 0->1"), 1: pair(1, "recv 1<-0")}), "quiet", (), (), ("rank 1",)),
-    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, said={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "disagree", (), ("nobody sends",), ("rank 1 ",)),
-    ("no dump of one", job(said={r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ("has not called",)),
+    ("a send nobody receives", job(usual=(SYNC, SYNC), ranks=2, by_rank={0: pair(0, "nccl:send 0->1"), 1: done(0)}), "late", (1,), ("rank 1", "recv from rank 0"), ()),
+    ("send and receive are a pair", job(usual=(SYNC, SYNC), ranks=2, by_rank={0: pair(0, "send 0->1"), 1: pair(1, "recv 1<-0")}), "quiet", (), (), ("rank 1",)),
+    ("a receive from anybody accuses nobody", job(usual=(RECV, RECV), ranks=2, by_rank={0: pair(0, "gloo:recv 0<-?"), 1: done(0)}), "disagree", (), ("nobody sends",), ("rank 1 ",)),
+    ("no dump of one", job(by_rank={r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ("has not called",)),
     ("no dump of one whose stack is apart", job({3: BLOCKED}, {r: waits(ranks=range(8)) if r != 3 else no_recording() for r in range(8)}), "late", (3,), ("rank 3",), ()),
     ("the accused waits for one without a dump", job({5: BLOCKED}, {r: no_recording() if r == 5 else done() if r == 3 else waits() for r in range(8)}), "late", (5,), ("rank 5",), ()),
     ("nonsense for a dump", job({3: BLOCKED}, {2: {"flight_recorder": {"path": 7}}, 4: {"flight_recorder": {"age_s": "x"}, "logs": {"lines": 4}}}), "late", (3,), ("rank 3",), ()),
     # --- The logs.
-    ("the watchdog's numbers", job(said=behind(6)), "late", (6,), ("rank 6", "#42 of default_pg"), ()),
-    ("watchdog and recorder name others", job(said={r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}), "late", (3,), ("rank 3",), ("rank 6",)),
-    ("all but one timed out", job(said={r: log("x", path=f"/l/{r}", reports=[timeout(r, 42)]) for r in range(8) if r != 3}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ()),
+    ("the watchdog's numbers", job(by_rank=behind(6)), "late", (6,), ("rank 6", "#42 of default_pg"), ()),
+    ("watchdog and recorder name others", job(by_rank={r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}), "late", (3,), ("rank 3",), ("rank 6",)),
+    ("all but one timed out", job(by_rank={r: log("x", path=f"/l/{r}", reports=[timeout(r, 42)]) for r in range(8) if r != 3}), "unclear", (3,), ("only sign: rank 3 (gpu1): says nothing",), ()),
     ("all but one timed out, and its stack is apart", job({3: BLOCKED}, {r: log("x", path=f"/l/{r}", reports=[timeout(r, 42)]) for r in range(8) if r != 3}), "late", (3,), ("rank 3", "ALLREDUCE #42"), ()),
-    ("a report of a rank that is none", job(said={0: log("x", reports=[status(999_999, 1, 1), status(-5, 2, 0)])}), "quiet", (), (), ("999",)),
-    ("one log ended early", job(said={r: log("x", age_s=400 if r == 3 else 20, path=f"/l/{r}") for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "380 s before"), ()),
-    ("ranks write when they like", job(said={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
-    ("only rank 0 writes", job(said={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
-    ("one log ends in an error", job(said={3: log("RuntimeError: CUDA error: misaligned", path="/l/3")}), "unclear", (3,), ("only sign", "CUDA error"), ()),
+    ("a report of a rank that is none", job(by_rank={0: log("x", reports=[status(999_999, 1, 1), status(-5, 2, 0)])}), "quiet", (), (), ("999",)),
+    ("one log ended early", job(by_rank={r: log("x", age_s=400 if r == 3 else 20, path=f"/l/{r}") for r in range(8)}), "unclear", (3,), ("only sign", "rank 3", "380 s before"), ()),
+    ("ranks write when they like", job(by_rank={r: log("x", age_s=100 * r, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("only sign",)),
+    ("only rank 0 writes", job(by_rank={r: log("x", age_s=5 if r == 0 else 4000, path=f"/l/{r}") for r in range(8)}), "quiet", (), (), ("rank 0",)),
+    ("one log ends in an error", job(by_rank={3: log("RuntimeError: CUDA error: misaligned", path="/l/3")}), "unclear", (3,), ("only sign", "CUDA error"), ()),
     # --- NCCL's RAS.
-    ("fewer launches", job(usual=(SYNC, SYNC), beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "late", (6,), ("rank 6", "AllReduce #42"), ()),
-    ("fewer launches of a job that goes on", job(usual=(REDUCE, LOAD), beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "not-stuck", (), (), ("rank 6",)),
-    ("launches of somebody else's processes", job(beside={"gpu1": ras(*((f"gpu{1 + r // 4}", 9000 + r, r) for r in range(8)))}), "quiet", (), (), ("rank 0 ",)),
-    ("dead for NCCL, and missing", job({6: None}, beside={"gpu1": ras(("gpu1", 1000, 42), ("gpu1", 1001, 42), missing=[("gpu2", 1006, "dead")])}), "gone", (6,), ("rank 6", "dead for NCCL"), ()),
+    ("fewer launches", job(usual=(SYNC, SYNC), by_node={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "late", (6,), ("rank 6", "AllReduce #42"), ()),
+    ("fewer launches of a job that goes on", job(usual=(REDUCE, LOAD), by_node={"gpu1": ras(*((f"gpu{1 + r // 4}", 1000 + r, 41 if r == 6 else 42) for r in range(8)))}), "not-stuck", (), (), ("rank 6",)),
+    ("launches of somebody else's processes", job(by_node={"gpu1": ras(*((f"gpu{1 + r // 4}", 9000 + r, r) for r in range(8)))}), "quiet", (), (), ("rank 0 ",)),
+    ("dead for NCCL, and missing", job({6: None}, by_node={"gpu1": ras(("gpu1", 1000, 42), ("gpu1", 1001, 42), missing=[("gpu2", 1006, "dead")])}), "gone", (6,), ("rank 6", "dead for NCCL"), ()),
     # --- GPUs, network, kernel.
-    ("GPUs that spin, bytes that stand", job(usual=(SYNC, SYNC), beside={n: {**SPINS[n], **QUIET[n]} for n in SPINS}), "quiet", (), ("no bytes move",), ()),
-    ("bytes move", job(beside=MOVING), "moving", (), ("800 MB/s", "look again"), ()),
-    ("a management port's bytes are not the job's", job(beside={n: network(port(0), port(9_000_000, "eno1", kind="ethernet")) for n in QUIET}), "quiet", (), ("no bytes move",), ()),
-    ("one GPU computes while the others spin", job(usual=(SYNC, SYNC), beside={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 99, 60, 650), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "computes"), ()),
-    ("one GPU idle while the others spin", job(usual=(SYNC, SYNC), beside={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 0, 0, 90), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "idle"), ()),
-    ("errors rise on one node", job(beside={**QUIET, "gpu2": network(port(0, errors=[("symbol_error", 3)]))}), "unclear", (), ("only sign: gpu2", "symbol_error"), ()),
-    ("errors rise and the link message agrees", job(beside={**QUIET, "gpu2": {**network(port(0, errors=[("symbol_error", 3)])), **kernel(("link", 30, 0, "mlx5_0: Link down"))}}), "quiet", (), ("gpu2",), ("only sign",)),
-    ("a link went down", job(beside={**QUIET, "gpu2": network(port(0, errors=[("link_downed", 1)]))}), "quiet", (), ("gpu2", "link_downed"), ()),
-    ("a port at half rate is one weak sign", job(ranks=12, beside={**MOVING, "gpu3": network(port(400_000_000, gbps=200))}), "unclear", (), ("only sign: gpu3", "mlx5_0 runs at 200 Gb/s, and at 400 on 2 other nodes"), ()),
-    ("half rate on one of two nodes says nothing", job(beside={**MOVING, "gpu2": network(port(400_000_000, gbps=200))}), "moving", (), (), ("Gb/s, and at",)),
-    ("a hot GPU behind a port at half rate", job(ranks=12, usual=(SYNC, SYNC), beside={**MOVING, "gpu3": {**network(port(400_000_000, gbps=200)), **gpus(gpu(1008, 97, 0, throttle=["hw_thermal_slowdown"]))}}), "slow-node", (8,), ("gpu3", "slow"), ("only sign",)),
-    ("a GPU of another job is hot", job(beside={**MOVING, "gpu2": gpus(gpu(77, 97, 0, throttle=["hw_slowdown"]))}), "moving", (), (), ("slows a GPU",)),
-    ("one node is slow", job(beside={**MOVING, "gpu2": {**network(port(90_000_000, errors=[("symbol_error", 900)])), **kernel(("link", 30, 0, "mlx5_0: PCIe width x4"))}}), "slow-node", (), ("gpu2",), ()),
-    ("an Xid of the device", job(beside={"gpu2": kernel(("xid", 312, 0, "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus."))}), "quiet", (), ("gpu2", "Xid 79"), ()),
-    ("an Xid of the application", job(beside={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
-    ("killed for memory", job({3: None}, beside={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "killed for memory (pid 1003)", "5 min ago"), ()),
-    ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, beside={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
-    ("nonsense from all witnesses of a node", job({3: BLOCKED}, beside={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
+    ("GPUs that spin, bytes that stand", job(usual=(SYNC, SYNC), by_node={n: {**SPINS[n], **QUIET[n]} for n in SPINS}), "quiet", (), ("no bytes move",), ()),
+    ("bytes move", job(by_node=MOVING), "moving", (), ("800 MB/s", "look again"), ()),
+    ("a management port's bytes are not the job's", job(by_node={n: network(port(0), port(9_000_000, "eno1", kind="ethernet")) for n in QUIET}), "quiet", (), ("no bytes move",), ()),
+    ("one GPU computes while the others spin", job(usual=(SYNC, SYNC), by_node={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 99, 60, 650), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "computes"), ()),
+    ("one GPU idle while the others spin", job(usual=(SYNC, SYNC), by_node={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 0, 0, 90), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "idle"), ()),
+    ("errors rise on one node", job(by_node={**QUIET, "gpu2": network(port(0, errors=[("symbol_error", 3)]))}), "unclear", (), ("only sign: gpu2", "symbol_error"), ()),
+    ("errors rise and the link message agrees", job(by_node={**QUIET, "gpu2": {**network(port(0, errors=[("symbol_error", 3)])), **kernel(("link", 30, 0, "mlx5_0: Link down"))}}), "quiet", (), ("gpu2",), ("only sign",)),
+    ("a link went down", job(by_node={**QUIET, "gpu2": network(port(0, errors=[("link_downed", 1)]))}), "quiet", (), ("gpu2", "link_downed"), ()),
+    ("a port at half rate is one weak sign", job(ranks=12, by_node={**MOVING, "gpu3": network(port(400_000_000, gbps=200))}), "unclear", (), ("only sign: gpu3", "mlx5_0 runs at 200 Gb/s, and at 400 on 2 other nodes"), ()),
+    ("half rate on one of two nodes says nothing", job(by_node={**MOVING, "gpu2": network(port(400_000_000, gbps=200))}), "moving", (), (), ("Gb/s, and at",)),
+    ("a hot GPU behind a port at half rate", job(ranks=12, usual=(SYNC, SYNC), by_node={**MOVING, "gpu3": {**network(port(400_000_000, gbps=200)), **gpus(gpu(1008, 97, 0, throttle=["hw_thermal_slowdown"]))}}), "slow-node", (8,), ("gpu3", "slow"), ("only sign",)),
+    ("a GPU of another job is hot", job(by_node={**MOVING, "gpu2": gpus(gpu(77, 97, 0, throttle=["hw_slowdown"]))}), "moving", (), (), ("slows a GPU",)),
+    ("one node is slow", job(by_node={**MOVING, "gpu2": {**network(port(90_000_000, errors=[("symbol_error", 900)])), **kernel(("link", 30, 0, "mlx5_0: PCIe width x4"))}}), "slow-node", (), ("gpu2",), ()),
+    ("an Xid of the device", job(by_node={"gpu2": kernel(("xid", 312, 0, "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', GPU has fallen off the bus."))}), "quiet", (), ("gpu2", "Xid 79"), ()),
+    ("an Xid of the application", job(by_node={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
+    ("killed for memory", job({3: None}, by_node={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "killed for memory (pid 1003)", "5 min ago"), ()),
+    ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, by_node={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
+    ("nonsense from all witnesses of a node", job({3: BLOCKED}, by_node={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
 ]  # fmt: skip
 
 
@@ -274,23 +270,23 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
 )
 def test_the_verdict(traces, kind, ranks, words, never):
     made = judged(traces)
-    said = made.verdict
-    first = said.suspects[0].ranks if said.suspects else ()
-    assert (said.kind, first) == (kind, ranks), said
+    verdict = made.verdict
+    first = verdict.suspects[0].ranks if verdict.suspects else ()
+    assert (verdict.kind, first) == (kind, ranks), verdict
     for word in words:
-        assert word in said.text
+        assert word in verdict.text
     for word in never:
-        assert word not in said.text
+        assert word not in verdict.text
     # One screen names one culprit.
-    if said.suspects and said.kind not in ("unclear", "disagree", "quiet", "slow-node"):
-        assert set(made.groups[0].ranks) & set(said.suspects[0].ranks)
+    if verdict.suspects and kind not in ("unclear", "disagree", "quiet", "slow-node"):
+        assert set(made.groups[0].ranks) & set(first)
 
 
 def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
-    said = judged(job(ranks=4, world=8), {"gpu2": "connection timed out"}).verdict
-    assert said.kind == "gone"
-    assert "gpu2" in said.text
-    assert "connection timed out" in said.text
+    verdict = judged(job(ranks=4, world=8), {"gpu2": "connection timed out"}).verdict
+    assert verdict.kind == "gone"
+    assert "gpu2" in verdict.text
+    assert "connection timed out" in verdict.text
 
 
 DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
@@ -308,15 +304,14 @@ DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
     ],
 )  # fmt: skip
 def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, words):
-    said = {
+    recordings = {
         rank: {"flight_recorder": plain(parse((DUMPS / name).read_bytes()))}
         for rank, name in enumerate(names)
     }
-    verdict = judged(job(ranks=4, said=said)).verdict
+    verdict = judged(job(ranks=4, by_rank=recordings)).verdict
     assert verdict.kind == kind
     assert (verdict.suspects[0].ranks if verdict.suspects else ()) == ranks
-    for word in words:
-        assert word in verdict.text
+    assert all(word in verdict.text for word in words)
 
 
 def test_the_table_has_the_verdict_on_top_and_the_witnesses_below():
@@ -328,7 +323,7 @@ def test_the_table_has_the_verdict_on_top_and_the_witnesses_below():
     assert any("rank 3, for: flight_recorder: has not called" in line for line in verbose)
 
 
-def test_escapes_that_a_witness_says_are_shown():
+def test_escapes_of_a_witness_are_shown():
     hostile = waits(operation="\x1b[31mall_reduce")
     lines = "\n".join(line.plain for line in stacks_table.show(judged(job(every=hostile))))
     assert "\x1b" not in lines
@@ -343,26 +338,25 @@ def mutated(value: Any, draw: random.Random) -> Any:
     if draw.random() < 0.04:
         return draw.choice(STRANGE)
     if isinstance(value, dict):
-        made = {key: mutated(one, draw) for key, one in value.items() if draw.random() > 0.01}
+        made = {key: mutated(inner, draw) for key, inner in value.items() if draw.random() > 0.01}
         return {**made, "more": 1} if draw.random() < 0.02 else made
     if isinstance(value, list):
-        return [mutated(one, draw) for one in value for _ in range(draw.choice((1, 1, 1, 2)))]
+        return [mutated(inner, draw) for inner in value for _ in range(draw.choice((1, 1, 1, 2)))]
     return value
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_whatever_witnesses_say_costs_only_their_own_word(seed):
+@pytest.mark.parametrize("seed", range(30))
+def test_strange_values_of_witnesses_raise_nothing(seed):
     draw = random.Random(seed)
-    said = {r: {**recorder(3)[r], **behind(6)[r]} for r in range(8)}
-    beside = {
-        **{n: {**SPINS[n], **MOVING[n], **kernel(OOM)} for n in SPINS},
-        "gpu1": ras(
-            *((f"gpu{1 + r // 4}", 1000 + r, r) for r in range(8)), missing=[("a", 1, "dead")]
-        ),
+    by_rank = {rank: {**recorder(3)[rank], **behind(6)[rank]} for rank in range(8)}
+    members = ((f"gpu{1 + rank // 4}", 1000 + rank, rank) for rank in range(8))
+    by_node = {
+        **{node: {**SPINS[node], **MOVING[node], **kernel(OOM)} for node in SPINS},
+        "gpu1": ras(*members, missing=[("a", 1, "dead")]),
     }
-    traces = job({3: BLOCKED}, said, beside)
-    for one in traces:
-        one["witnesses"] = {k: mutated(v, draw) for k, v in one["witnesses"].items()}
-        for row in one["processes"]:
-            row["witnesses"] = {k: mutated(v, draw) for k, v in row["witnesses"].items()}
+    traces = job({3: BLOCKED}, by_rank, by_node)
+    for owner in (*traces, *(row for node in traces for row in node["processes"])):
+        owner["witnesses"] = {
+            name: mutated(witness, draw) for name, witness in owner["witnesses"].items()
+        }
     judged(traces)

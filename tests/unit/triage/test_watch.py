@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,16 +12,17 @@ from nodeready.node.witnesses.motion import Found, Motion, Ports
 from nodeready.subjects import wire
 from nodeready.transport.base import UNREACHABLE, Failure, Reply
 from nodeready.triage.watch import Interval, Key, Look, Sign, Watch, interval, judge, signs, take
+from tests.cases import cases
 
 MINUTE = 60.0
 REST = Motion(100, 0, 5.0, "S", 50.0, 80.0, 1000, 5000, 10_000, 4, 2000, 300, False, False)
 
 
-def more(one: Motion, **changes: float) -> Motion:
+def later(rank: Motion, **changes: float) -> Motion:
     """The rank a minute later: counters that have grown by so much."""
     flags = {name: bool(changes.get(name)) for name in ("watchdog", "may_poll")}
-    grown = {name: getattr(one, name) + by for name, by in changes.items() if name not in flags}
-    return replace(one, **grown, **flags)
+    grown = {name: getattr(rank, name) + by for name, by in changes.items() if name not in flags}
+    return replace(rank, **grown, **flags)
 
 
 def pair(
@@ -32,106 +34,90 @@ def pair(
         key = Key(f"gpu{rank % nodes}", 100 + rank, 5.0)
         first = replace(REST, pid=key.pid, rank=rank)
         before[key] = first
-        after[key] = more(first, **step)
-    names = [f"gpu{number}" for number in range(nodes)]
+        after[key] = later(first, **step)
     if ports is None:
         return Look(0.0, before), Look(MINUTE, after)
-    told = {name: Ports(1000, None) for name in names}
-    later = {name: Ports(1000 + int(ports * MINUTE), None) for name in names}
-    return Look(0.0, before, told), Look(MINUTE, after, later)
+    names = [f"gpu{number}" for number in range(nodes)]
+    first_bytes, last_bytes = (
+        dict.fromkeys(names, Ports(count, None)) for count in (1000, 1000 + int(ports * MINUTE))
+    )
+    return Look(0.0, before, first_bytes), Look(MINUTE, after, last_bytes)
 
 
-NOTHING: dict[str, float] = {"log_age_s": 60}
-#: A queue with a limit of 5 s (torch.utils.data, MP_STATUS_CHECK_INTERVAL), PyTorch's watchdog.
-POLLS: dict[str, float] = {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "log_age_s": 60}
-#: A file baton: every 0.1 s (torch.utils.file_baton).
-BATON: dict[str, float] = {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60}
-#: NCCL, MPI and CUDA poll.
-SPINS: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60, "may_poll": 1}
-#: A loop of small matrices: no page fault, no switch. Nothing in it polls.
-COMPUTES: dict[str, float] = {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60}
-
-#: name -> what the ranks do in a minute, and what that is.
-CASES: dict[str, tuple[list[dict[str, float]], dict[str, float], str]] = {
-    "all wait": ([NOTHING] * 4, {}, "still"),
-    "all wait, with polls of a queue": ([POLLS] * 4, {}, "still"),
-    "one waits for a file's lock": ([BATON, NOTHING], {}, "still"),
-    "all spin": ([SPINS] * 4, {}, "still"),
-    "all spin, no port moves": ([SPINS] * 4, {"nodes": 2, "ports": 200.0}, "still"),
-    "one spins, three wait": ([SPINS, NOTHING, NOTHING, NOTHING], {}, "still"),
-    "a rank polls a hundred times a second": (
-        [{**NOTHING, "switches": 6000, "cpu_s": 0.6}, NOTHING], {}, "still",
-    ),
-    "the watchdog has seen it, its words grow the log": (
-        [{**NOTHING, "watchdog": 1, "log_bytes": 400, "log_age_s": -290}, NOTHING], {}, "still",
-    ),
-    # A healthy job.
-    "an evaluation that only computes": ([COMPUTES, NOTHING], {}, "moves"),
-    "88 steps a second": ([{"switches": 9000, "cpu_s": 55, "faults": 900}] * 2, {}, "moves"),
-    "a step in 40 s, which spins for its GPU": (
-        [{**SPINS, "faults": 300, "switches": 20}] * 2, {}, "moves",
-    ),
-    "a step in 40 s, and its loaders work": (
-        [{**NOTHING, "cpu_s": 8, "faults": 900}, NOTHING], {}, "moves",
-    ),
-    "an evaluation on rank 0, the others wait": (
-        [{**NOTHING, "cpu_s": 50, "faults": 4000, "switches": 300}, NOTHING, NOTHING], {}, "moves",
-    ),
-    "an evaluation on rank 0, the others spin": (
-        [{**SPINS, "faults": 4000}, SPINS, SPINS], {}, "moves",
-    ),
-    "a checkpoint": ([{**NOTHING, "moved_bytes": 4e8, "cpu_s": 1}, NOTHING], {}, "moves"),
-    "a graph of CUDA each second, and a wait that blocks": (
-        [{**NOTHING, "cpu_s": 0.9, "main_cpu_s": 0.3, "switches": 240}] * 2, {}, "moves",
-    ),
-    "a data loader that works a little": (
-        [{**NOTHING, "cpu_s": 2, "faults": 100}, NOTHING], {}, "moves",
-    ),
-    "a compiler below rank 1": ([NOTHING, {**NOTHING, "cpu_s": 30, "faults": 9000}], {}, "moves"),
-    "processes below come and go": ([{**NOTHING, "below": 1}, NOTHING], {}, "moves"),
-    "only the log grows": ([{"log_bytes": 80, "log_age_s": -300}, NOTHING], {}, "moves"),
-    "all spin, and bytes move": ([SPINS] * 2, {"nodes": 2, "ports": 5e7}, "moves"),
-    # Nobody can tell.
-    "a little CPU time": ([{**NOTHING, "cpu_s": 2}], {}, "still"),
-    "spins, and no log is known": ([{**SPINS, "log_bytes": 0}], {}, "still"),
-}  # fmt: skip
+#: What a rank does in a minute; a row of `watch.json` names it, or what it is like.
+RANKS: dict[str, dict[str, float]] = {
+    "nothing": {"log_age_s": 60},
+    # A queue with a limit of 5 s (torch.utils.data, MP_STATUS_CHECK_INTERVAL), the watchdog.
+    "polls": {"switches": 24, "cpu_s": 0.3, "main_cpu_s": 0.01, "log_age_s": 60},
+    # A file baton: every 0.1 s (torch.utils.file_baton).
+    "baton": {"switches": 600, "cpu_s": 0.3, "main_cpu_s": 0.05, "log_age_s": 60},
+    # NCCL, MPI and CUDA poll.
+    "spins": {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60, "may_poll": 1},
+    # A loop of small matrices: no page fault, no switch. Nothing in it polls.
+    "computes": {"cpu_s": 60, "main_cpu_s": 60, "log_age_s": 60},
+}
+NOTHING = RANKS["nothing"]
 
 
-@pytest.mark.parametrize(("steps", "how", "kind"), CASES.values(), ids=CASES)
-def test_what_a_minute_tells(steps, how, kind):
-    assert interval(*pair(*steps, **how)).kind == kind
+def step(row: str | dict[str, Any]) -> dict[str, float]:
+    if isinstance(row, str):
+        return RANKS[row]
+    own = dict(row)
+    return {**RANKS.get(own.pop("like", ""), {}), **own}
+
+
+@pytest.mark.parametrize("case", cases(__file__, "watch.json"))
+def test_what_a_minute_tells(case):
+    looks = pair(*map(step, case["ranks"]), nodes=case.get("nodes", 1), ports=case.get("ports"))
+    assert interval(*looks).kind == case["kind"]
 
 
 def test_where_witnesses_are_few_nobody_says_that_it_hangs():
-    """One witness alone convicts nobody: here no log and no bytes are told, and somebody polls."""
-    before, after = pair({**NOTHING, "switches": 6000, "cpu_s": 0.6})
+    """A single witness convicts nobody: here no log and no bytes are known, and a rank polls."""
+    looks = pair({**NOTHING, "switches": 6000, "cpu_s": 0.6})
+    assert interval(*looks).kind == "still"
     blind = {"moved_bytes": None, "log_bytes": None, "log_age_s": None}
-    one, other = (
+    before, after = (
         Look(look.at, {key: replace(rank, **blind) for key, rank in look.ranks.items()})
-        for look in (before, after)
+        for look in looks
     )
-    assert interval(before, after).kind == "still"
-    assert interval(one, other).kind == "unclear"
+    assert interval(before, after).kind == "unclear"
 
 
 def test_a_rank_that_was_started_again_moves():
     before, _ = pair(NOTHING, NOTHING)
-    fresh = {Key(key.node, key.pid + 7, 99.0): one for key, one in before.ranks.items()}
-    found = interval(before, Look(MINUTE, fresh))
-    assert found.kind == "moves"
-    assert found.signs[0].text == "processes of 2 ranks came or went"
+    fresh = {Key(key.node, key.pid + 7, 99.0): rank for key, rank in before.ranks.items()}
+    minute = interval(before, Look(MINUTE, fresh))
+    assert minute.kind == "moves"
+    assert minute.signs[0].text == "processes of 2 ranks came or went"
 
 
 def test_every_sign_says_what_was_seen_and_of_whom():
     before, after = pair(NOTHING, {"cpu_s": 30, "faults": 900, "moved_bytes": 6e6, "log_bytes": 9})
-    told = {sign.witness: sign.text for sign in signs(before, after, MINUTE)}
-    assert told == {
+    texts = {sign.witness: sign.text for sign in signs(before, after, MINUTE)}
+    assert texts == {
         "cpu": "rank 1 takes 50 % of a core",
         "switches": "the main threads only wait",
         "bytes": "rank 1 reads and writes 98 KiB a second",
         "log": "the log of rank 1 grows",
         "ports": "the job is on one node",
     }
+
+
+@pytest.mark.parametrize(
+    ("witness", "rate", "moves"),
+    [
+        ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
+        ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
+        ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
+    ],
+)  # fmt: skip
+def test_the_limits_of_a_sign(witness, rate, moves):
+    changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
+    step = {**NOTHING, **changes.get(witness, {})}
+    looks = pair(step, NOTHING, nodes=2, ports=rate if witness == "ports" else 0)
+    (sign,) = [sign for sign in signs(*looks, MINUTE) if sign.witness == witness]
+    assert sign.moves is moves
 
 
 STILL = Interval(MINUTE, 2, (Sign("cpu", False, ""), Sign("log", False, "")))
@@ -158,27 +144,27 @@ JUDGED = {
 
 @pytest.mark.parametrize(("intervals", "armed", "wanted"), JUDGED.values(), ids=JUDGED)
 def test_when_an_incident_is_taken(intervals, armed, wanted):
-    found = judge(intervals, 180, armed)
-    assert (found.kind, found.still_s, found.fire, found.armed) == wanted
+    judgement = judge(intervals, 180, armed)
+    assert (judgement.kind, judgement.still_s, judgement.fire, judgement.armed) == wanted
 
 
 def looks(*steps: dict[str, float]) -> list[Look]:
     """Looks a minute apart, of two ranks that both do this."""
-    now = {
+    ranks = {
         Key("gpu0", 100 + rank, 5.0): replace(REST, pid=100 + rank, rank=rank) for rank in (0, 1)
     }
-    found = [Look(0.0, dict(now))]
+    sequence = [Look(0.0, dict(ranks))]
     for number, step in enumerate(steps, 1):
-        now = {key: more(one, **step) for key, one in now.items()}
-        found.append(Look(number * MINUTE, dict(now)))
-    return found
+        ranks = {key: later(rank, **step) for key, rank in ranks.items()}
+        sequence.append(Look(number * MINUTE, dict(ranks)))
+    return sequence
 
 
-def watched(all_looks: list[Look]) -> tuple[list[str], list[int], Watch]:
-    """What is said of each look, and which of them fire."""
+def watched(sequence: list[Look]) -> tuple[list[str], list[int], Watch]:
+    """The words after each look, and the numbers of those that fire."""
     watch = Watch(180)
-    told = [(watch.add(look), watch.words) for look in all_looks]
-    return [words for _, words in told], [n for n, (one, _) in enumerate(told) if one.fire], watch
+    rows = [(watch.add(look).fire, watch.words) for look in sequence]
+    return [words for _, words in rows], [n for n, (fires, _) in enumerate(rows) if fires], watch
 
 
 def test_a_hang_fires_once_and_a_second_one_again():
@@ -195,11 +181,8 @@ def test_a_hang_fires_once_and_a_second_one_again():
 
 
 def test_a_node_that_is_lost_does_not_hide_that_the_others_wait():
-    sequence = looks(NOTHING, NOTHING, NOTHING, NOTHING)
-    lost = [
-        replace(look, errors={"gpu7": "no answer"}, unreached=frozenset({"gpu7"}))
-        for look in sequence
-    ]
+    trouble = {"errors": {"gpu7": "no answer"}, "unreached": frozenset({"gpu7"})}
+    lost = [replace(look, **trouble) for look in looks(*[NOTHING] * 4)]
     words, fired, _ = watched(lost)
     assert fired == [3]
     assert words[-1].endswith("; no answer of gpu7")
@@ -224,19 +207,17 @@ def test_what_is_kept_of_a_long_watch_is_bounded():
 CONFIG = motion.Config("", "nodeready:test", 20, "4711")
 
 
-def answering(*rows: object, said: str = ""):
+def answering(*rows: object, text: str = ""):
     """Asks, which answers every node with these rows."""
 
+    def answer(request):
+        nonce = request.script.partition("nodeready-")[2][:16]
+        lines = (wire.line(f"nodeready-{nonce}", kind, row) + "\n" for kind, row in rows)
+        return Reply(stdout=text or "".join(lines))
+
     def ask(what, asked):
-        found = {}
-        for name, request in asked.items():
-            assert what == "watch"
-            nonce = request.script.partition("nodeready-")[2][:16]
-            lines = "".join(
-                wire.line(f"nodeready-{nonce}", kind, row) + "\n" for kind, row in rows
-            )
-            found[name] = Reply(stdout=said or lines)
-        return found
+        assert what == "watch"
+        return {name: answer(request) for name, request in asked.items()}
 
     return ask
 
@@ -249,17 +230,20 @@ def test_a_look_has_every_rank_of_every_node():
     assert (look.at, look.errors) == (3.0, {})
 
 
-def test_what_makes_no_sense_costs_its_node_alone():
-    cut = answering(("motion", REST))
-    assert list(take(cut, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
-    nothing = answering(said="Welcome!\n")
-    assert list(take(nothing, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
-    wrong = answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1)))
-    look = take(wrong, ["gpu0"], CONFIG, 0)
-    assert (look.ranks, list(look.errors)) == ({}, ["gpu0"])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        answering(("motion", REST)),
+        answering(text="Welcome!\n"),
+        answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))),
+    ],
+    ids=["cut off", "a greeting", "a wrong type"],
+)
+def test_what_makes_no_sense_costs_its_node_alone(ask):
+    assert list(take(ask, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
 
 
-def test_a_node_that_is_away_is_told_apart():
+def test_a_node_that_is_away_is_known_apart():
     def ask(what, asked):
         return {name: Failure(kind=UNREACHABLE, error="connection refused") for name in asked}
 

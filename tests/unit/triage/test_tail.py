@@ -1,0 +1,456 @@
+"""The last lines of logs: what is told by a path or a line, groups, the table, nodes' answers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from nodeready.cli import options
+from nodeready.cli.options import Refused, past
+from nodeready.node import tail as node_tail
+from nodeready.node.tail import Config, File, Mounts, Tail, Unread, read_tail
+from nodeready.node.witnesses.logs import Report
+from nodeready.reports import json_report, tail_table
+from nodeready.reports.registry import Options
+from nodeready.subjects.base import ProbeError
+from nodeready.triage.logs import (
+    Grouping,
+    Ranks,
+    node_names,
+    normalised,
+    ranks_in,
+    ranks_of,
+    read,
+)
+from tests.cases import cases
+from tests.paths import schema
+
+SCHEMA = schema("tail")
+
+# --- A path, a line.
+
+
+@pytest.mark.parametrize("case", cases(__file__, "tail.json", "path"))
+def test_the_rank_that_a_path_tells(case):
+    assert ranks_of(case["name"]) == Ranks(*case["ranks"])
+
+
+@pytest.mark.parametrize("case", cases(__file__, "tail.json", "line"))
+def test_the_line_has_the_global_rank_and_the_path_may_have_the_local_rank(case):
+    path, *lines = case["name"].split(" | ")
+    assert ranks_in(path, lines) == Ranks(*case["ranks"])
+
+
+def shape(line: str, node: str, rank: int | None) -> str:
+    """The line without what differs between nodes and ranks."""
+    (normal,) = normalised([line], node_names(node, f"{node}.cluster"), Ranks(rank, None))
+    return normal
+
+
+@pytest.mark.parametrize("case", cases(__file__, "tail.json", "same"))
+def test_what_differs_trivially_makes_no_difference(case):
+    assert shape(case["name"], "gpu001", 3) == shape(case["other"], "gpu002", 5)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "tail.json", "different"))
+def test_what_tells_something_stays(case):
+    assert shape(case["name"], "gpu001", 3) != shape(case["other"], "gpu002", 5)
+
+
+@pytest.mark.parametrize(
+    ("line", "node", "normal"),
+    [
+        # Without a rank in the path every rank is a placeholder.
+        ("[rank3]: rank 3 of 8", "n1", "[<rank>]: rank <rank> of 8"),
+        ("100: loss", "n1", "100: loss"),
+        ("", "", ""),
+        ("10.0.0.1 is 10.0.0.1.", "10.0.0.1", "<host> is <host>."),
+        # Its name is no part of another's, and no expression.
+        ("gpu0011 my-gpu001", "gpu001", "gpu0011 my-gpu001"),
+        ("(a+)+ b", "(a+)+", "<host> b"),
+    ],
+)
+def test_a_line_of_no_rank(line, node, normal):
+    assert shape(line, node, None) == normal
+
+
+def test_a_global_rank_that_is_another_ranks_local_rank_is_no_placeholder():
+    digits = "9" * 8000
+    for rank, line, normal in (
+        (Ranks(2, 0), "rank 0 is late", "rank 0 is late"),
+        (Ranks(2, 0), "local_rank 0 is here", "local_rank <rank> is here"),
+        (Ranks(2, 0), "rank 2 waits", "rank <rank> waits"),
+        # A number without end is no rank and no exception.
+        (Ranks(7, None), f"rank {digits} is slow", f"rank {digits} is slow"),
+        (Ranks(7, None), f"[{digits}]: up", f"[{digits}]: up"),
+    ):
+        assert normalised([line], node_names("gpu1"), rank) == (normal,)
+
+
+@pytest.mark.parametrize("piece", ["1:", "0x", "[1:11", "2026-", "rank", "\x1b[", "12:00:00."])
+def test_a_line_made_to_be_slow_is_not(piece):
+    shape(piece * 700, "gpu001", 3)
+    assert ranks_of("/" + piece * 5000) == Ranks(None, None)
+
+
+# --- The last lines of a text.
+
+BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_whole", "lines"),
+    [
+        (b"one\ntwo\nthree\n", True, ("two", "three")),
+        (b"one\r\ntwo\r\n", True, ("one", "two")),
+        (b"one\n\n  \ntwo\n\n", True, ("one", "two")),
+        (b"", True, ()),
+        (b"\n\n", True, ()),
+        (b"lf the line\ntwo\nthree", False, ("two", "three")),
+        (b"only a part", False, ("only a part",)),
+        (b"only a part\n", False, ("only a part",)),
+        (b"\0" * 9000 + b"end\n", False, ("end",)),
+        (BAR, True, ("start", " 99%|### |")),
+        (BAR + b"\r              \r", True, ("start", " 99%|### |")),
+        (b"caf\xe9 \xff", True, ("caf\ufffd \ufffd",)),
+        ("héé".encode()[1:], True, ("éé",)),
+        (b"\0" * 5000 + b"after copytruncate\n", True, ("after copytruncate",)),
+        (b"x" * 5000, True, ("x" * 2000 + "...",)),
+        ("é".encode() * 2000, True, ("é" * 2000,)),
+        (b"\x1b]0;title\x07\x1b[2J\n", True, ("\x1b]0;title\x07\x1b[2J",)),
+    ],
+)
+def test_the_last_lines_of_a_text(data, is_whole, lines):
+    rows = node_tail.text_lines(data, whole=is_whole)
+    assert node_tail.last_lines(rows, 2).lines == lines
+
+
+def test_what_is_no_text_has_no_lines():
+    for whole in (True, False):
+        assert node_tail.text_lines(b"\x80\x04\x95\x00\x00\n", whole=whole) is None
+
+
+def test_lines_that_match_are_counted_and_the_last_are_shown():
+    text = b"forward 1\nbackward 1\nforward 2\nbackward 2\nbackward 3\n"
+    rows, last = node_tail.text_lines(text, whole=True), node_tail.last_lines
+    assert last(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
+    assert last(rows, 2, re.compile("optimizer")) == ((), 0)
+    # Found behind what is cut off.
+    assert last([b"x" * 3000 + b"end"], 1, re.compile("end$")).matches == 1
+
+
+TABLE = """\
+22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/nvme0n1p1 rw
+30 22 0:24 / /proc rw - proc proc rw
+41 22 0:57 / /mnt/na\\040s rw,nosuid - fuse.sshfs nas:/export rw,user_id=0
+42 41 0:58 / /mnt/na\\040s/deep rw - nfs4 nas:/deep rw
+broken
+7 - x
+43 22 0:59 / /mnt/na\\040s rw - nfs4 later:/export rw
+"""
+
+
+@pytest.mark.parametrize("case", cases(__file__, "tail.json", "mount"))
+def test_the_mount_of_a_path_is_known_without_asking_it(case):
+    assert Mounts(node_tail.parse_mounts(TABLE)).of(case["path"]).device == case["device"]
+
+
+def test_without_a_table_everything_is_on_the_same_mount():
+    assert Mounts(node_tail.parse_mounts("no table")).of("/a/b").path == "/"
+
+
+# --- Words of the command line.
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("words", "moment"),
+    [
+        ("2026-03-01T08:30:00Z", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
+        ("2026-03-01 10:30+02:00", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
+        ("2026-02-28", datetime(2026, 2, 28).astimezone()),
+        ("2h", datetime(2026, 3, 1, 10, tzinfo=timezone.utc)),
+        ("00:05", datetime(2026, 3, 1, 0, 5).astimezone()),
+    ],
+)
+def test_a_moment(words, moment):
+    assert options.epoch_seconds(words, NOW) == moment.timestamp()
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
+)
+def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words, seconds):
+    assert options.span(words) == seconds
+    if not words.isdecimal():
+        assert options.seconds_ago(words, NOW) == seconds
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "yesterday", "25:00", "0s", "-1h", "2x", "2027-01-01", "9" * 30 + "d", "0001-01-01 0",
+     # A command takes 0 for everything, and nothing is newer than now.
+     NOW.isoformat()],
+)  # fmt: skip
+def test_what_is_no_moment_in_the_past(words):
+    with pytest.raises(ValueError, match=r"must be|not in the past"):
+        options.seconds_ago(words, NOW)
+
+
+@pytest.mark.parametrize("read", [options.seconds_ago, options.epoch_seconds])
+def test_both_commands_refuse_the_same_words(read):
+    assert past(None, read) == 0
+    for words in ("yesterday", "0h", "2x", "2999-01-01"):
+        with pytest.raises(Refused, match=rf"^--since {words}: "):
+            past(words, read)
+
+
+# --- Groups and the table.
+
+
+def log(rank: object, *lines: str, age: float = 2.0) -> File:
+    return File(f"/log/rank_{rank}.log", 100, 1_800_000_000.0, age, lines, None)
+
+
+def node(*files: File, unread: tuple[Unread, ...] = (), **more: object) -> Tail:
+    known = {"host": "x", "left_out": 0, "older": 0, "error": "", **more}
+    return Tail(files=files, unread=unread, **known)
+
+
+def grouped(nodes: dict[str, Tail], **more: object):
+    grouping = Grouping()
+    for name, answer in nodes.items():
+        grouping.add(name, answer)
+    how = {"pattern": "/log/*", "unreachable": {}, "failed": {}, "started": "s", "finished": "f"}
+    return grouping.done(**{**how, **more})
+
+
+def table(tail, verbose: int = 0) -> str:
+    return "".join(f"{line.plain}\n" for line in tail_table.show(tail, Options(verbose)))
+
+
+def checked(tail) -> dict:
+    data = json.loads("".join(json_report.tail(tail)))
+    jsonschema.validate(data, SCHEMA)
+    return data
+
+
+def ranks(tail) -> list[list[int | None]]:
+    return [[file.rank for file in group.files] for group in tail.groups]
+
+
+def test_the_odd_rank_is_on_top_and_the_others_are_a_group():
+    nodes = {
+        f"gpu{at:03}": node(*(log(8 * at + n, f"[rank{8 * at + n}]: step 9") for n in range(8)))
+        for at in range(4)
+    }
+    nodes["gpu002"] = node(log(16, "[rank16]: step 8"), *nodes["gpu002"].files[1:])
+    tail = grouped(nodes)
+    assert tail.whole
+    assert ranks(tail)[0] == [16]
+    assert len(ranks(tail)[1]) == 31
+    rows = table(tail).splitlines()
+    assert rows[0].split("  ")[-1] == "1 file, written 2 s ago"
+    assert rows[0].split()[:6] == ["1", "of", "32", "gpu002", "rank", "16"]
+    assert [row.strip() for row in rows[1:3]] == ["gpu002:/log/rank_16.log", "| [rank16]: step 8"]
+    assert "gpu[000-003]  ranks 0-15,17-31  31 files" in rows[3]
+    assert rows[-1] == "32 files on 4 nodes, 2 groups"
+    assert checked(tail)["groups"][0]["lines"] == ["[rank16]: step 8"]
+
+
+def test_a_rank_that_stopped_before_the_others_stands_above_all():
+    nodes = {
+        "n1": node(log(0, "step 9"), log(1, "step 9"), log(2, "error")),
+        "n2": node(log(3, "step 9", age=252.0), log(4, "step 9", age=61.0)),
+    }
+    tail = grouped(nodes)
+    assert [group.kind for group in tail.groups] == ["stopped", "lines", "lines"]
+    assert ranks(tail) == [[3], [2], [0, 1, 4]]
+    assert tail.groups[0].example == "n2:/log/rank_3.log"
+    assert "written 4 min 12 s ago, 4 min 10 s before the others" in table(tail)
+
+
+def test_of_equally_many_the_rank_that_fell_silent_first_stands_first():
+    nodes = {
+        "n1": node(log(0, "step 9"), log(1, "step 9"), log(2, "error", age=4.0)),
+        "n2": node(log(3, "killed", age=9.0), log(4, "exit", age=7.0)),
+    }
+    assert ranks(grouped(nodes)) == [[3], [4], [2], [0, 1]]
+
+
+def test_the_reports_of_watchdogs_are_shown_the_least_far_first():
+    def report(rank, group, enqueued, completed, **more):
+        known = {"kind": "status", "sequence": None, "operation": "", **more}
+        return Report(rank, group, enqueued=enqueued, completed=completed, **known)
+
+    def file(rank, reported):
+        return replace(log(rank, "x"), reports=(reported,))
+
+    timeout = {"kind": "timeout", "sequence": 7, "operation": "ALLREDUCE"}
+    missing = {"kind": "missing", "operation": "monitoredBarrier"}
+    nodes = {
+        "n1": node(*(file(rank, report(rank, "default_pg", 9, 6, **timeout)) for rank in (0, 1))),
+        # The line does not say whose it is: the path does.
+        "n2": node(
+            file(2, report(None, "default_pg", 5, 5)),
+            file(3, report(None, "", None, None, **missing)),
+            file(4, report(4, "default_pg", 9, 6, **timeout)),
+        ),
+    }
+    tail = grouped(nodes)
+    assert [report.rank for report in tail.reports] == [None, 2, 0, 1, 4]
+    rows = table(tail).splitlines()
+    first = next(number for number, row in enumerate(rows) if row.startswith("watchdog"))
+    assert [row[13:] for row in rows[first : first + 3]] == [
+        "a rank  has not come to monitoredBarrier",
+        "rank 2  default_pg: 5 enqueued, 5 completed",
+        "ranks 0-1,4  default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed",
+    ]
+    second = checked(tail)["reports"][1]
+    assert (second["rank"], second["completed"], second["example"]) == (2, 5, "n2:/log/rank_2.log")
+
+
+def test_what_is_missing_stands_by_itself():
+    fault, pipe = Unread("/log/a", "permission denied", True), Unread("/log/p", "is a FIFO", False)
+    tail = grouped(
+        {
+            "n1": node(log(0, "x")),
+            "n2": node(),
+            "n3": node(older=2),
+            "n4": node(unread=(fault,)),
+            "n5": node(unread=(pipe,)),
+            "n6": node(error="not done within 30 s"),
+            "n7": node(log(1), left_out=3),
+        },
+        unreachable={"n8": "no route to the node"},
+    )
+    assert [(group.kind, group.nodes) for group in tail.groups] == [
+        ("no-file", ("n3",)),
+        ("no-file", ("n2", "n5")),
+        ("unreadable", ("n4",)),
+        ("lines", ("n1",)),
+        ("lines", ("n7",)),
+        ("skipped", ("n5",)),
+    ]
+    assert not tail.whole
+    assert tail.notes == {"n6": "not done within 30 s"}
+    text = table(tail)
+    assert text.startswith("unreachable  n8\n             no route to the node\n")
+    for words in ("no file matches", "n4:/log/a: permission denied", "empty", "is a FIFO",
+                  "the files that match were written before", "3 files match, too"):  # fmt: skip
+        assert words in text
+    assert checked(tail)["left_out"] == 3
+
+
+def test_many_groups_are_cut_but_never_the_largest():
+    nodes = {"n1": node(*(log(at, f"loss {at}") for at in range(30)), log(30, "x"), log(31, "x"))}
+    text = table(grouped(nodes))
+    for words in ("and 11 more groups (-v shows them)", "2 of 32", "-n 1 compares"):
+        assert words in text
+    assert "more groups" not in table(grouped(nodes), 1)
+
+
+def test_what_a_node_says_is_shown_as_text():
+    evil = "\x1b[2J[red]\u202e\n$(reboot)"
+    path = "/log/a\nrank_1\x1b.log\udcff"
+    file = File(path, 1, 0.0, 0.0, (evil,), None)
+    tail = grouped({"n1": node(file, unread=(Unread(path, evil, True),), host=evil, error=evil)})
+    for text in (table(tail), "".join(json_report.tail(tail))):
+        assert not {"\x1b", "\u202e", "\udcff"} & {*text}
+        assert "x1b[2J[red]" in text
+    assert "| \\x1b[2J[red]\\u202e\\x0a$(reboot)" in table(tail)
+    checked(tail)
+
+
+# --- Logs of two nodes with two ranks each, as torchrun 2.15 --log-dir wrote them.
+
+LOGS = Path(__file__).parent / "logs" / "torchrun"
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """`torchrun(mode)`: the document of a run's logs."""
+    # No file system here is dead, however busy the machine is.
+    monkeypatch.setattr(node_tail, "PATIENCE_S", 25)
+
+    def read_logs(mode: str, name: str = "stderr.log"):
+        pattern = f"{LOGS}/{mode}/{{}}/*/attempt_0/*/{name}"
+        nodes = ("node0", "node1")
+        return grouped({node: read_tail(Config("N", "T", pattern.format(node))) for node in nodes})
+
+    return read_logs
+
+
+def test_what_all_ranks_but_the_culprit_raise_is_a_group(torchrun):
+    """The ports of the peers differ, and each line has its own rank."""
+    tail = torchrun("raise")
+    assert list(map(sorted, ranks(tail))) == [[2], [0, 1, 3]]
+    assert "ValueError: loss is nan" in tail.groups[0].lines[-1]
+
+
+def test_the_prints_of_all_ranks_are_a_group(torchrun):
+    (group,) = torchrun("timeout", "stdout.log").groups
+    assert sorted(file.local_rank for file in group.files) == [0, 0, 1, 1]
+
+
+def test_the_reports_name_the_rank_that_has_not_come(torchrun):
+    tail = torchrun("barrier")
+    assert sorted(rank for group in ranks(tail) for rank in group) == [0, 1, 2, 3]
+    reports = {(report.rank, report.kind) for report in tail.reports}
+    assert {(2, "missing"), (1, "reached"), (0, "timeout"), (3, "lost")} <= reports
+    text = table(tail)
+    assert "rank 2  has not come to monitoredBarrier" in text
+    assert "watchdog" in text
+
+
+def test_a_timeout_of_gloo_is_reported_of_every_rank_that_waited(torchrun):
+    reports = torchrun("timeout").reports
+    assert {report.rank for report in reports if report.kind == "timeout"} == {0, 1, 2}
+
+
+# --- A node's answer.
+
+
+def packed(data: object) -> str:
+    raw = zlib.compress(json.dumps(data).encode())
+    return f'noise N tail "{base64.b64encode(raw).decode()}"\nmore'
+
+
+GOOD = asdict(node(log(1, "x")))
+
+
+def test_an_answer_is_read_back():
+    assert read(packed(GOOD), "N") == node(log(1, "x"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("", "gave no answer"),
+        ("N no Python 3.9 or newer", "no Python 3.9 or newer"),
+        ('N tail "x"', "makes no sense"),
+        ('N tail "!!"', "makes no sense"),
+        ('N tail {"host":1}', "gave no answer"),
+        (packed([]), "makes no sense"),
+        (packed({**GOOD, "host": 1}), "makes no sense"),
+        (packed({**GOOD, "more": 1}), "makes no sense"),
+        (packed({**GOOD, "files": [{**GOOD["files"][0], "age_s": float("inf")}]}), "no sense"),
+        (packed({**GOOD, "files": [{**GOOD["files"][0], "mtime_s": float("nan")}]}), "no sense"),
+        (packed({**GOOD, "older": 10**400}), "makes no sense"),
+        (packed({**GOOD, "host": "x" * (5 << 20)}), "makes no sense"),
+        (packed(GOOD).replace("N tail", "M tail"), "gave no answer"),
+    ],
+)
+def test_an_answer_that_is_none(answer, words):
+    with pytest.raises(ProbeError, match=words):
+        read(answer, "N")
