@@ -32,7 +32,7 @@ def test_a_script_and_what_follows_it_arrive_whole(login, payload):
 @pytest.mark.parametrize("login", SHELLS[:3], ids=lambda words: words[0])
 def test_a_framed_command_of_clustershells_brings_its_output_and_status(login):
     script = r"printf '\001\r\n\377'; echo two >&2; exit 3"
-    answer = run(script, shell=(shutil.which(login[0]), *login[1:]))
+    answer = run(script, login=(shutil.which(login[0]), *login[1:]))
     assert isinstance(answer, Reply)
     assert (answer.stdout, answer.stderr, answer.rc) == ("\x01\r\n\udcff", "two\n", 3)
 

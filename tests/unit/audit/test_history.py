@@ -58,6 +58,11 @@ def test_the_next_look_has_the_counters_of_the_last(state):
     assert counters.values["mlx5_0/1.link_downed"] == 0
     run.keep({"gpu1": counted(seen(downed=3), 2000.0)})
     assert run.previous(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
+    # A look at one subject keeps the other, of the same boot.
+    run.keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
+    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
+    run.keep({"gpu1": counted(seen(OTHER), 1000.0)})
+    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_another_boot_or_clock_has_no_history():
@@ -82,14 +87,6 @@ def test_nothing_to_keep():
     # A subject of another version is passed over.
     newer = Counted(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
     assert with_counters(seen(), newer, 2.0) == seen()
-
-
-def test_a_look_at_one_subject_keeps_the_other(state):
-    run.keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
-    run.keep({"gpu1": LOOK})
-    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    run.keep({"gpu1": counted(seen(OTHER), 1000.0)})
-    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_names_are_data(state):

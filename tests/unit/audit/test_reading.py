@@ -179,9 +179,9 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
     monkeypatch.setattr(reading, "_SLOW_S", 0.2)
     nodes = {**healthy(2), "slow": shows({**own("h100", 7), "gate": "forever"})}
     unknown = [
-        (name, result["actual"])
-        for name, (_, results) in rows(audited(nodes, 1, "json")).items()
-        for result in results
+        (node["name"], result["actual"])
+        for node in json.loads(audited(nodes, 1, "json").out)["nodes"]
+        for result in node["results"]
         if result["check"] == "gate.observed"
     ]
     assert unknown == [("slow", "makes no sense (TimeoutError: took longer than 0.2 s): forever")]
@@ -211,8 +211,8 @@ def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch
 
 def test_observations_that_nodes_share_cannot_be_changed(monkeypatch):
     mark, policy = "ab" * 8, Policy()
-    outputs = [{**own("h100", number), "host": own("h100", 1)["host"]} for number in (2, 3)]
-    first, second = (
+    outputs = [{**own("h100", number), "host": own("h100", 1)["host"]} for number in (1, 2, 3)]
+    _, first, second = (
         snapshot.read(look(one, mark), snapshot.PROBES, policy, mark) for one in outputs
     )
     shared = {name for name in first.subjects if first.subjects[name] is second.subjects[name]}
@@ -226,7 +226,7 @@ def test_the_store_of_shared_observations_is_bounded(monkeypatch):
     monkeypatch.setattr(snapshot, "_MOST_SHARED", 20)
     monkeypatch.setattr(snapshot, "_SHARED", {})
     monkeypatch.setattr(snapshot, "_shared_bytes", 0)
-    for number in range(12):
+    for number in range(24):
         answer = look(own("h100", number // 3), "ab" * 8)
         snapshot.read(answer, snapshot.PROBES, Policy(), "ab" * 8)
         held = sum(map(snapshot._size, snapshot._SHARED))

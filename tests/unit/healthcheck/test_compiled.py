@@ -12,11 +12,6 @@ import pytest
 
 from nodeready.healthcheck import main
 
-_MAKE = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
-    "main.compile_bundle(*sys.argv[1:])"
-)
-
 
 def run(python, *words):
     argv = [python, "-I", "-S", "-B", *map(str, words)]
@@ -51,18 +46,6 @@ def test_this_python_takes_its_own_code(bundle_file, tmp_path, capsys):
         assert {*new.namelist()} == {*names, *(f"{n}c" for n in names if n.endswith(".py"))}
         assert all(new.read(name) == old.read(name) for name in names)
     assert takes_its_code(sys.executable, out)
-
-
-@pytest.mark.nightly
-def test_each_python_takes_its_own_code_and_any_other_the_sources(pythons, bundle_file, tmp_path):
-    pythons = {version: path for version, path in pythons.items() if version >= (3, 9)}
-    for version, python in pythons.items():
-        out = tmp_path / f"{version[1]}.pyz"
-        done = run(python, "-c", _MAKE, bundle_file, out, "/usr/local/lib/x.pyz")
-        assert (done.returncode, done.stderr) == (0, ""), done
-        assert takes_its_code(python, out)
-        for other in pythons.values():
-            assert run(other, out, "--version").stdout == "0.1.0\n", (version, other)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04"])

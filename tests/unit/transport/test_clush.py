@@ -47,12 +47,12 @@ def heard(out=(), error=()):
     return lines
 
 
-def run(script, most=1000, shell=("sh",)):
+def run(script, most=1000, login=("sh",)):
     """The answer of a node whose login shell runs the framed command."""
     request = Request("n1", script, 9, max_bytes=most)
     line, text = command(request, "nodeready:abc", WAY)
     done = subprocess.run(
-        [*shell, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
+        [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
     )
     lines = heard(done.stdout.splitlines(), done.stderr.splitlines())
     return lines.answer(request, WAY, done.returncode, 1.0)

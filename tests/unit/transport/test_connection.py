@@ -187,9 +187,9 @@ def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
 
 
 def test_a_deadline_stands_still_while_others_have_their_turn():
-    with Patience(0.2) as patience:
+    with Patience(0.5) as patience:
         with patience.paused():
-            gevent.sleep(0.4)
+            gevent.sleep(0.7)
         gevent.sleep(0)
     patience = Patience(0.05)
     with pytest.raises(gevent.Timeout) as raised, patience:
