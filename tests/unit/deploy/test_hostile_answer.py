@@ -1,31 +1,32 @@
 """A node that lies in every word gets no plan with a path, a unit or a name of its own choice.
 
 The observations are made from the types of their dataclasses, of words that steps look for and of
-an attacker's: what no shell of ours would print, too. What a plan may name is written down here,
-from the policy alone.
+an attacker's: what no shell of ours would print, too. Each word of the attacker has EVIL in it,
+whatever it looks like; nothing that a plan names has.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import re
-import shlex
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, Change, Directory, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, WriteFile
 from nodeready.deploy.plan import plan
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import CoreDumps
-from nodeready.subjects.debug_tools.facts import PY_SPY_NOTE, DebugTools
+from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Entry, Iommu
@@ -37,58 +38,13 @@ from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.subjects.sysctl import Boot, Setting
 from nodeready.transport import bundle
 
-CASES = 2000
-
-#: Stands in every word of the attacker's.
+#: `words` are those that steps look for; each of `lies` has EVIL in it; `ours` are files.
+TEXTS: dict[str, list[str]] = json.loads((Path(__file__).parent / "data/hostile.json").read_text())
 EVIL = "3v1l"
-LIES = (
-    f"/etc/default/grub.d/../../../home/bob/{EVIL}-nodeready.cfg",
-    f"/etc/sysctl.d/../../home/{EVIL}-nodeready-core_dumps.conf",
-    f"/etc/sysctl.d/{EVIL}/nodeready-ptrace.conf",
-    f"/etc/security/limits.d/{EVIL}.conf",
-    f"/etc/profile.d/../../srv/{EVIL}-nodeready-pdsh.sh",
-    f"/etc/profile.d/x\n{EVIL}-nodeready-pdsh.csh",
-    f"/etc/systemd/system/{EVIL}.service.d/zz-nodeready.conf",
-    f"/home/bob/.ssh/{EVIL}",
-    f"../../{EVIL}",
-    f"{EVIL}.service",
-    f"-rf {EVIL}",
-    f"$(reboot {EVIL}); `reboot`\n'\"",
-    f"|/tmp/{EVIL} %P",
-    f"|/usr/lib/systemd/systemd-coredump %P {EVIL}",
-    f"iommu={EVIL}'/e;",
-    f"iommu={EVIL}/e",
-    f"~{EVIL}.conf",
-    f"{'z' * 300}{EVIL}",
-    f"\x1b[2J{EVIL}\udcff",
-)
-WORDS = (
-    "", "0", "1", "3", "unset", "infinity", "65536", "soft", "hard", "nofile", "memlock", "core",
-    "*", "root", "ml", "slurmd", "slurmctld", "/home/ml", "debian", "redhat", "suse",
-    "update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig", "apt-get", "zypper", "python3",
-    "x86_64", "aarch64", "apport.service", "abrt-ccpp.service", "gdb", "pdsh", "0x74a1",
-    "AuthenticAMD", "GenuineIntel", "iommu=soft", "iommu=pt",
-    "|/usr/lib/systemd/systemd-coredump %P %u %g", "/etc/default/grub",
-    'GRUB_CMDLINE_LINUX="iommu=soft"', "/etc/default/grub.d/50-cloud.cfg", "true", "ask",
-    "stricthostkeychecking", "globalknownhostsfile", "/etc/ssh/ssh_config", "PDSH_RCMD_TYPE=rsh",
-    "/etc/ssh/ssh_config.d/00-nodeready.conf", "/etc/profile.d/zz.sh", "/etc/sysctl.d/10.conf:3",
-    "/usr/local/lib/nodeready/nodeready.pyz", "/usr/local/lib/nodeready/slurm-prolog",
-    "/etc/systemd/system/nodeready.timer", "/etc/cron.d/nodeready", "/etc/nodeready/policy.json",
-    "/usr/local/lib/nodeready", "/usr/bin/gdb", "/usr/bin/pdsh", "/usr/bin/ssh", "/usr/bin", "/",
-    "/etc/ssh", "/etc/ssh/ssh_known_hosts", "/usr/local", "openssh-client", "gone", "empty",
-    "/usr/lib/x86_64-linux-gnu/pdsh/sshcmd.so", "/etc/pdsh/rcmd_default", "mode",
-)  # fmt: skip
 SUBJECTS: dict[str, type] = {
     "ptrace": Ptrace, "core_dumps": CoreDumps, "limits": Limits, "ssh_client": SshClient,
     "pdsh": Pdsh, "iommu": Iommu, "debug_tools": DebugTools, "gate": Gate,
 }  # fmt: skip
-OURS = (
-    "/etc/sysctl.d/zz-nodeready-ptrace.conf", "/etc/sysctl.d/50-nodeready-core_dumps.conf",
-    "/etc/security/limits.d/zzz-nodeready.conf", "/etc/default/grub.d/zzz-nodeready.cfg",
-    "/etc/profile.d/zzz-nodeready-pdsh.sh", "/etc/cron.d/nodeready",
-    "/etc/systemd/system/slurmd.service.d/zzz-nodeready.conf",
-)  # fmt: skip
-_LOW = (0, 0)
 #: What a liar says, too, so that the steps come to their lies.
 PLAUSIBLE: dict[str, dict[str, Any]] = {
     "ptrace": {"boot": Boot(Setting("2", f"/etc/sysctl.d/{EVIL}.conf:1"))},
@@ -112,12 +68,13 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
         "users_unknown": "",
     },
     "gate": {"python": "python3", "digests": {}},
+    "debug_tools": {"machine": "x86_64"},
     "limits": {
         "systemd": True,
-        "units": {"slurmd": Unit("/x"), f"{EVIL}": Unit("/x"), "sshd": Unit("/x")},
+        "units": {"slurmd": Unit("/x"), EVIL: Unit("/x")},
         "running": (
             Running("slurmd", 7, {"nofile": (1, 1)}),
-            Running("sshd", 8, {"core": (0, 0)}),
+            Running(EVIL, 8, {"core": (0, 0), "nofile": (1, 1)}),
         ),
         "ceiling": {},
         "nr_open": 2**40,
@@ -125,11 +82,8 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
 }
 
 _COMMON: dict[str, Any] = {
-    "pdshrc_users": ("ml",),
-    "limit_services": ("slurmd",),
-    "restart_services": ("slurmd",),
-    "ssh_known_hosts": ("gpu001 ssh-ed25519 AAAA",),
-    "ssh_client_hosts": ("gpu*",),
+    **{"pdshrc_users": ("ml",), "limit_services": ("slurmd",), "restart_services": ("slurmd",)},
+    **{"ssh_known_hosts": ("gpu001 ssh-ed25519 AAAA",), "ssh_client_hosts": ("gpu*",)},
 }
 POLICIES = (
     Policy(**_COMMON),
@@ -142,7 +96,7 @@ POLICIES = (
 
 
 def _word(chance: random.Random) -> str:
-    return chance.choice(LIES if chance.random() < 0.4 else WORDS)
+    return chance.choice(TEXTS["lies" if chance.random() < 0.4 else "words"])
 
 
 def lie(hint: Any, chance: random.Random) -> Any:
@@ -161,7 +115,7 @@ def lie(hint: Any, chance: random.Random) -> Any:
         return text.encode("utf-8", "surrogateescape")
     if origin is tuple:
         if inner[-1] is not Ellipsis:
-            return tuple(lie(one, chance) for one in inner)
+            return tuple(lie(item, chance) for item in inner)
         return tuple(lie(inner[0], chance) for _ in range(chance.randrange(4)))
     if origin is not None and issubclass(origin, Mapping):
         size = chance.randrange(4)
@@ -176,167 +130,45 @@ def lie(hint: Any, chance: random.Random) -> Any:
 
 def snapshot(chance: random.Random) -> Snapshot:
     """A node that lies in all that is observed for a deploy."""
-    files = {path: b"# ours\n" for path in (*LIES, *OURS) if chance.random() < 0.3}
+    files = {path: b"# ours\n" for path in TEXTS["lies"] + TEXTS["ours"] if chance.random() < 0.3}
     subjects = {name: lie(kind, chance) for name, kind in SUBJECTS.items()}
     for name, values in PLAUSIBLE.items():
-        kept = {key: value for key, value in values.items() if chance.random() < 0.8}
-        subjects[name] = dataclasses.replace(subjects[name], **kept)
+        some = {key: value for key, value in values.items() if chance.random() < 0.8}
+        subjects[name] = dataclasses.replace(subjects[name], **some)
     return Snapshot(subjects, files)
 
 
-# --- What a plan may name, from the policy alone.
-
-_FORM = "[A-Za-z0-9_-]{0,200}"
-_UNIT_FILES = "/usr/local/lib/nodeready/"
-_GATE = {
-    "/etc/systemd/system/timers.target.wants/nodeready.timer", "/etc/cron.d/nodeready",
-    "/etc/systemd/system/nodeready.timer", "/etc/systemd/system/nodeready.service",
-    "/etc/nodeready/policy.json", "/run/nodeready/verdict.json",
-    *(f"{_UNIT_FILES}{name}" for name in (
-        "record", "slurm-healthcheck", "slurm-prolog", "compiled", "compiled.pyz", "nodeready.pyz"
-    )),
-}  # fmt: skip
-_FILES = _GATE | {
-    "/etc/pdsh/rcmd_default", "/etc/environment", "/etc/ssh/ssh_config", "/etc/default/grub",
-    "/etc/ssh/ssh_config.d/00-nodeready.conf", "/etc/ssh/ssh_known_hosts",
-    "/etc/tmpfiles.d/00-nodeready-cores.conf", "/etc/systemd/coredump.conf.d/zz-nodeready.conf",
-    "/usr/local/bin/py-spy",
-}  # fmt: skip
-
-
-def _paths(want: Policy) -> re.Pattern[str]:
-    forms = [
-        rf"/etc/sysctl\.d/{_FORM}nodeready-(ptrace|core_dumps)\.conf",
-        rf"/etc/security/limits\.d/{_FORM}nodeready\.conf",
-        rf"/etc/profile\.d/{_FORM}nodeready-pdsh\.c?sh",
-        rf"/etc/default/grub\.d/{_FORM}nodeready\.cfg",
-        *(
-            rf"/etc/systemd/system/{re.escape(name)}\.service\.d/{_FORM}nodeready\.conf"
-            for name in want.limit_services
-        ),
-        *map(re.escape, (*_FILES, *filter(None, [want.gate_textfile]))),
-    ]
-    return re.compile("|".join(forms))
-
-
-_DIRECTORY = "/usr/local/lib/nodeready"
-_ROOTS = "|".join(map(re.escape, sorted({_DIRECTORY, "/etc/nodeready", *_GATE})))
-_WRITABLE = f"(?: (?:{_ROOTS})){{1,20}}"
-
-
-_FOLDERS = "(?:/usr(?:/local)?)?/s?bin"
-_ON_THE_WAY = (
-    f"/|/usr|/usr/local|{_FOLDERS}|/etc|/etc/(?:ssh|ssh/ssh_config\\.d|pdsh|profile\\.d)|"
-    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+){0,2}"
-)
-_READ = (
-    "/etc/ssh/(?:ssh_known_hosts|ssh_config|ssh_config\\.d/00-nodeready\\.conf)|"
-    f"/etc/pdsh/rcmd_default|/etc/profile\\.d/{_FORM}nodeready-pdsh\\.c?sh|"
-    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\\.so"
-)
-
-
-def _commands(want: Policy) -> re.Pattern[str]:
-    """Of the words of a command, with a space between them."""
-    names = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
-    restart = "|".join(re.escape(name) for name in want.restart_services)
-    wanted = want.iommu_args or ("iommu=pt", "intel_iommu=on")
-    args = "(?: ?(?:" + "|".join(map(re.escape, wanted)) + r")){1,3}"
-    options = "|".join(re.escape(token.partition("=")[0]) for token in wanted)
-    remove = rf"(?:--remove-args=(?:(?:{options})(?:=[A-Za-z0-9_.,:-]*)? ?)+ )?"
-    pattern = rf"{re.escape(want.core_pattern)}|\|/usr/lib/systemd/systemd-coredump %P %u %g"
-    programs = rf"{_DIRECTORY}/(?:record|slurm-prolog|slurm-healthcheck)|/usr/local/bin/py-spy"
-    return re.compile(
-        "|".join(
-            [
-                r"systemctl (?:disable --now|mask) (?:apport|abrt-ccpp)\.service",
-                r"systemctl (?:disable --now|enable|restart) nodeready\.timer",
-                r"systemctl daemon-reload",
-                rf"systemctl restart (?:{restart})\.service",
-                rf"sysctl -w kernel\.yama\.ptrace_scope={want.ptrace_scope}",
-                rf"sysctl -w kernel\.core_pattern=(?:{pattern})",
-                r"setsebool -P deny_ptrace off",
-                rf"chmod 0755 (?:{programs})",
-                rf"chmod a\+rx (?:{_FOLDERS}/(?:{names})|{_ON_THE_WAY})",
-                rf"(?:chown root:root|chmod 0644) (?:{_READ})",
-                rf"chmod a\+r (?:{_READ})",
-                rf"(?:chown 0:0|chmod go-w) --{_WRITABLE}",
-                rf"sh -c rmdir {_DIRECTORY} 2>/dev/null \|\| :",
-                r"update-grub|grub2?-mkconfig -o /boot/grub2?/grub\.cfg",
-                rf"grubby --update-kernel=ALL {remove}--args={args}",
-            ]
-        )
-    )
-
-
-def named(action: Action, want: Policy) -> Iterator[str]:
-    """What an action names and may not."""
-    if isinstance(action, Script):
-        head, *words = action.argv
-        if head == "nr_compile":
-            good = re.fullmatch(r"python3(\.\d+)?|/usr/libexec/platform-python", words[0])
-            files = [f"{_DIRECTORY}/{n}" for n in ("nodeready.pyz", "compiled.pyz", "compiled")]
-            digest = dict(getattr(want, "gate_files", ())).get(files[0])
-            if not good or words[1:] != [*files, digest]:
-                yield f"compile {words}"
-        elif head == "nr_note":
-            if words != ["/usr/local/bin/py-spy", PY_SPY_NOTE]:
-                yield f"note {words}"
-        elif head == "nr_again":
-            packages = {*want.packages, "openssh-client", "openssh-clients"}
-            programs = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
-            good = words[0] in {"", "apt-get", "zypper", "dnf", "yum"} and words[1].isdigit()
-            paths = all(re.fullmatch(f"-|{_FOLDERS}/(?:{programs})", one) for one in words[3::2])
-            if not good or not paths or not set(words[2::2]) <= packages:
-                yield f"again {words}"
-        elif head != "nr_packages" or words[0] not in {"apt-get", "zypper", "dnf", "yum"}:
-            yield f"script {action.argv}"
-        elif not set(words[2:]) <= set(want.packages):
-            yield f"packages {words}"
-        return
-    words = shlex.split(action.sh())
-    if isinstance(action, WriteFile) and action.user:
-        if action.user not in want.pdshrc_users or words[:2] != ["nr_as", action.user]:
-            yield f"user {words}"
-        if shlex.split(words[2])[:2] != ["nr_write", "$NR_HOME/.pdshrc"]:
-            yield f"in a home {words}"
-    elif isinstance(action, (WriteFile, RemoveFile)):
-        if not _paths(want).fullmatch(action.path) or words[1] != action.path:
-            yield f"path {action.path!r}"
-    elif isinstance(action, Directory):
-        if action.path != want.core_pattern.rpartition("/")[0]:
-            yield f"directory {action.path!r}"
-    elif not isinstance(action, Run) or not _commands(want).fullmatch(" ".join(action.argv)):
-        yield f"command {action!r}"
+def named(action: Action) -> str:
+    """All that an action names, but for the text of a file that is not nodeready's alone."""
     if isinstance(action, WriteFile):
-        if any(EVIL in word for word in action.validator):
-            yield f"validator {action.validator}"
-        if action.owned and EVIL.encode() in action.content:
-            yield f"content of {action.path}"
+        text = action.content.decode(errors="replace") if action.owned else ""
+        return dataclasses.replace(action, content=b"", old=None, large=False).sh() + text
+    # A wrong value of a kernel argument is named so that it is removed.
+    return re.sub(rf"iommu={EVIL}\.ok", "", action.sh())
 
 
-@pytest.fixture
-def lying(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def policies() -> list[Policy]:
+    return [complete(policy, policy, bundle.program) for policy in POLICIES]
+
+
+@pytest.mark.parametrize(
+    ("cases", "least"), [(120, 2), pytest.param(2000, 20, marks=pytest.mark.nightly)]
+)
+def test_a_plan_names_nothing_that_the_node_chose(cases, least, policies, monkeypatch):
     monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"\x7fELF")
-
-
-def _plans() -> Iterator[tuple[int, Policy, Change]]:
-    policies = [complete(want, want, bundle.program) for want in POLICIES]
-    for case in range(CASES):
-        chance = random.Random(case)
-        want, seen = policies[case % len(policies)], snapshot(chance)
-        for change in plan(seen, want, judge(seen, want)).changes:
-            yield case, want, change
-
-
-def test_a_plan_names_nothing_that_the_node_chose(lying: None) -> None:
     steps: Counter[str] = Counter()
-    actions: Counter[str] = Counter()
-    for case, want, change in _plans():
-        steps[change.step] += 1
-        for action in change.actions:
-            actions[type(action).__name__] += 1
-            assert not list(named(action, want)), (case, change.step)
+    actions: set[str] = set()
+    for case in range(cases):
+        want, node = policies[case % len(policies)], snapshot(random.Random(case))
+        for change in plan(node, want, judge(node, want)).changes:
+            steps[change.step] += 1
+            for action in change.actions:
+                actions.add(type(action).__name__)
+                assert EVIL not in named(action), (case, change.step)
+                assert getattr(action, "user", "") in ("", *want.pdshrc_users), (case, change.step)
     # Every step had to plan something, and often: else the lies prove nothing.
-    assert {step.name for step in STEPS} == {name for name, count in steps.items() if count > 20}
-    assert set(actions) == {"WriteFile", "RemoveFile", "Directory", "Run", "Script"}
+    assert {step.name for step in STEPS} == {
+        name for name, count in steps.items() if count > least
+    }
+    assert actions == {"WriteFile", "RemoveFile", "Directory", "Run", "Script"}
