@@ -77,28 +77,24 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     where = inventory([node], **SETTINGS)
     only = ("--only", "gate")
     assert left(node) == []
-    check = nodeready("deploy", where, "--check", "--diff", *only)
-    assert check.returncode == 3
-    assert left(node) == []
     deployed = nodeready("deploy", where, "--yes")
     assert deployed.returncode == 0, deployed.stdout + deployed.stderr
 
     in_place(node)
 
     # Nothing to do, by the plan and by the audit; nothing is left that a deploy would repair.
-    again = nodeready("deploy", where, "--yes")
+    again = nodeready("deploy", where, "--yes", *only)
     assert again.returncode == 0
     assert "0 changed (0 changes)" in again.stdout, again.stdout
     audit = nodeready("audit", where, "--format", "json", "--only", "gate")
     results = json.loads(audit.stdout)["nodes"][0]["results"]
-    found = {result["check"]: result["status"] for result in results}
-    assert "fail" not in found.values(), found
-    assert found["gate.slurm_conf"] == "warn"
-    assert found["gate.verdict"] == "ok"
+    statuses = {result["check"]: result["status"] for result in results}
+    assert "fail" not in statuses.values(), statuses
+    assert (statuses["gate.slurm_conf"], statuses["gate.verdict"]) == ("warn", "ok")
 
     # Somebody's hand: only that is repaired.
     node.run(f"echo '{{}}' >{probe.POLICY}; chmod 644 {probe.PROLOG}; echo >>{probe.BUNDLE}")
-    repaired = nodeready("deploy", where, "--yes")
+    repaired = nodeready("deploy", where, "--yes", *only)
     assert f"changed     {node.name}: gate.program, gate.slurm\n" in repaired.stdout
     sha = node.run(f"sha256sum {probe.BUNDLE}").stdout.split()[0]
     contents = wanted.contents(Policy(gate=True), bundle.program)
@@ -108,25 +104,22 @@ def test_it_is_installed_once_kept_and_taken_away(node, inventory):
     # Off: all of it goes, but not a prolog that slurm.conf names.
     off = inventory([node], **{**SETTINGS, "gate": False})
     node.write("/etc/slurm/slurm.conf", f"Prolog={probe.PROLOG}\n")
-    gone = nodeready("deploy", off, "--yes")
+    gone = nodeready("deploy", off, "--yes", *only)
     assert gone.returncode == 0, gone.stdout + gone.stderr
     assert left(node) == ["/usr/local/lib/nodeready", probe.PROLOG]
     assert "take the lines out of slurm.conf" in gone.stdout
     assert node.run(f"env -i {probe.PROLOG}", check=False).returncode == 0
     assert "the job starts" in logged(node)
     node.write("/etc/slurm/slurm.conf", "ClusterName=x\n")
-    assert nodeready("deploy", off, "--yes").returncode == 0
+    assert nodeready("deploy", off, "--yes", *only).returncode == 0
     assert left(node) == []
-    assert "0 changed" in nodeready("deploy", off, "--yes").stdout
+    assert "0 changed" in nodeready("deploy", off, "--yes", *only).stdout
 
 
 # Somebody's or something's hand, and what the audit says of it.
 HANDS = {
     f"echo >>{probe.COMPILED}": "another",
-    f"rm {probe.COMPILED}": "no ",
     f"rm {probe.NOTE}": "nothing says",
-    f"sed -i 's/ [0-9a-f]*$/ 00000000/' {probe.NOTE}": "another Python",
-    f"chmod o+w {probe.COMPILED}": "written by others",
     f"chown 1000 {probe.DIRECTORY}": "written by others",
 }
 
@@ -218,16 +211,13 @@ TOOLS = [
     ("print('nodeready: no-go: a.b: c'); raise SystemExit(3)", 1, True),
     ("import sys; sys.exit(0)", 0, True),
     ("import sys; sys.exit(3)", 0, True),
-    ("import sys; sys.exit(1)", 0, True),
-    ("import sys; sys.exit(2)", 0, True),
     ("\x00garbage\x00", 0, True),
     (None, 0, True),
-    ("import os; os.kill(os.getpid(), 9)", 0, True),
     ("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0, True),
 ]
 
 
-def test_only_an_answer_keeps_a_job_away(node):
+def test_only_an_answer_keeps_a_job_away(node, inventory):
     programs = wanted.contents(Policy(gate=True, gate_budget_s=1), bundle.program)
     for path in (probe.PROLOG, probe.HEALTH_CHECK):
         # Less patience than Slurm has: this is about the end of it, not about its length.
@@ -244,15 +234,12 @@ def test_only_an_answer_keeps_a_job_away(node):
         assert not said or ("the job starts" in log) is not bool(status), content
         health = node.run(f"env -i {probe.HEALTH_CHECK}", check=False)
         assert (health.returncode, bool(logged(node))) == (0, said and not status), content
-    # No Python at all.
+    # No Python, and one that is too old.
     node.run("rm -f /usr/bin/python3* /usr/libexec/platform-python /usr/local/bin/python3*")
     for path in (probe.PROLOG, probe.HEALTH_CHECK):
         assert node.run(f"env -i {path}", check=False).returncode == 0
         assert "no Python 3.9 or newer" in logged(node)
-
-
-def test_a_node_without_a_python_is_one_finding_and_gets_nothing(node, inventory):
-    node.run("rm -f /usr/bin/python3* /usr/libexec/platform-python /usr/local/bin/python3*")
+    node.run(f"rm -rf {probe.DIRECTORY}")
     node.write("/usr/bin/python3", "#!/bin/sh\necho 3.6\n", mode=0o755)
     where = inventory([node], **SETTINGS)
     deployed = nodeready("deploy", where, "--yes", "--only", "gate")

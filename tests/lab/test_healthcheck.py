@@ -81,7 +81,7 @@ def test_it_judges_as_an_audit_from_outside_does_and_writes_nothing(fresh_node, 
     assert done.returncode == 3
 
 
-def test_any_user_may_look_without_a_home_and_only_one_check_may_be_asked(fresh_node, put):
+def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
     fresh_node.write("/etc/sysctl.d/99-site.conf", "kernel.yama.ptrace_scope = 1\n")
     run = put(fresh_node, ptrace_scope=1)
     done = run("audit --only ptrace.scope", user="ml")
@@ -89,17 +89,10 @@ def test_any_user_may_look_without_a_home_and_only_one_check_may_be_asked(fresh_
     assert done.stdout == (
         f"ok       {fresh_node.name}  1 check passed\n1 node: 1 ok\n1 result: 1 ok\n"
     )
-    done = run("audit --only ptrace.scope --format nagios", user="ml")
-    assert done.stdout.startswith("NODEREADY OK: ")
+    assert run("audit --only ptrace.scope --format nagios").stdout.startswith("NODEREADY OK: ")
     assert run("audit --only ptrace.scope -q").stdout == ""
     waived = put(fresh_node, ptrace_scope=2, waivers={"ptrace.scope": "until Monday"})
     assert "waived: until Monday" in waived("audit --only ptrace.scope").stdout
-    unwaived = put(fresh_node, ptrace_scope=2)
-    assert unwaived("audit --only ptrace.scope").returncode == 3
-
-
-def test_the_sites_policy_counts_and_a_broken_one_is_one_line_for_every_command(fresh_node, put):
-    run = put(fresh_node)
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 2}')
     assert run("audit --only ptrace.scope").returncode == 3
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 9}')
@@ -129,15 +122,8 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
     go = replace(kept, go=True, reasons=()).text()
     fresh_node.write(gate.PATH, go)
     assert run("prolog").stdout == "nodeready: go\n"
-    for pattern, text in (
-        (r'"time": \d+', '"time": 1'),
-        (r'"time": \d+', '"time": 9999999999'),
-        (r'"boot_id": "[^"]+"', '"boot_id": "x"'),
-        (r'"policy_digest": "[^"]+"', '"policy_digest": "x"'),
-        (r"}", ""),
-    ):
-        fresh_node.write(gate.PATH, re.sub(pattern, text, go))
-        assert run("prolog").returncode == 3, text
+    fresh_node.write(gate.PATH, re.sub(r'"time": \d+', '"time": 1', go))
+    assert run("prolog").returncode == 3
     assert put(fresh_node, gate_max_age_s=0)("prolog").stdout.count("\n") == 1
 
 
@@ -176,24 +162,19 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     assert done.stderr == f"nodeready: Permission denied: {gate.PATH}\n"
 
 
-def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
+def test_a_tool_that_hangs_holds_no_job(fresh_nodes, put):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")
-    run = put(node, gate_budget_s=14)
     began = time.monotonic()
-    done = run("prolog")
+    done = put(node, gate_budget_s=3)("prolog")
     # Its own end, long before the tool's, which never comes.
     assert time.monotonic() - began < 60
     assert done.returncode == 3
     assert done.stdout.startswith("nodeready: no-go: ")
-    assert "nvidia-smi" in done.stdout
     assert done.stdout.count("\n") == 1
-    # No time at all: then nothing is known, and that is no go.
-    done = put(node, gate_budget_s=3)("prolog")
-    assert done.returncode == 3
     assert "no answer within 2 s" in done.stdout or "nvidia-smi" in done.stdout
-    left = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
-    assert left.stdout == ""
+    there = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
+    assert there.stdout == ""
 
 
 def test_two_at_once_leave_one_whole_verdict(fresh_node, put):
@@ -210,8 +191,15 @@ def test_two_at_once_leave_one_whole_verdict(fresh_node, put):
     assert run("prolog").stdout.splitlines() == lines[:1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
-@pytest.mark.parametrize("command", ["audit", "ready"])
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [
+        (signal.SIGINT, "audit"),
+        pytest.param(signal.SIGTERM, "audit", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, "ready", marks=pytest.mark.nightly),
+        (signal.SIGTERM, "ready"),
+    ],
+)
 def test_an_interrupt_ends_what_was_started(fresh_nodes, put, number, command):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")

@@ -186,20 +186,13 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     assert {job.state(rank) for rank in range(SIZE)} == {"S"}
 
 
-def test_a_job_that_works_fires_nothing_and_the_watch_ends_with_it(job, watching, tmp_path):
+def test_a_job_that_works_fires_nothing_and_each_hang_once(job, watching, tmp_path):
+    place = tmp_path / "hangs"
     wait_for(lambda: "moves: 4 ranks" in watching.out())
     # More looks than it takes to fire.
     before = job.steps(0)
     wait_for(lambda: job.steps(0) > before + 60)
-    assert incidents(tmp_path / "hangs") == []
-    job.end()
-    status, out = watching.end()
-    assert status == 0, out
-    assert out.splitlines()[-1].endswith(f"job {job.name}: the job has ended")
-    assert incidents(tmp_path / "hangs") == []
-
-
-def test_a_second_hang_is_a_new_one(job, watching, tmp_path):
+    assert incidents(place) == []
     for count in (1, 2):
         wait_for(lambda n=count: watching.out().count("moves: 4 ranks") >= n)
         job.hang()
@@ -207,8 +200,10 @@ def test_a_second_hang_is_a_new_one(job, watching, tmp_path):
         job.go_on()
     wait_for(lambda: watching.out().count("moves: 4 ranks") == 3)
     job.end()
-    assert watching.end()[0] == 0
-    assert len(incidents(tmp_path / "hangs")) == 2
+    status, out = watching.end()
+    assert status == 0, out
+    assert out.splitlines()[-1].endswith(f"job {job.name}: the job has ended")
+    assert len(incidents(place)) == 2
 
 
 def test_an_incident_of_a_node_that_is_away_has_the_others(job, fleet, tool, tmp_path):
@@ -225,9 +220,6 @@ def test_an_incident_of_a_node_that_is_away_has_the_others(job, fleet, tool, tmp
     again = tool("incident", fleet(job.nodes), "--job", job.name, "-o", tmp_path / "kept")
     assert (again.status, again.out) == (2, "")
     assert "holds an incident already: name a new directory" in again.err
-
-
-def test_a_job_that_is_not_there_is_a_usage_error(job, fleet, tool):
     done = tool("watch", fleet(job.nodes), "--job", "4711", *QUICK)
     assert done.status == 2, done
     assert "no ranks of job 4711 on " in done.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -12,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Lab, LabError, Node, boot, down, network, processes, slurm, state
+from tests.command import wait_for
+from tests.helpers import nodeready
 from tests.paths import ROOT
 
 PROLOG = "/usr/local/sbin/prolog"
-Done = subprocess.CompletedProcess[str]
 
 
 @pytest.fixture
@@ -44,26 +44,7 @@ def state_of(node: Node) -> str:
 
 
 def await_state(node: Node, wanted: str) -> None:
-    deadline = time.monotonic() + 60
-    while state_of(node) != wanted:
-        jobs = node.lab.slurm_run("squeue", "-h").stdout
-        assert time.monotonic() < deadline, f"{state_of(node)}, not {wanted}; {jobs}"
-        time.sleep(0.1)
-
-
-def await_true(node: Node, command: str) -> str:
-    """What this command prints as soon as it succeeds."""
-    deadline = time.monotonic() + 60
-    while (done := node.enter(["sh", "-c", command], check=False)).returncode:
-        assert time.monotonic() < deadline, f"{node.name}: {command}: {done.stderr}"
-        time.sleep(0.1)
-    return done.stdout.strip()
-
-
-def nodeready(*words: str, **environment: str) -> Done:
-    argv = [sys.executable, "-m", "nodeready", *words]
-    env = {**os.environ, **environment}
-    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    wait_for(lambda: state_of(node) == wanted)
 
 
 def groups(name: str) -> str:
@@ -92,18 +73,15 @@ def traces(name: str, index: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("user", ["root", "ml"])
-def test_jobs_run_as_root_and_as_the_user(slurm_lab: Lab, user: str) -> None:
+def test_jobs_run_from_nodes_from_this_machine_and_from_the_controller(slurm_lab: Lab) -> None:
     nodes = slurm_lab.nodes
     for node in nodes:
         await_state(node, "IDLE")
-    ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
-    assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
-
-
-def test_from_this_machine_and_from_the_controller(slurm_lab: Lab) -> None:
+    for user in ("root", "ml"):
+        ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
+        assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
     two = slurm_lab.slurm_run("srun", "-N2", "hostname").stdout.split()
-    assert len(set(two) & {node.name for node in slurm_lab.nodes}) == 2
+    assert len(set(two) & {node.name for node in nodes}) == 2
     assert slurm_lab.controller is not None
     assert slurm_lab.controller.name not in {name for name, _ in slurm_lab.inventory_data()}
     assert slurm_lab.controller.run("srun id -un", user="ml").stdout == "ml\n"
@@ -167,6 +145,7 @@ def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[.
     assert slurm_lab.nodes[0].run(f"srun -w {node.name} hostname").stdout == f"{node.name}\n"
 
 
+@pytest.mark.nightly
 def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[2]
     if not boot.freezer_group_of(node.pid):
@@ -174,7 +153,8 @@ def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()
     step = f"/sys/fs/cgroup/freezer/slurm_{node.name}/uid_0/job_{job}/step_batch"
-    await_true(node, f"grep -c . {step}/cgroup.procs && pgrep -x sleep -a | grep 1234")
+    runs = f"grep -c . {step}/cgroup.procs && pgrep -x sleep -a | grep 1234"
+    wait_for(lambda: node.enter(["sh", "-c", runs], check=False).returncode == 0)
     node.enter(["sh", "-c", f"echo FROZEN >{step}/freezer.state"])
     pid = node.pid
     node.kill()
@@ -185,6 +165,7 @@ def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     await_state(node, "IDLE")
 
 
+@pytest.mark.nightly
 def test_a_node_with_a_fault_has_slurm_too(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[1]
     try:
@@ -258,6 +239,7 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     assert [sorted(path.glob("**/*")) for path in machine] == before
 
 
+@pytest.mark.nightly
 def test_an_up_that_was_killed_leaves_nothing(own_slurm: str) -> None:
     name = own_slurm
     argv = [sys.executable, "-m", "nodeready", "lab", "up", "--slurm", "--nodes", "24"]

@@ -132,7 +132,9 @@ def interrupted(tool: Tool, running: subprocess.Popen[bytes], number: signal.Sig
     return done
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     """What was done is shown and marked partial; what runs is ended, but no package manager."""
     good, slow, installing = fresh_nodes(3)
@@ -158,7 +160,7 @@ def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     installing.enter(["pkill", "-x", "dpkg"])
 
 
-@pytest.mark.parametrize("command", ["audit", "deploy"])
+@pytest.mark.parametrize("command", ["audit", pytest.param("deploy", marks=pytest.mark.nightly)])
 def test_interrupted_while_looking(command, fresh_nodes, fleet, tool):
     """Nothing is written; an audit shows what it has, and says that it is not all."""
     good, slow = fresh_nodes(2)
