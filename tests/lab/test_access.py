@@ -137,47 +137,34 @@ def test_what_a_deploy_cannot_mend_names_node_check_and_reason(
     assert "/usr/bin/pdsh has mode 700" in done.out
 
 
-#: Lines of a site's file -> status, a word of the result (ssh_config(5)). What each option of a
-#: peer means is asked of tests/unit.
-PEERS = {
-    "Match host gpu001,other\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Match originalhost gpu001 user nobody\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    'Host="gpu001"\n Port=2222\n': ("fail", "port 2222 for gpu001"),
-    "Host gpu00?\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Host gpu1*\n Port 2222\n": ("fail", "port 2222 for gpu1x"),
-    "Host gpu001\n ProxyJump bastion\n": ("warn", "proxyjump bastion"),
-    "Host gpu001\n IdentityFile /nowhere\n": ("warn", "identityfile /nowhere"),
-    "Host gpu001\n StrictHostKeyChecking maybe\n": ("fail", "line 2: unsupported option"),
-    # Ours comes first, these hosts are not meant, or it makes no difference.
-    "Host gpu001\n StrictHostKeyChecking no\n": ("ok", ""),
-    "Host gpu-login other\n Port 99\n User bob\n": ("ok", ""),
-    "Match host other exec \"true\"\n Port 99\n": ("ok", ""),
-    "Host gpu001\n HostName %h\n Port 22\n": ("ok", ""),
-}  # fmt: skip
-
-
-def test_lines_for_one_peer_alone_are_asked_for(node: Node) -> None:
+def test_a_sites_line_for_one_peer_and_a_revoked_key(node: Node) -> None:
+    """What each line means is asked of tests/unit: here, what ssh itself says of it."""
     path = "/etc/ssh/ssh_config.d/50-site.conf"
-    for text, (status, words) in PEERS.items():
+    for text, words in (
+        ("Match originalhost gpu001 user nobody\n Port 2222\n", "port 2222 for gpu001"),
+        ('Host="gpu1*"\n Port=2222\n', "port 2222 for gpu1x"),
+        ("Host gpu001\n StrictHostKeyChecking maybe\n", "line 2: unsupported option"),
+    ):
         node.write(path, text)
-        result = bad(node, "ssh_client").get("ssh_client.options")
-        assert (result.status if result else "ok") == status, text
-        if result:
-            assert words in result.actual, text
-            assert result.source.startswith(f"{path}:"), text
+        result = bad(node, "ssh_client")["ssh_client.options"]
+        assert result.status == "fail", text
+        assert words in result.actual, text
+        assert result.source.startswith(f"{path}:"), text
+    node.write(
+        path, 'Match host other exec "true"\n Port 99\nHost gpu001\n HostName %h\n Port 22\n'
+    )
+    assert bad(node, "ssh_client") == {}
     # A file that users cannot read stops them all.
-    node.write(path, "Host x\n", 0o600)
+    node.write(path, "Host x\n")
+    node.enter(["chmod", "600", path])
     result = bad(node, "ssh_client")["ssh_client.options"]
-    assert (result.status, result.source) == ("fail", path)
-    assert result.fix == f"chmod a+r {path}"
+    assert (result.status, result.source, result.fix) == ("fail", path, f"chmod a+r {path}")
     node.enter(["rm", path])
     # In front of ours, a deploy repairs it.
     node.write("/etc/ssh/ssh_config.d/00-a.conf", "Host gpu001\n StrictHostKeyChecking no\n")
     result = bad(node, "ssh_client")["ssh_client.options"]
-    assert result.fixable
-    assert result.source == "/etc/ssh/ssh_config.d/00-a.conf:2"
+    assert (result.fixable, result.source) == (True, "/etc/ssh/ssh_config.d/00-a.conf:2")
     assert deploy(node, "ssh_client") == {}
-    # A revoked key of the fleet.
     lines = node.enter(["cat", KNOWN]).stdout
     node.write(KNOWN, f"{lines}@revoked gpu00?,x {key(2)}\n")
     result = bad(node, "ssh_client")["ssh_client.known_hosts"]

@@ -6,10 +6,8 @@ import json
 import re
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.subjects.registry import LOOKED_AT
 from tests.command import ours, written
@@ -25,31 +23,6 @@ def results_of(done) -> dict[str, dict[str, dict[str, str]]]:
         node["name"]: {result["check"]: result for result in node["results"]}
         for node in json.loads(done.out)["nodes"]
     }
-
-
-def test_every_format_of_one_fleet(fresh_nodes, fleet, tool, tmp_path):
-    """One failing check on one node, in each format, on standard output and into a file."""
-    good, bad = fresh_nodes(2)
-    where = fleet([good, bad], nics={"eth0": {"mtu": 1500}})
-    bad.run("ip link set eth0 mtu 1400")
-    words = ("audit", where, "--only", "nics")
-    table = tool(*words)
-    assert table.status == 3, table
-    assert re.search(rf"^fail +nics\.mtu +{bad.name}$", table.out, re.M), table
-    texts = {}
-    for form, status in (("json", 3), ("junit", 3), ("prometheus", 3), ("nagios", 2)):
-        path = tmp_path / form
-        done = tool(*words, "--format", form, "-o", path)
-        assert (done.status, done.out, done.err) == (status, "", ""), done
-        texts[form] = path.read_text()
-    done = tool(*words, "--format", "json")
-    assert json.loads(texts["json"])["summary"] == json.loads(done.out)["summary"]
-    assert results_of(done)[bad.name]["nics.mtu"]["status"] == "fail"
-    assert len(list(ElementTree.fromstring(texts["junit"]).iter("failure"))) == 1
-    families = text_string_to_metric_families(texts["prometheus"])
-    labels = [sample.labels for family in families for sample in family.samples]
-    assert any((row.get("node"), row.get("check")) == (bad.name, "nics.mtu") for row in labels)
-    assert texts["nagios"].startswith("NODEREADY CRITICAL")
 
 
 def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):

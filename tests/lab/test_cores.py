@@ -84,10 +84,6 @@ def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash
     # Looking leaves nothing behind.
     assert (written(first), ours(first)) == (before, [])
 
-    table = tool("cores", where)
-    assert re.search(r"SIGSEGV +python[0-9.]+ in __strlen", table.out), table
-    assert "3 cores, ranks 0-2, job 88; first" in table.out
-    assert tool("cores", where, "--job", "89").out == ""
     assert "no core found on 2 nodes" in tool("cores", where, "--job", "89").err
 
 
@@ -152,35 +148,6 @@ def test_another_users_core_without_root_and_without_gdb(tool, fleet, crash_node
     assert (core["rank"], core["signal"], core["threads"]) == (3, 11, 1)
     assert core["program"].startswith("/usr/bin/python3")
     assert "ctypes" in core["command"]
-
-
-#: What runs before the command: gdb has two seconds for a core.
-SHORT = """
-from nodeready.node import payload
-real = payload.closure
-def closure(names):
-    modules = real(names)
-    name = "nodeready.node.cores.gdb"
-    modules[name] = modules[name].replace("LIMIT_S = 60", "LIMIT_S = 2")
-    return modules
-payload.closure = closure
-"""
-
-
-def test_a_gdb_that_hangs_costs_its_own_core(tool, fleet, crash_nodes):
-    (node,) = crash_nodes(1)
-    crash(node, 0, time=5, uid=2000)
-    slow = crash(node, 1, time=6, uid=2000)
-    # The newest is read first.
-    node.enter(["touch", slow])
-    hang = '#!/bin/sh\nif mkdir /tmp/once; then sleep 600; fi\nexec /usr/bin/gdb "$@"\n'
-    node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    done = tool("cores", fleet([node]), "--format", "json", first=SHORT)
-    assert done.status == 3, done
-    why = {core["rank"]: core["unread"] for core in json.loads(done.out)["cores"]}
-    assert why == {0: "", 1: "gdb had no backtrace after 2 s and was ended"}
-    assert ours(node) == []
-    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
 
 
 SLEEPER = "import time\ntime.sleep(3000)"
@@ -292,20 +259,3 @@ def test_an_interrupt_lets_the_process_go_on(tool, fleet, sleeper):
     wait_for(lambda: ours(node) == [])
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
     assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
-
-
-def test_a_node_that_dies_meanwhile_is_unreachable_and_its_cores_unread(tool, fleet, crash_nodes):
-    dying, other = crash_nodes(2)
-    for node in (dying, other):
-        crash(node, 0, time=5, uid=2000)
-    dying.write("/usr/local/bin/gdb", "#!/bin/sh\ntouch /tmp/begun\nsleep 600\n", mode=0o755)
-    running = tool.start("cores", fleet([dying, other]), "--format", "json")
-    wait_for(lambda: dying.enter(["test", "-e", "/tmp/begun"], check=False).returncode == 0)
-    dying.kill()
-    done = tool.end(running)
-    assert done.status == 4, done
-    found = json.loads(done.out)
-    assert "connection lost" in found["errors"][dying.name]
-    why = {core["node"]: core["unread"] for core in found["cores"]}
-    assert why[other.name] == ""
-    assert "no answer: connection lost" in why[dying.name]

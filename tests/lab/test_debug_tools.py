@@ -3,7 +3,9 @@ arguments and words."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -222,50 +224,8 @@ CALLS = {
     "yum": ":-y --setopt=exit_on_lock=1 install -- nr-yum",
     "zypper": "30:--non-interactive install --no-recommends -- nr-zypper",
 }
-#: Manager, its words and exit status -> the end of the failure.
-FAILURES = [
-    (
-        "dnf",
-        "No match for argument: pdsh\nError: Unable to find a match: pdsh",
-        1,
-        "not installed: pdsh: No match for argument: pdsh (pdsh is in EPEL: enable it)",
-    ),
-    (
-        "dnf",
-        "Errors during downloading metadata for repository epel:\n"
-        "  - Curl error (6): Could not resolve hostname for https://mirror.invalid/metalink\n"
-        "Error: Failed to download metadata for repo epel",
-        1,
-        "not installed: pdsh: Curl error (6): Could not resolve hostname for "
-        "https://mirror.invalid/metalink",
-    ),
-    ("dnf", "metadata already locked by 1", 200, "; waited 2 s"),
-    ("yum", "", 1, "not installed: pdsh: yum failed with exit status 1"),
-    (
-        "yum",
-        "Existing lock /var/run/yum.pid: another copy is running as pid 1.",
-        200,
-        "; waited 2 s",
-    ),
-    (
-        "zypper",
-        "No provider of pdsh found.",
-        104,
-        "not installed: pdsh: No provider of pdsh found. (pdsh is in PackageHub: enable it)",
-    ),
-    (
-        "zypper",
-        "Error code: Connection failed\nError message: Could not resolve host: mirror.invalid",
-        4,
-        "not installed: pdsh: Error message: Could not resolve host: mirror.invalid",
-    ),
-    (
-        "zypper",
-        "System management is locked by the application with pid 1 (zypper).",
-        7,
-        "; waited 2 s",
-    ),
-]
+#: What a manager says, its exit status, and the end of the failure.
+FAILURES = json.loads((Path(__file__).parent / "data/package_managers.json").read_text())
 
 
 def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node):
@@ -289,13 +249,13 @@ def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node)
         assert node.read("/run/called") == call + "\n"
         assert deploy(node, want(package)) == 0
         assert status(node, want(package)) == "ok"
-        for other, words, status_code, end in FAILURES:
-            if other == manager:
+        for failure in FAILURES:
+            if failure["manager"] == manager:
                 node.enter(["rm", "-f", "/run/called"])
-                stand_in(manager, f"echo '{words}' >&2; exit {status_code}")
+                stand_in(manager, f"echo '{failure['says']}' >&2; exit {failure['status']}")
                 message = refused(node, want("pdsh", wait_s=2))
-                assert message.endswith(end), message
-                if "waited" in end:
+                assert message.endswith(failure["end"]), message
+                if "waited" in failure["end"]:
                     assert "locked by process 1 (" in message
                     assert len(node.read("/run/called").splitlines()) > 1
         node.enter(["rm", f"/usr/bin/{manager}"])

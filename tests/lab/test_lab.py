@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,10 +66,8 @@ def index_of(name: str) -> int | None:
 
 def test_life_of_a_lab(name: str) -> None:
     first = nodeready("lab", "up", "--nodes", "2", "--name", name)
-    assert (first.returncode, first.stdout.splitlines()[0]) == (
-        0,
-        f"{name}: 2 nodes up: {name}[001-002]",
-    )
+    assert first.returncode == 0, first
+    assert first.stdout.startswith(f"{name}: 2 nodes up: {name}[001-002]\n")
     lab = Lab.load(name)
     index = index_of(name)
     assert lab is not None
@@ -86,13 +84,11 @@ def test_life_of_a_lab(name: str) -> None:
     addresses = f"{lab.nodes[0].address}-{lab.nodes[1].address}"
     assert row.split() == [name, "cpu", "2/2", f"{name}[001-002]", addresses]
     login = next(line for line in shown.splitlines() if line.startswith(f"{name}: log in: "))
-    command = [*login.partition("log in: ")[2].split(), "hostname"]
-    assert subprocess.check_output(command, text=True) == f"{name}001\n"
+    assert run(*login.partition("log in: ")[2].split(), "hostname").stdout == f"{name}001\n"
 
     ended = nodeready("lab", "down", "--name", name)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{name}: ended\n", "")
     assert traces(name, index) == []
-
     nothing = nodeready("lab", "down", "--name", name)
     assert (nothing.returncode, nothing.stdout) == (0, f"{name}: no such lab runs\n")
 
@@ -132,15 +128,8 @@ def test_up_starts_what_is_dead_or_missing(name: str) -> None:
 
 
 def test_two_ups_at_once_make_one_lab(name: str) -> None:
-    answers: list[Done] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(nodeready("lab", "up", "--name", name)))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(lambda _: nodeready("lab", "up", "--name", name), range(2)))
     assert [done.returncode for done in answers] == [0, 0]
     assert sorted("already" in done.stdout for done in answers) == [False, True]
 
@@ -199,21 +188,19 @@ def test_up_cut_short_leaves_nothing(name: str, moment: str, signum: signal.Sign
 
 
 def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
-    lab = Lab.up(name, 1)
-    pid = lab.nodes[0].pid
+    pid = Lab.up(name, 1).nodes[0].pid
     directory = state.directory(name)
     with starting(name) as process:
         while process.poll() is None and not MOMENTS[SOME](directory):
             time.sleep(0.001)
         process.kill()
     assert nodeready("lab", "up", "--nodes", "4", "--name", name).returncode == 0
-    found = Lab.load(name)
-    assert found is not None
-    assert found.nodes[0].pid == pid
-    assert [node.run("hostname").stdout.strip() for node in found.nodes[:4]] == [
-        f"{name}{number:03d}" for number in range(1, 5)
-    ]
-    assert len(processes.of_lab(directory)) == 1 + len(found.nodes)
+    lab = Lab.load(name)
+    assert lab is not None
+    assert lab.nodes[0].pid == pid
+    names = [node.run("hostname").stdout for node in lab.nodes[:4]]
+    assert names == [f"{name}{number:03d}\n" for number in range(1, 5)]
+    assert len(processes.of_lab(directory)) == 1 + len(lab.nodes)
 
 
 def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) -> None:
@@ -271,16 +258,16 @@ def test_wrong_arguments_are_usage_errors() -> None:
 def test_the_kernel_knows_all_neighbours_of_a_large_lab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One table of them for all namespaces, of 1,024 by default."""
+    """All namespaces share a table of 1,024 by default."""
     limit, before = tmp_path / "gc_thresh3", tmp_path / "before"
     limit.write_text("1024\n")
     monkeypatch.setattr(network, "_NEIGHBOURS", limit)
     monkeypatch.setattr(network, "_NEIGHBOURS_BEFORE", before)
-    seen = []
+    sizes = []
     for nodes in (20, 64, 32, 100):
         network.make_room(nodes)
-        seen.append(int(limit.read_text()))
-    assert seen == [1024, 8192, 8192, 20000]
+        sizes.append(int(limit.read_text()))
+    assert sizes == [1024, 8192, 8192, 20000]
     for _ in range(2):
         network.give_room_back()
         assert (limit.read_text(), before.exists()) == ("1024\n", False)

@@ -54,6 +54,9 @@ def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
     assert other.run(f"sysctl -n {keys}").stdout.split() == ["1", "core", "0", "0"]
     assert [path.read_text() for path in machine] == before
     assert one.run("cat /proc/sys/kernel/hostname").stdout == f"{one.name}\n"
+    one.write("/proc/cmdline", "quiet iommu=pt\n")
+    assert one.run("cat /proc/cmdline").stdout == "quiet iommu=pt\n"
+    assert "iommu=pt\n" not in Path("/proc/cmdline").read_text() + other.read("/proc/cmdline")
     boots = {node.read("/proc/sys/kernel/random/boot_id") for node in (one, other)}
     assert len(boots | {state.boot_id() + "\n"}) == 3
 
@@ -86,18 +89,6 @@ def test_orphans_are_reaped(fresh_node: Node) -> None:
     fresh_node.stop_sshd()
     fresh_node.enter(["sh", "-c", "(setsid sleep 0.1 &)"])
     wait_for(lambda: not has_sleepers() and not has_zombies())
-
-
-def test_files_given_at_the_start_and_the_kernels_command_line(fresh_nodes: Fresh) -> None:
-    latin = b"# caf\xe9\nkernel.yama.ptrace_scope = 2\n"
-    files = {"/etc/sysctl.d/10-x.conf": latin, "/opt/tool/run": ("#!/bin/sh\necho hi\n", 0o755)}
-    node = fresh_nodes(1, files=files)[0]
-    assert node.read("/etc/sysctl.d/10-x.conf").encode("utf-8", "surrogateescape") == latin
-    assert node.run("/opt/tool/run; stat -c %a /opt/tool/run").stdout == "hi\n755\n"
-    assert node.read("/proc/cmdline") == "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet\n"
-    node.write("/proc/cmdline", "quiet iommu=pt\n")
-    assert node.run("cat /proc/cmdline").stdout == "quiet iommu=pt\n"
-    assert "iommu=pt\n" not in Path("/proc/cmdline").read_text()
 
 
 def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node) -> None:

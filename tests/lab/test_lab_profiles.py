@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,95 +18,53 @@ from tests.paths import DOCS
 
 Fresh = Callable[..., list[Node]]
 
-# PCI vendor, device and class of the accelerators, how many; NVSwitches; RDMA devices.
+#: PCI vendor, device and class of the accelerators, how many; NVSwitches; RDMA devices.
 SHOWN = {
-    "cpu": ("", 0, 0, 0),
-    "h200": ("0x10de 0x2335 0x030200", 8, 4, 9),
-    "b200": ("0x10de 0x2901 0x030200", 8, 0, 9),
-    "l40s": ("0x10de 0x26b9 0x030200", 4, 0, 1),
     "h100": ("0x10de 0x2330 0x030200", 8, 4, 9),
-    "a100": ("0x10de 0x20b2 0x030200", 8, 6, 8),
     "mi300x": ("0x1002 0x74a1 0x120000", 8, 0, 8),
 }
-
 PCI = """
 cd /sys/bus/pci/devices
 for d in *; do echo $(cat $d/vendor $d/device $d/class) $(basename "$(readlink $d/driver)"); done
 """
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        name
-        if name in ("cpu", "h100", "mi300x")
-        else pytest.param(name, marks=pytest.mark.nightly)
-        for name in PROFILES
-    ],
-)
+@pytest.mark.parametrize("profile", SHOWN)
 def test_a_node_has_the_hardware_of_its_profile(fresh_nodes: Fresh, profile: str) -> None:
+    """What the checks do not read; that a healthy node of each profile passes them is asked with
+    the faults."""
     node = fresh_nodes(1, profile=profile)[0]
     accelerator, count, switches, ports = SHOWN[profile]
     devices = node.run(PCI).stdout.splitlines()
-    accelerators = [line for line in devices if accelerator and line.startswith(accelerator)]
+    accelerators = [line for line in devices if line.startswith(accelerator)]
     assert len(accelerators) == count
     assert all(line.endswith(("nvidia", "amdgpu")) for line in accelerators)
     assert sum("0x10de" in line and "0x068000" in line for line in devices) == switches
-    listed = node.run("ls /sys/class/infiniband 2>/dev/null || :").stdout.split()
-    assert len(listed) == ports
-    states = node.run("cat /sys/class/infiniband/*/ports/1/state || :").stdout.splitlines()
-    assert states == ["4: ACTIVE"] * ports
-    uverbs = node.run("ls /dev/infiniband/ 2>/dev/null || :").stdout.split()
-    assert len(uverbs) == (ports and ports + 1)
+    assert len(node.run("ls /sys/class/infiniband").stdout.split()) == ports
+    assert len(node.run("ls /dev/infiniband").stdout.split()) == ports + 1
+    # Links between the trees lead somewhere.
+    device = node.run("readlink -e /sys/class/infiniband/mlx5_0/device").stdout
+    assert re.fullmatch(r"/sys/bus/pci/devices/\S+\n", device)
+    verbs = "/sys/class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/ibdev"
+    assert node.run(f"cat {verbs}").stdout == "mlx5_0\n"
     # The kernel's log is the node's own.
     raw, dated = node.run("dmesg").stdout, node.run("dmesg -T").stdout
     assert raw.startswith("[    0.000000] Command line: BOOT_IMAGE=")
-    assert len(raw.splitlines()) == len(dated.splitlines())
     assert dated.splitlines()[-1].partition("] ")[2] == raw.splitlines()[-1].partition("] ")[2]
     assert node.run("ls /dev/kmsg", check=False).returncode == 2
     # What the profile does not have stays real.
-    assert node.run("readlink -f /sys/class/net/eth0").stdout == "/sys/devices/virtual/net/eth0\n"
     node.run("ip link set dev eth0 mtu 1480")
     assert node.run("cat /sys/class/net/eth0/mtu").stdout == "1480\n"
     classes = set(node.run("ls -L /sys/class 2>/dev/null || :").stdout.split())
     assert {path.name for path in Path("/sys/class").iterdir()} <= classes
     assert node.run("echo x >/sys/class/net/eth0/mtu", check=False).returncode == 1
-
-
-def test_links_between_the_trees_and_nvidias_tool(fresh_nodes: Fresh) -> None:
-    node = fresh_nodes(1, profile="h100")[0]
-    ends = """
-    readlink -e /sys/class/infiniband/mlx5_0/device
-    readlink -e /sys/class/net/ib0/device
-    basename "$(readlink -e /sys/class/net/ib0/device/driver)"
-    readlink -e /sys/class/infiniband_verbs/uverbs0/../../net/ib0
-    cat /sys/class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/ibdev
-    cat /sys/class/net/bond0/lower_ens1f0np0/bonding_slave/state
-    """
-    assert node.run(ends).stdout.split() == [
-        "/sys/bus/pci/devices/0000:18:00.0",
-        "/sys/bus/pci/devices/0000:18:00.0",
-        "mlx5_core",
-        "/sys/class/net/ib0",
-        "mlx5_0",
-        "active",
-    ]
-    for words in ("-q -x", "-x -q", "-qx"):
-        assert node.run(f"nvidia-smi {words}").stdout.count("<gpu id=") == 8
-    assert node.run("nvidia-smi nvlink --status").stdout.count("GB/s") == 8 * 18
-    assert len(node.run("nvidia-smi -L").stdout.splitlines()) == 8
-    assert node.run("nvidia-smi --nosuch", check=False).returncode == 6
-    assert node.run("grep -lx nv-fabricmanage /proc/[0-9]*/comm").stdout != ""
-    driver = node.run("cat /sys/module/nvidia/version").stdout.strip()
-    assert driver in node.run("nvidia-smi").stdout
-
-
-def test_amd_nodes_have_what_rocm_asks_for(fresh_nodes: Fresh) -> None:
-    node = fresh_nodes(1, profile="mi300x")[0]
-    assert node.run("cat /proc/sys/kernel/numa_balancing").stdout == "0\n"
-    assert node.run("ls /dev/kfd /dev/dri/renderD*").stdout.count("renderD") == 8
-    layers = node.run("cat /sys/class/infiniband/*/ports/1/link_layer").stdout.split()
-    assert set(layers) == {"Ethernet"}
+    if profile == "h100":
+        for words in ("-q -x", "-x -q", "-qx"):
+            assert node.run(f"nvidia-smi {words}").stdout.count("<gpu id=") == 8
+        assert len(node.run("nvidia-smi -L").stdout.splitlines()) == 8
+        assert node.run("nvidia-smi --nosuch", check=False).returncode == 6
+    else:
+        assert node.run("ls /dev/kfd /dev/dri/renderD*").stdout.count("renderD") == 8
 
 
 def rates(node: Node) -> list[str]:
@@ -202,9 +161,8 @@ def disk(node: Node) -> str:
     return node.run(f"{look}; ls /etc/new /etc/broken", check=False).stdout
 
 
-@pytest.mark.parametrize("repaired", [False, True])
 def test_what_a_fault_changes_on_the_disk_is_taken_back(
-    fresh_node: Node, monkeypatch: pytest.MonkeyPatch, repaired: bool
+    fresh_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = fresh_node
     node.run("echo 1 >/etc/was; mkdir -m 750 /etc/mode; echo 2 >/etc/mode/inside")
@@ -216,15 +174,15 @@ def test_what_a_fault_changes_on_the_disk_is_taken_back(
     assert node.run("ls /etc/was", check=False).returncode == 2
     node.reboot()
     assert node.run("cat /etc/new/file; stat -c %a /etc/mode").stdout == "x\n700\n"
-    if repaired:
-        node.run("echo repaired >/etc/was; echo more >/etc/new/mine; echo kept >/etc/kept")
     node.reboot(fault="")
-    if not repaired:
-        assert disk(node) == before
-    else:
-        kept = node.run("cat /etc/was /etc/kept; ls /etc/new; ls /etc/broken", check=False)
-        assert kept.stdout.split() == ["repaired", "kept", "mine"]
+    assert disk(node) == before
     assert node.run("gdb --version | head -1").stdout.startswith("GNU gdb")
+    # What somebody has repaired or added in the meantime stays.
+    node.reboot(fault="clock")
+    node.run("echo repaired >/etc/was; echo more >/etc/new/mine; echo kept >/etc/kept")
+    node.reboot(fault="")
+    kept = node.run("cat /etc/was /etc/kept; ls /etc/new; ls /etc/broken", check=False)
+    assert kept.stdout.split() == ["repaired", "kept", "mine"]
 
 
 def test_a_new_nodes_own_files_outlive_its_fault(

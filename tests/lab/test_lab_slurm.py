@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import pytest
 from nodeready.lab import Lab, LabError, Node, boot, down, network, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
-from tests.paths import ROOT
 
 PROLOG = "/usr/local/sbin/prolog"
 
@@ -112,11 +111,9 @@ def test_a_failing_prolog_drains_its_node(slurm_lab: Lab, settings: Callable[...
             PROLOG, f"#!/bin/sh\necho $SLURM_JOB_ID >/run/prolog\nexit {number // 2}\n", 0o755
         )
     settings(f"Prolog={PROLOG}", "PrologEpilogTimeout=20", "slurmdtimeout=10")
-    shown = slurm_lab.slurm_run("scontrol", "show", "config").stdout
-    lines = dict(line.split("=", 1) for line in shown.replace(" ", "").splitlines() if "=" in line)
-    assert (lines["Prolog"], lines["PrologEpilogTimeout"]) == (PROLOG, "20")
-    assert lines["SlurmdTimeout"] == "10sec"
-
+    shown = re.sub(" +", " ", slurm_lab.slurm_run("scontrol", "show", "config").stdout)
+    for line in (f"Prolog = {PROLOG}\n", "PrologEpilogTimeout = 20\n", "SlurmdTimeout = 10 sec\n"):
+        assert line in shown
     good, _, bad = slurm_lab.nodes
     assert good.run(f"srun -w {good.name} hostname").stdout == f"{good.name}\n"
     assert good.read("/run/prolog").strip().isdigit()
@@ -206,7 +203,6 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     known = state.load(name)
     assert lab is not None
     assert known is not None
-    assert lab.controller is not None
 
     # It grows, without being asked for Slurm again; what the first node runs goes on.
     sleeper = lab.slurm_run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1234")
@@ -220,13 +216,12 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     assert job.stdout == f"RUNNING {name}001\n"
 
     # A controller that has lost its power comes back and knows its jobs.
-    assert lab.controller is not None
-    lab.controller.kill()
+    controller = lab.controller
+    assert controller is not None
+    controller.kill()
     status = nodeready("lab", "status")
-    assert (status.returncode, f"{name}: dead: {lab.controller.name}" in status.stdout) == (
-        3,
-        True,
-    )
+    assert status.returncode == 3
+    assert f"{name}: dead: {controller.name}" in status.stdout
     assert nodeready("lab", "up", "--slurm", "--name", name, "--nodes", "2").returncode == 0
     lab = Lab.load(name)
     assert lab is not None
@@ -237,21 +232,6 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     assert nodeready("lab", "down", "--name", name).returncode == 0
     assert traces(name, known.index) == []
     assert [sorted(path.glob("**/*")) for path in machine] == before
-
-
-@pytest.mark.nightly
-def test_an_up_that_was_killed_leaves_nothing(own_slurm: str) -> None:
-    name = own_slurm
-    argv = [sys.executable, "-m", "nodeready", "lab", "up", "--slurm", "--nodes", "24"]
-    with subprocess.Popen([*argv, "--name", name], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and len(processes.of_lab(state.directory(name))) < 8:
-            time.sleep(0.001)
-        known = state.load(name)
-        process.kill()
-    assert process.returncode == -9
-    assert known is not None
-    assert nodeready("lab", "down", "--name", name).returncode == 0
-    assert traces(name, known.index) == []
 
 
 def test_slurm_is_for_the_whole_life_of_a_lab(own_slurm: str) -> None:
