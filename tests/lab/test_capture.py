@@ -100,42 +100,6 @@ def test_who_is_stopped_or_traced_is_not_looked_into(node):
     assert status(node, traced)[1] == strace
 
 
-DEEP = (
-    WAITS
-    + """
-import sys, threading
-sys.setrecursionlimit(10**6)
-threading.stack_size(64 << 20)
-def goes_down_with_a_name_of_its_own(left, then):
-    goes_down_with_a_name_of_its_own(left - 1, then) if left else then()
-deep, threads = map(int, sys.argv[1:])
-pause = lambda: time.sleep(600)
-for number in range(threads):
-    down = (4000 if number < 8 else 0, pause)
-    threading.Thread(target=goes_down_with_a_name_of_its_own, args=down, daemon=True).start()
-time.sleep(1)
-goes_down_with_a_name_of_its_own(deep, waits_here)
-"""
-)
-
-
-def test_ten_megabytes_of_stacks_two_hundred_threads_and_deeper_than_py_spy_reads(node):
-    pid = start(node, "python3", "-c", DEEP, "4000", "200", RANK=0, **JOB)
-    deeper = start(node, "python3", "-c", DEEP, "6000", "0", RANK=1, **JOB)
-    ranks = by_rank(trace := capture(node, samples=1))
-    process = ranks[0]
-    assert errors(process) == [""]
-    assert leaf(trace, process) == "waits_here"
-    assert process["threads"] == 201
-    threads = process["samples"][-1]["threads"]
-    assert len(threads) == 200
-    lengths = sorted(len(trace["stacks"][stack]) for _, stack in threads)
-    assert (lengths[-1], lengths[-8], lengths[-9] < 10) == (1001, 1001, True)
-    assert len(trace["frames"]) < 50
-    assert "more than 4096 calls deep" in errors(ranks[1])[0]
-    assert [status(node, number) for number in (pid, deeper)] == [("S", 0)] * 2
-
-
 def test_a_rank_that_ends_between_finding_and_looking(node):
     for number in range(2):
         start(node, "python3", "-c", WAIT, user="ml", RANK=number, **JOB)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
 from collections.abc import Callable
 
 import pytest
@@ -85,68 +84,13 @@ def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash
     assert (written(first), ours(first)) == (before, [])
 
     assert "no core found on 2 nodes" in tool("cores", where, "--job", "89").err
-
-
-def test_what_only_looks_like_a_core_is_harmless(tool, fleet, crash_nodes):
-    (node,) = crash_nodes(1)
-    whole = crash(node, 0, time=5)
-    node.enter(["sh", "-c", rf"""
-        cd /var/crash
-        mkfifo core.pipe.9007.x.5
-        ln -s /etc/shadow core.link.9008.x.5
-        mkdir core.directory.9009.x.5
-        echo nothing >core.text.9010.x.5
-        : >core.empty.9011.x.5
-        cp {whole} "$(printf 'core.a\033[31m\n$(id).9012.x.5')"
-        head -c 20000 {whole} >core.short.9013.x.5
-        head -c 700 {whole} >core.shorter.9014.x.5
-        gzip -c {whole} >core.python3.9015.x.5.zst
-        touch core.python3.x.y.5 notes.txt
-        """])  # fmt: skip
-    done = tool("cores", fleet([node]), "--format", "json")
-    assert done.status == 3, done
-    cores = {core["pid"]: core for core in json.loads(done.out)["cores"]}
-    assert set(cores) - {9010, 9011, 9012, 9013, 9014, 9015} == {int(whole.split(".")[2])}
-    why = {pid: core["unread"] for pid, core in cores.items()}
-    assert why[9010] == "it is no ELF file"
-    assert why[9011] == "it is empty"
-    assert why[9012] == ""
-    assert "it is cut off at 20000 of " in why[9013]
-    assert "it is cut off at 700 bytes" in why[9014]
-    assert "coredumpctl dump" in why[9015]
-    assert [cores[9013]["truncated"], cores[9012]["truncated"]] == [True, False]
-    assert cores[9013]["rank"] is None
-    table = tool("cores", fleet([node]))
-    assert "\x1b" not in table.out
-    assert r"\x1b[31m\x0a$(id)" in tool("cores", fleet([node]), "-v").out
-
-
-def test_another_users_core_without_root_and_without_gdb(tool, fleet, crash_nodes):
-    (node,) = crash_nodes(1)
-    mine, root = crash(node, 0, time=5, uid=2000), crash(node, 3, time=6)
-    where = fleet([node])
-    done = tool("cores", where, "--ssh-user", "ml", "--format", "json")
-    assert done.status == 3, done
-    cores = {core["path"]: core for core in json.loads(done.out)["cores"]}
-    assert cores[mine]["unread"] == ""
-    assert "not permitted to read it" in cores[root]["unread"]
-    # Root reads what a user can write with that user's rights, and root's own as nobody, who can
-    # write nothing.
-    log = "/var/crash/uids"
-    node.write(
-        "/usr/local/bin/gdb", f'#!/bin/sh\nid -u >>{log}\nexec /usr/bin/gdb "$@"\n', mode=0o755
-    )
-    node.enter(["sh", "-c", f": >{log}; chmod 666 {log}"])
-    assert tool("cores", where).status == 0
-    assert node.read(log).split() == ["2000"]
     # Without gdb, the core's notes are reported.
-    node.enter(["sh", "-c", "rm /usr/local/bin/gdb; mv /usr/bin/gdb /usr/bin/gdb.away"])
-    done = tool("cores", where, "--format", "json")
+    second.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
+    done = tool("cores", where, "--limit", second.name, "--format", "json")
     assert done.status == 3
-    core = next(core for core in json.loads(done.out)["cores"] if core["path"] == root)
+    (core,) = json.loads(done.out)["cores"]
     assert core["unread"] == "gdb is not installed (nodeready deploy installs it)"
-    assert (core["rank"], core["signal"], core["threads"]) == (3, 11, 1)
-    assert core["program"].startswith("/usr/bin/python3")
+    assert (core["rank"], core["signal"], core["threads"]) == (2, 11, 1)
     assert "ctypes" in core["command"]
 
 
@@ -214,6 +158,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_done_is_refused_before_anything(tool, fleet, sleeper):
     node, pid = sleeper
     where = fleet([node])
@@ -244,18 +189,3 @@ def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleepe
     assert state(node, pid) == ["S", "0"]
     assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
     assert ours(node) == []
-
-
-def test_an_interrupt_lets_the_process_go_on(tool, fleet, sleeper):
-    node, pid = sleeper
-    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
-    node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    running = tool.start("cores", fleet([node]), "--gcore", pid, "--yes")
-    wait_for(lambda: state(node, pid)[0] == "T")
-    running.send_signal(signal.SIGINT)
-    done = tool.end(running)
-    assert done.status == 130, done
-    wait_for(lambda: state(node, pid) == ["S", "0"])
-    wait_for(lambda: ours(node) == [])
-    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
-    assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""

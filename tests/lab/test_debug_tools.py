@@ -228,34 +228,37 @@ CALLS = {
 FAILURES = json.loads((Path(__file__).parent / "data/package_managers.json").read_text())
 
 
-def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node):
+@pytest.mark.parametrize(
+    "manager",
+    [
+        "dnf",
+        pytest.param("yum", marks=pytest.mark.nightly),
+        pytest.param("zypper", marks=pytest.mark.nightly),
+    ],
+)
+def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node, manager):
     """With a stand-in that notes how it was called."""
-    node = fresh_node
+    node, policy = fresh_node, want(f"nr-{manager}")
     node.run("rm -rf /usr/bin/apt-get /usr/bin/pdsh /var/lib/dpkg/info")
     # Without any, the packages are a person's work.
-    assert status(node, want("nr-dnf")) == "fail"
-    assert deploy(node, want("nr-dnf")) == 0
+    assert status(node, policy) == "fail"
+    assert deploy(node, policy) == 0
 
-    def stand_in(manager: str, does: str) -> None:
+    def stand_in(does: str) -> None:
         text = f'#!/bin/sh\necho "$ZYPP_LOCK_TIMEOUT:$*" >>/run/called\n{does}\n'
         node.write(f"/usr/bin/{manager}", text, 0o755)
 
-    for manager, call in CALLS.items():
-        package = f"nr-{manager}"
-        # Hints of zypper are no failures.
-        stand_in(manager, f"{INSTALLS}\nexit {102 if manager == 'zypper' else 0}")
+    # Hints of zypper are no failures.
+    stand_in(f"{INSTALLS}\nexit {102 if manager == 'zypper' else 0}")
+    assert deploy(node, policy) == 1
+    assert node.read("/run/called") == CALLS[manager] + "\n"
+    assert deploy(node, policy) == 0
+    assert status(node, policy) == "ok"
+    for failure in FAILURES[manager]:
         node.enter(["rm", "-f", "/run/called"])
-        assert deploy(node, want(package)) == 1
-        assert node.read("/run/called") == call + "\n"
-        assert deploy(node, want(package)) == 0
-        assert status(node, want(package)) == "ok"
-        for failure in FAILURES:
-            if failure["manager"] == manager:
-                node.enter(["rm", "-f", "/run/called"])
-                stand_in(manager, f"echo '{failure['says']}' >&2; exit {failure['status']}")
-                message = refused(node, want("pdsh", wait_s=2))
-                assert message.endswith(failure["end"]), message
-                if "waited" in failure["end"]:
-                    assert "locked by process 1 (" in message
-                    assert len(node.read("/run/called").splitlines()) > 1
-        node.enter(["rm", f"/usr/bin/{manager}"])
+        stand_in(f"echo '{failure['says']}' >&2; exit {failure['status']}")
+        message = refused(node, want("pdsh", wait_s=2))
+        assert message.endswith(failure["end"]), message
+        if "waited" in failure["end"]:
+            assert "locked by process 1 (" in message
+            assert len(node.read("/run/called").splitlines()) > 1

@@ -237,25 +237,6 @@ def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
         told(good, "reset", wanted="")
 
 
-def test_a_slurmctld_that_does_not_answer_delays_nobody(good):
-    breaks(good)
-    forget(good)
-    stub = "#!/bin/sh\nsleep 600\n"
-    good.write("/usr/local/sbin/scontrol", stub, mode=0o755)
-    try:
-        number = job(good)
-        # Our reason does not arrive: Slurm drains the node by itself, for the prolog that failed.
-        wait_for(lambda: reason(good))
-        assert reason(good) == "Prolog error"
-        slurm(good.lab, "scancel", number)
-    finally:
-        good.run("rm /usr/local/sbin/scontrol")
-    # That is Slurm's own reason, and not ours to take back.
-    repaired(good)
-    healthcheck(good)
-    assert reason(good) == "Prolog error"
-
-
 def test_an_nvidia_smi_that_never_ends_delays_no_prolog(cluster):
     wedged = cluster.nodes[1]
     forget(wedged)

@@ -37,12 +37,11 @@ def put() -> Callable[..., Callable[..., Done]]:
     def on(node: Node, **settings: Any) -> Callable[..., Done]:
         node.write(PLACE, bundle.build(make_policy({**LAB, **settings})), 0o755)
 
-        def run(*words: str, before: str = "", user: str = "root") -> Done:
-            """before: shell text in front of the command, in its own shell."""
-            line = f"{before}\nexec env -i /usr/bin/python3 -I {PLACE} {' '.join(words)}"
-            argv = (
-                ["sh", "-c", line] if user == "root" else ["su", user, "-s", "/bin/sh", "-c", line]
-            )
+        def run(words: str, user: str = "root") -> Done:
+            line = f"exec env -i /usr/bin/python3 -I {PLACE} {words}"
+            argv = ["sh", "-c", line]
+            if user != "root":
+                argv = ["su", user, "-s", "/bin/sh", "-c", line]
             done = node.enter(argv, check=False, timeout=120)
             assert "Traceback" not in done.stdout + done.stderr, done
             return done

@@ -202,22 +202,3 @@ def test_a_job_that_works_fires_nothing_and_each_hang_once(job, watching, tmp_pa
     assert status == 0, out
     assert out.splitlines()[-1].endswith(f"job {job.name}: the job has ended")
     assert len(incidents(place)) == 2
-
-
-def test_an_incident_of_a_node_that_is_away_has_the_others(job, fleet, tool, tmp_path):
-    away = job.nodes[1]
-    away.stop_sshd()
-    try:
-        done = tool("incident", fleet(job.nodes), "--job", job.name, "-o", tmp_path / "kept")
-    finally:
-        away.resume_sshd()
-    assert done.status == 4, done
-    found = json.loads((tmp_path / "kept" / "incident.json").read_text())
-    assert found["parts"][0]["unreached"] == [away.name]
-    assert "connection refused" in (tmp_path / "kept" / "README.txt").read_text()
-    again = tool("incident", fleet(job.nodes), "--job", job.name, "-o", tmp_path / "kept")
-    assert (again.status, again.out) == (2, "")
-    assert "holds an incident already: name a new directory" in again.err
-    done = tool("watch", fleet(job.nodes), "--job", "4711", *QUICK)
-    assert done.status == 2, done
-    assert "no ranks of job 4711 on " in done.err

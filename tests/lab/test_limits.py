@@ -90,18 +90,6 @@ def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -
     assert node.testinfra().file(CONF).linked_to == "/srv/limits"
 
 
-def test_a_limit_above_the_kernels_locks_nobody_out(fresh_node: Node) -> None:
-    over = int(fresh_node.run("cat /proc/sys/fs/nr_open").stdout) + 1
-    policy = Policy(limit_memlock="1024", limit_nofile=over)
-    apply(on(fresh_node), plan(observe(on(fresh_node), policy, ("limits",)), policy, STEPS))
-    assert ulimits(fresh_node, "ml")[:4] == WANTED[:4]
-    assert "nofile" not in fresh_node.run("cat /etc/security/limits.d/*").stdout
-    snapshot = observe(on(fresh_node), policy, ("limits",))
-    assert plan(snapshot, policy, STEPS) == []
-    result = next(r for r in judge(snapshot, policy) if r.check == "limits.nofile")
-    assert (result.status, result.owner) == ("fail", "admin")
-
-
 def test_a_running_service_keeps_running_and_is_pending(fresh_nodes: Fresh) -> None:
     unit = "[Service]\nExecStart=/usr/sbin/slurmd\nLimitCORE=0\n"
     override = "/etc/systemd/system/slurmd.service.d/override.conf"

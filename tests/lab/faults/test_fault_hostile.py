@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from tests.command import wait_for, written
+from tests.command import written
 
 ESC = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 MARKUP = "[red]x[/dev/x][link=file:///etc]y"
@@ -130,41 +129,6 @@ def test_a_fact_used_as_a_path_a_command_or_a_template(fresh_node, fleet, tool):
     contents = node.enter(["sh", "-c", "cat /etc/*.d/*nodeready* /etc/*/*.d/*nodeready*"]).stdout
     assert "49" not in contents
     assert "pwned" not in contents
-
-
-#: What is wrong with a node's login -> what it says before our script runs.
-ENDLESS = {
-    "standard output": "yes yyyyyyy\n",
-    "standard error": "yes eeeeeee >&2\n",
-    "one line": "cat /dev/zero | tr '\\0' z\n",
-}
-
-
-def test_1_gb_of_output(fresh_nodes, fleet, tool):
-    """A login that prints without end, and a fact of 10 MB: bounded, told, memory stays flat."""
-    good, big, *noisy = fresh_nodes(2 + len(ENDLESS))
-    for node, text in zip(noisy, ENDLESS.values(), strict=True):
-        node.write("/root/.bashrc", text)
-    # A comment alone would not be sent.
-    big.write("/etc/sysctl.d/zz-big.conf", f"net.x = {'a' * 90}\n" * 100_000)
-    where = fleet([good, big, *noisy])
-    done = tool.measured("audit", where, "--only", "ptrace,iommu", "--format", "json")
-    # Python with its libraries is a fifth of this; every node's noise together would be more.
-    assert 0 < done.peak_kb < 400 * 1024
-    assert done.status == 3, done
-    told = {
-        node["name"]: {result["check"]: result for result in node["results"]}
-        for node in json.loads(done.out)["nodes"]
-    }
-    for node, first in zip(noisy, ("yyyyyyy", "eeeeeee", "zzzzzzz"), strict=True):
-        unseen = told[node.name]["ptrace.observed"]
-        assert unseen["status"] == "unknown"
-        assert unseen["actual"].startswith(f"too much output, beginning with '{first}"), done
-    assert told[big.name]["ptrace.observed"]["actual"].startswith("output truncated"), done
-    assert "iommu.observed" not in {**told[good.name], **told[big.name]}
-    assert told[good.name]["ptrace.scope"]["status"] == "fail"
-    for node in noisy:
-        wait_for(lambda node=node: node.enter(["pgrep", "-x", "yes|tr"], check=False).stdout == "")
 
 
 LOGINS = {
