@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,28 +29,10 @@ from nodeready.transport.base import (
 from nodeready.transport.clush.carrier import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
-from tests.paths import ROOT
-
-#: What asks the same over ssh: pyinfra's connections need a process that gevent has patched.
-OVER_SSH = """
-import json, sys
-from nodeready.cli import patch
-patch()
-from pyinfra.api import Config
-from nodeready.inventory import load
-from nodeready.transport.base import Request
-from nodeready.transport.ssh import Fleet
-path, scripts = sys.argv[1:]
-loaded, config = load.load(path, trusted=True), Config()
-with Fleet(loaded, list(loaded), config) as carrier:
-    for at, (script, how) in enumerate(json.loads(scripts)):
-        for name, one in carrier.ask([Request(name, script, **how) for name in carrier.nodes]):
-            said = type(one).__name__, one.kind, one.reason(), getattr(one, "rc", None)
-            print(json.dumps([at, name, said]))
-"""
 
 #: The first two are gateways, the others are behind them.
 NODES, GATEWAYS = 6, 2
+HERE = socket.gethostname().split(".")[0]
 PACKAGES = "/usr/lib/python3/dist-packages"
 PACKAGE = f"{PACKAGES}/ClusterShell"
 
@@ -83,98 +63,61 @@ def make_gateway(node: Node) -> None:
     node.write("/root/.ssh/config", "Host *\n  StrictHostKeyChecking accept-new\n", 0o600)
 
 
-@pytest.fixture
-def whole(machines: list[Node]) -> Iterator[list[Node]]:
-    """The nodes, which are whole again after the test."""
-    yield machines
-    for node in machines:
-        if not node.alive:
-            node.reboot()
-
-
-#: A script, and further words of its Request.
-Asked = tuple[str, dict[str, Any]]
-
-
 class Cluster:
-    """The nodes, and carriers to them."""
+    """The nodes, and carriers to them. `told`: what a carrier said of its gateways."""
 
     def __init__(self, nodes: list[Node], directory: Path) -> None:
         self.nodes, self.directory, self.told = nodes, directory, list[str]()
-        names = [node.name for node in nodes]
-        self.names = names
-        self.topology = directory / "topology.conf"
-        self.route({",".join(names[:GATEWAYS]): names[GATEWAYS:]})
+        self.names = [node.name for node in nodes]
+        self.addresses = [str(node.inventory_data()[1]["ssh_hostname"]) for node in nodes]
+        gateways = ",".join(self.names[:GATEWAYS])
+        self.route({HERE: gateways, gateways: ",".join(self.behind)})
 
     @property
     def behind(self) -> list[str]:
         return self.names[GATEWAYS:]
 
-    def route(self, routes: Mapping[str, list[str]]) -> None:
-        here = socket.gethostname().split(".")[0]
-        rows = [f"{here}: {','.join(routes)}"]
-        rows += [f"{gateways}: {','.join(nodes)}" for gateways, nodes in routes.items()]
-        self.topology.write_text("\n".join(["[routes]", *rows, ""]))
+    def route(self, routes: Mapping[str, str]) -> None:
+        rows = [f"{source}: {targets}\n" for source, targets in routes.items()]
+        (self.directory / "topology.conf").write_text("[routes]\n" + "".join(rows))
 
-    def loaded(self, **data: Any) -> Any:
+    def carrier(self, *, names: list[str] | None = None, sudo: bool = False, **data: Any) -> Clush:
         path = self.directory / "inventory.py"
-        hosts = [(node.name, {**node.inventory_data()[1], **data}) for node in self.nodes]
-        path.write_text(f"lab = {hosts!r}\n")
-        return inventory_load.load(str(path), trusted=True)
-
-    def carrier(
-        self, *, tree: bool = True, names: list[str] | None = None, sudo: bool = False, **data: Any
-    ) -> Clush:
-        hosts = list(self.loaded(**data))
+        rows = [(node.name, {**node.inventory_data()[1], **data}) for node in self.nodes]
+        path.write_text(f"lab = {rows!r}\n")
+        hosts = list(inventory_load.load(str(path), trusted=True))
         config = Config()
         config.SUDO = sudo
-        chosen = [one for one in hosts if names is None or one.name in names]
-        topology = str(self.topology) if tree else ""
+        chosen = [host for host in hosts if names is None or host.name in names]
+        topology = str(self.directory / "topology.conf")
         return Clush(chosen, config, others=hosts, topology=topology, tell=self.told.append)
-
-    def over_ssh(self, *scripts: Asked) -> list[dict[str, Any]]:
-        """What the same scripts come to over ssh, each: name -> what a command says of it."""
-        self.loaded()
-        path = str(self.directory / "inventory.py")
-        done = subprocess.run(
-            [sys.executable, "-c", OVER_SSH, path, json.dumps(scripts)],
-            capture_output=True, text=True, check=True, cwd=ROOT, timeout=200,
-        )  # fmt: skip
-        outcomes: list[dict[str, Any]] = [{} for _ in scripts]
-        for number, name, outcome in map(json.loads, done.stdout.splitlines()):
-            outcomes[number][name] = tuple(outcome)
-        return outcomes
 
     def node(self, name: str) -> Node:
         return self.nodes[self.names.index(name)]
 
-    def clean(self) -> None:
-        """Nothing of a run is left: neither its processes on a node, nor an ssh here."""
-
-        def left() -> list[str]:
-            found = []
-            for node in self.nodes:
-                if node.alive:
-                    rows = node.enter(["ps", "-eo", "args"]).stdout.splitlines()
-                    found += [
-                        row for row in rows if re.search(r"^ssh |zlib|nodeready-[0-9a-f]{16}", row)
-                    ]
-                    found += ours(node)
-            return found
-
-        wait_for(lambda: not left())
-        mine = [
+    def left(self) -> list[str]:
+        """What there still is of a run: its processes on a node, or an ssh here."""
+        rows = [
             row
             for row in processes.run(["ps", "-eo", "args"]).stdout.splitlines()
-            if "ssh " in row
+            if "ssh " in row and any(f" {address} " in row for address in self.addresses)
         ]
-        addresses = [str(node.inventory_data()[1]["ssh_hostname"]) for node in self.nodes]
-        assert not [row for row in mine if any(f" {one} " in row for one in addresses)]
+        for node in self.nodes:
+            found = node.enter(["ps", "-eo", "args"]).stdout.splitlines()
+            rows += [row for row in found if re.search(r"^ssh |zlib|nodeready-[0-9a-f]{16}", row)]
+            rows += ours(node)
+        return rows
 
 
 @pytest.fixture
-def cluster(whole: list[Node], tmp_path: Path) -> Cluster:
-    return Cluster(whole, tmp_path)
+def cluster(machines: list[Node], tmp_path: Path) -> Iterator[Cluster]:
+    """Nothing of a test is left on the nodes, which are whole again afterwards."""
+    cluster = Cluster(machines, tmp_path)
+    yield cluster
+    for node in machines:
+        if not node.alive:
+            node.reboot()
+    wait_for(lambda: not cluster.left())
 
 
 def asked(carrier: Carrier, script: str, limit_s: int = 20, **how: Any) -> dict[str, Answer]:
@@ -203,50 +146,16 @@ def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
     for node in cluster.nodes:
         node.run("rm /root/.bashrc")
     assert cluster.told == []
-    cluster.clean()
 
 
 def test_nodes_behind_gateways_are_asked_by_them(cluster: Cluster) -> None:
+    gateways = set(cluster.addresses[:GATEWAYS])
     with cluster.carrier() as carrier:
-        first = asked(carrier, 'echo "$SSH_CONNECTION"')
-        again = asked(carrier, 'echo "$SSH_CONNECTION"')
-    address = {node.name: node.inventory_data()[1]["ssh_hostname"] for node in cluster.nodes}
-    gateways = {address[name] for name in cluster.names[:GATEWAYS]}
-    for found in (first, again):
-        by = {name: answer.stdout.split()[0] for name, answer in found.items()}
-        assert {by[name] for name in cluster.behind} == gateways
-        assert not gateways & {by[name] for name in cluster.names[:GATEWAYS]}
-
-
-# --- Trouble has the same words over ssh and over ClusterShell.
-
-SCRIPTS: dict[str, Asked] = {
-    "an exit status": ("echo well >&2; exit 3", {"limit_s": 20}),
-    "its limit": ("sleep 60", {"limit_s": 2}),
-    "its limit, and TERM is ignored": ("trap '' TERM; while :; do sleep 1; done", {"limit_s": 2}),
-    "a signal": ("kill -9 $$", {"limit_s": 20}),
-    "a flood": ("yes nodeready", {"limit_s": 90, "max_bytes": 100_000}),
-    "a flood without a line's end": ("cat /dev/zero", {"limit_s": 90, "max_bytes": 100_000}),
-    "a flood of errors": ("yes nodeready >&2", {"limit_s": 90, "max_bytes": 1_000_000}),
-}
-
-
-def test_scripts_that_fail_fail_alike(cluster: Cluster) -> None:
-    over_ssh = cluster.over_ssh(*SCRIPTS.values())
-    for tree in (False, True):
-        with cluster.carrier(tree=tree) as carrier:
-            for name, (script, how), same in zip(SCRIPTS, SCRIPTS.values(), over_ssh, strict=True):
-                began = time.monotonic()
-                answers = asked(carrier, script, **how)
-                assert {node: said(one) for node, one in answers.items()} == same, name
-                assert time.monotonic() - began < 95
-            assert {answer.ok for answer in asked(carrier, "true").values()} == {True}
-        cluster.clean()
-
-
-def said(answer: Answer) -> tuple[str, str, str, int | None]:
-    """What a command tells of an answer."""
-    return type(answer).__name__, answer.kind, answer.reason(), getattr(answer, "rc", None)
+        for _ in range(2):
+            answers = asked(carrier, 'echo "$SSH_CONNECTION"')
+            source = {name: answer.stdout.split()[0] for name, answer in answers.items()}
+            assert {source[name] for name in cluster.behind} == gateways
+            assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
 
 
 #: sshd reads its keys again.
@@ -313,10 +222,9 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> 
     assert re.search(
         rf"^gateway {second.name} is not used: no ClusterShell for its .*python3.*; install", line
     )
-    first = cluster.nodes[0].inventory_data()[1]["ssh_hostname"]
     answers["alone"] = alone
-    assert {answers[name].stdout.split()[0] for name in (*cluster.behind, "alone")} == {first}
-    cluster.clean()
+    sources = {answers[name].stdout.split()[0] for name in (*cluster.behind, "alone")}
+    assert sources == {cluster.addresses[0]}
 
 
 #: Goes on when the test says so.
@@ -345,7 +253,7 @@ def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, h
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
     with cluster.carrier(names=cluster.behind) as carrier:
-        address = first.inventory_data()[1]["ssh_hostname"]
+        address = cluster.addresses[0]
         answers = asked(carrier, 'echo "$SSH_CONNECTION"')
         # Which nodes go over which gateway is the same while they are asked the same.
         mine = {name for name, one in answers.items() if one.stdout.split()[0] == address}
@@ -362,7 +270,6 @@ def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, h
         again = asked(carrier, "cat /root/ran; rm /root/ran")
     assert {answer.stdout for answer in again.values()} == {"ran\n"}
     assert [line.split(":")[0] for line in cluster.told] == [f"gateway {first.name} is not used"]
-    cluster.clean()
 
 
 def test_a_node_that_dies_in_the_middle_costs_itself(cluster: Cluster) -> None:
@@ -409,7 +316,6 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         assert sleeping() == []
         assert {answer.kind for _, answer in found} == {"interrupted"}
         assert sorted(name for name, _ in found) == sorted(others)
-    cluster.clean()
 
 
 def runs(node: Node, words: str) -> bool:
@@ -430,7 +336,6 @@ def test_a_dialogue_is_spoken_line_by_line(cluster: Cluster) -> None:
                 assert channel.read_line(15) == f"mark {at}"
         for channel in channels.values():
             channel.close()
-    cluster.clean()
 
 
 def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None:
@@ -460,24 +365,18 @@ def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster)
     (said,) = {answer.error for answer in found.values()}
     # With no signal where gevent took the child's status, for a subprocess of its own had been.
     assert re.fullmatch(r"ClusterShell's process (was ended by signal 9|ended)", said)
-    cluster.clean()
 
 
 def test_two_rows_of_gateways(cluster: Cluster) -> None:
     first, second, *rest = cluster.names
-    here = socket.gethostname().split(".")[0]
-    cluster.topology.write_text(
-        f"[routes]\n{here}: {first}\n{first}: {second}\n{second}: {','.join(rest)}\n"
-    )
-    address = cluster.node(second).inventory_data()[1]["ssh_hostname"]
+    cluster.route({HERE: first, first: second, second: ",".join(rest)})
     with cluster.carrier() as carrier:
-        found = asked(carrier, 'cat <&3; echo "$SSH_CONNECTION"', payload="told\n")
-    assert {found[name].stdout.split()[:2][1] for name in rest} == {address}
+        answers = asked(carrier, 'cat <&3; echo "$SSH_CONNECTION"', payload="text\n")
+    assert {answers[name].stdout.split()[1] for name in rest} == {cluster.addresses[1]}
     cluster.node(second).run(f"rm -r {PACKAGE}")
     try:
         with cluster.carrier() as carrier:
-            found = asked(carrier, "cat <&3", payload="told\n")
+            answers = asked(carrier, "cat <&3", payload="text\n")
     finally:
         make_gateway(cluster.node(second))
-    assert {answer.stdout for answer in found.values()} == {"told\n"}
-    cluster.clean()
+    assert {answer.stdout for answer in answers.values()} == {"text\n"}

@@ -182,6 +182,9 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     kinds = [one["frames"][-2]["function"] for one in json.loads(again.out)["groups"]]
     assert sorted(kinds) == ["all_reduce", "load_batch"]
     assert {job.state(rank) for rank in range(SIZE)} == {"S"}
+    done = tool("watch", fleet(job.nodes), "--job", "4711", *QUICK)
+    assert done.status == 2, done
+    assert "no ranks of job 4711 on " in done.err
 
 
 def test_a_job_that_works_fires_nothing_and_each_hang_once(job, watching, tmp_path):
