@@ -144,11 +144,11 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     breaks(good)
     healthcheck(good)
     assert reason(good).startswith("nodeready: ptrace.scope: ")
-    number = job(good, "echo landed")
-    assert state(good, number) == "PENDING"
+    number = job(good, "rm -v /run/repaired")
     repaired(good)
+    good.write("/run/repaired", "")
     healthcheck(good)
-    assert ran(good, number) == "landed\n"
+    assert ran(good, number) == "removed '/run/repaired'\n"
 
 
 def kept_evidence(node: Node) -> list[str]:
