@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ PROFILE, MODULES = "/etc/profile.d/zz-nodeready-pdsh.sh", "/usr/lib/*/pdsh"
 
 
 def judged(seen: Snapshot) -> dict[str, Result]:
-    return {one.check: one for one in judge(seen, WANT) if one.status not in ("ok", "na")}
+    return {r.check: r for r in judge(seen, WANT) if r.status not in ("ok", "na")}
 
 
 def bad(node: Node, *subjects: str) -> dict[str, Result]:
@@ -66,176 +65,109 @@ def node(fresh_node: Node) -> Node:
     return fresh_node
 
 
-#: fault -> the check that fails first, a word that it says, and what a user can do afterwards
+#: fault -> the check that fails first, a word of its result, what a user can do after a deploy
 #: (path_resolution(7), ssh_config(5), readconf.c).
 CLOSED = {
-    f"chmod 600 {KNOWN}": ("ssh_client.known_hosts", "mode 600", f"cat {KNOWN}"),
     f"chown 1000:1000 {KNOWN}; chmod 640 {KNOWN}": (
         "ssh_client.known_hosts", "uid 1000", f"cat {KNOWN}",
     ),
-    f"chmod 666 {KNOWN}": ("ssh_client.known_hosts", "others can change it", "true"),
-    f"chmod 600 {DROPIN}": ("ssh_client.options", "mode 600", "ssh -GT gpu001"),
     f"chmod 666 {DROPIN}": ("ssh_client.options", "Bad owner", "ssh -GT gpu001"),
-    f"chown 1000 {DROPIN}": ("ssh_client.options", "Bad owner", "ssh -GT gpu001"),
-    "chmod 750 /etc/ssh/ssh_config.d": ("ssh_client.options", "ssh_config.d", f"cat {DROPIN}"),
     "chmod 700 /etc/ssh": ("ssh_client.known_hosts", "/etc/ssh has mode 700", f"cat {KNOWN}"),
     "chmod 600 /etc/ssh/ssh_config": ("ssh_client.options", "mode 600", "cat /etc/ssh/ssh_config"),
     f"chmod 600 {PROFILE}": ("pdsh.rcmd", "mode 600", f"cat {PROFILE}"),
-    "chmod 700 /etc/pdsh": ("pdsh.rcmd", "/etc/pdsh has mode 700", "cat /etc/pdsh/rcmd_default"),
-    f"chmod 600 {MODULES}/sshcmd.so": ("pdsh.rcmd", "sshcmd.so", f"cat {MODULES}/sshcmd.so"),
     f"chmod 700 {MODULES}": ("pdsh.rcmd", "/pdsh has mode 700", f"cat {MODULES}/sshcmd.so"),
-    "chmod 700 /usr/bin/ssh": ("ssh_client.installed", "mode 700", "ssh -V"),
-    "chmod 700 /usr/bin/gdb": ("debug_tools.packages", "/usr/bin/gdb has mode 700", "gdb -v"),
-    "chmod 600 /usr/bin/strace": ("debug_tools.packages", "mode 600", "strace -V"),
     "chmod 700 /usr/bin/pdsh.bin": ("pdsh.installed", "mode 700", "pdsh -V"),
-    "chmod 711 /usr/bin/pdsh": ("pdsh.installed", "mode 711", "pdsh -V"),
     "chmod 700 /usr/bin": ("ssh_client.installed", "/usr/bin has mode 700", "strace -V"),
     "rm /usr/bin/nr-alpha": ("debug_tools.packages", "nr-alpha is gone", "nr-alpha"),
     ": >/usr/bin/nr-alpha": ("debug_tools.packages", "nr-alpha is empty", "nr-alpha"),
-    "chmod 600 /usr/bin/nr-alpha": ("debug_tools.packages", "mode 600", "nr-alpha"),
     "rm /usr/bin/nr-alpha; ln -s /nowhere /usr/bin/nr-alpha": (
         "debug_tools.packages", "a link that leads nowhere", "nr-alpha",
     ),
 }  # fmt: skip
 
 
-def test_what_is_closed_to_users_or_gone_is_seen_and_a_deploy_repairs_it(node: Node) -> None:
+def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: Node) -> None:
     for fault, (check, words, user) in CLOSED.items():
         node.enter(["sh", "-c", fault])
         # The programs are opened by the step of the tools.
         subjects = {check.partition(".")[0], *(["debug_tools"] if "pdsh" in check else [])}
-        found = bad(node, *subjects)
-        assert found[check].fixable, fault
-        assert words in found[check].actual, fault
+        result = bad(node, *subjects)[check]
+        assert result.fixable, fault
+        assert words in result.actual, fault
         assert deploy(node, *subjects) == {}, fault
         assert as_user(node, f"{user} >/dev/null 2>&1") == 0, fault
 
 
-def test_what_a_deploy_cannot_mend_names_node_check_and_reason(node: Node) -> None:
+def test_what_a_deploy_cannot_mend_names_node_check_and_reason(
+    node: Node, inventory, tool
+) -> None:
     # A group that somebody chose is for a person.
     node.enter(["sh", "-c", "chgrp 2000 /usr/bin/nr-alpha; chmod 750 /usr/bin/nr-alpha"])
-    found = bad(node)["debug_tools.packages"]
-    assert (found.status, found.fixable) == ("warn", False)
-    assert "only members of gid 2000" in found.actual
+    result = bad(node, "debug_tools")["debug_tools.packages"]
+    assert (result.status, result.fixable) == ("warn", False)
+    assert "only members of gid 2000" in result.actual
     node.enter(["chmod", "755", "/usr/bin/nr-alpha"])
-    # A program of nobody's package in front of the package's.
-    node.write("/usr/local/bin/gdb", "", 0o755)
-    found = bad(node)["debug_tools.packages"]
-    assert (found.status, found.fixable) == ("fail", False)
-    assert found.fix.startswith("remove /usr/local/bin/gdb")
-    node.enter(["rm", "/usr/local/bin/gdb"])
     # A library of nobody's mirror.
     library = node.enter(["sh", "-c", "readlink -f /usr/lib/*/libmpfr.so.6"]).stdout.strip()
     node.enter(["mv", library, "/root/away"])
-    found = bad(node)["debug_tools.packages"]
-    assert found.fixable
-    assert "/usr/bin/gdb does not start: libmpfr.so.6: " in found.actual
+    result = bad(node, "debug_tools")["debug_tools.packages"]
+    assert result.fixable
+    assert "/usr/bin/gdb does not start: libmpfr.so.6: " in result.actual
     with pytest.raises(AssertionError, match=r"gdb still does not start: libmpfr\.so\.6"):
-        deploy(node)
+        deploy(node, "debug_tools")
     node.enter(["mv", "/root/away", library])
     node.enter(["mv", "/usr/bin/strace", "/root/strace"])
     with pytest.raises(AssertionError, match=r"/usr/bin/strace is still gone: Reinstallation of"):
-        deploy(node)
-
-
-def test_quiet_and_json_name_what_is_left(fresh_node: Node, inventory, tool) -> None:
-    node = fresh_node
+        deploy(node, "debug_tools")
+    node.enter(["mv", "/root/strace", "/usr/bin/strace"])
+    # A program of nobody's package in front of the package's.
     node.write("/usr/local/bin/gdb", "", 0o755)
-    path: Path = inventory([node], py_spy_version="")
+    path = inventory([node], py_spy_version="")
     quiet = tool("deploy", path, "--only", "debug_tools", "--yes", "-q")
     assert quiet.status == 3, quiet
     assert f"debug_tools.packages  {node.name}" in quiet.out
     assert "/usr/local/bin/gdb is empty" in quiet.out
-    told = json.loads(
-        tool("deploy", path, "--only", "debug_tools", "--yes", "--format", "json").out
-    )
-    (left,) = told["nodes"][0]["for_a_person"]
+    words = ("deploy", path, "--only", "debug_tools", "--yes", "--format", "json")
+    (left,) = json.loads(tool(*words).out)["nodes"][0]["for_a_person"]
     assert (left["check"], left["source"]) == ("debug_tools.packages", "/usr/local/bin/gdb")
     # Repaired by a step of another subject, which was not chosen.
     node.enter(["sh", "-c", "rm /usr/local/bin/gdb; chmod 700 /usr/bin/pdsh"])
-    told = tool("deploy", path, "--only", "pdsh", "--yes", "-q")
-    assert f"pdsh.installed  {node.name}" in told.out
-    assert "/usr/bin/pdsh has mode 700" in told.out
+    done = tool("deploy", path, "--only", "pdsh", "--yes", "-q")
+    assert f"pdsh.installed  {node.name}" in done.out
+    assert "/usr/bin/pdsh has mode 700" in done.out
 
 
-#: The lines of somebody's file -> status, a word that the result says. "" is said where nothing is
-#: wrong (ssh_config(5)).
-PEERS = {
-    "Host gpu001\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Match host gpu001,other\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Match originalhost gpu001 user nobody\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Host=gpu001\n Port=2222\n": ("fail", "port 2222 for gpu001"),
-    'Host "gpu001"\n Port 2222\n': ("fail", "port 2222 for gpu001"),
-    "Host gpu00?\n Port 2222\n": ("fail", "port 2222 for gpu001"),
-    "Host gpu1*\n Port 2222\n": ("fail", "port 2222 for gpu1x"),
-    "Host gpu001\n User bob\n": ("fail", "user bob"),
-    "Host gpu001\n ProxyCommand false\n": ("warn", "proxycommand false"),
-    "Host gpu001\n ProxyJump bastion\n": ("warn", "proxyjump bastion"),
-    "Host gpu001\n IdentityFile /nowhere\n": ("warn", "identityfile /nowhere"),
-    "Host gpu001\n HostName 10.9.9.9\n": ("fail", "hostname 10.9.9.9"),
-    "Host gpu001\n HostName gpu002\n": ("fail", "hostname gpu002"),
-    "Host gpu001\n HostKeyAlias other\n": ("fail", "hostkeyalias other"),
-    "Host gpu001\n HostKeyAlgorithms ssh-rsa\n": ("fail", "hostkeyalgorithms ssh-rsa"),
-    "Host *\n HostKeyAlgorithms rsa-sha2-512\n": ("fail", "hostkeyalgorithms rsa-sha2-512"),
-    "Host gpu001\n PubkeyAuthentication no\n": ("fail", "pubkeyauthentication"),
-    "Host gpu001\n PreferredAuthentications password\n": ("fail", "preferredauthentications"),
-    "Host gpu001\n RemoteCommand ls\n": ("fail", "remotecommand ls"),
-    "Host *\n SessionType none\n": ("fail", "sessiontype none"),
-    "Bogus yes\n": ("fail", "line 1: Bad configuration option"),
-    "Host gpu001\n StrictHostKeyChecking maybe\n": ("fail", "line 2: unsupported option"),
-    # Ours comes first, these hosts are not meant, or it makes no difference.
-    "Host gpu001\n StrictHostKeyChecking ask\n": ("ok", ""),
-    "Host gpu001\n StrictHostKeyChecking no\n": ("ok", ""),
-    "Host gpu-login other\n Port 99\n User bob\n": ("ok", ""),
-    "Match host other exec \"true\"\n Port 99\n": ("ok", ""),
-    "Host *\n HashKnownHosts yes\n CheckHostIP yes\n BatchMode no\n SendEnv LANG\n": ("ok", ""),
-    "Host *\n HostKeyAlgorithms ssh-ed25519,rsa-sha2-512\n": ("ok", ""),
-    "Host gpu001\n HostName %h\n Port 22\n": ("ok", ""),
-    "Host gpu001\n UserKnownHostsFile /dev/null\n": ("ok", ""),
-    "Host *\n PreferredAuthentications publickey\n": ("ok", ""),
-}  # fmt: skip
-
-
-def test_lines_for_one_peer_alone_are_asked_for(node: Node) -> None:
+def test_a_sites_line_for_one_peer_and_a_revoked_key(node: Node) -> None:
+    """What each line means is asked of tests/unit: here, what ssh itself says of it."""
     path = "/etc/ssh/ssh_config.d/50-site.conf"
-    for text, (status, words) in PEERS.items():
+    for text, words in (
+        ("Match originalhost gpu001 user nobody\n Port 2222\n", "port 2222 for gpu001"),
+        ('Host="gpu1*"\n Port=2222\n', "port 2222 for gpu1x"),
+        ("Host gpu001\n StrictHostKeyChecking maybe\n", "line 2: unsupported option"),
+    ):
         node.write(path, text)
-        found = bad(node, "ssh_client").get("ssh_client.options")
-        assert (found.status if found else "ok") == status, text
-        if found:
-            assert words in found.actual, text
-            assert found.source.startswith(f"{path}:"), text
-    # Root's own file is root's, and a warning; a file that users cannot read stops them all.
-    node.write("/root/.ssh/config", "Host gpu002\n StrictHostKeyChecking ask\n")
-    node.enter(["rm", path])
-    found = bad(node)["ssh_client.options"]
-    assert (found.status, found.source) == ("warn", "/root/.ssh/config:2")
-    node.enter(["rm", "/root/.ssh/config"])
-    node.write(path, "Host x\n", 0o600)
-    found = bad(node)["ssh_client.options"]
-    assert (found.status, found.source) == ("fail", path)
-    assert found.fix == f"chmod a+r {path}"
+        result = bad(node, "ssh_client")["ssh_client.options"]
+        assert result.status == "fail", text
+        assert words in result.actual, text
+        assert result.source.startswith(f"{path}:"), text
+    node.write(
+        path, 'Match host other exec "true"\n Port 99\nHost gpu001\n HostName %h\n Port 22\n'
+    )
+    assert bad(node, "ssh_client") == {}
+    # A file that users cannot read stops them all.
+    node.write(path, "Host x\n")
+    node.enter(["chmod", "600", path])
+    result = bad(node, "ssh_client")["ssh_client.options"]
+    assert (result.status, result.source, result.fix) == ("fail", path, f"chmod a+r {path}")
     node.enter(["rm", path])
     # In front of ours, a deploy repairs it.
     node.write("/etc/ssh/ssh_config.d/00-a.conf", "Host gpu001\n StrictHostKeyChecking no\n")
-    found = bad(node)["ssh_client.options"]
-    assert found.fixable
-    assert found.source == "/etc/ssh/ssh_config.d/00-a.conf:2"
-    assert deploy(node) == {}
-
-
-def test_a_revoked_key_of_the_fleet_is_found_and_another_is_not(node: Node) -> None:
-    text = node.enter(["cat", KNOWN]).stdout
-    for line in (
-        f"@revoked other {key(2)}",
-        f"@revoked * {key(3)}",
-        f"@cert-authority * {key(2)}",
-    ):
-        node.write(KNOWN, f"{text}{line}\n")
-        assert bad(node) == {}, line
-    for line in (f"@revoked * {key(2)}", f"@revoked gpu00?,x {key(2)}"):
-        node.write(KNOWN, f"{text}{line}\n")
-        found = bad(node)["ssh_client.known_hosts"]
-        assert (found.status, found.fixable) == ("fail", False)
-        assert "revokes the ssh-ed25519 key of gpu002" in found.actual
-        assert found.source == f"{KNOWN}:{len(text.splitlines()) + 1}"
+    result = bad(node, "ssh_client")["ssh_client.options"]
+    assert (result.fixable, result.source) == (True, "/etc/ssh/ssh_config.d/00-a.conf:2")
+    assert deploy(node, "ssh_client") == {}
+    lines = node.enter(["cat", KNOWN]).stdout
+    node.write(KNOWN, f"{lines}@revoked gpu00?,x {key(2)}\n")
+    result = bad(node, "ssh_client")["ssh_client.known_hosts"]
+    assert (result.status, result.fixable) == ("fail", False)
+    assert "revokes the ssh-ed25519 key of gpu002" in result.actual
+    assert result.source == f"{KNOWN}:{len(lines.splitlines()) + 1}"

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -37,12 +36,11 @@ def put() -> Callable[..., Callable[..., Done]]:
     def on(node: Node, **settings: Any) -> Callable[..., Done]:
         node.write(PLACE, bundle.build(make_policy({**LAB, **settings})), 0o755)
 
-        def run(*words: str, before: str = "", user: str = "root") -> Done:
-            """before: shell text in front of the command, in its own shell."""
-            line = f"{before}\nexec env -i /usr/bin/python3 -I {PLACE} {' '.join(words)}"
-            argv = (
-                ["sh", "-c", line] if user == "root" else ["su", user, "-s", "/bin/sh", "-c", line]
-            )
+        def run(words: str, user: str = "root") -> Done:
+            line = f"exec env -i /usr/bin/python3 -I {PLACE} {words}"
+            argv = ["sh", "-c", line]
+            if user != "root":
+                argv = ["su", user, "-s", "/bin/sh", "-c", line]
             done = node.enter(argv, check=False, timeout=120)
             assert "Traceback" not in done.stdout + done.stderr, done
             return done
@@ -81,7 +79,7 @@ def test_it_judges_as_an_audit_from_outside_does_and_writes_nothing(fresh_node, 
     assert done.returncode == 3
 
 
-def test_any_user_may_look_without_a_home_and_only_one_check_may_be_asked(fresh_node, put):
+def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
     fresh_node.write("/etc/sysctl.d/99-site.conf", "kernel.yama.ptrace_scope = 1\n")
     run = put(fresh_node, ptrace_scope=1)
     done = run("audit --only ptrace.scope", user="ml")
@@ -89,17 +87,10 @@ def test_any_user_may_look_without_a_home_and_only_one_check_may_be_asked(fresh_
     assert done.stdout == (
         f"ok       {fresh_node.name}  1 check passed\n1 node: 1 ok\n1 result: 1 ok\n"
     )
-    done = run("audit --only ptrace.scope --format nagios", user="ml")
-    assert done.stdout.startswith("NODEREADY OK: ")
+    assert run("audit --only ptrace.scope --format nagios").stdout.startswith("NODEREADY OK: ")
     assert run("audit --only ptrace.scope -q").stdout == ""
     waived = put(fresh_node, ptrace_scope=2, waivers={"ptrace.scope": "until Monday"})
     assert "waived: until Monday" in waived("audit --only ptrace.scope").stdout
-    unwaived = put(fresh_node, ptrace_scope=2)
-    assert unwaived("audit --only ptrace.scope").returncode == 3
-
-
-def test_the_sites_policy_counts_and_a_broken_one_is_one_line_for_every_command(fresh_node, put):
-    run = put(fresh_node)
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 2}')
     assert run("audit --only ptrace.scope").returncode == 3
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 9}')
@@ -129,21 +120,13 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
     go = replace(kept, go=True, reasons=()).text()
     fresh_node.write(gate.PATH, go)
     assert run("prolog").stdout == "nodeready: go\n"
-    for pattern, text in (
-        (r'"time": \d+', '"time": 1'),
-        (r'"time": \d+', '"time": 9999999999'),
-        (r'"boot_id": "[^"]+"', '"boot_id": "x"'),
-        (r'"policy_digest": "[^"]+"', '"policy_digest": "x"'),
-        (r"}", ""),
-    ):
-        fresh_node.write(gate.PATH, re.sub(pattern, text, go))
-        assert run("prolog").returncode == 3, text
+    fresh_node.write(gate.PATH, re.sub(r'"time": \d+', '"time": 1', go))
+    assert run("prolog").returncode == 3
     assert put(fresh_node, gate_max_age_s=0)("prolog").stdout.count("\n") == 1
 
 
-def test_a_node_that_is_fine_gets_its_job(fresh_node, put):
-    run = put(fresh_node)
-    first = json.loads(run("audit --format json").stdout)
+def test_a_node_that_is_fine_gets_its_job_and_several_at_once_leave_one_verdict(fresh_node, put):
+    first = json.loads(put(fresh_node)("audit --format json").stdout)
     bad = {check: "lab" for check, status in statuses(first).items() if status == "fail"}
     assert bad
     run = put(fresh_node, waivers=bad)
@@ -152,6 +135,11 @@ def test_a_node_that_is_fine_gets_its_job(fresh_node, put):
     assert run("prolog").stdout == "nodeready: go\n"
     fresh_node.enter(["rm", "-r", "/run/nodeready"])
     assert run("prolog").stdout == "nodeready: go\n", "by a look of its own"
+    line = f"python3 -I {PLACE} record"
+    all_three = fresh_node.enter(["sh", "-c", f"{line} & {line} & {line}; wait"])
+    assert all_three.stdout == "nodeready: go\n" * 3
+    assert gate.parse(fresh_node.read(gate.PATH).encode()) is not None
+    assert fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout == "verdict.json\n"
 
 
 def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
@@ -176,42 +164,28 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     assert done.stderr == f"nodeready: Permission denied: {gate.PATH}\n"
 
 
-def test_a_wedged_tool_holds_no_job(fresh_nodes, put):
+def test_a_tool_that_hangs_holds_no_job(fresh_nodes, put):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")
-    run = put(node, gate_budget_s=14)
-    began = time.monotonic()
-    done = run("prolog")
-    # Its own end, long before the tool's, which never comes.
-    assert time.monotonic() - began < 60
-    assert done.returncode == 3
-    assert done.stdout.startswith("nodeready: no-go: ")
-    assert "nvidia-smi" in done.stdout
-    assert done.stdout.count("\n") == 1
-    # No time at all: then nothing is known, and that is no go.
+    # It ends, and the tool never does.
     done = put(node, gate_budget_s=3)("prolog")
     assert done.returncode == 3
+    assert done.stdout.startswith("nodeready: no-go: ")
+    assert done.stdout.count("\n") == 1
     assert "no answer within 2 s" in done.stdout or "nvidia-smi" in done.stdout
-    left = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
-    assert left.stdout == ""
+    there = node.enter(["sh", "-c", "ps -eww -o args | grep '[n]odeready:'"], check=False)
+    assert there.stdout == ""
 
 
-def test_two_at_once_leave_one_whole_verdict(fresh_node, put):
-    run = put(fresh_node)
-    line = f"python3 -I {PLACE} record"
-    both = fresh_node.enter(
-        ["sh", "-c", f"{line} & {line} & {line}; a=$?; wait; exit $a"], check=False
-    )
-    lines = both.stdout.splitlines()
-    assert len(lines) == 3
-    assert len({*lines}) == 1
-    assert gate.parse(fresh_node.read(gate.PATH).encode()) is not None
-    assert fresh_node.enter(["ls", "-A", "/run/nodeready"]).stdout.split() == ["verdict.json"]
-    assert run("prolog").stdout.splitlines() == lines[:1]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "term"])
-@pytest.mark.parametrize("command", ["audit", "ready"])
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [
+        (signal.SIGINT, "audit"),
+        pytest.param(signal.SIGTERM, "audit", marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, "ready", marks=pytest.mark.nightly),
+        (signal.SIGTERM, "ready"),
+    ],
+)
 def test_an_interrupt_ends_what_was_started(fresh_nodes, put, number, command):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")

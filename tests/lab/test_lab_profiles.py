@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,109 +17,22 @@ from tests.paths import DOCS
 
 Fresh = Callable[..., list[Node]]
 
-# PCI vendor, device and class of the accelerators, how many; NVSwitches; RDMA devices.
-SHOWN = {
-    "cpu": ("", 0, 0, 0),
-    "h200": ("0x10de 0x2335 0x030200", 8, 4, 9),
-    "b200": ("0x10de 0x2901 0x030200", 8, 0, 9),
-    "l40s": ("0x10de 0x26b9 0x030200", 4, 0, 1),
-    "h100": ("0x10de 0x2330 0x030200", 8, 4, 9),
-    "a100": ("0x10de 0x20b2 0x030200", 8, 6, 8),
-    "mi300x": ("0x1002 0x74a1 0x120000", 8, 0, 8),
-}
 
-PCI = """
-cd /sys/bus/pci/devices
-for d in *; do echo $(cat $d/vendor $d/device $d/class) $(basename "$(readlink $d/driver)"); done
-"""
-
-
-def test_every_profile_is_in_the_table() -> None:
-    assert set(SHOWN) == set(PROFILES)
-
-
-@pytest.mark.parametrize("profile", SHOWN)
-def test_a_node_has_the_hardware_of_its_profile(fresh_nodes: Fresh, profile: str) -> None:
-    node = fresh_nodes(1, profile=profile)[0]
-    accelerator, count, switches, ports = SHOWN[profile]
-    devices = node.run(PCI).stdout.splitlines()
-    found = [line for line in devices if accelerator and line.startswith(accelerator)]
-    assert len(found) == count
-    assert all(line.endswith(("nvidia", "amdgpu")) for line in found)
-    assert sum("0x10de" in line and "0x068000" in line for line in devices) == switches
-    listed = node.run("ls /sys/class/infiniband 2>/dev/null || :").stdout.split()
-    assert len(listed) == ports
-    states = node.run("cat /sys/class/infiniband/*/ports/1/state || :").stdout.splitlines()
-    assert states == ["4: ACTIVE"] * ports
-    uverbs = node.run("ls /dev/infiniband/ 2>/dev/null || :").stdout.split()
-    assert len(uverbs) == (ports and ports + 1)
-
-
-@pytest.mark.parametrize("profile", ["h100", "mi300x"])
-def test_what_a_profile_does_not_have_stays_real(fresh_nodes: Fresh, profile: str) -> None:
-    node = fresh_nodes(1, profile=profile)[0]
-    assert node.run("readlink -f /sys/class/net/eth0").stdout == "/sys/devices/virtual/net/eth0\n"
+def test_what_a_profile_does_not_have_stays_real(fresh_nodes: Fresh) -> None:
+    """That a healthy node of each profile passes the checks is asked with the faults."""
+    node = fresh_nodes(1, profile="h100")[0]
     node.run("ip link set dev eth0 mtu 1480")
     assert node.run("cat /sys/class/net/eth0/mtu").stdout == "1480\n"
+    assert node.run("echo x >/sys/class/net/eth0/mtu", check=False).returncode == 1
     classes = set(node.run("ls -L /sys/class 2>/dev/null || :").stdout.split())
     assert {path.name for path in Path("/sys/class").iterdir()} <= classes
-    assert node.run("ls /sys/class/mem/").stdout != ""
-    assert node.run("echo x >/sys/class/net/eth0/mtu", check=False).returncode == 1
-
-
-def test_links_between_the_trees_lead_somewhere(fresh_nodes: Fresh) -> None:
-    node = fresh_nodes(1, profile="h100")[0]
-    ends = """
-    readlink -e /sys/class/infiniband/mlx5_0/device
-    readlink -e /sys/class/net/ib0/device
-    basename "$(readlink -e /sys/class/net/ib0/device/driver)"
-    readlink -e /sys/class/infiniband_verbs/uverbs0/../../net/ib0
-    cat /sys/class/infiniband/mlx5_0/device/infiniband_verbs/uverbs0/ibdev
-    cat /sys/class/net/bond0/lower_ens1f0np0/bonding_slave/state
-    """
-    assert node.run(ends).stdout.split() == [
-        "/sys/bus/pci/devices/0000:18:00.0",
-        "/sys/bus/pci/devices/0000:18:00.0",
-        "mlx5_core",
-        "/sys/class/net/ib0",
-        "mlx5_0",
-        "active",
-    ]
-
-
-@pytest.mark.parametrize(("profile", "links"), [("h100", 18), ("a100", 12)])
-def test_nvidias_tool_answers_as_recorded(fresh_nodes: Fresh, profile: str, links: int) -> None:
-    node = fresh_nodes(1, profile=profile)[0]
-    for words in ("-q -x", "-x -q", "-qx"):
-        assert node.run(f"nvidia-smi {words}").stdout.count("<gpu id=") == 8
-    assert node.run("nvidia-smi nvlink --status").stdout.count("GB/s") == 8 * links
-    assert len(node.run("nvidia-smi -L").stdout.splitlines()) == 8
-    assert "CUDA Version" in node.run("nvidia-smi").stdout
-    assert node.run("nvidia-smi --nosuch", check=False).returncode == 6
-    assert node.run("grep -lx nv-fabricmanage /proc/[0-9]*/comm").stdout != ""
-    driver = node.run("cat /sys/module/nvidia/version").stdout.strip()
-    assert driver in node.run("nvidia-smi").stdout
-
-
-@pytest.mark.parametrize("profile", SHOWN)
-def test_the_kernels_log_is_the_nodes_own(fresh_nodes: Fresh, profile: str) -> None:
-    node = fresh_nodes(1, profile=profile)[0]
+    device = node.run("readlink -e /sys/class/infiniband/mlx5_0/device").stdout
+    assert device.startswith("/sys/bus/pci/devices/")
     raw, dated = node.run("dmesg").stdout, node.run("dmesg -T").stdout
     assert raw.startswith("[    0.000000] Command line: BOOT_IMAGE=")
-    assert len(raw.splitlines()) == len(dated.splitlines())
     assert dated.splitlines()[-1].partition("] ")[2] == raw.splitlines()[-1].partition("] ")[2]
     assert node.run("ls /dev/kmsg", check=False).returncode == 2
-    machine = subprocess.run(["dmesg"], capture_output=True, text=True, check=False).stdout
-    assert machine == "" or machine.splitlines()[-1] not in raw
-
-
-def test_amd_nodes_have_what_rocm_asks_for(fresh_nodes: Fresh) -> None:
-    node = fresh_nodes(1, profile="mi300x")[0]
-    assert node.run("cat /proc/sys/kernel/numa_balancing").stdout == "0\n"
-    assert node.run("ls /dev/kfd /dev/dri/renderD*").stdout.count("renderD") == 8
-    assert set(node.run("cat /sys/class/infiniband/*/ports/1/link_layer").stdout.split()) == {
-        "Ethernet"
-    }
+    assert node.run("nvidia-smi --nosuch", check=False).returncode == 6
 
 
 def rates(node: Node) -> list[str]:
@@ -160,15 +72,6 @@ def test_a_fault_is_on_the_last_node_until_it_is_taken_away(own_lab: str) -> Non
     assert f"{own_lab}: fault on" not in nodeready("lab", "status").stdout
 
 
-def test_a_reset_node_is_healthy(fresh_nodes: Fresh) -> None:
-    node = fresh_nodes(1, profile="h100")[0]
-    node.reset(fault="ib-half-rate")
-    node.reboot()
-    assert (node.fault, rates(node)[3]) == ("ib-half-rate", "200")
-    node.reset()
-    assert (node.fault, rates(node)[3]) == ("", "400")
-
-
 @pytest.mark.parametrize(
     ("words", "says", "status"),
     [
@@ -185,7 +88,12 @@ def test_a_fault_that_cannot_be_is_said_before_anything_starts(
     assert Lab.load(own_lab) is None
 
 
-def test_all_faults_are_listed() -> None:
+def test_all_faults_are_listed(tool: Tool) -> None:
+    page = (DOCS / "lab.md").read_text()
+    for profile in PROFILES.values():
+        assert f"| `{profile.name}` | {profile.about} |" in page
+    text = Terminal(tool, "lab", "up", "--fault", "list", columns=80).end().out
+    assert max(map(len, text.splitlines())) <= 80
     done = nodeready("lab", "up", "--fault", "list")
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines() if line[0] == " "] == list(FAULTS)
@@ -197,21 +105,10 @@ def test_all_faults_are_listed() -> None:
     assert shown == [name for name, fault in FAULTS.items() if "b200" in fault.profiles]
 
 
-def test_the_list_of_faults_fits_a_terminal(tool: Tool) -> None:
-    text = Terminal(tool, "lab", "up", "--fault", "list", columns=80).end().out
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_a_program_that_a_fault_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeready.lab.faults.environment", lambda: {"PATH": "/nonexistent"})
     with pytest.raises(LabError, match="the fault firewall needs nft, which is not installed"):
         find("firewall", "cpu")
-
-
-def test_the_page_lists_all_profiles() -> None:
-    page = (DOCS / "lab.md").read_text()
-    for profile in PROFILES.values():
-        assert f"| `{profile.name}` | {profile.about} |" in page
 
 
 #: A fault's changes of a disk: a file changed, made, removed; a directory made and removed.
@@ -232,9 +129,8 @@ def disk(node: Node) -> str:
     return node.run(f"{look}; ls /etc/new /etc/broken", check=False).stdout
 
 
-@pytest.mark.parametrize("repaired", [False, True])
 def test_what_a_fault_changes_on_the_disk_is_taken_back(
-    fresh_node: Node, monkeypatch: pytest.MonkeyPatch, repaired: bool
+    fresh_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = fresh_node
     node.run("echo 1 >/etc/was; mkdir -m 750 /etc/mode; echo 2 >/etc/mode/inside")
@@ -246,15 +142,15 @@ def test_what_a_fault_changes_on_the_disk_is_taken_back(
     assert node.run("ls /etc/was", check=False).returncode == 2
     node.reboot()
     assert node.run("cat /etc/new/file; stat -c %a /etc/mode").stdout == "x\n700\n"
-    if repaired:
-        node.run("echo repaired >/etc/was; echo more >/etc/new/mine; echo kept >/etc/kept")
     node.reboot(fault="")
-    if not repaired:
-        assert disk(node) == before
-    else:
-        kept = node.run("cat /etc/was /etc/kept; ls /etc/new; ls /etc/broken", check=False)
-        assert kept.stdout.split() == ["repaired", "kept", "mine"]
+    assert disk(node) == before
     assert node.run("gdb --version | head -1").stdout.startswith("GNU gdb")
+    # What somebody has repaired or added in the meantime stays.
+    node.reboot(fault="clock")
+    node.run("echo repaired >/etc/was; echo more >/etc/new/mine; echo kept >/etc/kept")
+    node.reboot(fault="")
+    kept = node.run("cat /etc/was /etc/kept; ls /etc/new; ls /etc/broken", check=False)
+    assert kept.stdout.split() == ["repaired", "kept", "mine"]
 
 
 def test_a_new_nodes_own_files_outlive_its_fault(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from nodeready.lab import Node
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
@@ -16,6 +14,7 @@ from tests.helpers import apply, observe, on, plan
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 STEPS = (steps.logins, steps.services, steps.restart)
 CONF = "/etc/security/limits.conf"
+Fresh = Callable[..., list[Node]]
 
 
 def statuses(node: Node) -> dict[str, str]:
@@ -48,35 +47,15 @@ def files(node: Node) -> set[str]:
 WANTED = ["unlimited", "unlimited", "1024", "1024", "4096", "4096"]
 
 
-@pytest.mark.parametrize(
-    "dirt",
-    [
-        pytest.param({}, id="fresh"),
-        pytest.param({CONF: "* hard core 0\n"}, id="hard_zero_for_all"),
-        pytest.param(
-            {
-                CONF: "* - nofile 256\nroot - nofile 256\n",
-                "/etc/security/limits.d/20-site.conf": "",
-            },
-            id="lines_before_ours",
-        ),
-        pytest.param(
-            {"/etc/security/limits.d/zzz.conf": "* - core 0\nroot - core 0\n* - memlock 8\n"},
-            id="a_file_that_sorts_behind",
-        ),
-        pytest.param(
-            {CONF: b"# caf\xe9 \xff\r\n*\thard\tcore\t0 # no cores\r\nroot soft core 0\r"},
-            id="crlf_no_final_newline_not_utf8",
-        ),
-        pytest.param(
-            {"/etc/security/limits.d/zz-nodeready.conf": "* - core 0\n"}, id="ours_edited_by_hand"
-        ),
-    ],
-)
-def test_a_new_login_has_the_limits(
-    fresh_nodes: Callable[..., list[Node]], dirt: dict[str, str | bytes]
-) -> None:
+def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -> None:
+    dirt = {
+        CONF: b"# caf\xe9 \xff\r\n*\thard\tcore\t0 # none\r\n* - nofile 256\r\nroot - core 0\r",
+        "/etc/security/limits.d/20-site.conf": "",
+        "/etc/security/limits.d/zzz.conf": "* - core 0\nroot - core 0\n* - memlock 8\n",
+    }
     node = fresh_nodes(1, files=dirt)[0]
+    # The file is a link, and stays one.
+    node.run(f"mv {CONF} /srv/limits; ln -s /srv/limits {CONF}")
     before = files(node)
     assert statuses(node)["limits.core"] == "fail"
 
@@ -84,56 +63,34 @@ def test_a_new_login_has_the_limits(
 
     assert ulimits(node, "ml") == WANTED
     assert ulimits(node, "root") == WANTED
-    changed = {line.split()[-1] for line in files(node) ^ before if len(line.split()) == 2}
-    assert all("/etc/security/limits.d/" in path and "nodeready" in path for path in changed)
-    ours = node.testinfra().file(changed.pop())
-    assert (ours.user, ours.mode) == ("root", 0o644)
+    (ours,) = {line.split()[-1] for line in files(node) ^ before if len(line.split()) == 2}
+    assert ours.startswith("/etc/security/limits.d/")
+    file = node.testinfra().file(ours)
+    assert (file.user, file.mode) == ("root", 0o644)
     assert set(statuses(node).values()) <= {"ok", "na"}
     assert deploy(node) == []
-
-
-def test_a_line_for_a_user_is_named_and_stays(fresh_nodes: Callable[..., list[Node]]) -> None:
-    dirt = {
-        CONF: "ml hard core 0\n* hard core 0",
-        "/etc/security/limits.d/a.conf": "ml - nofile 99",
-    }
-    node = fresh_nodes(1, files=dirt)[0]
+    # Ours, edited by hand.
+    node.write(ours, "* - core 0\n")
+    assert deploy(node) == ["limits.logins"]
+    assert ulimits(node, "ml") == WANTED
+    # Lines for a user are named and stay.
+    lines = "ml hard core 0\n* hard core 0"
+    node.write(CONF, lines)
+    node.write("/etc/security/limits.d/a.conf", "ml - nofile 99")
     deploy(node)
     assert ulimits(node, "root") == WANTED
     assert ulimits(node, "ml") == ["0", "0", "1024", "1024", "99", "99"]
-    seen = observe(on(node), POLICY, ("limits",))
-    result = next(r for r in judge(seen, POLICY) if r.check == "limits.exceptions")
+    results = judge(observe(on(node), POLICY, ("limits",)), POLICY)
+    result = next(result for result in results if result.check == "limits.exceptions")
     assert result.status == "warn"
     assert f"{CONF}:1" in result.actual
     assert "/etc/security/limits.d/a.conf:1" in result.actual
     assert deploy(node) == []
-    assert node.read(CONF) == dirt[CONF]
+    assert node.read(CONF) == lines
+    assert node.testinfra().file(CONF).linked_to == "/srv/limits"
 
 
-def test_a_symlinked_limits_conf_stays_a_link(fresh_node: Node) -> None:
-    fresh_node.run(
-        f"mv {CONF} /srv/limits; echo '* - core 0' >>/srv/limits; ln -s /srv/limits {CONF}"
-    )
-    deploy(fresh_node)
-    assert ulimits(fresh_node, "ml") == WANTED
-    assert fresh_node.testinfra().file(CONF).linked_to == "/srv/limits"
-
-
-def test_a_limit_above_the_kernels_locks_nobody_out(fresh_node: Node) -> None:
-    over = int(fresh_node.run("cat /proc/sys/fs/nr_open").stdout) + 1
-    policy = Policy(limit_memlock="1024", limit_nofile=over)
-    apply(on(fresh_node), plan(observe(on(fresh_node), policy, ("limits",)), policy, STEPS))
-    assert ulimits(fresh_node, "ml")[:4] == WANTED[:4]
-    assert "nofile" not in fresh_node.run("cat /etc/security/limits.d/*").stdout
-    seen = observe(on(fresh_node), policy, ("limits",))
-    assert plan(seen, policy, STEPS) == []
-    result = next(r for r in judge(seen, policy) if r.check == "limits.nofile")
-    assert (result.status, result.owner) == ("fail", "admin")
-
-
-def test_a_running_service_keeps_running_and_is_pending(
-    fresh_nodes: Callable[..., list[Node]],
-) -> None:
+def test_a_running_service_keeps_running_and_is_pending(fresh_nodes: Fresh) -> None:
     unit = "[Service]\nExecStart=/usr/sbin/slurmd\nLimitCORE=0\n"
     override = "/etc/systemd/system/slurmd.service.d/override.conf"
     dirt = {

@@ -8,27 +8,21 @@ import re
 from tests.command import Terminal, hang, hangs, wait_for, written
 
 
-def test_nothing_is_asked_without_a_terminal(fresh_node, fleet, tool):
-    """And nothing is changed; --check writes nothing anywhere and counts in its last line."""
-    before = written(fresh_node)
-    where = fleet([fresh_node])
-    done = tool("deploy", where)
-    assert done.status == 2, done
-    assert done.lines == ["nodeready: no terminal to ask on: add --yes, or --check to only look"]
-    check = tool("deploy", where, "--check", "--diff")
-    assert check.status == 3, check
-    assert check.out.splitlines()[-1] == "1 to change, 0 ok, 0 unknown, 0 unreachable"
-    assert check.err == ""
-    assert written(fresh_node) == before
-    assert not list(tool.home.iterdir())
-
-
 def test_a_terminal_is_asked_once(fresh_node, fleet, tool):
     """No means no, Ctrl-C means interrupted, yes means yes; 80 columns are kept."""
     before = written(fresh_node)
     where = fleet([fresh_node])
     words = ("deploy", where, "--only", "ptrace,limits,core_dumps,pdsh")
-    for answer, status in (("n\n", 3), ("\n", 3), ("\x03", 130), ("\x04", 130)):
+    # Without a terminal nothing is asked; --check only counts, and writes nothing anywhere.
+    done = tool(*words, "--format", "json")
+    assert (done.status, done.out) == (2, ""), done
+    assert done.lines == ["nodeready: no terminal to ask on: add --yes, or --check to only look"]
+    check = tool(*words, "--check", "--diff")
+    assert check.status == 3, check
+    assert check.out.splitlines()[-1] == "1 to change, 0 ok, 0 unknown, 0 unreachable"
+    assert check.err == ""
+    assert not list(tool.home.iterdir())
+    for answer, status in (("n\n", 3), ("\x03", 130), ("\x04", 130)):
         terminal = Terminal(tool, *words)
         terminal.asked("changes on 1 node? [y/N]: ")
         terminal.send(answer)

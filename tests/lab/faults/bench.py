@@ -1,10 +1,10 @@
-"""Many nodes of a lab, each with a fault of its own: one `ready` tells of all."""
+"""Many nodes of a lab, each with a fault of its own: one `ready` reports on all."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,14 @@ DEPLOYED = {
     "waivers": WAIVERS,
 }
 
-#: Check -> its result, as in the documents.
-Results = dict[str, dict[str, Any]]
-
 
 @dataclass
-class Told:
-    """What `ready` said of one node, the checks and the proofs; `go`: may it have a job?"""
+class NodeReport:
+    """What `ready` reports of one node: check -> result; `go`: may it have a job?"""
 
-    ready: Results = field(default_factory=dict)
-    go: bool = False
-    reasons: list[str] = field(default_factory=list)
+    results: dict[str, dict[str, Any]]
+    go: bool
+    reasons: list[str]
 
 
 class Bench:
@@ -49,35 +46,32 @@ class Bench:
         assert done.status == 0, done
 
     def _inventory(self, policies: Mapping[str, Mapping[str, Any]]) -> Path:
-        hosts = []
-        for node in self.lab.nodes:
-            name, data = node.inventory_data()
-            hosts.append((name, {**data, **policies.get(name, {})}))
+        hosts = [
+            (name, {**data, **policies.get(name, {})}) for name, data in self.lab.inventory_data()
+        ]
         path = self.tool.home / "inventory.py"
         path.write_text(f"lab = ({hosts!r}, {DEPLOYED!r})\n")
         return path
 
     def break_(self, faults: Iterable[str]) -> dict[str, Node]:
         """Restart the nodes with these faults, one for each; the fault's node by its name."""
-        given = dict(zip(faults, self.others, strict=False))
+        broken = dict(zip(faults, self.others, strict=False))
         wrong = {node.name: "" for node in self.others}
-        wrong |= {node.name: fault for fault, node in given.items()}
+        wrong |= {node.name: fault for fault, node in broken.items()}
         self.lab.restart(self.others, keep_disk=True, fault=wrong)
-        return given
+        return broken
 
-    def ready(self, policies: Mapping[str, Mapping[str, Any]], *words: str) -> dict[str, Told]:
-        """Node -> what `ready` says of it for the job's user, each node by its policy."""
+    def ready(
+        self, policies: Mapping[str, Mapping[str, Any]], *words: str
+    ) -> dict[str, NodeReport]:
+        """Node -> what `ready` reports of it for the job's user, each node by its policy."""
         done = self.tool("ready", self._inventory(policies), "--format", "json", *words)
-        made = json.loads(done.out)
+        document = json.loads(done.out)
         return {
-            one["name"]: Told(
-                ready=_results(one),
-                go=one["name"] in made["go"],
-                reasons=made["no_go"].get(one["name"], []),
+            node["name"]: NodeReport(
+                results={result["check"]: result for result in node["results"]},
+                go=node["name"] in document["go"],
+                reasons=document["no_go"].get(node["name"], []),
             )
-            for one in made["nodes"]
+            for node in document["nodes"]
         }
-
-
-def _results(node: Mapping[str, Any]) -> Results:
-    return {one["check"]: one for one in node["results"]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -96,35 +95,6 @@ def test_a_login_that_hangs(fresh_node, fleet, tool):
     assert re.search(r"unknown +ptrace\.observed .*\n +no answer in 1 s\n", done.out), done
 
 
-#: Commands on this machine: as `@local` runs them.
-_HERE = r"""
-from nodeready.shell import Command
-from nodeready.transport.local import run
-
-def here(line, stdin="", max_bytes=16 << 20):
-    return run(Command(line, stdin), 60, max_bytes)
-
-large = "x" * 5_000_000
-assert here("cat", large).stdout == large
-assert here("exit 3").rc == 3
-assert here("kill -9 $$").rc is None
-assert here("exec <&-; sleep 0.1; echo done", large).stdout == "done\n"
-said = here("printf '\\377x'; printf '\\376y' >&2")
-assert (said.stdout, said.stderr) == ("\udcffx", "\udcfey")
-for endless in ("yes", "yes >&2"):
-    said = here(endless, max_bytes=1 << 20)
-    assert said.kind == "output"
-    assert said.error.startswith("too much output, beginning with 'y\\ny"), said.error
-"""
-
-
-def test_commands_on_this_machine():
-    """The same limits, and nothing lost, where no ssh is between."""
-    argv = [sys.executable, "-c", _HERE]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done.stderr
-
-
 def interrupted(tool: Tool, running: subprocess.Popen[bytes], number: signal.Signals):
     running.send_signal(number)
     done = tool.end(running)
@@ -132,7 +102,9 @@ def interrupted(tool: Tool, running: subprocess.Popen[bytes], number: signal.Sig
     return done
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     """What was done is shown and marked partial; what runs is ended, but no package manager."""
     good, slow, installing = fresh_nodes(3)
@@ -158,7 +130,7 @@ def test_interrupted_while_changing(number, fresh_nodes, fleet, tool):
     installing.enter(["pkill", "-x", "dpkg"])
 
 
-@pytest.mark.parametrize("command", ["audit", "deploy"])
+@pytest.mark.parametrize("command", ["audit", pytest.param("deploy", marks=pytest.mark.nightly)])
 def test_interrupted_while_looking(command, fresh_nodes, fleet, tool):
     """Nothing is written; an audit shows what it has, and says that it is not all."""
     good, slow = fresh_nodes(2)

@@ -83,9 +83,19 @@ def test_sudo_wants_a_password(fresh_nodes, fleet, tool, password):
     assert f"failed      {fold(n.name for n in (*locked, stranger))}: {WANTS}\n" in done.out, done
     assert re.search(rf"^changed +{free.name}: ptrace\.scope$", done.out, re.M), done
     assert [written(node) for node in (*locked, stranger)] == before
-    without = tool("deploy", where, "--yes", "--only", "ptrace", "--limit", locked[0].name)
+    words = ("deploy", where, "--yes", "--only", "ptrace", "--limit", locked[0].name)
+    without = tool(*words)
     assert without.status == 1, without
     assert "ptrace.scope: not root: run with sudo" in without.out
+    # A wrong password: one line, and nothing was done.
+    terminal = Terminal(tool, *words, "--sudo")
+    terminal.expect("sudo password (1 node): ")
+    terminal.send("wrong\n")
+    done = terminal.end()
+    assert done.status == 1, done
+    assert f"failed      {locked[0].name}: sudo refused the password\n" in done.out, done
+    assert "wrong" not in done.out
+    assert [written(node) for node in (*locked, stranger)] == before
 
 
 def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
@@ -121,23 +131,6 @@ def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
         assert found.stdout == ""
     kept = [path for path in tool.home.rglob("*") if path.is_file()]
     assert all(password not in path.read_text(errors="replace") for path in kept)
-
-
-def test_sudo_refuses_the_password(fresh_nodes, fleet, tool, password):
-    """One line, and nothing was done."""
-    nodes = fresh_nodes(2)
-    for node in nodes:
-        lock(node, password)
-    terminal = Terminal(tool, "deploy", as_ml(fleet, nodes), "--sudo", "--yes", "--only", "ptrace")
-    terminal.expect("sudo password (2 nodes): ")
-    terminal.send("wrong\n")
-    done = terminal.end()
-    assert done.status == 1, done
-    both = fold(node.name for node in nodes)
-    assert f"failed      {both}: sudo refused the password\n" in done.out, done
-    assert "wrong" not in done.out
-    for node in nodes:
-        assert not [path for path in written(node) if "nodeready" in path]
 
 
 def test_a_password_in_the_inventory(fresh_nodes, fleet, tool, password):
