@@ -1,0 +1,294 @@
+"""Each command when nodes fail, hang, die half-way or answer nonsense, and after Ctrl-C.
+
+A troubled node costs its own results, and its line says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import NamedTuple
+
+import pytest
+
+from nodeready.cli.options import Refused
+from nodeready.node.cores.program import File
+from nodeready.node.stacks import program as stacks
+from nodeready.policy import Policy
+from nodeready.transport.base import TIMEOUT, Failure
+from tests.builders.traces import process, trace
+from tests.fake import Does, hangs, interrupts, one_by_one, says
+from tests.unit.commands import AWAY, DIES, looks, program
+
+SECRET = "hf_abcdefghijABCDEFGHIJ0123"
+OLD = program(lambda nonce: f"{nonce} no Python 3.9 or newer\n")
+MAD = says("\x1b[31mwelcome")
+#: No machine has this limit, so that there is always a change to make.
+POLICY = Policy(limit_nofile=16383)
+
+
+def core(**changes: object) -> dict[str, object]:
+    return {**asdict(File("/c/core.1", 1, 7, 5, 0, 0.0)), **changes}
+
+
+def cores(*files: dict[str, object]) -> Does:
+    row = {"places": ["/c/*"], "files": list(files), "more": 0, "notes": []}
+    return program(lambda nonce: f"{nonce} listing {json.dumps(row)}\n")
+
+
+def packed(text: str) -> str:
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def tail() -> Does:
+    row = {"host": "x", "files": [], "unread": [], "left_out": 0, "older": 0, "error": ""}
+    return program(lambda nonce: f'a motd\n{nonce} tail "{packed(json.dumps(row))}"\n')
+
+
+def rank(number: int, main: str = "main train.py 9", **changes: object) -> Does:
+    document = trace("itself", {**process(number, main), **changes})
+    return program(lambda nonce: f"a motd\n{nonce} {stacks.pack(document)}\n")
+
+
+def late(request):
+    """A node that has said all when its time is over."""
+    return Failure(rank(1)(request).stdout, kind=TIMEOUT, error="ended after 63 s")
+
+
+class Trouble(NamedTuple):
+    """said: what the output has"""
+
+    words: tuple[str, ...]
+    nodes: Mapping[str, Does]
+    code: int
+    said: tuple[str, ...]
+
+
+NO_ANSWER = "no answer in 15 s"
+DEPLOY = ("deploy", "--only", "limits", "--yes")
+READY = ("ready", "--only", "proof.limits", "--format", "json")
+TROUBLES = {
+    "cores": Trouble(
+        ("cores", "--format", "json"),
+        {
+            "none": cores(),
+            "away": AWAY,
+            "hung": hangs,
+            "mad": MAD,
+            "lies": program(lambda nonce: f'{nonce} listing {{"places": 1}}\n'),
+            # It lists a core, and dies when it is read.
+            "dead": one_by_one(cores(core()), DIES),
+            "mute": one_by_one(cores(core(path="/c/core.2", inode=2)), says("nonsense")),
+        },
+        1,
+        (
+            '"away":"n: no answer in 15 s"',
+            '"hung":"no answer in ',
+            '"mad":"no answer from the node\'s Python"',
+            '"lies":"the answer makes no sense',
+            '"dead":"connection lost"',
+            '"unread":"no answer: no answer from the node\'s Python"',
+        ),
+    ),
+    "deploy": Trouble(
+        DEPLOY,
+        {
+            "good": looks(says("")),
+            "away": AWAY,
+            "full": looks(says("", 1, "nodeready: no space left on /etc\n")),
+            "dead": looks(DIES),
+            "hung": looks(hangs),
+            "mad": looks(says(""), look=MAD),
+            # A step that fails does not stop the others.
+            "busy": looks(one_by_one(says("", 1, "nodeready: busy\n"), says(""))),
+        },
+        1,
+        (
+            "unreachable away: n: no answer in 15 s\n",
+            "full: limits.logins: no space left on /etc\n",
+            "unreachable dead: connection lost in limits.logins\n",
+            "hung: no answer in ",
+            "changed     good: limits.logins",
+            # It was looked at again, and nothing of it is on this machine.
+            "not fixed   good: limits.",
+            "limits.observed  mad",
+            "busy: limits.logins: busy\n",
+        ),
+    ),
+    "ready": Trouble(
+        READY,
+        {"away": AWAY, "mad": looks(MAD), "dead": looks(DIES), "hung": looks(hangs)},
+        4,
+        (
+            '"name":"away","status":"unreachable"',
+            '"error":"n: no answer in 15 s"',
+            '"mad":["proof.user: did not finish in time',
+            '"dead":["proof.user: connection lost',
+            '"hung":["proof.user: did not finish in time',
+        ),
+    ),
+    "stacks": Trouble(
+        ("stacks", "--format", "json"),
+        {"n0": rank(0), "n1": late, "away": AWAY, "dead": DIES, "hung": hangs, "mad": MAD,
+         "old": OLD},
+        4,
+        (
+            '"away":"n: no answer in 15 s"', '"dead":"connection lost"', '"hung":"no answer in ',
+            '"old":"no Python 3.9 or newer"', '"mad":"no answer"',
+            '{"node":"n0",', '{"node":"n1",',
+        ),
+    ),
+    "tail": Trouble(
+        ("tail", "/log/*", "--format", "json"),
+        {"good": tail(), "away": AWAY, "hung": hangs, "dead": DIES, "mad": MAD, "old": OLD,
+         "bomb": program(lambda nonce: f'{nonce} tail "{"A" * 1000}"\n')},
+        1,
+        (
+            '"away":"n: no answer in 15 s"', '"dead":"connection lost"', '"hung":"no answer in ',
+            '"old":"no Python 3.9 or newer"', '"mad":"the node gave no answer',
+            '"bomb":"the answer makes no sense',
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TROUBLES)
+def test_a_troubled_node_costs_itself_and_is_explained(name: str, run: Callable) -> None:
+    words, nodes, code, said = TROUBLES[name]
+    done = run(nodes, *words, policy=POLICY)
+    assert done.code == code
+    assert [text for text in said if text not in done.out] == [], done.out
+    assert "\x1b" not in done.out
+    # Nothing is asked of a node after its connection was lost.
+    assert [one.node for one in done.carrier.asked].count("dead") <= 2
+
+
+def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
+    done = run({"slow": looks(says(""), look=hangs), "mad": looks(says(""))}, *READY)
+    errors = {node["name"]: node["error"] for node in json.loads(done.out)["nodes"]}
+    assert (done.code, errors["slow"]) == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "good"),
+    [
+        (READY, looks(says(""))),
+        (("stacks", "--format", "json"), rank(0)),
+        (("tail", "/log/*", "--format", "json"), tail()),
+    ],
+    ids=["ready", "stacks", "tail"],
+)
+def test_an_interrupt_leaves_partial_results(words, good, run):
+    done = run({"a": good, "b": interrupts, "c": good}, *words)
+    assert done.code == 130
+    document = json.loads(done.out)
+    assert document["complete"] is False
+    assert "interrupted: the results are partial; not b,c" in done.err
+    assert done.carrier.ended == 1
+    if words[0] == "stacks":
+        assert [one["node"] for one in document["processes"]] == ["a"]
+
+
+def test_an_interrupt_while_a_core_is_read_is_partial(run):
+    nodes = {"a": one_by_one(cores(core()), interrupts), "b": cores()}
+    done = run(nodes, "cores", "--format", "json")
+    assert (done.code, done.carrier.ended) == (130, 1)
+    assert json.loads(done.out)["complete"] is False
+    assert "interrupted" in done.out
+
+
+def test_an_interrupted_deploy_says_what_was_done(run):
+    nodes = {"a": looks(says("")), "b": looks(interrupts), "c": looks(says(""))}
+    done = run(nodes, *DEPLOY, policy=POLICY)
+    assert done.code == 130
+    assert "nodeready: interrupted: ending what runs on the nodes" in done.err
+    assert "partial     b: stopped in limits.logins\n" in done.out
+    assert "changed     a: limits.logins" in done.out
+    assert "1 of 3 nodes were completed; not b,c (--limit @last-failed)" in done.err
+    assert done.carrier.ended == 1
+    assert "c" not in [one.node for one in done.carrier.asked if not one.mark]
+
+
+def test_a_deploy_that_is_interrupted_while_it_looks_changes_nothing(run):
+    done = run({"a": looks(says("")), "b": interrupts}, *DEPLOY, policy=POLICY)
+    assert (done.code, done.out) == (130, "")
+    assert "nothing was changed" in done.err
+    assert not [one for one in done.carrier.asked if not one.mark and one.node == "a"]
+
+
+def test_a_check_of_stacks_says_what_the_next_hang_would_lack(run):
+    settings = {"torch": "2.6.0", "nccl": "2.21.5", "cuda": False, "core_bytes": 0}
+    settings |= {"core_place": "core", "core_wrong": "", "dump_wrong": "", "variables": []}
+    node = rank(0, witnesses={"settings": {**settings, "dump_place": "/x"}})
+    done = run({"n0": node}, "stacks", "--check")
+    assert done.code == 3
+    assert "fail     core         the limit of its cores is 0\n" in done.out
+    document = json.loads(run({"n0": node}, "stacks", "--check", "--format", "json").out)
+    assert document["schema"] == "nodeready.debuggable/1"
+    assert {one["nodes"][0] for one in document["findings"]} == {"n0"}
+    for words in (("--format", "html"), ("-o", "x")):
+        with pytest.raises(Refused, match="--check: "):
+            run({"n0": node}, "stacks", "--check", *words)
+
+
+# --- An incident keeps what there is.
+
+
+@pytest.fixture
+def incident(run, tmp_path):
+    """``incident(nodes, job)``: how the command ended, and what it kept, as JSON."""
+
+    def go(nodes: dict[str, Does], job: str = "4711"):
+        done = run(nodes, "incident", "--job", job, "-o", str(tmp_path / "kept"))
+        return done, json.loads((tmp_path / "kept" / "incident.json").read_text())
+
+    return go
+
+
+def test_an_incident_names_each_troubled_node(incident, tmp_path):
+    nodes = {"n0": rank(0), "n1": rank(1), "away": AWAY, "dead": DIES, "hung": hangs}
+    done, kept = incident(nodes)
+    assert done.code == 4
+    stacks_part, *others = kept["parts"]
+    assert stacks_part["status"] == "partial"
+    assert stacks_part["errors"].keys() == {"away", "dead", "hung"}
+    assert sorted(stacks_part["unreached"]) == ["away", "dead"]
+    assert [part["name"] for part in others] == ["logs", "cores", "audit"]
+    assert done.out.startswith("job 4711")
+    readme = (tmp_path / "kept" / "README.txt").read_text()
+    assert readme.splitlines()[0] == done.out.splitlines()[0]
+
+
+def test_an_interrupted_incident_packs_what_there_is(incident, tmp_path):
+    done, kept = incident({"n0": rank(0), "n1": interrupts, "n2": rank(2)})
+    assert (done.code, kept["complete"]) == (130, False)
+    parts = [(part["status"], part["why"]) for part in kept["parts"]]
+    assert parts == [("partial", "interrupted"), *[("missing", "interrupted")] * 3]
+    with tarfile.open(tmp_path / "kept.tar.gz") as archive:
+        assert "kept/stacks/trace-n0.json" in archive.getnames()
+
+
+def test_an_incident_has_no_secret_no_path_and_no_escape_of_a_node(incident, tmp_path):
+    logs = {"path": "/var/log/../../etc/\x1b[2Jx", "lines": [f"T={SECRET}\x1b[2J"]}
+    command = f"train.py --token {SECRET} \x1b[31m"
+    incident({"n0": rank(0, command=command, witnesses={"logs": logs})}, f"../{SECRET}")
+    place = tmp_path / "kept"
+    files = [path for path in place.rglob("*") if path.is_file()]
+    assert {path.parent.parent for path in files} <= {place, tmp_path}
+    assert any(path.parent.name == "logs" for path in files)
+    for path in files:
+        text = path.read_text()
+        assert SECRET not in text, path
+        assert "\x1b" not in text, path
+
+
+def test_an_incident_does_not_touch_a_directory_with_other_files(incident, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "notes").write_text("mine")
+    with pytest.raises(Refused, match=r"holds other files \(notes\) already"):
+        incident({"n0": rank(0)})
+    assert (tmp_path / "kept" / "notes").read_text() == "mine"
