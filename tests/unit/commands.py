@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from nodeready.cli import cli, start
+from nodeready.cli import cli, main, start
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
@@ -69,5 +69,21 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
         said = capsys.readouterr()
         assert "Traceback" not in said.out + said.err
         return Done(code, said.out, said.err, carrier)
+
+    return go
+
+
+@pytest.fixture
+def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``invoke(*words)``: a command line in this process; exit code, output, errors.
+
+    Only for commands that ask no node: the others have gevent patch this process.
+    """
+
+    def go(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
 
     return go
