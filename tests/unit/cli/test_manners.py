@@ -93,12 +93,12 @@ class Clock:
 
 def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> Waiting:
     """A progress of `total` nodes, of which all but `left` are done after `seconds`."""
-    clock = Clock()
+    clock, waited_for = Clock(), {*left}
     names = [f"gpu{number:05d}" for number in range(total)]
     waiting = Waiting("looking", set(names), clock)
     clock.now = seconds
     for number, name in enumerate(names):
-        if number not in left:
+        if number not in waited_for:
             waiting(name, failed > 0)
             failed -= 1
     return waiting

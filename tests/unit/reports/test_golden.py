@@ -75,11 +75,11 @@ FILES: dict[str, Callable[[], str]] = {
         several, "audit", "nagios", AUDITS, "ok one warn unknown waived unreachable partial"
     ),
     "deploy-small.diff": partial(
-        several, "deploy", "diff", DEPLOYED, "check well interrupted hostile"
+        several, "deploy", "diff", DEPLOYED, "check well interrupted"
     ),
     "env-small.sh": partial(several, "env", "sh", ENVIRONMENTS, "good differs halves unknown"),
     "stacks-small.table": partial(
-        several, "stacks", "table", STACKS, "one missing same prefix nobody hostile"
+        several, "stacks", "table", STACKS, "one missing same prefix nobody"
     ),
     "stacks-small.body": partial(several, "stacks", "body", STACKS, "missing prefix nobody"),
 }
