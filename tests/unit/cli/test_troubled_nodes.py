@@ -9,9 +9,7 @@ import base64
 import json
 import tarfile
 import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import NamedTuple
 
 import pytest
 
@@ -21,6 +19,7 @@ from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
 from nodeready.transport.base import TIMEOUT, Failure
 from tests.builders.traces import process, trace
+from tests.cases import cases
 from tests.fake import Does, hangs, interrupts, one_by_one, says
 from tests.unit.commands import AWAY, DIES, looks, program
 
@@ -59,109 +58,40 @@ def late(request):
     return Failure(rank(1)(request).stdout, kind=TIMEOUT, error="ended after 63 s")
 
 
-class Trouble(NamedTuple):
-    """said: what the output has"""
-
-    words: tuple[str, ...]
-    nodes: Mapping[str, Does]
-    code: int
-    said: tuple[str, ...]
-
-
-NO_ANSWER = "no answer in 15 s"
+NODES: dict[str, Does] = {
+    "away": AWAY,
+    "dead": DIES,
+    "hung": hangs,
+    "mad": MAD,
+    "old": OLD,
+    "no cores": cores(),
+    "lies about cores": program(lambda nonce: f'{nonce} listing {{"places": 1}}\n'),
+    "dies reading": one_by_one(cores(core()), DIES),
+    "nonsense reading": one_by_one(cores(core(path="/c/core.2", inode=2)), says("nonsense")),
+    "changes": looks(says("")),
+    "full": looks(says("", 1, "nodeready: no space left on /etc\n")),
+    # A step that fails does not stop the others.
+    "busy": looks(one_by_one(says("", 1, "nodeready: busy\n"), says(""))),
+    "dies later": looks(DIES),
+    "hangs later": looks(hangs),
+    "mad later": looks(MAD),
+    "mad look": looks(says(""), look=MAD),
+    "rank 0": rank(0),
+    "rank 1 late": late,
+    "logs": tail(),
+    "noise": program(lambda nonce: f'{nonce} tail "{"A" * 1000}"\n'),
+}
 DEPLOY = ("deploy", "--only", "limits", "--yes")
 READY = ("ready", "--only", "proof.limits", "--format", "json")
-TROUBLES = {
-    "cores": Trouble(
-        ("cores", "--format", "json"),
-        {
-            "none": cores(),
-            "away": AWAY,
-            "hung": hangs,
-            "mad": MAD,
-            "lies": program(lambda nonce: f'{nonce} listing {{"places": 1}}\n'),
-            # It lists a core, and dies when it is read.
-            "dead": one_by_one(cores(core()), DIES),
-            "mute": one_by_one(cores(core(path="/c/core.2", inode=2)), says("nonsense")),
-        },
-        1,
-        (
-            '"away":"n: no answer in 15 s"',
-            '"hung":"no answer in ',
-            '"mad":"no answer from the node\'s Python"',
-            '"lies":"the answer makes no sense',
-            '"dead":"connection lost"',
-            '"unread":"no answer: no answer from the node\'s Python"',
-        ),
-    ),
-    "deploy": Trouble(
-        DEPLOY,
-        {
-            "good": looks(says("")),
-            "away": AWAY,
-            "full": looks(says("", 1, "nodeready: no space left on /etc\n")),
-            "dead": looks(DIES),
-            "hung": looks(hangs),
-            "mad": looks(says(""), look=MAD),
-            # A step that fails does not stop the others.
-            "busy": looks(one_by_one(says("", 1, "nodeready: busy\n"), says(""))),
-        },
-        1,
-        (
-            "unreachable away: n: no answer in 15 s\n",
-            "full: limits.logins: no space left on /etc\n",
-            "unreachable dead: connection lost in limits.logins\n",
-            "hung: no answer in ",
-            "changed     good: limits.logins",
-            # It was looked at again, and nothing of it is on this machine.
-            "not fixed   good: limits.",
-            "limits.observed  mad",
-            "busy: limits.logins: busy\n",
-        ),
-    ),
-    "ready": Trouble(
-        READY,
-        {"away": AWAY, "mad": looks(MAD), "dead": looks(DIES), "hung": looks(hangs)},
-        4,
-        (
-            '"name":"away","status":"unreachable"',
-            '"error":"n: no answer in 15 s"',
-            '"mad":["proof.user: did not finish in time',
-            '"dead":["proof.user: connection lost',
-            '"hung":["proof.user: did not finish in time',
-        ),
-    ),
-    "stacks": Trouble(
-        ("stacks", "--format", "json"),
-        {"n0": rank(0), "n1": late, "away": AWAY, "dead": DIES, "hung": hangs, "mad": MAD,
-         "old": OLD},
-        4,
-        (
-            '"away":"n: no answer in 15 s"', '"dead":"connection lost"', '"hung":"no answer in ',
-            '"old":"no Python 3.9 or newer"', '"mad":"no answer"',
-            '{"node":"n0",', '{"node":"n1",',
-        ),
-    ),
-    "tail": Trouble(
-        ("tail", "/log/*", "--format", "json"),
-        {"good": tail(), "away": AWAY, "hung": hangs, "dead": DIES, "mad": MAD, "old": OLD,
-         "bomb": program(lambda nonce: f'{nonce} tail "{"A" * 1000}"\n')},
-        1,
-        (
-            '"away":"n: no answer in 15 s"', '"dead":"connection lost"', '"hung":"no answer in ',
-            '"old":"no Python 3.9 or newer"', '"mad":"the node gave no answer',
-            '"bomb":"the answer makes no sense',
-        ),
-    ),
-}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TROUBLES)
-def test_a_troubled_node_costs_itself_and_is_explained(name: str, run: Callable) -> None:
-    words, nodes, code, said = TROUBLES[name]
-    done = run(nodes, *words, policy=POLICY)
-    assert done.code == code
-    assert [text for text in said if text not in done.out] == [], done.out
+@pytest.mark.parametrize("case", cases(__file__, "data/troubled_nodes.json"))
+def test_a_troubled_node_costs_itself_and_is_explained(case, run):
+    """`nodes`: name -> a node of NODES; `says`: what the output has."""
+    nodes = {name: NODES[kind] for name, kind in case["nodes"].items()}
+    done = run(nodes, *case["words"].split(), policy=POLICY)
+    assert done.code == case["code"]
+    assert [text for text in case["says"] if text not in done.out] == [], done.out
     assert "\x1b" not in done.out
     # Nothing is asked of a node after its connection was lost.
     assert [one.node for one in done.carrier.asked].count("dead") <= 2

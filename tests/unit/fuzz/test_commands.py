@@ -12,8 +12,9 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,10 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
 from nodeready.transport.base import Answer, Channel, Reply, Request
 from tests.builders.hostile import envelope, look, recorded
-from tests.builders.traces import LOAD, REDUCE, process
-from tests.builders.traces import trace as made
+from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.fake import Does, Fake
-from tests.unit.commands import program
-from tests.unit.fuzz.alone import alone
+from tests.unit.commands import SOUND, program
+from tests.unit.fuzz.alone import alone, bounded
 
 #: Bytes by which a command's memory may grow for one node that answers nonsense.
 GROWN_BYTES = 512 << 20
@@ -87,8 +87,8 @@ def stacks_node(text: str) -> Does:
     return program(lambda nonce: f"{nonce} trace {packed(text)}\n")
 
 
-def doc(rank: int) -> dict[str, Any]:
-    return made("itself", process(rank, REDUCE, LOAD))
+def trace_of(rank: int) -> dict[str, Any]:
+    return trace("itself", process(rank, REDUCE, LOAD))
 
 
 def with_marks(data: Any) -> list[str]:
@@ -135,30 +135,25 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[int], Does], Callable[[str]
     ),
     "stacks": (
         ("stacks", "--format", "json"),
-        lambda number: stacks_node(json.dumps(doc(number))),
-        lambda value: [stacks_node(spoil(text, value)) for text in with_marks(doc(9))],
+        lambda number: stacks_node(json.dumps(trace_of(number))),
+        lambda value: [stacks_node(spoil(text, value)) for text in with_marks(trace_of(9))],
     ),
 }
 
 
-def rows_of(name: str, told: dict[str, Any]) -> Any:
-    """What the document says of the sound nodes."""
-    good = {"good1", "good2"}
-    if name == "cores":
-        return [c for c in told["cores"] if c["node"] in good]
+def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
+    """The rows of the sound nodes."""
     if name == "tail":
-        return sorted(
-            (f["node"], f["path"], f["size_bytes"]) for g in told["groups"] for f in g["files"]
-            if f["node"] in good
-        )  # fmt: skip
-    if name == "stacks":
-        return sorted(
-            (p["node"], p["pid"], p["state"]) for p in told["processes"] if p["node"] in good
-        )
-    return [node for node in told["nodes"] if node["name"] in good]
+        files = [file for group in document["groups"] for file in group["files"]]
+        rows = [(file["node"], file["path"], file["size_bytes"]) for file in files]
+    elif name == "stacks":
+        rows = [(each["node"], each["pid"], each["state"]) for each in document["processes"]]
+    else:
+        rows = [(core["node"], core) for core in document["cores"]]
+    return sorted((row for row in rows if row[0] in ("good1", "good2")), key=lambda row: row[0])
 
 
-def told(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int, str]:
+def command(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int, str]:
     # Of each run the counters are kept, and the next one compares with them.
     shutil.rmtree(Path(os.environ["XDG_STATE_HOME"]), ignore_errors=True)
     done = run(nodes, *words)
@@ -172,25 +167,45 @@ def told(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int,
     return done.code, done.out
 
 
-@pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("name", PROGRAMS)
+def drawn(first: Iterable[str], second: Iterable[str]) -> list[Any]:
+    """Every pair for `make test-all`; for `make test` each word of `second` once."""
+    names, words = [*first], [*second]
+    few = [pytest.param(names[at % len(names)], w, "short") for at, w in enumerate(words)]
+    return few + [
+        pytest.param(name, word, "long", marks=pytest.mark.nightly)
+        for name in names
+        for word in words
+    ]
+
+
+def within_bounds(work: Callable[[], object], effort: str) -> None:
+    """The ceiling of memory is for `make test-all`: it needs a fork, which is slow."""
+    if effort == "short":
+        bounded(work, 60)
+        return
+    ended = alone(work, 60, 2 * GROWN_BYTES)
+    assert ended.status == 0, ended.said[-3000:]
+    assert ended.grown_bytes < GROWN_BYTES
+
+
+@pytest.mark.parametrize(("name", "kind", "effort"), drawn(PROGRAMS, VALUES))
 def test_a_node_whose_program_answers_nonsense_costs_itself(
-    run: Any, name: str, kind: str
+    run: Any, name: str, kind: str, effort: str
 ) -> None:
     words, good, bad = PROGRAMS[name]
     sound = {"good1": good(1), "bad": good(2), "good2": good(3)}
-    _, out = told(run, sound, words)
+    _, out = command(run, sound, words)
     wanted = rows_of(name, json.loads(out))
     assert wanted
+    nodes = bad(VALUES[kind])
+    step = len(nodes) // 2 if effort == "short" else 1 if len(VALUES[kind]) < 100_000 else 7
 
     def all_of_them() -> None:
-        for node in bad(VALUES[kind])[:: 1 if len(VALUES[kind]) < 100_000 else 7]:
-            _, said = told(run, {**sound, "bad": node}, words)
+        for node in nodes[[*VALUES].index(kind) % step :: step]:
+            _, said = command(run, {**sound, "bad": node}, words)
             assert rows_of(name, json.loads(said)) == wanted
 
-    ended = alone(all_of_them, 60, 2 * GROWN_BYTES)
-    assert ended.status == 0, ended.said[-3000:]
-    assert ended.grown_bytes < GROWN_BYTES
+    within_bounds(all_of_them, effort)
 
 
 #: What a section's values are replaced by, as they are.
@@ -220,18 +235,13 @@ def liar(change: Callable[[str], str]) -> Does:
     def does(request: Request) -> Answer:
         nonce = request.mark.rpartition(" ")[2]
         if request.mark:
-            return Reply(look({name: change(text) for name, text in SOUND.items()}, nonce))
+            return Reply(look({name: change(text) for name, text in SECTIONS.items()}, nonce))
         return Reply(change("a=1\n"), change("nodeready: no\n"), rc=1)
 
     return does
 
 
-SOUND = recorded("h100")
-
-
-def whole(request: Request) -> Answer:
-    nonce = request.mark.rpartition(" ")[2]
-    return Reply(look(SOUND, nonce)) if request.mark else Reply("")
+SECTIONS = recorded("h100")
 
 
 def bomb(request: Request) -> Answer:
@@ -264,41 +274,36 @@ def results(out: str) -> dict[str, list[str]]:
     }
 
 
-#: In CI an audit meets them all, each other command a fourth of them.
-PAIRS = [
-    (name, kind)
-    for first, name in enumerate(LOOKS)
-    for second, kind in enumerate(WORDS)
-    if name == "audit" or "NODEREADY_FUZZ" in os.environ or (first + second) % 4 == 0
-]
-
-
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_a_node_whose_look_is_nonsense_costs_itself(run: Any, name: str, kind: str) -> None:
+@pytest.mark.parametrize(("name", "kind", "effort"), drawn(LOOKS, WORDS))
+def test_a_node_whose_look_is_nonsense_costs_itself(
+    run: Any, name: str, kind: str, effort: str
+) -> None:
     words, word = LOOKS[name], WORDS[kind]
-    sound = {"good1": whole, "bad": whole, "good2": whole}
-    wanted = results(told(run, sound, words)[1]) if "json" in words else None
+    sound = {"good1": SOUND, "bad": SOUND, "good2": SOUND}
+    wanted = results(command(run, sound, words)[1]) if "json" in words else None
 
     def all_of_them() -> None:
         for node in (liar(lambda text: in_values(text, word)), liar(lambda text: word)):
-            _, said = told(run, {**sound, "bad": node}, words)
+            _, said = command(run, {**sound, "bad": node}, words)
             if wanted is not None:
-                found = results(said)
-                assert found.keys() == wanted.keys()
+                rows = results(said)
+                assert rows.keys() == wanted.keys()
                 for good in wanted:
-                    pairs = zip(found[good], wanted[good], strict=True)
+                    pairs = zip(rows[good], wanted[good], strict=True)
                     assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
-    ended = alone(all_of_them, 60, 2 * GROWN_BYTES)
-    assert ended.status == 0, ended.said[-3000:]
-    assert ended.grown_bytes < GROWN_BYTES
+    within_bounds(all_of_them, effort)
 
 
-@pytest.mark.parametrize("node", [bomb, zeros], ids=["noise", "a bomb"])
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_look_that_would_fill_the_memory_is_cut_off(run: Any, name: str, node: Does) -> None:
-    nodes = {"good1": whole, "bad": node, "good2": whole}
-    ended = alone(lambda: told(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
+BOMBS = {"noise": bomb, "zeros": zeros}
+
+
+@pytest.mark.parametrize(("name", "node", "effort"), drawn(LOOKS, BOMBS))
+def test_a_look_that_would_fill_the_memory_is_cut_off(
+    run: Any, name: str, node: str, effort: str
+) -> None:
+    nodes = {"good1": SOUND, "bad": BOMBS[node], "good2": SOUND}
+    ended = alone(lambda: command(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
 
 
@@ -341,24 +346,30 @@ class Meshed(Fake):
 def meshed(bad: Peer) -> dict[str, Any]:
     channels: dict[str, Channel] = {name: Peer(name) for name in ADDRESSES}
     channels["bad"] = bad
-    carrier = Meshed(dict.fromkeys(ADDRESSES, whole), channels)
+    carrier = Meshed(dict.fromkeys(ADDRESSES, SOUND), channels)
     return run_mesh(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
+
+
+#: A node that stops making sense at its first line, or in a round.
+SILENT = cache(
+    lambda: {
+        "listening": meshed(Peer("bad", first="listening {}")),
+        "round": meshed(Peer("bad", says="round {}")),
+    }
+)
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_node_that_says_nonsense_in_the_mesh_is_out_of_it(kind: str) -> None:
-    """The others' rows are as if it had been silent from the same moment on."""
+    """The rows of the others are as if it had been silent from the same moment on."""
     value = VALUES[kind][: 250 << 10]
-    quiet = {"a first line": meshed(Peer("bad", first="listening {}"))}
-    quiet["a round"] = meshed(Peer("bad", says="round {}"))
-    assert all(isinstance(one["good1"], Mesh) for one in quiet.values())
-    spoilt = {
-        "a first line": Peer("bad", first=f"listening {value}"),
-        "a round": Peer("bad", says=f"round {value}"),
+    peers = {
+        "listening": Peer("bad", first=f"listening {value}"),
+        "round": Peer("bad", says=f"round {value}"),
     }
-    for when, bad in spoilt.items():
-        found = meshed(bad)
-        assert isinstance(found["bad"], Unknown)
-        assert "makes no sense" in found["bad"].reason
-        assert found["good1"] == quiet[when]["good1"]
-        assert found["good2"] == quiet[when]["good2"]
+    for when, bad in peers.items():
+        rows, wanted = meshed(bad), SILENT()[when]
+        assert isinstance(wanted["good1"], Mesh)
+        assert isinstance(rows["bad"], Unknown)
+        assert "makes no sense" in rows["bad"].reason
+        assert (rows["good1"], rows["good2"]) == (wanted["good1"], wanted["good2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -49,7 +48,7 @@ from nodeready.triage.stacks import archive, trace
 from tests.builders.hostile import PIECES, RECORDED, encoded, mutated, recorded
 from tests.builders.ras_port import member, missing, report
 from tests.paths import PACKAGE, ROOT
-from tests.unit.fuzz.alone import well
+from tests.unit.fuzz.alone import DO
 
 _RULES = ROOT / "tests" / "unit" / "subjects" / "data" / "ports"
 _DUMPS = Path(__file__).parent.parent / "triage" / "dumps"
@@ -182,9 +181,9 @@ def short(problem: Exception) -> None:
     assert len(str(problem)) < 2000, problem
 
 
-def some(number: int) -> tuple[str, ...]:
-    """A third of the pieces, another one for each number; all, when more than in CI is tried."""
-    return PIECES if "NODEREADY_FUZZ" in os.environ else PIECES[number % 3 :: 3]
+def some(number: int, effort: str) -> tuple[str, ...]:
+    """All pieces; in short, some of them, others for each number."""
+    return PIECES if effort == "long" else PIECES[number % 9 :: 9]
 
 
 #: What reads text, texts to mutate, and how it may refuse.
@@ -343,25 +342,23 @@ PARSERS: dict[str, Parser] = {
 }  # fmt: skip
 
 
+def tried(name: str, text: str) -> None:
+    read, _, refusals = PARSERS[name]
+    try:
+        read(text)
+    except refusals as problem:
+        short(problem)
+
+
 @pytest.mark.parametrize("name", PARSERS)
-def test_mutated_text_is_read_or_refused_in_one_line(name: str) -> None:
-    read, texts, refusals = PARSERS[name]
+def test_mutated_text_is_read_or_refused_in_one_line(name: str, effort: str) -> None:
+    pieces = st.lists(st.sampled_from(PIECES), max_size=60).map("".join)
 
-    def tried(text: str) -> None:
-        try:
-            read(text)
-        except refusals as problem:
-            short(problem)
+    @given(st.one_of(mutated(*PARSERS[name][1]), pieces))
+    def each(text: str) -> None:
+        tried(name, text)
 
-    @given(mutated(*texts))
-    def near(text: str) -> None:
-        tried(text)
-
-    @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
-    def far(text: str) -> None:
-        tried(text)
-
-    well(lambda: (near(), far()), 600)
+    DO[effort](each, 600)
 
 
 #: Characters of one piece again and again: what takes the square of it takes minutes.
@@ -369,25 +366,22 @@ LONG = 1 << 17
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_piece_without_end_takes_no_more_than_it_is_long(name: str) -> None:
-    read, texts, refusals = PARSERS[name]
+def test_a_piece_without_end_takes_no_more_than_it_is_long(name: str, effort: str) -> None:
+    text = PARSERS[name][1][0]
 
     def all_pieces() -> None:
-        for piece in some([*PARSERS].index(name)):
-            for text in (piece * (LONG // len(piece)), texts[0][:9] + piece * 9999 + texts[0][9:]):
-                try:
-                    read(text)
-                except refusals as problem:
-                    short(problem)
+        for piece in some([*PARSERS].index(name), effort):
+            tried(name, piece * (LONG // len(piece)))
+            tried(name, text[:9] + piece * 9999 + text[9:])
 
-    well(all_pieces)
+    DO[effort](all_pieces)
 
 
 PROBES = {probe.subject: probe for probe in snapshot.probes()}
 
 
 @pytest.mark.parametrize("subject", PROBES)
-def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str) -> None:
+def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str, effort: str) -> None:
     """The first line of each section, and a line in the middle, with a piece that does not end."""
     probe, one, other = PROBES[subject], recorded("h100"), recorded("mi300x")
     whole = {s.name: one.get(s.name) or other.get(s.name, "") for s in probe.sections}
@@ -399,7 +393,7 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str) -> No
             middle = len(lines) // 2
             head, tail = "\n".join(lines[:middle]), "\n".join(lines[middle:])
             at = tail.find("=") + 1 or len(lines[middle]) // 2
-            for piece in some(number):
+            for piece in some(number, effort):
                 long = piece * (LONG // len(piece))
                 spoilt = Output(
                     encoded(f"{head}\n{tail[:at]}{long}{tail[at:]}"), 0, nonce=RECORDED
@@ -407,7 +401,7 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str) -> No
                 seen = snapshot._observe(probe, {**outputs, section: spoilt}, POLICY)
                 snapshot.judge(snapshot.Snapshot({subject: seen}), POLICY)
 
-    well(all_pieces)
+    DO[effort](all_pieces)
 
 
 # --- No parser is left out.

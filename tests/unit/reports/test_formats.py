@@ -9,10 +9,12 @@ import pytest
 import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
+import nodeready
 from nodeready.audit.document import Audit, audit_code
 from nodeready.reports import json_report, junit, monitoring
 from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.registry import Options, find
+from nodeready.text import sanitise
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
 from tests.unit.reports.test_golden import FORMATS, text_of
 
@@ -91,13 +93,33 @@ def samples(made):
 
 
 @OUTCOMES
-def test_prometheus_reads_every_node_and_every_bad_result(name):
+def test_prometheus_reads_the_counts_every_node_and_every_bad_result(name):
     made, found = AUDITS[name], samples(AUDITS[name])
-    up = {key[1][0][1]: value for key, value in found.items() if key[0] == "nodeready_node_up"}
-    assert up == {one.name: float(not one.error) for one in made.nodes}
-    bad = sum(made.summary["results"][s] for s in ("fail", "warn", "unknown", "waived"))
-    assert sum(key[0] == "nodeready_check_status" for key in found) == bad
-    assert found["nodeready_audit_timestamp_seconds", ()] == 1893553457
+
+    def labels(metric):
+        return [dict(key[1]) for key in found if key[0] == f"nodeready_{metric}"]
+
+    def value(metric, **labels):
+        return found[f"nodeready_{metric}", tuple(sorted(labels.items()))]
+
+    for status, count in made.summary["nodes"].items():
+        assert value("nodes", status=status) == count
+    for node_ in made.nodes:
+        shown = sanitise(node_.name)
+        assert value("node_up", node=shown) == float(not node_.error)
+        for status, count in ({} if node_.error else node_.statuses).items():
+            assert value("node_results", node=shown, status=status) == count
+    bad = [(n.name, r.check, r.status) for n in made.nodes for r in n.results]
+    bad = [row for row in bad if row[2] in ("fail", "warn", "unknown", "waived")]
+    assert [(x["node"], x["check"], x["status"]) for x in labels("check_status")] == bad
+    differing = [(sanitise(one.fact), n) for one in made.outliers for n in one.nodes]
+    assert [(x["fact"], x["node"]) for x in labels("outlier")] == differing
+    assert len(labels("node_up")) == len(made.nodes)
+    assert value("audit_timestamp_seconds") == 1893553457
+    assert value("audit_duration_seconds") == 12
+    assert value("audit_complete") == made.complete
+    assert value("audit_info", policy_digest="0123456789abcdef") == 1
+    assert value("build_info", version=nodeready.__version__) == 1
 
 
 def test_prometheus_gives_back_escaped_text():

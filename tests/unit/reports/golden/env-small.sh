@@ -1,21 +1,3 @@
-=== good
-# nodeready env, 2026-03-01T12:00:00Z: gpu[001-064] (64 nodes)
-
-# its routes lead to the other nodes
-export NCCL_SOCKET_IFNAME='=eth0'
-
-# its routes lead to the other nodes
-export GLOO_SOCKET_IFNAME=eth0
-
-# active InfiniBand ports at 400 Gb/s
-export NCCL_IB_HCA='=mlx5_0,mlx5_1'
-
-# pdsh is installed, and its own default may be rsh
-export PDSH_RCMD_TYPE=ssh
-
-# the first of 29500-29510 that is free on all nodes
-export MASTER_PORT=29500
-
 === differs
 # nodeready env, 2026-03-01T12:00:00Z: gpu[001-064] (64 nodes)
 # not among them: gpu065: no answer in 15 s
