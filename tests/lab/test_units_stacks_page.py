@@ -20,6 +20,8 @@ from nodeready.reports import stacks_html
 from nodeready.triage.stacks.document import Stacks
 from tests.builders import stack_fleets, stack_witnesses
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[webdriver.Chrome]:

@@ -13,10 +13,10 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -48,28 +48,16 @@ VALUES = {
 }  # fmt: skip
 
 
-def spoil(text: str, value: str) -> str:
-    """The JSON text with this in place of each of some values, one row for each of them."""
-    return text.replace('"@"', value)
-
-
 def packed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 1)).decode()
 
 
-FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, "", "", 4711, 11)
-LISTING = Listing(("/c/*",), (FILE,))
-CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
-
-
-def cores_node(listing: str, core: str) -> Does:
-    def said(nonce: str) -> str:
-        return f"{nonce} listing {listing}\n{nonce} core {core}\n{nonce} done {DONE}\n"
-
-    return program(said)
+def plain(row: Any) -> Any:
+    return json.loads(json.dumps(asdict(row)))
 
 
 DONE = json.dumps(asdict(cores.Done(1, 0)))
+CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
 TAIL = {
     "host": "x", "unread": [], "left_out": 0, "older": 0, "error": "",
     "files": [{"path": "/log/rank_1.log", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0,
@@ -79,66 +67,62 @@ TAIL = {
 }  # fmt: skip
 
 
-def tail_node(text: str) -> Does:
-    return program(lambda nonce: f'{nonce} tail "{packed(text)}"\n')
+def listing(number: int) -> Listing:
+    return Listing(("/c/*",), (File("/c/core.1", number, 7, 5, 0, 0.5, "", "", 4711, 11),))
 
 
-def stacks_node(text: str) -> Does:
-    return program(lambda nonce: f"{nonce} trace {packed(text)}\n")
+class Command(NamedTuple):
+    """words: the command line. rows: what its node number N knows. answer: the rows' JSON texts
+    as the program on the node prints them."""
+
+    words: str
+    rows: Callable[[int], list[Any]]
+    answer: Callable[[str, list[str]], str]
 
 
-def trace_of(rank: int) -> dict[str, Any]:
-    return trace("itself", process(rank, REDUCE, LOAD))
+PROGRAMS = {
+    "cores": Command(
+        "cores --format json",
+        lambda number: [plain(listing(number)), plain(CORE)],
+        lambda n, texts: f"{n} listing {texts[0]}\n{n} core {texts[1]}\n{n} done {DONE}\n",
+    ),
+    "tail": Command(
+        "tail /log/* --format json",
+        lambda number: [TAIL],
+        lambda n, texts: f'{n} tail "{packed(texts[0])}"\n',
+    ),
+    "stacks": Command(
+        "stacks --format json",
+        lambda number: [trace("itself", process(number, REDUCE, LOAD))],
+        lambda n, texts: f"{n} trace {packed(texts[0])}\n",
+    ),
+}
 
 
-def with_marks(data: Any) -> list[str]:
-    """The JSON texts of this data in each of which one value is marked."""
-    texts = []
+def answers(name: str, texts: list[str]) -> Does:
+    return program(lambda nonce: PROGRAMS[name].answer(nonce, texts))
+
+
+def sound(name: str, number: int) -> Does:
+    return answers(name, [json.dumps(row) for row in PROGRAMS[name].rows(number)])
+
+
+def spoiled_nodes(name: str, value: str) -> list[Does]:
+    """A node for each value of the rows, which has this JSON text in its place."""
+    rows, nodes = PROGRAMS[name].rows(9), []
 
     def walk(place: Any) -> None:
         for key in list(place) if isinstance(place, dict) else range(min(len(place), 2)):
             before, place[key] = place[key], "@"
-            texts.append(json.dumps(data))
+            texts = [json.dumps(row).replace('"@"', value) for row in rows]
+            nodes.append(answers(name, texts))
             place[key] = before
             if isinstance(before, (dict, list)):
                 walk(before)
 
-    walk(data)
-    return texts
-
-
-def plainly(row: Any) -> Any:
-    return json.loads(json.dumps(asdict(row)))
-
-
-def hostile_cores(value: str) -> list[Does]:
-    listing = plainly(replace(LISTING, files=(replace(FILE, inode=9),)))
-    good, core = json.dumps(listing), json.dumps(plainly(CORE))
-    found = [cores_node(spoil(text, value), core) for text in with_marks(listing)]
-    return found + [cores_node(good, spoil(text, value)) for text in with_marks(plainly(CORE))]
-
-
-#: command -> its words, a sound node, and nodes with this in place of a value.
-PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[int], Does], Callable[[str], list[Does]]]] = {
-    "cores": (
-        ("cores", "--format", "json"),
-        lambda number: cores_node(
-            json.dumps(plainly(replace(LISTING, files=(replace(FILE, inode=number),)))),
-            json.dumps(plainly(CORE)),
-        ),
-        hostile_cores,
-    ),
-    "tail": (
-        ("tail", "/log/*", "--format", "json"),
-        lambda number: tail_node(json.dumps(TAIL)),
-        lambda value: [tail_node(spoil(text, value)) for text in with_marks(TAIL)],
-    ),
-    "stacks": (
-        ("stacks", "--format", "json"),
-        lambda number: stacks_node(json.dumps(trace_of(number))),
-        lambda value: [stacks_node(spoil(text, value)) for text in with_marks(trace_of(9))],
-    ),
-}
+    for row in rows:
+        walk(row)
+    return nodes
 
 
 def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
@@ -153,7 +137,7 @@ def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
     return sorted((row for row in rows if row[0] in ("good1", "good2")), key=lambda row: row[0])
 
 
-def command(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int, str]:
+def command(run: Any, nodes: dict[str, Does], words: Iterable[str]) -> str:
     # Of each run the counters are kept, and the next one compares with them.
     shutil.rmtree(Path(os.environ["XDG_STATE_HOME"]), ignore_errors=True)
     done = run(nodes, *words)
@@ -164,7 +148,7 @@ def command(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[i
         assert "Traceback" not in text
         assert "internal error" not in text
         text.encode()
-    return done.code, done.out
+    return done.out
 
 
 def drawn(first: Iterable[str], second: Iterable[str]) -> list[Any]:
@@ -192,18 +176,17 @@ def within_bounds(work: Callable[[], object], effort: str) -> None:
 def test_a_node_whose_program_answers_nonsense_costs_itself(
     run: Any, name: str, kind: str, effort: str
 ) -> None:
-    words, good, bad = PROGRAMS[name]
-    sound = {"good1": good(1), "bad": good(2), "good2": good(3)}
-    _, out = command(run, sound, words)
-    wanted = rows_of(name, json.loads(out))
+    words = PROGRAMS[name].words.split()
+    nodes = {"good1": sound(name, 1), "bad": sound(name, 2), "good2": sound(name, 3)}
+    wanted = rows_of(name, json.loads(command(run, nodes, words)))
     assert wanted
-    nodes = bad(VALUES[kind])
-    step = len(nodes) // 2 if effort == "short" else 1 if len(VALUES[kind]) < 100_000 else 7
+    spoiled = spoiled_nodes(name, VALUES[kind])
+    step = len(spoiled) // 2 if effort == "short" else 1 if len(VALUES[kind]) < 100_000 else 7
 
     def all_of_them() -> None:
-        for node in nodes[[*VALUES].index(kind) % step :: step]:
-            _, said = command(run, {**sound, "bad": node}, words)
-            assert rows_of(name, json.loads(said)) == wanted
+        for node in spoiled[[*VALUES].index(kind) % step :: step]:
+            out = command(run, {**nodes, "bad": node}, words)
+            assert rows_of(name, json.loads(out)) == wanted
 
     within_bounds(all_of_them, effort)
 
@@ -279,14 +262,14 @@ def test_a_node_whose_look_is_nonsense_costs_itself(
     run: Any, name: str, kind: str, effort: str
 ) -> None:
     words, word = LOOKS[name], WORDS[kind]
-    sound = {"good1": SOUND, "bad": SOUND, "good2": SOUND}
-    wanted = results(command(run, sound, words)[1]) if "json" in words else None
+    nodes = {"good1": SOUND, "bad": SOUND, "good2": SOUND}
+    wanted = results(command(run, nodes, words)) if "json" in words else None
 
     def all_of_them() -> None:
         for node in (liar(lambda text: in_values(text, word)), liar(lambda text: word)):
-            _, said = command(run, {**sound, "bad": node}, words)
+            out = command(run, {**nodes, "bad": node}, words)
             if wanted is not None:
-                rows = results(said)
+                rows = results(out)
                 assert rows.keys() == wanted.keys()
                 for good in wanted:
                     pairs = zip(rows[good], wanted[good], strict=True)
