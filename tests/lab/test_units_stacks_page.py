@@ -120,37 +120,24 @@ def test_the_matrix_has_a_column_for_each_witness_and_equal_neighbours_once(late
     assert "not here" in late.one("#matrix th:nth-child(9)").text
 
 
-@pytest.mark.parametrize(
-    ("typed", "groups", "rows"),
-    [
-        ("13", [1], ["rank 13"]),
-        ("rank 13", [1], ["rank 13"]),
-        ("ranks 12-14", [1, 2], ["rank 13", "ranks 8-12,14-15"]),
-        ("3-5", [2], ["ranks 0-7"]),
-        ("0-60/20", [2], ["ranks 0-7", "ranks 16-47", "ranks 56-63"]),
-        ("14,60", [2], ["ranks 8-12,14-15", "ranks 56-63"]),
-        ("pid 5013", [1], ["rank 13"]),
-        ("5013", [1], ["rank 13"]),
-        ("state D", [1], []),
-        ("pipe_read", [1], ["rank 13"]),
-        ("gpu005", [2], ["ranks 16-47"]),
-        ('"no other rank"', [1], ["rank 13"]),
-        ("SUSPECT", [1], ["rank 13"]),
-        ("shards.py", [1], ["rank 13"]),
-        ('"does not answer"', [1], ["rank 13"]),
-        ("fuse_request_wait", [1], ["rank 13"]),
-        ("step = 4711", [1], ["rank 13"]),
-        (
-            '"memory 0 %"', [],
-            ["ranks 0-7", "ranks 8-12,14-15", "ranks 16-47", "ranks 48-55", "ranks 56-63"],
-        ),
-        ("victim rank 3", [2], ["ranks 0-7"]),
-        ("rank 64", [], []),
-        ("nothing like it", [], []),
-        ("[a-z", [], []),
-    ],
-)  # fmt: skip
-def test_the_search_finds_what_one_reads(late, typed, groups, rows):
+RANK_13, REST = ["rank 13"], ["ranks 0-7", "ranks 8-12,14-15", "ranks 16-47", "ranks 48-55"]
+#: typed -> the groups and the rows that are left
+SEARCHES = {
+    "13": ([1], RANK_13), "rank 13": ([1], RANK_13), "pid 5013": ([1], RANK_13),
+    "5013": ([1], RANK_13), "pipe_read": ([1], RANK_13), '"no other rank"': ([1], RANK_13),
+    "SUSPECT": ([1], RANK_13), "shards.py": ([1], RANK_13), '"does not answer"': ([1], RANK_13),
+    "fuse_request_wait": ([1], RANK_13), "step = 4711": ([1], RANK_13), "state D": ([1], []),
+    "ranks 12-14": ([1, 2], ["rank 13", "ranks 8-12,14-15"]), "3-5": ([2], ["ranks 0-7"]),
+    "0-60/20": ([2], ["ranks 0-7", "ranks 16-47", "ranks 56-63"]),
+    "14,60": ([2], ["ranks 8-12,14-15", "ranks 56-63"]), "gpu005": ([2], ["ranks 16-47"]),
+    '"memory 0 %"': ([], [*REST, "ranks 56-63"]), "victim rank 3": ([2], ["ranks 0-7"]),
+    "rank 64": ([], []), "nothing like it": ([], []), "[a-z": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", SEARCHES)
+def test_the_search_finds_what_the_page_shows(late, typed):
+    groups, rows = SEARCHES[typed]
     late.search(typed)
     assert late.groups == [f"group{number}" for number in groups]
     assert late.rows == rows
@@ -207,13 +194,6 @@ def test_the_keyboard_is_enough(late):
     assert not late.is_open("#group1")
 
 
-def test_all_folds_and_unfolds(late):
-    late.one("#close").click()
-    assert not late.all("details[open]")
-    late.one("#open").click()
-    assert not late.all("details:not([open])")
-
-
 def test_a_link_unfolds_where_it_leads_and_ends_a_search_that_hides_it(late):
     late.one("#close").click()
     late.search("gpu0 ranks 0-7")
@@ -226,17 +206,18 @@ def test_a_link_unfolds_where_it_leads_and_ends_a_search_that_hides_it(late):
     late.run("scrollTo(0, 0)")
     late.one("#matrix tbody tr:nth-child(2) a").click()
     late.until("document.getElementById('group2').open")
-
-
-def test_an_address_with_a_group_opens_it(late):
+    # So does an address with a group.
     late.one("#close").click()
     late.driver.get("about:blank")
     late.driver.get(late.address + "#group2")
     assert late.is_open("#group2")
 
 
-def test_a_print_has_everything_and_changes_nothing(late):
+def test_all_folds_and_a_print_has_everything(late):
+    late.one("#open").click()
+    assert not late.all("details:not([open])")
     late.one("#close").click()
+    assert not late.all("details[open]")
     late.run(
         """window.seen = null;
         addEventListener("beforeprint",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from nodeready.cli import cli, main, start
+from nodeready.cli import cli, start
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
@@ -59,31 +59,15 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
     ) -> Done:
         carrier = Fake(nodes)
         policies = dict.fromkeys(nodes, policy or Policy())
-        found = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
+        nodes_of = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         module = sys.modules[command.callback.__module__]
         way = "over_ssh" if name == "deploy" else "nodes_of"
-        monkeypatch.setattr(module, way, lambda *given, **how: found)
+        monkeypatch.setattr(module, way, lambda *given, **how: nodes_of)
         code = command.main(["nodes", *words], standalone_mode=False)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.out + said.err
-        return Done(code, said.out, said.err, carrier)
-
-    return go
-
-
-@pytest.fixture
-def invoke(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """``invoke(*words)``: a command line in this process; exit code, output, errors.
-
-    Only for commands that ask no node: the others have gevent patch this process.
-    """
-
-    def go(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        return Done(code, printed.out, printed.err, carrier)
 
     return go

@@ -2,7 +2,6 @@
 
 tool         the command, without the time that its imports take: tests/unit/warm.py
 run          a whole command on fake nodes: tests/unit/commands.py
-invoke       a command that asks no node, in the tests' own process
 bundle_file  the program of the node with the default policy, as a file
 pythons      the Pythons of this machine, by version: as many as there are
 """
@@ -16,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from nodeready.transport import bundle
-from tests.unit.commands import invoke, run
+from tests.unit.commands import run
 from tests.unit.warm import tool, warm
 
-__all__ = ["invoke", "run", "tool", "warm"]
+__all__ = ["run", "tool", "warm"]
 
 
 @pytest.fixture(scope="session")

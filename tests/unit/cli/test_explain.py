@@ -77,20 +77,20 @@ def test_a_misspelt_id_has_its_likely_meaning(word, meant):
     assert registry.meant(word) == meant
 
 
-def test_the_command_prints_a_check_and_a_subject_and_everything(invoke):
-    code, out, _ = invoke("explain", "ptrace.scope")
-    assert code == 0
-    assert out.startswith("ptrace.scope\n")
-    assert "nodeready deploy INVENTORY --only ptrace" in out
-    assert max(map(len, out.splitlines())) <= 90
-    _, out, _ = invoke("explain", "limits", "ptrace.observed")
-    assert "limits.memlock" in out
-    assert "could not be observed" in out
-    _, out, _ = invoke("explain")
-    assert all(check in out for check in (*SUBJECTS, *check_ids()))
+def test_the_command_prints_a_check_and_a_subject_and_everything(tool):
+    done = tool("explain", "ptrace.scope")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("ptrace.scope\n")
+    assert "nodeready deploy INVENTORY --only ptrace" in done.out
+    assert max(map(len, done.out.splitlines())) <= 90
+    done = tool("explain", "limits", "ptrace.observed")
+    assert "limits.memlock" in done.out
+    assert "could not be observed" in done.out
+    done = tool("explain")
+    assert all(check in done.out for check in (*SUBJECTS, *check_ids()))
 
 
-def test_an_unknown_check_is_a_mistake_of_usage(invoke):
-    code, out, err = invoke("explain", "ptrace.scop")
-    assert (code, out) == (2, "")
-    assert "did you mean ptrace.scope?" in err
+def test_an_unknown_check_is_a_mistake_of_usage(tool):
+    done = tool("explain", "ptrace.scop")
+    assert (done.status, done.out) == (2, "")
+    assert "did you mean ptrace.scope?" in done.err

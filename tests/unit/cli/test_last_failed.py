@@ -45,9 +45,8 @@ def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
         for limit, names in step.get("chosen", {}).items():
             capsys.readouterr()
             assert chosen(step["of"], limit) == names
-            said = capsys.readouterr().err
-            wanted = step.get("warning")
-            assert said == (f"nodeready: --limit @last-failed: {wanted}\n" if wanted else "")
+            warning = f"nodeready: --limit @last-failed: {step.get('warning')}\n"
+            assert capsys.readouterr().err == (warning if "warning" in step else "")
             assert chosen(step["of"], limit, quiet=True) == names
             assert capsys.readouterr().err == ""
         if "refused" in step:

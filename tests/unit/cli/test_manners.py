@@ -17,13 +17,15 @@ from tests.command import Terminal
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def test_version_and_help(invoke):
-    assert invoke("--version") == (0, f"nodeready, version {nodeready.__version__}\n", "")
-    assert "130" in invoke("--help")[1]
-    assert re.search(r"--limit NODES .*?NODEREADY_LIMIT", invoke("deploy", "-h")[1], re.S)
-    code, out, err = invoke()
-    assert (code, out) == (2, "")
-    assert "Usage: nodeready" in err
+def test_version_and_help(tool):
+    done = tool("--version")
+    version = f"nodeready, version {nodeready.__version__}\n"
+    assert (done.status, done.out, done.err) == (0, version, "")
+    assert "130" in tool("--help").out
+    assert re.search(r"--limit NODES .*?NODEREADY_LIMIT", tool("deploy", "-h").out, re.S)
+    nothing = tool()
+    assert (nothing.status, nothing.out) == (2, ""), nothing
+    assert "Usage: nodeready" in nothing.err
 
 
 class Stream(io.StringIO):

@@ -42,24 +42,24 @@ def run_lines(*lines: tuple[list[str] | None, dict[str, str]]) -> tuple[list[Any
 
 def test_help_imports_nothing_that_talks_to_nodes():
     words = [["--help"], ["--version"], ["-h"], *([name, "--help"] for name in _COMMANDS)]
-    found, errors = run_lines(*((one, {}) for one in words))
+    rows, errors = run_lines(*((line, {}) for line in words))
     assert errors == ""
-    for one, (code, out, heavy) in zip(words, found, strict=True):
-        assert (code, heavy) == (0, []), one
-        assert out, one
+    for line, (code, out, heavy) in zip(words, rows, strict=True):
+        assert (code, heavy) == (0, []), line
+        assert out, line
 
 
 def test_completion_imports_nothing_that_talks_to_nodes_and_says_what_the_help_says():
     lines = {f"nodeready {name} --": "--help" for name in _COMMANDS}
     lines |= {"nodeready au": "audit", "nodeready audit --format js": "json"}
-    asked = [
+    requests = [
         (None, {"_NODEREADY_COMPLETE": "zsh_complete", "COMP_WORDS": line,
                 "COMP_CWORD": str(len(line.split()) - 1)})
         for line in lines
     ]  # fmt: skip
-    found, errors = run_lines(*asked)
+    rows, errors = run_lines(*requests)
     assert errors == ""
-    for (line, word), (code, out, heavy) in zip(lines.items(), found, strict=True):
+    for (line, word), (code, out, heavy) in zip(lines.items(), rows, strict=True):
         assert (code, heavy) == (0, []), line
         assert word in out.splitlines(), line
         if line == "nodeready au":

@@ -94,7 +94,7 @@ def test_a_troubled_node_costs_itself_and_is_explained(case, run):
     assert [text for text in case["says"] if text not in done.out] == [], done.out
     assert "\x1b" not in done.out
     # Nothing is asked of a node after its connection was lost.
-    assert [one.node for one in done.carrier.asked].count("dead") <= 2
+    assert [request.node for request in done.carrier.asked].count("dead") <= 2
 
 
 def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
@@ -120,7 +120,7 @@ def test_an_interrupt_leaves_partial_results(words, good, run):
     assert "interrupted: the results are partial; not b,c" in done.err
     assert done.carrier.ended == 1
     if words[0] == "stacks":
-        assert [one["node"] for one in document["processes"]] == ["a"]
+        assert [row["node"] for row in document["processes"]] == ["a"]
 
 
 def test_an_interrupt_while_a_core_is_read_is_partial(run):
@@ -140,14 +140,14 @@ def test_an_interrupted_deploy_says_what_was_done(run):
     assert "changed     a: limits.logins" in done.out
     assert "1 of 3 nodes were completed; not b,c (--limit @last-failed)" in done.err
     assert done.carrier.ended == 1
-    assert "c" not in [one.node for one in done.carrier.asked if not one.mark]
+    assert "c" not in [request.node for request in done.carrier.asked if not request.mark]
 
 
 def test_a_deploy_that_is_interrupted_while_it_looks_changes_nothing(run):
     done = run({"a": looks(says("")), "b": interrupts}, *DEPLOY, policy=POLICY)
     assert (done.code, done.out) == (130, "")
     assert "nothing was changed" in done.err
-    assert not [one for one in done.carrier.asked if not one.mark and one.node == "a"]
+    assert not [r for r in done.carrier.asked if not r.mark and r.node == "a"]
 
 
 def test_a_check_of_stacks_says_what_the_next_hang_would_lack(run):
@@ -159,7 +159,7 @@ def test_a_check_of_stacks_says_what_the_next_hang_would_lack(run):
     assert "fail     core         the limit of its cores is 0\n" in done.out
     document = json.loads(run({"n0": node}, "stacks", "--check", "--format", "json").out)
     assert document["schema"] == "nodeready.debuggable/1"
-    assert {one["nodes"][0] for one in document["findings"]} == {"n0"}
+    assert {row["nodes"][0] for row in document["findings"]} == {"n0"}
     for words in (("--format", "html"), ("-o", "x")):
         with pytest.raises(Refused, match="--check: "):
             run({"n0": node}, "stacks", "--check", *words)

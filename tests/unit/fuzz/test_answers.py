@@ -131,14 +131,14 @@ DOC["processes"][0] |= {
 
 def grouped(text: str) -> None:
     try:
-        found = trace.parse(text, "gpu003")
+        document = trace.parse(text, "gpu003")
     except trace.TraceError as problem:
         one_line(str(problem))
         return
-    together = group.group([found], {})
-    said = "\n".join(line.plain for line in find("stacks", "table").lines(together))
-    assert "\x1b" not in said
-    assert "\u202e" not in said
+    together = group.group([document], {})
+    shown = "\n".join(line.plain for line in find("stacks", "table").lines(together))
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
     for name in ("json", "html", "speedscope"):
         for piece in find("stacks", name).render(together):
             piece.encode()

@@ -250,7 +250,7 @@ def results(out: str) -> dict[str, list[str]]:
     """Every result of the sound nodes, but for the known hosts, which have every node's keys."""
     return {
         node["name"]: [
-            json.dumps(one) for one in node["results"] if one["check"] != "ssh_client.known_hosts"
+            json.dumps(row) for row in node["results"] if row["check"] != "ssh_client.known_hosts"
         ]
         for node in json.loads(out)["nodes"]
         if node["name"] != "bad"
@@ -301,11 +301,11 @@ class Peer(Channel):
         self.lines = [first or f"listening {json.dumps(asdict(row))}"]
 
     def send_line(self, line: str) -> None:
-        asked = json.loads(line)
-        address = ADDRESSES[asked["target"]]
-        tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in asked["ports"])
-        seen = mesh.Round(asked["round"], asked["target"], (address,), "", address, tried, 1)
-        self.lines.append(self.says or f"round {json.dumps(asdict(seen))}")
+        order = json.loads(line)
+        address = ADDRESSES[order["target"]]
+        tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in order["ports"])
+        row = mesh.Round(order["round"], order["target"], (address,), "", address, tried, 1)
+        self.lines.append(self.says or f"round {json.dumps(asdict(row))}")
 
     def read_line(self, limit_s: float) -> str | None:
         return f"{self.nonce} {self.lines.pop(0)}" if self.lines else None
@@ -321,9 +321,9 @@ class Meshed(Fake):
     """Nodes that are spoken with, each by the nonce that it was told."""
 
     def open(self, request: Request) -> Channel:
-        found = super().open(request)
-        found.nonce = request.mark  # type: ignore[attr-defined]
-        return found
+        channel = super().open(request)
+        channel.nonce = request.mark  # type: ignore[attr-defined]
+        return channel
 
 
 def meshed(bad: Peer) -> dict[str, Any]:

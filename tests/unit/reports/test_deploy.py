@@ -19,13 +19,13 @@ TABLE, JSON = find("deploy", "table"), find("deploy", "json")
 
 @pytest.mark.parametrize("name", DEPLOYS)
 def test_each_outcome_has_its_exit_code_and_steers_no_terminal(name):
-    made = DEPLOYS[name]()
-    assert deploy_code(made) == CODES[name]
-    rows = "".join(TABLE.render(made, Options(diff=True))).splitlines()
-    for row in (*rows, *"".join(JSON.render(made, Options(diff=True))).splitlines()):
+    report = DEPLOYS[name]()
+    assert deploy_code(report) == CODES[name]
+    rows = "".join(TABLE.render(report, Options(diff=True))).splitlines()
+    for row in (*rows, *"".join(JSON.render(report, Options(diff=True))).splitlines()):
         assert row == sanitise(row, 1_000_000)
     # Without --diff the same rows, without the differences of the files.
-    plain = "".join(TABLE.render(made)).splitlines()
+    plain = "".join(TABLE.render(report)).splitlines()
     assert plain == [row for row in rows if not re.match(" {6}[-+@]", row)]
 
 
@@ -37,12 +37,12 @@ def test_a_plan_with_a_change_is_a_failed_check(change, code):
 
 
 def test_the_statuses_of_all_nodes():
-    statuses = {one.name: one.status for one in DEPLOYS["check"]().nodes}
+    statuses = {host.name: host.status for host in DEPLOYS["check"]().nodes}
     assert statuses == {
         "gpu001": "to-change", "gpu002": "to-change", "gpu003": "to-change", "gpu004": "ok",
         "gpu005": "unknown", "gpu006": "for-a-person", "gpu007": "unreachable", "gpu008": "failed",
     }  # fmt: skip
-    after = {one.name: one.status for one in DEPLOYS["result"]().nodes}
+    after = {host.name: host.status for host in DEPLOYS["result"]().nodes}
     assert (after["gpu001"], after["gpu002"]) == ("changed", "unreachable")
     assert (after["gpu003"], after["gpu009"]) == ("failed", "failed")
 
@@ -53,10 +53,10 @@ def test_a_plan_and_its_result_are_the_same_document():
         for name in ("check", "result")
     )
     assert set(plan) == set(result)
-    assert {one["outcome"] for one in plan["nodes"]} == {None}
+    assert {row["outcome"] for row in plan["nodes"]} == {None}
     assert plan["nodes"][0]["changes"] == result["nodes"][0]["changes"]
     brief = json.loads("".join(JSON.render(DEPLOYS["check"]())))
-    assert all(not change["diff"] for one in brief["nodes"] for change in one["changes"])
+    assert all(not change["diff"] for row in brief["nodes"] for change in row["changes"])
 
 
 def test_quiet_shows_nothing_more_when_all_is_well():

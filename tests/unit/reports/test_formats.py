@@ -34,8 +34,8 @@ CODES = {
 
 @pytest.mark.parametrize("name", CODES)
 def test_every_outcome_has_its_exit_codes(name):
-    made = AUDITS[name]
-    assert (audit_code(made), audit_code(made, "warn"), nagios_code(made)) == CODES[name]
+    report = AUDITS[name]
+    assert (audit_code(report), audit_code(report, "warn"), nagios_code(report)) == CODES[name]
 
 
 def test_an_audit_without_nodes_is_never_green():
@@ -55,9 +55,9 @@ def test_nothing_that_a_node_says_can_steer_a_terminal(form):
 
 def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
     text = 'é ü 日本 😀 "quoted" back\\slash \\u001b tab\t'
-    one = audit(node("gpu001"))
-    one.nodes[0].snapshot.subjects["ptrace"] = Ptrace(winner=text)
-    (row,) = json.loads("".join(json_report.audit(one)))["nodes"]
+    report = audit(node("gpu001"))
+    report.nodes[0].snapshot.subjects["ptrace"] = Ptrace(winner=text)
+    (row,) = json.loads("".join(json_report.audit(report)))["nodes"]
     assert row["facts"]["ptrace"]["winner"] == text
     assert max(map(len, json_report.audit(fleet(50)))) < 3000
 
@@ -65,59 +65,59 @@ def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
 @OUTCOMES
 @pytest.mark.parametrize("fail_on", ["fail", "warn"])
 def test_junit_is_valid_and_fails_where_the_run_fails(name, fail_on):
-    made = AUDITS[name]
-    text = "".join(junit.render(made, Options(fail_on=fail_on)))
+    report = AUDITS[name]
+    text = "".join(junit.render(report, Options(fail_on=fail_on)))
     JUNIT.validate(text)
     suites = xmlschema.XMLResource(text).root
-    summary = made.summary["results"]
+    summary = report.summary["results"]
     failures = summary["fail"]
     if fail_on == "warn":
-        failures += summary["warn"] + sum(len(one.nodes) for one in made.outliers)
-    errors = summary["unknown"] + sum(bool(one.error) for one in made.nodes)
-    assert len(suites) == len(made.nodes)
+        failures += summary["warn"] + sum(len(outlier.nodes) for outlier in report.outliers)
+    errors = summary["unknown"] + sum(bool(host.error) for host in report.nodes)
+    assert len(suites) == len(report.nodes)
     for word, count in (("failure", failures), ("error", errors)):
         assert len(list(suites.iter(word))) == int(suites.get(f"{word}s")) == count
     assert len(list(suites.iter("testcase"))) == int(suites.get("tests"))
     assert ('type="warn"' in text) is (fail_on == "warn" and summary["warn"] > 0)
 
 
-def samples(made):
-    found = {}
-    for family in text_string_to_metric_families("".join(monitoring.prometheus(made))):
+def samples(report):
+    values = {}
+    for family in text_string_to_metric_families("".join(monitoring.prometheus(report))):
         assert (family.type, bool(family.documentation)) == ("gauge", True)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in found
-            found[key] = sample.value
-    return found
+            assert key not in values
+            values[key] = sample.value
+    return values
 
 
 @OUTCOMES
 def test_prometheus_reads_the_counts_every_node_and_every_bad_result(name):
-    made, found = AUDITS[name], samples(AUDITS[name])
+    report, values = AUDITS[name], samples(AUDITS[name])
 
     def labels(metric):
-        return [dict(key[1]) for key in found if key[0] == f"nodeready_{metric}"]
+        return [dict(key[1]) for key in values if key[0] == f"nodeready_{metric}"]
 
     def value(metric, **labels):
-        return found[f"nodeready_{metric}", tuple(sorted(labels.items()))]
+        return values[f"nodeready_{metric}", tuple(sorted(labels.items()))]
 
-    for status, count in made.summary["nodes"].items():
+    for status, count in report.summary["nodes"].items():
         assert value("nodes", status=status) == count
-    for node_ in made.nodes:
-        shown = sanitise(node_.name)
-        assert value("node_up", node=shown) == float(not node_.error)
-        for status, count in ({} if node_.error else node_.statuses).items():
+    for host in report.nodes:
+        shown = sanitise(host.name)
+        assert value("node_up", node=shown) == float(not host.error)
+        for status, count in ({} if host.error else host.statuses).items():
             assert value("node_results", node=shown, status=status) == count
-    bad = [(n.name, r.check, r.status) for n in made.nodes for r in n.results]
+    bad = [(n.name, r.check, r.status) for n in report.nodes for r in n.results]
     bad = [row for row in bad if row[2] in ("fail", "warn", "unknown", "waived")]
     assert [(x["node"], x["check"], x["status"]) for x in labels("check_status")] == bad
-    differing = [(sanitise(one.fact), n) for one in made.outliers for n in one.nodes]
+    differing = [(sanitise(outlier.fact), n) for outlier in report.outliers for n in outlier.nodes]
     assert [(x["fact"], x["node"]) for x in labels("outlier")] == differing
-    assert len(labels("node_up")) == len(made.nodes)
+    assert len(labels("node_up")) == len(report.nodes)
     assert value("audit_timestamp_seconds") == 1893553457
     assert value("audit_duration_seconds") == 12
-    assert value("audit_complete") == made.complete
+    assert value("audit_complete") == report.complete
     assert value("audit_info", policy_digest="0123456789abcdef") == 1
     assert value("build_info", version=nodeready.__version__) == 1
 
@@ -129,10 +129,12 @@ def test_prometheus_gives_back_escaped_text():
 
 
 @pytest.mark.parametrize(
-    "made", [*AUDITS.values(), fleet(1000), crowd(300, 50)], ids=[*AUDITS, "1000", "300 findings"]
+    "report",
+    [*AUDITS.values(), fleet(1000), crowd(300, 50)],
+    ids=[*AUDITS, "1000", "300 findings"],
 )
-def test_nagios_reads_its_performance_data_and_no_other(made):
-    text = "".join(monitoring.nagios(made))
+def test_nagios_reads_its_performance_data_and_no_other(report):
+    text = "".join(monitoring.nagios(report))
     first, *below = text.splitlines()
     assert first.startswith("NODEREADY ")
     assert first.count("|") == 1
@@ -143,7 +145,7 @@ def test_nagios_reads_its_performance_data_and_no_other(made):
         assert values.split(";")[0].isdigit()
     # Nagios reads no more; the findings of a large fleet are cut, not left out.
     assert len(text.encode()) < 8192
-    assert len(below) > 2 or len(made.nodes) < 50
+    assert len(below) > 2 or len(report.nodes) < 50
 
 
 def test_a_format_that_is_no_table_has_no_lines():

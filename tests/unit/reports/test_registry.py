@@ -35,7 +35,7 @@ def test_every_renderer_has_the_same_signature(row):
 def test_a_command_offers_the_formats_of_the_registry(document):
     command = cli.get_command(click.Context(cli), document)
     assert command is not None
-    (option,) = [one for one in command.params if one.name == "format"]
+    (option,) = [p for p in command.params if p.name == "format"]
     assert isinstance(option.type, click.Choice)
     assert tuple(option.type.choices) == names(document)
     assert option.default == names(document)[0]

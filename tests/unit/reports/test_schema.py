@@ -34,7 +34,7 @@ MADE: dict[str, dict[str, Any]] = {
     "smoke": dict(SMOKES),
     "debuggable": {"mixed": judged(rank(0), rank(1, main=None), rank(None))},
 }
-CASES = [(document, name) for document, found in MADE.items() for name in found]
+CASES = [(document, name) for document, reports in MADE.items() for name in reports]
 
 
 def valid(document: str) -> jsonschema.Draft202012Validator:
@@ -84,9 +84,9 @@ def objects(part: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("document", schema.DOCUMENTS)
 def test_every_object_requires_its_fields_and_allows_no_other(document):
-    found = list(objects(schema.schema(document)))
-    assert found
-    for part in found:
+    parts = list(objects(schema.schema(document)))
+    assert parts
+    for part in parts:
         assert part["additionalProperties"] is False
         # Only an audit of recorded verdicts has these.
         assert set(part["properties"]) - set(part["required"]) <= {"recorded", "age_seconds"}

@@ -103,11 +103,12 @@ def test_the_json_has_every_field_and_one_line_per_process():
     assert text.isascii()
 
 
-def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown():
-    """Each of 1500 ranks one call deeper than the one before: as many branches."""
-    calls = tuple(Frame("solve", "tree.py", 7) for _ in range(1500))
-    groups = [(stack(calls[: depth + 1], [depth]), "R") for depth in range(1500)]
-    stacks = job(*groups, size=1500)
+@pytest.mark.parametrize("count", [150, pytest.param(1500, marks=pytest.mark.nightly)])
+def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown(count):
+    """Each rank is one call deeper than the one before: as many branches."""
+    calls = tuple(Frame("solve", "tree.py", 7) for _ in range(count))
+    groups = [(stack(calls[: depth + 1], [depth]), "R") for depth in range(count)]
+    stacks = job(*groups, size=count)
     assert len(lines(stacks)) < 60
     *_, last = branches(stacks, most=9999, deepest=9999)
-    assert (last.ranks, last.depth, last.ends) == ((1499,), 1499, 1)
+    assert (last.ranks, last.depth, last.ends) == ((count - 1,), count - 1, 1)

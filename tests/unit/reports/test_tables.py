@@ -36,8 +36,8 @@ COUNTS = pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytes
 PIPE = Options(width=100_000, lines=0)
 
 
-def lines(made, options=PLAIN, document="audit"):
-    return [line.plain for line in find(document, "table").lines(made, options)]
+def lines(report, options=PLAIN, document="audit"):
+    return [line.plain for line in find(document, "table").lines(report, options)]
 
 
 # --- Findings of an audit.
@@ -78,20 +78,18 @@ def test_markup_of_a_node_is_text():
 @pytest.mark.parametrize("case", cases(__file__, "data/alike.json", "reasons"))
 def test_reasons_that_differ_by_an_address_are_one(case):
     texts = case["texts"]
-    found = reasons((f"n{at}", text) for at, text in enumerate(texts))
-    assert sorted(why for why, _ in found) == sorted(case["rows"])
-    assert sum(len(names) for _, names in found) == len(texts)
+    rows = reasons((f"n{at}", text) for at, text in enumerate(texts))
+    assert sorted(why for why, _ in rows) == sorted(case["rows"])
+    assert sum(len(names) for _, names in rows) == len(texts)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/alike.json", "texts"))
 def test_texts_that_are_alike_are_one_row(case):
     texts = case["texts"]
-    found = alike(((text,), f"n{at}") for at, text in enumerate(texts))
-    shown = [
-        row.said[0] if row.said else f"e.g. {row.example}: {row.instance[0]}" for row in found
-    ]
+    rows = alike(((text,), f"n{at}") for at, text in enumerate(texts))
+    shown = [row.said[0] if row.said else f"e.g. {row.example}: {row.instance[0]}" for row in rows]
     assert sorted(shown) == sorted(case["rows"])
-    names = [name for row in found for name in row.names]
+    names = [name for row in rows for name in row.names]
     assert sorted(names) == sorted(f"n{at}" for at in range(len(texts)))
 
 
@@ -180,11 +178,11 @@ def height(rows, width, indent=13):
 @COUNTS
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_audit_fits_on_a_screen(name, count):
-    made = shaped(name, count)
+    report = shaped(name, count)
     for width, room in ((80, 40), (200, 48)):
         options = Options(width=width, lines=room)
-        assert height(lines(made, options), width) <= room
-        assert height(lines(Ready(made, 60), options, "ready"), width) <= room
+        assert height(lines(report, options), width) <= room
+        assert height(lines(Ready(report, 60), options, "ready"), width) <= room
 
 
 #: A row of nodes that are not well, and their names.
@@ -194,14 +192,14 @@ ROW = re.compile(r"(unreachable|failed|fail|warn|unknown|differs) +(?:[a-z_]+\.[
 @COUNTS
 @pytest.mark.parametrize("name", SHAPES)
 def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
-    made = shaped(name, count)
-    shown = lines(made, PIPE)
+    report = shaped(name, count)
+    shown = lines(report, PIPE)
     named = {n for row in shown if (match := ROW.match(row)) for n in expand(match[2])}
-    bad = {one.name for one in made.nodes if one.status not in ("ok", "na")}
-    assert named == bad | {n for one in made.outliers for n in one.nodes}
+    bad = {host.name for host in report.nodes if host.status not in ("ok", "na")}
+    assert named == bad | {n for outlier in report.outliers for n in outlier.nodes}
     assert not any("more (-v" in row for row in shown)
-    document = json.loads("".join(json_report.audit(made)))
-    assert [one["name"] for one in document["nodes"]] == [one.name for one in made.nodes]
+    document = json.loads("".join(json_report.audit(report)))
+    assert [row["name"] for row in document["nodes"]] == [host.name for host in report.nodes]
 
 
 @pytest.mark.parametrize(
@@ -261,8 +259,8 @@ def deployed(count):
 
 
 def planned(count):
-    made = deployed(count)
-    return replace(made, check=True, nodes=tuple(replace(n, outcome=None) for n in made.nodes))
+    report = deployed(count)
+    return replace(report, check=True, nodes=tuple(replace(n, outcome=None) for n in report.nodes))
 
 
 def smoked(count):
@@ -330,11 +328,11 @@ def silent(count):
     groups = tuple(
         Group("no-data", None, (), (gpu(n),), why=errors[gpu(n)]) for n in range(count // 2)
     )
-    processes = tuple(one._replace(group=one.group + len(groups)) for one in hung.processes)
+    processes = tuple(p._replace(group=p.group + len(groups)) for p in hung.processes)
     return replace(hung, groups=groups + hung.groups, processes=processes, errors=errors)
 
 
-#: name -> document, how it is made, words of one row
+#: name -> document, how it is report, words of one row
 TABLES = {
     "deploy --check": ("deploy", planned, "change /etc/0 to "),
     "deploy": ("deploy", deployed, "no space left on /etc: "),
