@@ -1,4 +1,4 @@
-"""Deploys that nobody ran: one per outcome, to look at and for the golden files."""
+"""Documents of deploys: one per outcome."""
 
 from __future__ import annotations
 
@@ -12,29 +12,23 @@ from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 
 NOTHING = Plan()
 FILE = WriteFile("/etc/sysctl.d/60-nodeready.conf", b"kernel.yama.ptrace_scope = 0\n", b"# ours\n")
-PTRACE = Plan(
-    (
-        Change(
-            "ptrace.sysctl", ("ptrace.scope",), (FILE, Run(("sysctl", "-w", "x=0"))), ("ptrace",)
-        ),
-    )
+SYSCTL = Change(
+    "ptrace.sysctl", ("ptrace.scope",), (FILE, Run(("sysctl", "-w", "x=0"))), ("ptrace",)
 )
+INSTALL = (
+    Directory("/opt/nodeready", "0755"),
+    WriteFile("/opt/nodeready/py-spy", b"\x7fELF", None, large=True),
+    RemoveFile("/usr/local/bin/py-spy", b"old\n"),
+    Script("packages", ("nr_install", "gdb"), "install gdb"),
+)
+NO_USER = {"pdsh.pdshrc": "user ml: no such user on this node"}
+PTRACE = Plan((SYSCTL,))
 MANY = Plan(
     (
-        *PTRACE.changes,
-        Change(
-            "debug_tools.py_spy",
-            ("debug_tools.py_spy",),
-            (
-                Directory("/opt/nodeready", "0755"),
-                WriteFile("/opt/nodeready/py-spy", b"\x7fELF", None, large=True),
-                RemoveFile("/usr/local/bin/py-spy", b"old\n"),
-                Script("packages", ("nr_install", "gdb"), "install gdb"),
-            ),
-            ("debug_tools",),
-        ),
+        SYSCTL,
+        Change("debug_tools.py_spy", ("debug_tools.py_spy",), INSTALL, ("debug_tools",)),
     ),
-    {"pdsh.pdshrc": "user ml: no such user on this node"},
+    NO_USER,
 )
 PY_SPY = replace(SCOPE, check="debug_tools.py_spy", expected="0.4.3", actual="missing")
 IOMMU = fail("iommu.args", "iommu=pt", "not set", "/proc/cmdline", "add it and reboot")
@@ -65,36 +59,19 @@ def check() -> Deploy:
 
 def result() -> Deploy:
     """The same after it ran: done, failed, lost, not fixed."""
-    one, two, three, *others = planned()
+    done, lost, failed, *others = planned()
     left = (replace(PY_SPY, actual="0.3.0"),)
-    return Deploy(
-        STARTED,
-        FINISHED,
-        False,
-        ("ptrace", "debug_tools"),
-        (
-            replace(one, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
-            replace(
-                two,
-                error="lost in ptrace.sysctl",
-                unreachable=True,
-                outcome=Outcome(cut="ptrace.sysctl"),
-            ),
-            replace(
-                three,
-                outcome=Outcome(
-                    ("ptrace.sysctl",),
-                    {"pdsh.pdshrc": "user ml: no such user on this node"},
-                    left=left,
-                    complete=True,
-                ),
-            ).judged([*left]),
-            *others,
-            replace(
-                node("gpu009", PTRACE, SCOPE), outcome=Outcome(left=(SCOPE,), complete=True)
-            ).judged([SCOPE]),
-        ),
+    cut = Outcome(cut="ptrace.sysctl")
+    some = Outcome(("ptrace.sysctl",), NO_USER, left=left, complete=True)
+    not_fixed = Outcome(left=(SCOPE,), complete=True)
+    nodes = (
+        replace(done, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
+        replace(lost, error="lost in ptrace.sysctl", unreachable=True, outcome=cut),
+        replace(failed, outcome=some).judged([*left]),
+        *others,
+        replace(node("gpu009", PTRACE, SCOPE), outcome=not_fixed).judged([SCOPE]),
     )
+    return Deploy(STARTED, FINISHED, False, ("ptrace", "debug_tools"), nodes)
 
 
 def well() -> Deploy:
@@ -111,16 +88,8 @@ def interrupted() -> Deploy:
 def hostile() -> Deploy:
     """Everything that a node may say is bad."""
     bad = replace(SCOPE, actual=HOSTILE, source=HOSTILE, fix=HOSTILE)
-    plan = Plan(
-        (
-            Change(
-                HOSTILE,
-                ("ptrace.scope",),
-                (replace(FILE, old=HOSTILE.encode("utf-8", "replace")),),
-            ),
-        ),
-        {HOSTILE: HOSTILE},
-    )
+    file = replace(FILE, old=HOSTILE.encode("utf-8", "replace"))
+    plan = Plan((Change(HOSTILE, ("ptrace.scope",), (file,)),), {HOSTILE: HOSTILE})
     one = replace(
         node(HOSTILE, plan, bad),
         outcome=Outcome((HOSTILE,), {HOSTILE: HOSTILE}, HOSTILE, (bad,), True),

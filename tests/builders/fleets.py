@@ -1,7 +1,4 @@
-"""Audits that nobody made: one per outcome, and fleets of any size to look at.
-
-`python -m tests.builders.fleets NODES [-v]` shows the table of such a fleet.
-"""
+"""Audits of nodes that do not exist: one per outcome, and fleets of any size."""
 
 from __future__ import annotations
 
@@ -105,8 +102,28 @@ def _hostile() -> Audit:
     )
 
 
+def _mixed() -> Audit:
+    """Every status of a node, every status of a check, outliers, hostile texts; interrupted."""
+    hostile = _hostile()
+    return audit(
+        node("gpu003"),
+        node("gpu004", MEMLOCK),
+        node("gpu005", SCOPE, RCMD),
+        node("gpu006", SCOPE, MEMLOCK),
+        node("gpu007", unknown("limits.observed", "timed out")),
+        _waived("gpu008"),
+        lost("gpu009"),
+        lost("gpu010"),
+        NodeReport.of("gpu011", error="sudo wants a password: run on a terminal to be asked"),
+        NodeReport.of("gpu012", error=NOT_LOOKED_AT),
+        *hostile.nodes,
+        outliers=(_DRIVER, _MTU, *hostile.outliers),
+        complete=False,
+    )
+
+
 def outcomes() -> dict[str, Audit]:
-    """One audit per outcome, by the name of its golden files."""
+    """One audit per outcome, and `mixed`: all of them in one document."""
     well = [node(f"gpu{number:03}") for number in range(1, 4)]
     left = NodeReport.of("gpu004", error=NOT_LOOKED_AT)
     sudo = NodeReport.of("gpu004", error="sudo wants a password: run on a terminal to be asked")
@@ -122,6 +139,7 @@ def outcomes() -> dict[str, Audit]:
         "outliers": audit(*well, node("gpu004"), outliers=(_DRIVER, _MTU)),
         "hostile": _hostile(),
         "one": audit(node("@local", SCOPE)),
+        "mixed": _mixed(),
     }
 
 
@@ -157,23 +175,3 @@ def crowd(findings: int, count: int = 1000) -> Audit:
         for number in range(1, count + 1)
     ]  # fmt: skip
     return audit(*nodes)
-
-
-def main() -> None:
-    import sys
-
-    from nodeready.cli.screen import Screen
-    from nodeready.reports.registry import Options
-    from nodeready.reports.table import show_audit
-
-    word, *options = sys.argv[1:]
-    if word.startswith("crowd"):
-        made = crowd(int(word[5:]))
-    else:
-        made = fleet(int(word)) if word.isdigit() else outcomes()[word]
-    screen = Screen()
-    screen.show(show_audit(made, Options(options.count("-v"), screen.width)))
-
-
-if __name__ == "__main__":
-    main()

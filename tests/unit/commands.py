@@ -1,4 +1,4 @@
-"""A whole command on nodes that only pretend: what it prints, and its exit code."""
+"""A whole command on nodes that answer as a test says: its output, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from nodeready.cli import cli, start
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
-from tests.fake import Does, Fake, fails, really
+from tests.builders.hostile import recorded, shows
+from tests.fake import Does, Fake, fails
 
 #: Nobody could connect.
 AWAY = fails(UNREACHABLE, "n: no answer in 15 s")
 #: The connection ended in the middle.
 DIES = fails(LOST, "connection lost")
+#: A recorded node.
+SOUND = shows(recorded("h100"))
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Done:
     carrier: Fake
 
 
-def looks(then: Does, look: Does = really) -> Does:
-    """A node that shows what this machine shows, and does that when it is asked for more."""
+def looks(then: Does, look: Does = SOUND) -> Does:
+    """A node that was recorded, and does that when it is asked for more than a snapshot."""
     return lambda request: (look if request.mark.startswith("nodeready/1 ") else then)(request)
 
 
@@ -56,15 +59,15 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
     ) -> Done:
         carrier = Fake(nodes)
         policies = dict.fromkeys(nodes, policy or Policy())
-        found = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
+        nodes_of = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         module = sys.modules[command.callback.__module__]
         way = "over_ssh" if name == "deploy" else "nodes_of"
-        monkeypatch.setattr(module, way, lambda *given, **how: found)
+        monkeypatch.setattr(module, way, lambda *given, **how: nodes_of)
         code = command.main(["nodes", *words], standalone_mode=False)
-        said = capsys.readouterr()
-        assert "Traceback" not in said.out + said.err
-        return Done(code, said.out, said.err, carrier)
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.out + printed.err
+        return Done(code, printed.out, printed.err, carrier)
 
     return go

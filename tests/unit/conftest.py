@@ -1,7 +1,7 @@
 """What unit tests share.
 
 tool         the command, without the time that its imports take: tests/unit/warm.py
-run          a whole command on nodes that only pretend: tests/unit/commands.py
+run          a whole command on fake nodes: tests/unit/commands.py
 bundle_file  the program of the node with the default policy, as a file
 pythons      the Pythons of this machine, by version: as many as there are
 """

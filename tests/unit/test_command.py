@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.paths import ROOT
 
 
@@ -28,6 +30,7 @@ def test_a_child_hears_ctrl_c():
     assert done.stdout == b"True\n"
 
 
+@pytest.mark.nightly
 def test_a_suite_in_the_background_of_a_script_is_no_other():
     """A shell without job control starts what it leaves in the background with SIGINT ignored."""
     this = f"{Path(__file__)}::{test_a_child_hears_ctrl_c.__name__}"

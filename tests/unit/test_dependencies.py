@@ -1,4 +1,4 @@
-"""What the code imports is declared, and what is installed is what the locks say."""
+"""Imported packages are declared, and the locks pin every file that is installed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,9 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def declared() -> dict[str, str]:
-    """distribution -> its requirement"""
-    words = [re.match(r"[A-Za-z0-9_.-]+", line) for line in PROJECT["dependencies"]]
-    return {
-        _normal(word[0]): line
-        for word, line in zip(words, PROJECT["dependencies"], strict=True)
-        if word
-    }
+def declared() -> set[str]:
+    """The names of the declared distributions."""
+    return {_normal(Requirement(line).name) for line in PROJECT["dependencies"]}
 
 
 def imported() -> dict[str, Path]:
@@ -54,17 +49,13 @@ def imported() -> dict[str, Path]:
     return found
 
 
-IMPORTED = imported()
-
-
-@pytest.mark.parametrize("package", IMPORTED)
-def test_what_is_imported_is_declared(package):
-    distributions = {_normal(name) for name in packages_distributions().get(package, [package])}
-    assert distributions & {*declared()}, f"{IMPORTED[package]} imports {package}"
-
-
-def test_the_libraries_under_pyinfra_are_among_them():
-    assert {"paramiko", "gevent", "pyinfra", "click"} <= {*IMPORTED}
+def test_an_imported_package_is_declared():
+    packages = imported()
+    assert {"paramiko", "gevent", "pyinfra", "click"} <= {*packages}
+    known = packages_distributions()
+    for package, path in packages.items():
+        distributions = {_normal(name) for name in known.get(package, [package])}
+        assert distributions & declared(), f"{path} imports {package}"
 
 
 # --- The locks: one version of everything, and the sha256 of each of its files.
@@ -93,14 +84,16 @@ def locked(lock: str) -> dict[str, tuple[set[str], list[str]]]:
     return found
 
 
-#: What jobs that hang need, in environments of its own: it shares nothing with the project.
+#: For jobs that hang, in environments of their own.
 APART = "requirements-torch.lock"
 
 
 @pytest.mark.parametrize("lock", [*LOCKS, APART])
-def test_no_file_is_installed_whose_sha256_is_not_in_the_lock(lock):
-    for name, (_, options) in locked(lock).items():
+def test_every_file_of_a_lock_has_its_sha256(lock):
+    distributions = locked(lock)
+    for name, (_, options) in distributions.items():
         assert all(map(_HASH.fullmatch, options)), f"{lock}: {name}: {options}"
+    assert lock != APART or distributions["torch"][0]
 
 
 @pytest.mark.parametrize(("lock", "extra"), LOCKS.items())
@@ -116,8 +109,8 @@ def test_a_lock_has_what_the_project_declares(lock, extra):
 
 @pytest.mark.parametrize("lock", [lock for lock in LOCKS if lock != "requirements.lock"])
 def test_all_locks_have_the_same_version_of_what_they_share(lock):
-    """And the same files of it: they fit into one environment. (For Pythons that the tools of one
-    extra alone have to do with, a lock may have one version more.)"""
+    """And the same files: they fit into one environment. (A lock may have one more version, for
+    other Pythons of the tools of its extra.)"""
     first, other = locked("requirements.lock"), locked(lock)
     both = [name for name in other if name in first]
     assert len(both) > 20
@@ -126,13 +119,8 @@ def test_all_locks_have_the_same_version_of_what_they_share(lock):
         assert {*other[name][1]} & {*first[name][1]}, name
 
 
-def test_the_torch_that_hangs_is_pinned_for_every_python():
-    """The newest that there is for the oldest Python, and the newest of all."""
-    assert len(locked(APART)["torch"][0]) >= 1
-
-
 @pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/fresh_install.sh", "README.md"])
-def test_pip_is_told_to_hold_to_the_hashes(script):
+def test_pip_must_check_the_hashes(script):
     """Nothing is built from a source, for which pip fetches tools by no lock."""
     text = (ROOT / script).read_text()
     for line in (line for line in text.splitlines() if re.search(r" -r \S", line)):

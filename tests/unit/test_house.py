@@ -1,7 +1,7 @@
-"""The walls of the house: who may import whom, and what runs on a node.
+"""Which package may import which, and what runs on a node.
 
-tests/rooms.py has the rooms in their order. Every import counts here, also one inside a function
-and one for types alone.
+tests/rooms.py has the packages (rooms) in their order. Every import counts here, also one in a
+function or for types.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import draw_house
-import pytest
 
+from nodeready.transport import bundle
 from tests.paths import PACKAGE, ROOT
 from tests.rooms import ROOMS
 
@@ -25,7 +25,7 @@ IMPORTS = {
     module: {target for target, _ in draw_house.imported(path, FILES)}
     for module, path in FILES.items()
 }
-#: A node asks only for what its own program has: these fold the names of many nodes.
+#: The program of a node does not import these: they fold the names of many nodes.
 NEVER_ON_A_NODE = {"inventory.nodeset"}
 
 
@@ -47,7 +47,7 @@ def crossings(*rooms: str) -> set[tuple[str, str]]:
 
 
 def packages(path: Path) -> set[str]:
-    """The first words of everything that a file imports."""
+    """The top-level packages that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -59,7 +59,7 @@ def packages(path: Path) -> set[str]:
 
 
 def reached(starts: set[str]) -> set[str]:
-    """These modules, their packages, and all that they import, and so on."""
+    """These modules, their packages, and their imports, transitively."""
     found: set[str] = set()
     todo = set(starts)
     while todo:
@@ -79,10 +79,9 @@ def test_a_room_imports_only_rooms_above_it():
     assert set(rooms) == set(ROOMS)
 
 
-def test_only_the_four_gates_stand_at_the_root():
-    gates = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert gates == {"shell", "text", "files", "exit_codes"}
-    assert list(ROOMS)[: len(gates)] == ["shell", "text", "files", "exit_codes"]
+def test_four_modules_are_at_the_root():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    assert modules == {*list(ROOMS)[:4]} == {"shell", "text", "files", "exit_codes"}
 
 
 def test_no_modules_import_each_other_when_they_are_loaded():
@@ -91,7 +90,7 @@ def test_no_modules_import_each_other_when_they_are_loaded():
     assert {module: other for module, other in leader.items() if module != other} == {}
 
 
-def test_the_lab_is_the_commands_alone():
+def test_only_its_command_imports_the_lab():
     assert {module for module, target in crossings(*ROOMS) if room_of(target) == "lab"} == {
         "cli.lab"
     }
@@ -100,20 +99,19 @@ def test_the_lab_is_the_commands_alone():
 def test_audit_deploy_ready_and_triage_do_not_know_each_other():
     """But ready builds on the audit's document."""
     four = {"audit", "deploy", "ready", "triage"}
-    found = {pair for pair in crossings(*four) if room_of(pair[1]) in four}
-    assert {pair for pair in found if pair[0][:6] != "ready." or pair[1] != "audit.document"} == (
-        set()
-    )
+    pairs = {pair for pair in crossings(*four) if room_of(pair[1]) in four}
+    assert {
+        pair for pair in pairs if (room_of(pair[0]), pair[1]) != ("ready", "audit.document")
+    } == (set())
 
 
-def test_reports_carry_nothing():
+def test_reports_import_no_transport():
     assert not {pair for pair in crossings("reports") if room_of(pair[1]) == "transport"}
     for path in (PACKAGE / "reports").rglob("*.py"):
         assert not packages(path) & {"pyinfra", "paramiko", "gevent", "subprocess"}, path
 
 
-def test_what_is_observed_and_judged_knows_no_engine():
-    """And neither does the policy: the standard library, and our own rooms above."""
+def test_policy_and_subjects_import_only_the_standard_library():
     for room in ("policy", "subjects"):
         for path in (PACKAGE / room).rglob("*.py"):
             other = packages(path) - sys.stdlib_module_names - {"nodeready"}
@@ -121,37 +119,29 @@ def test_what_is_observed_and_judged_knows_no_engine():
             assert other <= ({"jinja2"} if path.name == "templates.py" else set()), path
 
 
-@pytest.mark.parametrize("path", sorted(OPERATIONS.glob("*.py")), ids=lambda path: path.stem)
-def test_an_operation_asks_the_checks_and_plans(path):
+def test_an_operation_imports_only_checks_and_plans():
     may = {"deploy", "operations", "policy", "shell", "subjects"}
-    found = {name for name, _ in draw_house.imported(path, {**FILES, "operations": OPERATIONS})}
-    assert {room_of(name) for name in found - {"transport.bundle"}} <= may
-    assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}
+    for path in OPERATIONS.glob("*.py"):
+        pairs = draw_house.imported(path, {**FILES, "operations": OPERATIONS})
+        modules = {name for name, _ in pairs} - {"transport.bundle"}
+        assert {room_of(name) for name in modules} <= may, path
+        assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}, path
 
 
-@pytest.mark.parametrize("module", ON_A_NODE)
-def test_what_runs_on_a_node_is_the_standard_librarys_and_python_3_9(module):
-    path = FILES[module]
-    ast.parse(path.read_text(), feature_version=(3, 9))
-    assert packages(path) <= {*sys.stdlib_module_names, "nodeready"}
-
-
-def test_what_is_sent_to_a_node_is_among_them():
-    """Reports are found by name: those, too, keep to it."""
-    from nodeready.transport import bundle
-
+def test_a_module_of_the_node_is_python_3_9_of_the_standard_library():
+    # Reports are found by name.
     sent = {name.partition(".")[2] for name in bundle.modules()} & FILES.keys()
-    named = {name for name in sent if room_of(name) == "reports"}
-    assert named
-    assert sent <= {*ON_A_NODE} | reached(named)
+    reports = {name for name in sent if room_of(name) == "reports"}
+    assert reports
+    assert sent <= {*ON_A_NODE} | reached(reports)
     assert not sent & NEVER_ON_A_NODE
-    for module in sent:
+    for module in {*ON_A_NODE} | sent:
         ast.parse(FILES[module].read_text(), feature_version=(3, 9))
         assert packages(FILES[module]) <= {*sys.stdlib_module_names, "nodeready"}, module
 
 
 def test_no_shell_is_started_with_a_string():
-    """One gate for quoting: nodeready/shell.py. Nothing else hands a string to a local shell."""
+    """Only nodeready/shell.py quotes."""
     for path in [*PACKAGE.rglob("*.py"), *OPERATIONS.glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "shell":
@@ -159,8 +149,8 @@ def test_no_shell_is_started_with_a_string():
                 assert node.value.value is False, path
 
 
-def test_every_check_says_why():
-    """In its docstring, which is its page in `nodeready explain`."""
+def test_every_check_has_a_docstring():
+    """It is the check's page in `nodeready explain`."""
     paths = [*PACKAGE.glob("subjects/*/checks.py")]
     assert len(paths) > 10
     for path in paths:

@@ -22,9 +22,9 @@ import pytest
 from tests.command import LIMIT_S, Done, Tool
 from tests.paths import ROOT
 
-#: Those that talk to nodes.
-WARM = ("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores")
-_MODULES = [name for name in WARM if name not in ("learn", "env")]
+#: Modules of commands that talk to nodes, and the first words of the command lines that fork.
+_MODULES = ["audit", "ready", "deploy", "tail", "stacks", "cores"]
+WARM = (*_MODULES, "env", "learn", "explain", "--version", "--help")
 
 _SERVER = f"""
 import importlib, json, os, socket, sys, traceback
@@ -98,7 +98,7 @@ class Server:
 
 
 class WarmTool(Tool):
-    """`nodeready`, forked where it talks to nodes."""
+    """`nodeready`, forked where its first word is one of WARM."""
 
     def __init__(self, home: Path, server: Server, at: Path) -> None:
         super().__init__(home)

@@ -11,15 +11,14 @@ from nodeready.policy import Policy
 from nodeready.subjects import registry
 from nodeready.subjects.registry import SUBJECTS, check_ids
 from nodeready.subjects.result import Act, check, fail, fixable, ok
-from tests.helpers import nodeready
 
 
-@pytest.mark.parametrize("id", check_ids())
-def test_every_check_can_be_explained(id):
-    page = registry.page(id)
+@pytest.mark.parametrize("check_id", check_ids())
+def test_every_check_can_be_explained(check_id):
+    page = registry.page(check_id)
     assert len(page.brief.split()) > 3
     assert "\n" not in page.brief
-    assert {step.name for step in STEPS if id in step.fixes} == {page.fixed_by} - {""}
+    assert {step.name for step in STEPS if check_id in step.fixes} == {page.fixed_by} - {""}
     keys = [field.name for field in fields(Policy)]
     assert [key for key in keys if key in page.settings] == list(page.settings)
     assert all(act.what.strip() for act in page.acts)
@@ -78,20 +77,20 @@ def test_a_misspelt_id_has_its_likely_meaning(word, meant):
     assert registry.meant(word) == meant
 
 
-def test_the_command_prints_a_check_and_a_subject_and_everything():
-    done = nodeready("explain", "ptrace.scope")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ptrace.scope\n")
-    assert "nodeready deploy INVENTORY --only ptrace" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 90
-    done = nodeready("explain", "limits", "ptrace.observed")
-    assert "limits.memlock" in done.stdout
-    assert "could not be observed" in done.stdout
-    done = nodeready("explain")
-    assert all(check in done.stdout for check in (*SUBJECTS, *check_ids()))
+def test_the_command_prints_a_check_and_a_subject_and_everything(tool):
+    done = tool("explain", "ptrace.scope")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith("ptrace.scope\n")
+    assert "nodeready deploy INVENTORY --only ptrace" in done.out
+    assert max(map(len, done.out.splitlines())) <= 90
+    done = tool("explain", "limits", "ptrace.observed")
+    assert "limits.memlock" in done.out
+    assert "could not be observed" in done.out
+    done = tool("explain")
+    assert all(check in done.out for check in (*SUBJECTS, *check_ids()))
 
 
-def test_an_unknown_check_is_a_mistake_of_usage():
-    done = nodeready("explain", "ptrace.scop")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "did you mean ptrace.scope?" in done.stderr
+def test_an_unknown_check_is_a_mistake_of_usage(tool):
+    done = tool("explain", "ptrace.scop")
+    assert (done.status, done.out) == (2, "")
+    assert "did you mean ptrace.scope?" in done.err

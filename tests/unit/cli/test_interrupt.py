@@ -18,13 +18,13 @@ import os, signal, time
 {hears}
 try:
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.1)
+    time.sleep(0)
     print("goes on", flush=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(10)
 except KeyboardInterrupt:
     os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.1)
+    time.sleep(0)
     print("ended", flush=True)
 """
 

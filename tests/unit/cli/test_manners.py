@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 
 import pytest
 
 import nodeready
 from nodeready.cli import screen
 from nodeready.cli.screen import Waiting
+from nodeready.reports.registry import Line
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -16,56 +19,71 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 def test_version_and_help(tool):
     done = tool("--version")
-    assert (done.status, done.out, done.err) == (
-        0,
-        f"nodeready, version {nodeready.__version__}\n",
-        "",
-    )
-    for words in (["-h"], ["deploy", "--help"], ["audit", "--help"]):
-        done = tool(*words)
-        assert (done.status, done.err) == (0, ""), done
+    version = f"nodeready, version {nodeready.__version__}\n"
+    assert (done.status, done.out, done.err) == (0, version, "")
     assert "130" in tool("--help").out
-    assert re.search(r"--limit NODES .*?NODEREADY_LIMIT", tool("deploy", "--help").out, re.S)
+    assert re.search(r"--limit NODES .*?NODEREADY_LIMIT", tool("deploy", "-h").out, re.S)
     nothing = tool()
     assert (nothing.status, nothing.out) == (2, ""), nothing
     assert "Usage: nodeready" in nothing.err
 
 
-#: environment, options, on a terminal -> whether there are colours
+class Stream(io.StringIO):
+    """Standard output, a terminal or a pipe."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+#: environment, --color, on a terminal -> whether there are colours
 COLOURS = [
-    ({}, [], False, False),
-    ({}, [], True, True),
-    ({"NO_COLOR": "1"}, [], True, False),
-    ({"NO_COLOR": ""}, [], True, True),
-    ({"TERM": "dumb"}, [], True, False),
-    ({"CLICOLOR_FORCE": "1"}, [], False, True),
-    ({"CLICOLOR_FORCE": "0"}, [], False, False),
-    ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, [], False, False),
-    ({}, ["--color", "always"], False, True),
-    ({"NO_COLOR": "1"}, ["--color", "always"], False, True),
-    ({"CLICOLOR_FORCE": "1"}, ["--color", "never"], True, False),
-    ({"NODEREADY_COLOR": "never"}, [], True, False),
-    ({"NODEREADY_COLOR": "never"}, ["--color", "always"], False, True),
+    ({}, "auto", False, False),
+    ({}, "auto", True, True),
+    ({"NO_COLOR": "1"}, "auto", True, False),
+    ({"NO_COLOR": ""}, "auto", True, True),
+    ({"TERM": "dumb"}, "auto", True, False),
+    ({"CLICOLOR_FORCE": "1"}, "auto", False, True),
+    ({"CLICOLOR_FORCE": "0"}, "auto", False, False),
+    ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, "auto", False, False),
+    ({}, "always", False, True),
+    ({"NO_COLOR": "1"}, "always", False, True),
+    ({"CLICOLOR_FORCE": "1"}, "never", True, False),
 ]
 
 
-@pytest.mark.parametrize(("environment", "options", "on_terminal", "coloured"), COLOURS)
-def test_colours(environment, options, on_terminal, coloured, tool):
-    """Flag before environment before terminal; the words are the same either way."""
-    words = ("audit", "@local", "--only", "ptrace", *options)
-    if on_terminal:
-        terminal = Terminal(tool, *words, **environment)
-        plain, text = terminal.end().out, terminal.text
-    else:
-        done = tool(*words, env=environment)
-        text, plain = done.out, COLOUR.sub("", done.out)
+@pytest.mark.parametrize(("environment", "color", "on_terminal", "coloured"), COLOURS)
+def test_an_option_outranks_the_environment_and_that_the_terminal(
+    environment, color, on_terminal, coloured, monkeypatch
+):
+    for name in ("NO_COLOR", "CLICOLOR_FORCE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    stream = Stream(on_terminal)
+    monkeypatch.setattr(sys, "stdout", stream)
+    screen.Screen(color).show([Line((("failed", "bold red"), (" 1 node", "")))])
+    text = stream.getvalue()
     assert bool(COLOUR.search(text)) is coloured, text
-    assert "1 node: " in plain
+    # The words are the same either way.
+    assert COLOUR.sub("", text) == "failed 1 node\n"
     if environment.get("TERM") == "dumb":
         assert "\x1b" not in text
 
 
-# --- Progress: what is shown of 10,000 nodes while they are asked.
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({}, True), ({"NODEREADY_COLOR": "never"}, False)]
+)
+def test_a_command_on_a_terminal(environment, coloured, tool):
+    terminal = Terminal(tool, "audit", "@local", "--only", "ptrace", **environment)
+    assert "1 node: " in terminal.end().out
+    assert bool(COLOUR.search(terminal.text)) is coloured, terminal.text
+
+
+# --- Progress: the line for 10,000 nodes while they are asked.
 
 
 class Clock:
@@ -76,13 +94,13 @@ class Clock:
 
 
 def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> Waiting:
-    """So many nodes, of which all but these are done after so many seconds."""
-    clock = Clock()
+    """A progress of `total` nodes, of which all but `left` are done after `seconds`."""
+    clock, waited_for = Clock(), {*left}
     names = [f"gpu{number:05d}" for number in range(total)]
     waiting = Waiting("looking", set(names), clock)
     clock.now = seconds
     for number, name in enumerate(names):
-        if number not in left:
+        if number not in waited_for:
             waiting(name, failed > 0)
             failed -= 1
     return waiting

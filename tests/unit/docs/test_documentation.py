@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
-from nodeready import exit_codes
 from nodeready.cli import cli
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
-from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects import snapshot
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, check_ids
+from tests.builders.hostile import RECORDED, look, recorded
 from tests.unit.docs.pages import DOCS, PAGES, ROOT, anchors, commands, without_code
 
 
@@ -91,13 +91,8 @@ def test_every_page_can_be_reached_from_the_readme():
 def test_the_exit_codes_stand_in_the_order_of_their_precedence():
     text = (DOCS / "exit-codes.md").read_text()
     codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)]
-    of_word = {
-        130: "interrupted", 2: "usage", 1: "failed", 4: "unreachable", 3: "check",
-    }  # fmt: skip
-    assert codes == [*of_word, exit_codes.OK]
-    for place, code in enumerate(codes[:-1]):
-        later = {of_word[other]: True for other in codes[place:-1]}
-        assert exit_codes.exit_code(**later) == code
+    # tests/unit/cli/test_exit_codes.py has this order.
+    assert codes == [130, 2, 1, 4, 3, 0]
 
 
 def test_the_operations_stand_in_their_order():
@@ -136,15 +131,43 @@ def test_the_manual_has_what_manuals_have():
         assert subject in text
 
 
-def test_the_manual_is_understood_by_man():
-    if not shutil.which("man"):
-        pytest.skip("man is not installed (man-db)")
-    done = subprocess.run(
-        ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", str(DOCS / "nodeready.1")],
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"},
-        check=True,
-    )
-    assert done.stderr == ""
-    assert "EXIT STATUS" in re.sub(".\x08", "", done.stdout)
+# --- docs/checks.md has every check that can be given, and no other.
+
+CHECKS = (DOCS / "checks.md").read_text()
+IDS = re.findall(r"^### (\w+\.\w+)$", CHECKS, re.M)
+
+
+def test_every_check_has_one_entry_in_the_order_of_the_reports():
+    assert check_ids() == IDS
+    assert len(IDS) == len(set(IDS))
+    for check_id in IDS:
+        entry = CHECKS.partition(f"### {check_id}\n\n")[2].partition("\n#")[0]
+        assert len(entry.split()) > 5, check_id
+        assert not re.search(r"(?:person|by): *$", entry, re.M), check_id
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"ssh_client_mode": "no", "ssh_client_hosts": ("a*",), "iommu_args": ("iommu=pt",)},
+        {"core_handler": "systemd-coredump", "pdshrc_users": ("root",)},
+    ],
+)
+def test_every_check_that_a_node_gives_has_its_entry(policy):
+    want = replace(Policy(), **policy)
+    text = look(recorded("h100"), RECORDED)
+    seen = snapshot.read(text, snapshot.probes(), want, RECORDED)
+    given = [result.check for result in snapshot.judge(seen, want)]
+    assert {check_id.partition(".")[0] for check_id in given} == set(LOOKED_AT)
+    # Each check gives its own id, and exactly one result.
+    observed = {f"{subject}.observed" for subject in SUBJECTS}
+    known = [check_id for check_id in given if check_id not in observed]
+    assert known == [check_id for check_id in IDS if check_id in known]
+
+
+def test_the_entry_of_a_check_names_the_operation_that_repairs_it():
+    for step in STEPS:
+        for check_id in step.fixes:
+            entry = CHECKS.partition(f"### {check_id}\n")[2].partition("\n### ")[0]
+            assert f"`{step.name}`" in entry, check_id

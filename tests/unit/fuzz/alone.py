@@ -9,14 +9,17 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
+
+import pytest
 
 #: Of CPU time and memory: far above what an answer takes, far below what takes a machine down.
 SECONDS, MEMORY_BYTES = 30, 1 << 30
 
 
 class Ended(NamedTuple):
-    """status: of the process, 0 when all is well. said: the exception that ended it, in words.
+    """status: of the process, 0 when all is well. said: the exception that ended it.
 
     grown_bytes: how much its memory grew at most
     """
@@ -63,8 +66,27 @@ def alone(
         return Ended(status, said, int(grown.read() or 0))
 
 
+def bounded(work: Callable[[], object], seconds: int = SECONDS) -> None:
+    """Do it in this process, which is quicker, with the ceiling of time alone."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        pytest.fail(f"took more than {seconds} s of CPU time")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        work()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def well(work: Callable[[], object], seconds: int = SECONDS) -> None:
-    """Fail with what the work said, when it does not end well within the ceilings."""
+    """Do it in a fork, and fail with the error of the work or with the ceiling that ended it."""
     ended = alone(work, seconds)
     what = "ended by its limit of time" if ended.status == signal.SIGPROF else "failed"
     assert ended.status == 0, f"{what}\n{ended.said[-4000:]}"
+
+
+#: effort -> how the work is done
+DO = {"short": bounded, "long": well}

@@ -1,9 +1,12 @@
-"""Mutated answers: whatever a node says is an observation, or one line that says what is wrong."""
+"""Mutated answers of a node: each is an observation, or one line that says what is wrong."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,14 +31,14 @@ from tests.builders import proof as proved
 from tests.builders.hostile import RECORDED, envelope, look, mutated, recorded, spoiled
 from tests.builders.traces import LOAD, REDUCE, process
 from tests.builders.traces import trace as made
-from tests.unit.fuzz.alone import well
+from tests.unit.fuzz.alone import DO
 
 POLICY = Policy()
 PROBES = snapshot.probes()
 
 
 def one_line(reason: str) -> None:
-    """What is told of an answer that makes no sense is short, and safe to show."""
+    """The reason why an answer makes no sense is short, and safe to show."""
     assert reason.isprintable(), reason
     assert len(reason) < 300, reason
 
@@ -46,30 +49,6 @@ def judged(text: str) -> None:
     for result in snapshot.judge(seen, POLICY):
         assert result.status in ("ok", "warn", "fail", "unknown", "na")
     json.dumps(wire.plain(seen.subjects))
-
-
-@pytest.mark.parametrize("profile", ["h100", "mi300x"])
-def test_a_mutated_section_costs_its_subject(profile: str) -> None:
-    whole = recorded(profile)
-    names = [name for name, text in whole.items() if text]
-
-    @given(st.sampled_from(names), st.data())
-    def each(name: str, data: st.DataObject) -> None:
-        judged(look({**whole, name: data.draw(mutated(whole[name]))}, RECORDED))
-
-    each.hypothesis.inner_test.__qualname__ += profile
-    well(each, 600)
-
-
-def test_a_mutated_envelope_is_no_answer_and_no_more() -> None:
-    text = look(recorded("h100"), RECORDED)
-    packed = text.split("\n")[2]
-
-    @given(mutated(text, envelope("A" * 400, RECORDED), envelope(packed[:200], RECORDED)))
-    def each(answer: str) -> None:
-        judged(answer)
-
-    well(each, 600)
 
 
 FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
@@ -99,58 +78,36 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_mutated_row_is_a_row_or_one_line(name: str) -> None:
-    kind = {name: type(KINDS[name])}
-    row = asdict(KINDS[name])
-    line = f"N {name} {json.dumps(row)}\n"
-    config = proved.configured()
-
-    def read(text: str) -> None:
-        try:
-            rows(Reply(text), _Config, kind)
-        except ProbeError as problem:
-            one_line(problem.reason)
-        seen = proof.read(text.replace("N ", f"{config.nonce} "), config)
-        assert isinstance(seen.user, (proof.User, Unknown))
-
-    @given(mutated(line, line * 3))
-    def text(answer: str) -> None:
-        read(answer)
-
-    @given(spoiled(row))
-    def values(answer: object) -> None:
-        read(f"N {name} {json.dumps(answer)}\n")
-
-    well(lambda: (text(), values()), 600)
-
-
-class _Config:
+class RowConfig:
     nonce = "N"
 
 
-def test_a_mutated_tail_is_a_tail_or_one_line() -> None:
-    file = tail.File("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)
-    row = asdict(
-        tail.Tail("gpu1", (file, file), (tail.Unread("/log/x", "is a FIFO", False),), 1, 2, "")
-    )
+def read_row(text: str, name: str) -> None:
+    try:
+        rows(Reply(text), RowConfig, {name: type(KINDS[name])})
+    except ProbeError as problem:
+        one_line(problem.reason)
+    config = proved.configured()
+    seen = proof.read(text.replace("N ", f"{config.nonce} "), config)
+    assert isinstance(seen.user, (proof.User, Unknown))
 
-    @given(spoiled(row))
-    def each(answer: object) -> None:
-        text = tail.base64.b64encode(tail.zlib.compress(json.dumps(answer).encode())).decode()
-        try:
-            found = read_tail(f'N tail "{text}"\n', "N")
-        except ProbeError:
-            return
-        grouping = Grouping()
-        grouping.add("gpu1", found)
-        done = grouping.done(started="", finished="", pattern="", unreachable={}, failed={})
-        said = "\n".join(line.plain for line in find("tail", "table").lines(done))
-        assert "\x1b" not in said
-        for piece in find("tail", "json").render(done):
-            piece.encode()
 
-    well(each, 600)
+LOG = tail.File("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)
+TAIL = tail.Tail("gpu1", (LOG, LOG), (tail.Unread("/log/x", "is a FIFO", False),), 1, 2, "")
+
+
+def read_logs(answer: object) -> None:
+    text = tail.base64.b64encode(tail.zlib.compress(json.dumps(answer).encode())).decode()
+    try:
+        tails = read_tail(f'N tail "{text}"\n', "N")
+    except ProbeError:
+        return
+    grouping = Grouping()
+    grouping.add("gpu1", tails)
+    done = grouping.done(started="", finished="", pattern="", unreachable={}, failed={})
+    assert "\x1b" not in "\n".join(line.plain for line in find("tail", "table").lines(done))
+    for piece in find("tail", "json").render(done):
+        piece.encode()
 
 
 DOC = made(
@@ -174,41 +131,66 @@ DOC["processes"][0] |= {
 
 def grouped(text: str) -> None:
     try:
-        found = trace.parse(text, "gpu003")
+        document = trace.parse(text, "gpu003")
     except trace.TraceError as problem:
         one_line(str(problem))
         return
-    together = group.group([found], {})
-    said = "\n".join(line.plain for line in find("stacks", "table").lines(together))
-    assert "\x1b" not in said
-    assert "\u202e" not in said
+    together = group.group([document], {})
+    shown = "\n".join(line.plain for line in find("stacks", "table").lines(together))
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
     for name in ("json", "html", "speedscope"):
         for piece in find("stacks", name).render(together):
             piece.encode()
 
 
-def test_a_mutated_trace_is_a_trace_or_one_line() -> None:
-    text = json.dumps(DOC)
-
-    @given(mutated(text))
-    def texts(answer: str) -> None:
-        grouped(answer)
-
-    @given(spoiled(DOC))
-    def values(answer: object) -> None:
-        grouped(json.dumps(answer))
-
-    well(lambda: (texts(), values()), 600)
+def unpacked(text: str) -> None:
+    try:
+        stacks.unpack(text, "N")
+    except ProbeError as problem:
+        one_line(problem.reason)
 
 
-def test_a_mutated_packed_trace_is_a_trace_or_one_line() -> None:
-    line = f"motd N {stacks.pack(DOC)}\n"
+def looks(profile: str) -> st.SearchStrategy[str]:
+    """Looks with one mutated section."""
+    whole = recorded(profile)
+    names = st.sampled_from([name for name, text in whole.items() if text])
+    return names.flatmap(
+        lambda name: mutated(whole[name]).map(lambda text: look({**whole, name: text}, RECORDED))
+    )
 
-    @given(mutated(line))
-    def each(answer: str) -> None:
-        try:
-            stacks.unpack(answer, "N")
-        except ProbeError as problem:
-            one_line(problem.reason)
 
-    well(each, 600)
+def packed_looks() -> st.SearchStrategy[str]:
+    text = look(recorded("h100"), RECORDED)
+    packed = text.split("\n")[2]
+    return mutated(text, envelope("A" * 400, RECORDED), envelope(packed[:200], RECORDED))
+
+
+def row_texts(name: str) -> st.SearchStrategy[str]:
+    row = asdict(KINDS[name])
+    line = f"N {name} {json.dumps(row)}\n"
+    values = spoiled(row).map(lambda answer: f"N {name} {json.dumps(answer)}\n")
+    return st.one_of(mutated(line, line * 3), values)
+
+
+#: What a node answers -> mutated answers, and what reads them.
+ANSWERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
+    "a section of h100": (looks("h100"), judged),
+    "a section of mi300x": (looks("mi300x"), judged),
+    "the envelope of a look": (packed_looks(), judged),
+    **{f"a row {name}": (row_texts(name), partial(read_row, name=name)) for name in KINDS},
+    "the tail of logs": (spoiled(asdict(TAIL)), read_logs),
+    "a trace": (st.one_of(mutated(json.dumps(DOC)), spoiled(DOC).map(json.dumps)), grouped),
+    "a packed trace": (mutated(f"motd N {stacks.pack(DOC)}\n"), unpacked),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_mutated_answer_is_an_observation_or_one_line(name: str, effort: str) -> None:
+    answers, read = ANSWERS[name]
+
+    @given(answers)
+    def each(answer: Any) -> None:
+        read(answer)
+
+    DO[effort](each, 600)

@@ -12,10 +12,11 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -27,11 +28,10 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
 from nodeready.transport.base import Answer, Channel, Reply, Request
 from tests.builders.hostile import envelope, look, recorded
-from tests.builders.traces import LOAD, REDUCE, process
-from tests.builders.traces import trace as made
+from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.fake import Does, Fake
-from tests.unit.commands import program
-from tests.unit.fuzz.alone import alone
+from tests.unit.commands import SOUND, program
+from tests.unit.fuzz.alone import alone, bounded
 
 #: Bytes by which a command's memory may grow for one node that answers nonsense.
 GROWN_BYTES = 512 << 20
@@ -48,28 +48,16 @@ VALUES = {
 }  # fmt: skip
 
 
-def spoil(text: str, value: str) -> str:
-    """The JSON text with this in place of each of some values, one row for each of them."""
-    return text.replace('"@"', value)
-
-
 def packed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"), 1)).decode()
 
 
-FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, "", "", 4711, 11)
-LISTING = Listing(("/c/*",), (FILE,))
-CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
-
-
-def cores_node(listing: str, core: str) -> Does:
-    def said(nonce: str) -> str:
-        return f"{nonce} listing {listing}\n{nonce} core {core}\n{nonce} done {DONE}\n"
-
-    return program(said)
+def plain(row: Any) -> Any:
+    return json.loads(json.dumps(asdict(row)))
 
 
 DONE = json.dumps(asdict(cores.Done(1, 0)))
+CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
 TAIL = {
     "host": "x", "unread": [], "left_out": 0, "older": 0, "error": "",
     "files": [{"path": "/log/rank_1.log", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0,
@@ -79,86 +67,77 @@ TAIL = {
 }  # fmt: skip
 
 
-def tail_node(text: str) -> Does:
-    return program(lambda nonce: f'{nonce} tail "{packed(text)}"\n')
+def listing(number: int) -> Listing:
+    return Listing(("/c/*",), (File("/c/core.1", number, 7, 5, 0, 0.5, "", "", 4711, 11),))
 
 
-def stacks_node(text: str) -> Does:
-    return program(lambda nonce: f"{nonce} trace {packed(text)}\n")
+class Command(NamedTuple):
+    """words: the command line. rows: what its node number N knows. answer: the rows' JSON texts
+    as the program on the node prints them."""
+
+    words: str
+    rows: Callable[[int], list[Any]]
+    answer: Callable[[str, list[str]], str]
 
 
-def doc(rank: int) -> dict[str, Any]:
-    return made("itself", process(rank, REDUCE, LOAD))
-
-
-def with_marks(data: Any) -> list[str]:
-    """The JSON texts of this data in each of which one value is marked."""
-    texts = []
-
-    def walk(place: Any) -> None:
-        for key in list(place) if isinstance(place, dict) else range(min(len(place), 2)):
-            before, place[key] = place[key], "@"
-            texts.append(json.dumps(data))
-            place[key] = before
-            if isinstance(before, (dict, list)):
-                walk(before)
-
-    walk(data)
-    return texts
-
-
-def plainly(row: Any) -> Any:
-    return json.loads(json.dumps(asdict(row)))
-
-
-def hostile_cores(value: str) -> list[Does]:
-    listing = plainly(replace(LISTING, files=(replace(FILE, inode=9),)))
-    good, core = json.dumps(listing), json.dumps(plainly(CORE))
-    found = [cores_node(spoil(text, value), core) for text in with_marks(listing)]
-    return found + [cores_node(good, spoil(text, value)) for text in with_marks(plainly(CORE))]
-
-
-#: command -> its words, a sound node, and nodes with this in place of a value.
-PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[int], Does], Callable[[str], list[Does]]]] = {
-    "cores": (
-        ("cores", "--format", "json"),
-        lambda number: cores_node(
-            json.dumps(plainly(replace(LISTING, files=(replace(FILE, inode=number),)))),
-            json.dumps(plainly(CORE)),
-        ),
-        hostile_cores,
+PROGRAMS = {
+    "cores": Command(
+        "cores --format json",
+        lambda number: [plain(listing(number)), plain(CORE)],
+        lambda n, texts: f"{n} listing {texts[0]}\n{n} core {texts[1]}\n{n} done {DONE}\n",
     ),
-    "tail": (
-        ("tail", "/log/*", "--format", "json"),
-        lambda number: tail_node(json.dumps(TAIL)),
-        lambda value: [tail_node(spoil(text, value)) for text in with_marks(TAIL)],
+    "tail": Command(
+        "tail /log/* --format json",
+        lambda number: [TAIL],
+        lambda n, texts: f'{n} tail "{packed(texts[0])}"\n',
     ),
-    "stacks": (
-        ("stacks", "--format", "json"),
-        lambda number: stacks_node(json.dumps(doc(number))),
-        lambda value: [stacks_node(spoil(text, value)) for text in with_marks(doc(9))],
+    "stacks": Command(
+        "stacks --format json",
+        lambda number: [trace("itself", process(number, REDUCE, LOAD))],
+        lambda n, texts: f"{n} trace {packed(texts[0])}\n",
     ),
 }
 
 
-def rows_of(name: str, told: dict[str, Any]) -> Any:
-    """What the document says of the sound nodes."""
-    good = {"good1", "good2"}
-    if name == "cores":
-        return [c for c in told["cores"] if c["node"] in good]
+def answers(name: str, texts: list[str]) -> Does:
+    return program(lambda nonce: PROGRAMS[name].answer(nonce, texts))
+
+
+def sound(name: str, number: int) -> Does:
+    return answers(name, [json.dumps(row) for row in PROGRAMS[name].rows(number)])
+
+
+def spoiled_nodes(name: str, value: str) -> list[Does]:
+    """A node for each value of the rows, which has this JSON text in its place."""
+    rows, nodes = PROGRAMS[name].rows(9), []
+
+    def walk(place: Any) -> None:
+        for key in list(place) if isinstance(place, dict) else range(min(len(place), 2)):
+            before, place[key] = place[key], "@"
+            texts = [json.dumps(row).replace('"@"', value) for row in rows]
+            nodes.append(answers(name, texts))
+            place[key] = before
+            if isinstance(before, (dict, list)):
+                walk(before)
+
+    for row in rows:
+        walk(row)
+    return nodes
+
+
+def rows_of(name: str, document: dict[str, Any]) -> list[Any]:
+    """The rows of the sound nodes."""
     if name == "tail":
-        return sorted(
-            (f["node"], f["path"], f["size_bytes"]) for g in told["groups"] for f in g["files"]
-            if f["node"] in good
-        )  # fmt: skip
-    if name == "stacks":
-        return sorted(
-            (p["node"], p["pid"], p["state"]) for p in told["processes"] if p["node"] in good
-        )
-    return [node for node in told["nodes"] if node["name"] in good]
+        files = [file for group in document["groups"] for file in group["files"]]
+        rows = [(file["node"], file["path"], file["size_bytes"]) for file in files]
+    elif name == "stacks":
+        rows = [(each["node"], each["pid"], each["state"]) for each in document["processes"]]
+    else:
+        rows = [(core["node"], core) for core in document["cores"]]
+    return sorted((row for row in rows if row[0] in ("good1", "good2")), key=lambda row: row[0])
 
 
-def told(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int, str]:
+def command(run: Any, nodes: dict[str, Does], words: Iterable[str]) -> str:
     # Of each run the counters are kept, and the next one compares with them.
     shutil.rmtree(Path(os.environ["XDG_STATE_HOME"]), ignore_errors=True)
     done = run(nodes, *words)
@@ -169,28 +148,47 @@ def told(run: Any, nodes: dict[str, Does], words: tuple[str, ...]) -> tuple[int,
         assert "Traceback" not in text
         assert "internal error" not in text
         text.encode()
-    return done.code, done.out
+    return done.out
 
 
-@pytest.mark.parametrize("kind", VALUES)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_node_whose_program_answers_nonsense_costs_itself(
-    run: Any, name: str, kind: str
-) -> None:
-    words, good, bad = PROGRAMS[name]
-    sound = {"good1": good(1), "bad": good(2), "good2": good(3)}
-    _, out = told(run, sound, words)
-    wanted = rows_of(name, json.loads(out))
-    assert wanted
+def drawn(first: Iterable[str], second: Iterable[str]) -> list[Any]:
+    """Every pair for `make test-all`; for `make test` each word of `second` once."""
+    names, words = [*first], [*second]
+    few = [pytest.param(names[at % len(names)], w, "short") for at, w in enumerate(words)]
+    return few + [
+        pytest.param(name, word, "long", marks=pytest.mark.nightly)
+        for name in names
+        for word in words
+    ]
 
-    def all_of_them() -> None:
-        for node in bad(VALUES[kind])[:: 1 if len(VALUES[kind]) < 100_000 else 7]:
-            _, said = told(run, {**sound, "bad": node}, words)
-            assert rows_of(name, json.loads(said)) == wanted
 
-    ended = alone(all_of_them, 60, 2 * GROWN_BYTES)
+def within_bounds(work: Callable[[], object], effort: str) -> None:
+    """The ceiling of memory is for `make test-all`: it needs a fork, which is slow."""
+    if effort == "short":
+        bounded(work, 60)
+        return
+    ended = alone(work, 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
     assert ended.grown_bytes < GROWN_BYTES
+
+
+@pytest.mark.parametrize(("name", "kind", "effort"), drawn(PROGRAMS, VALUES))
+def test_a_node_whose_program_answers_nonsense_costs_itself(
+    run: Any, name: str, kind: str, effort: str
+) -> None:
+    words = PROGRAMS[name].words.split()
+    nodes = {"good1": sound(name, 1), "bad": sound(name, 2), "good2": sound(name, 3)}
+    wanted = rows_of(name, json.loads(command(run, nodes, words)))
+    assert wanted
+    spoiled = spoiled_nodes(name, VALUES[kind])
+    step = len(spoiled) // 2 if effort == "short" else 1 if len(VALUES[kind]) < 100_000 else 7
+
+    def all_of_them() -> None:
+        for node in spoiled[[*VALUES].index(kind) % step :: step]:
+            out = command(run, {**nodes, "bad": node}, words)
+            assert rows_of(name, json.loads(out)) == wanted
+
+    within_bounds(all_of_them, effort)
 
 
 #: What a section's values are replaced by, as they are.
@@ -220,18 +218,13 @@ def liar(change: Callable[[str], str]) -> Does:
     def does(request: Request) -> Answer:
         nonce = request.mark.rpartition(" ")[2]
         if request.mark:
-            return Reply(look({name: change(text) for name, text in SOUND.items()}, nonce))
+            return Reply(look({name: change(text) for name, text in SECTIONS.items()}, nonce))
         return Reply(change("a=1\n"), change("nodeready: no\n"), rc=1)
 
     return does
 
 
-SOUND = recorded("h100")
-
-
-def whole(request: Request) -> Answer:
-    nonce = request.mark.rpartition(" ")[2]
-    return Reply(look(SOUND, nonce)) if request.mark else Reply("")
+SECTIONS = recorded("h100")
 
 
 def bomb(request: Request) -> Answer:
@@ -257,48 +250,43 @@ def results(out: str) -> dict[str, list[str]]:
     """Every result of the sound nodes, but for the known hosts, which have every node's keys."""
     return {
         node["name"]: [
-            json.dumps(one) for one in node["results"] if one["check"] != "ssh_client.known_hosts"
+            json.dumps(row) for row in node["results"] if row["check"] != "ssh_client.known_hosts"
         ]
         for node in json.loads(out)["nodes"]
         if node["name"] != "bad"
     }
 
 
-#: In CI an audit meets them all, each other command a fourth of them.
-PAIRS = [
-    (name, kind)
-    for first, name in enumerate(LOOKS)
-    for second, kind in enumerate(WORDS)
-    if name == "audit" or "NODEREADY_FUZZ" in os.environ or (first + second) % 4 == 0
-]
-
-
-@pytest.mark.parametrize(("name", "kind"), PAIRS)
-def test_a_node_whose_look_is_nonsense_costs_itself(run: Any, name: str, kind: str) -> None:
+@pytest.mark.parametrize(("name", "kind", "effort"), drawn(LOOKS, WORDS))
+def test_a_node_whose_look_is_nonsense_costs_itself(
+    run: Any, name: str, kind: str, effort: str
+) -> None:
     words, word = LOOKS[name], WORDS[kind]
-    sound = {"good1": whole, "bad": whole, "good2": whole}
-    wanted = results(told(run, sound, words)[1]) if "json" in words else None
+    nodes = {"good1": SOUND, "bad": SOUND, "good2": SOUND}
+    wanted = results(command(run, nodes, words)) if "json" in words else None
 
     def all_of_them() -> None:
         for node in (liar(lambda text: in_values(text, word)), liar(lambda text: word)):
-            _, said = told(run, {**sound, "bad": node}, words)
+            out = command(run, {**nodes, "bad": node}, words)
             if wanted is not None:
-                found = results(said)
-                assert found.keys() == wanted.keys()
+                rows = results(out)
+                assert rows.keys() == wanted.keys()
                 for good in wanted:
-                    pairs = zip(found[good], wanted[good], strict=True)
+                    pairs = zip(rows[good], wanted[good], strict=True)
                     assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
-    ended = alone(all_of_them, 60, 2 * GROWN_BYTES)
-    assert ended.status == 0, ended.said[-3000:]
-    assert ended.grown_bytes < GROWN_BYTES
+    within_bounds(all_of_them, effort)
 
 
-@pytest.mark.parametrize("node", [bomb, zeros], ids=["noise", "a bomb"])
-@pytest.mark.parametrize("name", LOOKS)
-def test_a_look_that_would_fill_the_memory_is_cut_off(run: Any, name: str, node: Does) -> None:
-    nodes = {"good1": whole, "bad": node, "good2": whole}
-    ended = alone(lambda: told(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
+BOMBS = {"noise": bomb, "zeros": zeros}
+
+
+@pytest.mark.parametrize(("name", "node", "effort"), drawn(LOOKS, BOMBS))
+def test_a_look_that_would_fill_the_memory_is_cut_off(
+    run: Any, name: str, node: str, effort: str
+) -> None:
+    nodes = {"good1": SOUND, "bad": BOMBS[node], "good2": SOUND}
+    ended = alone(lambda: command(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
 
 
@@ -313,11 +301,11 @@ class Peer(Channel):
         self.lines = [first or f"listening {json.dumps(asdict(row))}"]
 
     def send_line(self, line: str) -> None:
-        asked = json.loads(line)
-        address = ADDRESSES[asked["target"]]
-        tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in asked["ports"])
-        seen = mesh.Round(asked["round"], asked["target"], (address,), "", address, tried, 1)
-        self.lines.append(self.says or f"round {json.dumps(asdict(seen))}")
+        order = json.loads(line)
+        address = ADDRESSES[order["target"]]
+        tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in order["ports"])
+        row = mesh.Round(order["round"], order["target"], (address,), "", address, tried, 1)
+        self.lines.append(self.says or f"round {json.dumps(asdict(row))}")
 
     def read_line(self, limit_s: float) -> str | None:
         return f"{self.nonce} {self.lines.pop(0)}" if self.lines else None
@@ -333,32 +321,38 @@ class Meshed(Fake):
     """Nodes that are spoken with, each by the nonce that it was told."""
 
     def open(self, request: Request) -> Channel:
-        found = super().open(request)
-        found.nonce = request.mark  # type: ignore[attr-defined]
-        return found
+        channel = super().open(request)
+        channel.nonce = request.mark  # type: ignore[attr-defined]
+        return channel
 
 
 def meshed(bad: Peer) -> dict[str, Any]:
     channels: dict[str, Channel] = {name: Peer(name) for name in ADDRESSES}
     channels["bad"] = bad
-    carrier = Meshed(dict.fromkeys(ADDRESSES, whole), channels)
+    carrier = Meshed(dict.fromkeys(ADDRESSES, SOUND), channels)
     return run_mesh(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)
+
+
+#: A node that stops making sense at its first line, or in a round.
+SILENT = cache(
+    lambda: {
+        "listening": meshed(Peer("bad", first="listening {}")),
+        "round": meshed(Peer("bad", says="round {}")),
+    }
+)
 
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_a_node_that_says_nonsense_in_the_mesh_is_out_of_it(kind: str) -> None:
-    """The others' rows are as if it had been silent from the same moment on."""
+    """The rows of the others are as if it had been silent from the same moment on."""
     value = VALUES[kind][: 250 << 10]
-    quiet = {"a first line": meshed(Peer("bad", first="listening {}"))}
-    quiet["a round"] = meshed(Peer("bad", says="round {}"))
-    assert all(isinstance(one["good1"], Mesh) for one in quiet.values())
-    spoilt = {
-        "a first line": Peer("bad", first=f"listening {value}"),
-        "a round": Peer("bad", says=f"round {value}"),
+    peers = {
+        "listening": Peer("bad", first=f"listening {value}"),
+        "round": Peer("bad", says=f"round {value}"),
     }
-    for when, bad in spoilt.items():
-        found = meshed(bad)
-        assert isinstance(found["bad"], Unknown)
-        assert "makes no sense" in found["bad"].reason
-        assert found["good1"] == quiet[when]["good1"]
-        assert found["good2"] == quiet[when]["good2"]
+    for when, bad in peers.items():
+        rows, wanted = meshed(bad), SILENT()[when]
+        assert isinstance(wanted["good1"], Mesh)
+        assert isinstance(rows["bad"], Unknown)
+        assert "makes no sense" in rows["bad"].reason
+        assert (rows["good1"], rows["good2"]) == (wanted["good1"], wanted["good2"])

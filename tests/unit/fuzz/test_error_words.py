@@ -20,7 +20,7 @@ from nodeready.policy.policy import make_policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Output, Probe
 from tests.builders.hostile import RECORDED, encoded, recorded
-from tests.unit.fuzz.alone import well
+from tests.unit.fuzz.alone import DO
 
 #: The policy with which the recorded nodes were deployed.
 POLICY = make_policy({"limit_memlock": 4096, "limit_nofile": 16384})
@@ -157,7 +157,7 @@ def values(text: str) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("subject", ["nics", "rdma", "host"])
-def test_an_unreadable_field_beside_a_fault_hides_nothing(subject: str) -> None:
+def test_an_unreadable_field_beside_a_fault_hides_nothing(subject: str, effort: str) -> None:
     """The wrong field, and an error word in any other value of the same look.
 
     Another check of the subject may say so instead: a port whose state cannot be read has no rate.
@@ -177,7 +177,7 @@ def test_an_unreadable_field_beside_a_fault_hides_nothing(subject: str) -> None:
         found = verdicts(probe, spoilt)
         assert not {*found.values()} <= {*GOOD}, (field, text[start:end])
 
-    well(each, 600)
+    DO[effort](each, 600)
 
 
 def test_every_subject_of_the_audit_has_a_row_or_a_reason() -> None:

@@ -1,76 +1,99 @@
-"""Every outcome in every format, byte for byte: golden/NAME.EXITCODE.FORMAT.
+"""Rich documents in every format, byte for byte: golden/DOCUMENT-NAME.FORMAT.
 
-A change that is meant: NODEREADY_GOLDEN=write .venv/bin/python -m pytest tests/unit/reports,
+For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest tests/unit/reports,
 then read the difference.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from nodeready.audit.document import Audit, audit_code
-from nodeready.reports import json_report, junit, monitoring
-from nodeready.reports.monitoring import nagios_code
-from nodeready.reports.registry import Options
-from nodeready.reports.table import show_audit
+from nodeready.reports.registry import Options, find
+from tests.builders import stack_fleets
+from tests.builders.deploys import DEPLOYS
+from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import outcomes
 
 GOLDEN = Path(__file__).parent / "golden"
-OUTCOMES = outcomes()
+AUDITS = outcomes()
+DEPLOYED = {name: make() for name, make in DEPLOYS.items()}
+STACKS = {name: make() for name, make in stack_fleets.FLEETS.items()}
+#: document -> name -> the word of --format, and the options.
 FORMATS = {
-    "table": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, Options(0, 80))),
-    "verbose": lambda audit: (f"{line.plain}\n" for line in show_audit(audit, Options(1, 80))),
-    "json": json_report.audit,
-    "junit": junit.render,
-    "prometheus": monitoring.prometheus,
-    "nagios": monitoring.nagios,
+    "audit": {
+        "table": ("table", Options()),
+        "verbose": ("table", Options(verbose=1)),
+        "json": ("json", Options()),
+        "junit": ("junit", Options()),
+        "prometheus": ("prometheus", Options()),
+        "nagios": ("nagios", Options()),
+    },
+    "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
+    "env": {"sh": ("sh", Options())},
+    "stacks": {
+        "table": ("table", Options()),
+        "verbose": ("table", Options(verbose=1)),
+        "json": ("json", Options()),
+        "body": ("html", Options()),
+    },
 }
 
 
-def code(audit: Audit, form: str) -> int:
-    return nagios_code(audit) if form == "nagios" else audit_code(audit)
+def text_of(document: str, name: str, made: object) -> str:
+    form, options = FORMATS[document][name]
+    text = "".join(find(document, form).render(made, options))
+    # The style sheet and the script of a page are files of their own.
+    return text[text.index("<main>") : text.index("<script>")] if form == "html" else text
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", OUTCOMES)
-def test_a_report_is_as_its_golden_file(name, form):
-    audit = OUTCOMES[name]
-    path = GOLDEN / f"{name}.{code(audit, form)}.{form}"
-    made = "".join(FORMATS[form](audit)).encode()
+def several(document: str, name: str, made: dict[str, object], words: str) -> str:
+    """Small documents in this format, each below its name."""
+    texts = {word: text_of(document, name, made[word]) for word in words.split()}
+    return "\n".join(f"=== {word}\n{text}" for word, text in texts.items())
+
+
+#: file -> its text
+FILES: dict[str, Callable[[], str]] = {
+    **{
+        f"{document}-{name}.{form}": partial(text_of, document, form, made)
+        for document, name, made in (
+            ("audit", "mixed", AUDITS["mixed"]),
+            ("deploy", "result", DEPLOYED["result"]),
+            ("stacks", "hung", STACKS["hung"]),
+        )
+        for form in FORMATS[document]
+        if form != "prometheus"  # test_formats.py reads each of its values.
+    },
+    "audit-small.table": partial(
+        several, "audit", "table", AUDITS, "ok one waived outliers partial"
+    ),
+    "audit-small.nagios": partial(
+        several, "audit", "nagios", AUDITS, "ok one warn unknown waived unreachable partial"
+    ),
+    "deploy-small.diff": partial(several, "deploy", "diff", DEPLOYED, "check well interrupted"),
+    "env-small.sh": partial(several, "env", "sh", ENVIRONMENTS, "differs halves unknown"),
+    "stacks-small.table": partial(
+        several, "stacks", "table", STACKS, "one missing same prefix nobody"
+    ),
+    "stacks-small.body": partial(several, "stacks", "body", STACKS, "missing prefix nobody"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_report_equals_its_golden_file(name):
+    path = GOLDEN / name
+    text = FILES[name]().encode()
     old = path.read_bytes() if path.is_file() else b""
-    if os.environ.get("NODEREADY_GOLDEN") == "write" and made != old:
-        path.write_bytes(made)
+    if os.environ.get("NODEREADY_GOLDEN") == "write" and text != old:
+        path.write_bytes(text)
         pytest.fail(f"{path.name} is written anew: read the difference")
-    assert path.is_file(), f"no golden file {path.name}: its name holds the exit code"
-    assert made == old
+    assert text == old
 
 
-def test_no_golden_file_is_without_its_audit():
-    wanted = {f"{n}.{code(OUTCOMES[n], form)}.{form}" for n in OUTCOMES for form in FORMATS}
-    assert {path.name for path in GOLDEN.iterdir()} == wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "exit_code", "nagios"),
-    [
-        ("ok", 0, 0), ("warn", 0, 1), ("fail", 3, 2), ("unknown", 3, 3), ("waived", 0, 0),
-        ("unreachable", 4, 2), ("failed", 1, 3), ("partial", 130, 3), ("outliers", 0, 0),
-        ("hostile", 4, 2), ("one", 3, 2),
-    ],
-)  # fmt: skip
-def test_every_outcome_has_its_exit_codes(name, exit_code, nagios):
-    assert (audit_code(OUTCOMES[name]), nagios_code(OUTCOMES[name])) == (exit_code, nagios)
-
-
-def test_warnings_fail_when_they_are_asked_to():
-    assert audit_code(OUTCOMES["warn"], "warn") == 3
-    assert audit_code(OUTCOMES["ok"], "warn") == 0
-    assert 'type="warn"' in "".join(junit.render(OUTCOMES["warn"], Options(fail_on="warn")))
-
-
-def test_an_audit_of_nothing_is_never_green():
-    nothing = Audit(*(["2030-01-02T03:04:05Z"] * 2), "", ())
-    assert (audit_code(nothing), nagios_code(nothing)) == (2, 3)
+def test_each_golden_file_has_its_document():
+    assert {path.name for path in GOLDEN.iterdir()} == set(FILES)

@@ -1,0 +1,49 @@
+"""Environments of a job, as `nodeready env` shows them: one per outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeready.ready import job_env
+from nodeready.ready.job_env import Environment
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.snapshot import Snapshot
+from tests.builders.job_env import POLICY, nics, node, ports, rdma, socket
+
+WHEN = "2026-03-01T12:00:00Z"
+#: What a node must not be able to run or to show.
+EVIL = "x'; touch pwned; $(touch pwned)`touch pwned`\ntouch pwned\r\x85\u2028touch pwned\x1b[2J"
+
+
+def environment(nodes: Iterable[Snapshot], missing: job_env.Groups = ()) -> Environment:
+    snapshots = {f"gpu{number:03}": each for number, each in enumerate(nodes, 1)}
+    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, POLICY))
+    return Environment(WHEN, tuple(snapshots), missing, variables)
+
+
+ENVIRONMENTS = {
+    "good": environment([node()] * 64),
+    "one": environment([node(rdma=rdma())]),
+    "differs": environment(
+        [*[node()] * 63, node(nics=nics("eth1"), rdma=rdma(), ports=ports(socket(29500)))],
+        (("no answer in 15 s", ("gpu065",)), (EVIL, ("gpu066",))),
+    ),
+    "halves": environment([node(), node(nics=nics("eth1", "eth0"))]),
+    "unknown": environment([node(), node(), node(ports=Unknown("timed out"))]),
+    "blind": environment([Snapshot()]),
+    "hostile": environment(
+        [
+            node(nics=nics("$(reboot)"), ports=ports(socket(29500, EVIL))),
+            node(rdma=rdma("mlx5_0;id")),
+            node(ports=ports(socket(29501, EVIL))),
+            node(nics=Unknown(EVIL), ports=Unknown(EVIL)),
+        ]
+    ),
+    "debug": Environment(
+        WHEN,
+        ("gpu001",),
+        (),
+        job_env.debug_variables({"gpu001": job_env.Installed(why=EVIL)}, "/share/fr", "0a1b"),
+    ),
+    "taken": environment([node(ports=ports(*(socket(p, f"j{p}") for p in range(29500, 29511))))]),
+}

@@ -1,0 +1,290 @@
+"""The page of stacks in a browser: each control, by what a reader then sees."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import chromium
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+from nodeready.reports import stacks_html
+from nodeready.triage.stacks.document import Stacks
+from tests.builders import stack_fleets, stack_witnesses
+
+pytestmark = pytest.mark.nightly
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    try:
+        driver = chromium.start()
+    except LookupError as missing:
+        pytest.fail(str(missing)) if os.environ.get("CI") else pytest.skip(str(missing))
+    yield driver
+    driver.quit()
+
+
+class Page:
+    """One page, opened; what a reader does with it, and what there is to see."""
+
+    def __init__(self, driver: webdriver.Chrome, path: Path, stacks: Stacks) -> None:
+        path.write_text("".join(stacks_html.render(stacks)))
+        self.driver, self.address = driver, path.as_uri()
+        driver.get(self.address)
+
+    def run(self, script: str, *given: object):
+        return self.driver.execute_script(script, *given)
+
+    def all(self, selector: str) -> list:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def one(self, selector: str):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def until(self, script: str) -> None:
+        WebDriverWait(self.driver, 20).until(lambda _: self.run(f"return {script}"))
+
+    def search(self, text: str) -> str:
+        """Type it; what the page says it has found."""
+        self.run("document.getElementById('said').textContent = '?'")
+        entry = self.one("#find")
+        entry.send_keys(Keys.CONTROL, "a")
+        entry.send_keys(text or Keys.DELETE)
+        self.until("document.getElementById('said').textContent !== '?'")
+        return self.one("#said").text
+
+    @property
+    def groups(self) -> list[str]:
+        return [one.get_attribute("id") for one in self.all(".group") if one.is_displayed()]
+
+    @property
+    def rows(self) -> list[str]:
+        script = """return [...document.querySelectorAll("#matrix tbody tr")]
+                    .filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"""
+        return self.run(script)
+
+    @property
+    def marked(self) -> set[str]:
+        return set(self.run("return [...CSS.highlights.get('found')].map(String)"))
+
+    def is_open(self, selector: str) -> bool:
+        return self.one(selector).get_attribute("open") is not None
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    def page(stacks: Stacks) -> Page:
+        return Page(browser, tmp_path / "page.html", stacks)
+
+    browser.get_log("browser")
+    yield page
+    # Nothing was refused by the policy, and no script failed.
+    assert browser.get_log("browser") == []
+
+
+@pytest.fixture
+def late(opened):
+    return opened(stack_witnesses.late())
+
+
+def test_the_verdict_stands_on_top(late):
+    top = late.one("#verdict").text
+    assert top.startswith("a rank is late rank 13 on gpu002 has not called all_reduce 4711")
+    assert re.search(r"for it waits for no other rank\n.*\nagainst its GPU shows no error", top)
+    assert [one.text for one in late.all("#verdict code")] == ["/data", "--ras"]
+    places = [late.one(name).location["y"] for name in ("#verdict", "#matrix", "#groups")]
+    assert places == sorted(places)
+
+
+def test_the_matrix_has_a_column_for_each_witness_and_equal_neighbours_once(late):
+    heads = [one.text.split("\n")[0] for one in late.all("#matrix th")]
+    assert heads == ["ranks", "nodes", "group", "role", "state", "waits in", "log",
+                     "flight recorder", "NCCL RAS", "GPU", "network", "kernel"]  # fmt: skip
+    first = [cell.text for cell in late.all("#matrix tbody tr:first-child td")]
+    assert first[:5] == ["rank 13", "gpu002", "1 blocked", "suspect", "S pipe_read"]
+    assert first[6] == "silent for 9 min, the others for 8\nlast line: step 4710"
+    assert first[7:] == ["has not called all_reduce 4711", "", "no error", "",
+                         "fuse: /data: request timed out"]  # fmt: skip
+    assert late.rows == ["rank 13", "ranks 0-7", "ranks 8-12,14-15", "ranks 16-47",
+                         "ranks 48-55", "ranks 56-63"]  # fmt: skip
+    assert "no bytes in 2 s" in late.one("#matrix th:nth-child(11)").text
+    assert "not here" in late.one("#matrix th:nth-child(9)").text
+
+
+RANK_13, REST = ["rank 13"], ["ranks 0-7", "ranks 8-12,14-15", "ranks 16-47", "ranks 48-55"]
+#: typed -> the groups and the rows that are left
+SEARCHES = {
+    "13": ([1], RANK_13), "rank 13": ([1], RANK_13), "pid 5013": ([1], RANK_13),
+    "5013": ([1], RANK_13), "pipe_read": ([1], RANK_13), '"no other rank"': ([1], RANK_13),
+    "SUSPECT": ([1], RANK_13), "shards.py": ([1], RANK_13), '"does not answer"': ([1], RANK_13),
+    "fuse_request_wait": ([1], RANK_13), "step = 4711": ([1], RANK_13), "state D": ([1], []),
+    "ranks 12-14": ([1, 2], ["rank 13", "ranks 8-12,14-15"]), "3-5": ([2], ["ranks 0-7"]),
+    "0-60/20": ([2], ["ranks 0-7", "ranks 16-47", "ranks 56-63"]),
+    "14,60": ([2], ["ranks 8-12,14-15", "ranks 56-63"]), "gpu005": ([2], ["ranks 16-47"]),
+    '"memory 0 %"': ([], [*REST, "ranks 56-63"]), "victim rank 3": ([2], ["ranks 0-7"]),
+    "rank 64": ([], []), "nothing like it": ([], []), "[a-z": ([], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", SEARCHES)
+def test_the_search_finds_what_the_page_shows(late, typed):
+    groups, rows = SEARCHES[typed]
+    late.search(typed)
+    assert late.groups == [f"group{number}" for number in groups]
+    assert late.rows == rows
+
+
+def test_what_was_found_is_counted_marked_and_unfolded(late):
+    late.one("#close").click()
+    assert late.search("4711") == "1 of 2 groups, 5 of 6 rows"
+    assert late.is_open("#group1")
+    assert late.marked == {"4711"}
+    assert late.search("PIPE_read") == "1 of 2 groups, 1 of 6 rows"
+    assert late.marked == {"pipe_read"}
+    assert late.search("") == ""
+    assert late.marked == set()
+    assert late.groups == ["group1", "group2"]
+    assert not late.is_open("#group1")
+
+
+def test_columns_sort_up_down_and_back(late):
+    by_suspicion = late.rows
+    first = late.one("#matrix th:first-child button")
+    heads = late.all("#matrix th")
+    first.click()
+    assert heads[0].get_attribute("aria-sort") == "ascending"
+    by_rank = late.rows
+    assert [int(re.search(r"\d+", row)[0]) for row in by_rank] == [0, 8, 13, 16, 48, 56]
+    first.click()
+    assert late.rows == by_rank[::-1]
+    first.click()
+    assert heads[0].get_attribute("aria-sort") is None
+    assert late.rows == by_suspicion
+    # A witness's column: what convicts, then what tells, then nothing, then what clears.
+    late.one("#matrix th:nth-child(10) button").click()
+    assert late.rows[-1] == "rank 13"
+    late.one("#matrix th:nth-child(8) button").click()
+    assert (late.rows[0], late.rows[-1]) == ("rank 13", "ranks 48-55")
+    assert heads[9].get_attribute("aria-sort") is None
+
+
+def test_the_keyboard_is_enough(late):
+    keys = ActionChains(late.driver)
+    keys.send_keys("/").perform()
+    assert late.run("return document.activeElement.id") == "find"
+    assert late.one("#find").get_attribute("value") == ""
+    late.search("13")
+    ActionChains(late.driver).send_keys(Keys.ESCAPE).perform()
+    assert late.one("#find").get_attribute("value") == ""
+    assert late.groups == ["group1", "group2"]
+    late.run("document.querySelector('#matrix th button').focus()")
+    ActionChains(late.driver).send_keys(Keys.ENTER).perform()
+    assert late.one("#matrix th").get_attribute("aria-sort") == "ascending"
+    late.run("document.querySelector('#group1 > summary').focus()")
+    ActionChains(late.driver).send_keys(Keys.ENTER).perform()
+    assert not late.is_open("#group1")
+
+
+def test_a_link_unfolds_where_it_leads_and_ends_a_search_that_hides_it(late):
+    late.one("#close").click()
+    late.search("gpu0 ranks 0-7")
+    assert late.groups == ["group2"]
+    late.one("#verdict a").click()
+    late.until("document.getElementById('group1').open")
+    assert late.groups == ["group1", "group2"]
+    assert late.run("return document.activeElement.parentElement.id") == "group1"
+    late.one("#close").click()
+    late.run("scrollTo(0, 0)")
+    late.one("#matrix tbody tr:nth-child(2) a").click()
+    late.until("document.getElementById('group2').open")
+    # So does an address with a group.
+    late.one("#close").click()
+    late.driver.get("about:blank")
+    late.driver.get(late.address + "#group2")
+    assert late.is_open("#group2")
+
+
+def test_all_folds_and_a_print_has_everything(late):
+    late.one("#open").click()
+    assert not late.all("details:not([open])")
+    late.one("#close").click()
+    assert not late.all("details[open]")
+    late.run(
+        """window.seen = null;
+        addEventListener("beforeprint",
+            () => { window.seen = document.querySelectorAll("details:not([open])").length; });"""
+    )
+    pdf = base64.b64decode(late.driver.print_page())
+    assert pdf.startswith(b"%PDF")
+    assert late.run("return window.seen") == 0
+    late.until("document.querySelectorAll('details[open]').length === 0")
+
+
+def test_without_its_script_everything_is_there(browser, late):
+    off = {"value": True}
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", off)
+    browser.get(late.address)
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert not late.one("#search").is_displayed()
+    assert late.all("#matrix th button") == []
+    assert len(late.rows) == 6
+    late.one("#group1 > summary").click()
+    assert not late.is_open("#group1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_dark_and_light_are_the_readers_choice(browser, late, scheme):
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    page = late.run("return getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", page)[:3])) > 382) is (scheme == "light")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@pytest.mark.parametrize("build", [stack_witnesses.hostile, stack_fleets.FLEETS["hostile"]])
+def test_hostile_text_stays_text(opened, build):
+    page = opened(build())
+    page.one("#open").click()
+    assert page.all("img") == []
+    assert not page.search("<img").startswith("0 of")
+    assert page.marked == {"<img"}
+    for word in ('"', "'", "\\", "<script>", "__proto__", "rank __proto__", "((((", "rank 9-"):
+        page.search(word)
+
+
+def test_two_thousand_ranks_that_all_differ(opened):
+    page = opened(stack_witnesses.uneven())
+    assert len(page.all("#matrix tbody tr")) == 2000
+    assert len(page.rows) == 200
+    page.run("arguments[0].scrollIntoView()", page.one("#more"))
+    page.until(
+        "[...document.querySelectorAll('#matrix tbody tr')].filter(r => !r.hidden).length > 200"
+    )
+    page.run("scrollTo(0, 0)")
+    assert page.search("rank 1777") == "1 of 40 groups, 1 of 2000 rows"
+    assert page.search("pid 11777") == "1 of 40 groups, 1 of 2000 rows"
+    assert page.search("stage_7") == "1 of 40 groups, 50 of 2000 rows"
+    assert page.search('"step 4003"') == "0 of 40 groups, 286 of 2000 rows"
+    page.search("")
+    page.one("#matrix th:first-child button").click()
+    assert page.rows[:3] == ["rank 0", "rank 1", "rank 2"]
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    assert len(page.rows) == 2000
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert len(page.rows) == 200
+
+
+@pytest.mark.parametrize("name", stack_fleets.FLEETS)
+def test_every_outcome_is_a_page(opened, name):
+    page = opened(stack_fleets.FLEETS[name]())
+    page.search("a")
+    assert page.one("h1").text

@@ -1,0 +1,192 @@
+"""Options that are not on the command line: from files and from variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from nodeready.cli import cli, options
+from nodeready.cli.options import FORMS, Option, Refused
+from nodeready.exit_codes import USAGE
+
+# --- From the system's file and the user's.
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """``write(system, user)``: write both files."""
+    monkeypatch.setattr(options, "SYSTEM", tmp_path / "system.toml")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def both(system: str, user: str) -> None:
+        (tmp_path / "system.toml").write_text(system)
+        (tmp_path / "nodeready").mkdir()
+        options.user_file().write_text(user)
+
+    return both
+
+
+def test_the_file_of_the_user_wins_over_that_of_the_system(write):
+    write('sudo = true\nlimit = "a"\n[deploy]\ndiff = true\n', 'limit = "b"\n')
+    defaults = options.defaults()
+    assert defaults["deploy"] == {"sudo": True, "limit": "b", "diff": True}
+    assert defaults["audit"] == {"sudo": True, "limit": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "values"),
+    [
+        # A list is words, and a dash is an underscore.
+        ('only = ["ptrace", "limits"]\nssh-user = "ml"', "deploy",
+         {"only": "ptrace,limits", "ssh_user": "ml"}),
+        # The words of an option that may be repeated may have commas.
+        ('env = ["NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1"]', "smoke",
+         {"env": ("NCCL_IB_HCA=mlx5_0,mlx5_1", "A=1")}),
+        ('env = "A=1"', "smoke", {"env": ("A=1",)}),
+    ],
+)  # fmt: skip
+def test_a_value_is_that_of_its_option(write, text, command, values):
+    write("", f"[{command}]\n{text}\n")
+    assert options.defaults()[command] == values
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('lmit = "a"', "unknown option lmit: did you mean limit?"),
+        ("yes = true", "unknown option yes"),
+        ("[depoly]\nyes = true", "[depoly] is no command of nodeready"),
+        ("limit = ", "Invalid value"),
+    ],
+)
+def test_a_mistake_is_named_with_its_file(write, text, words):
+    write("", text)
+    with pytest.raises(Refused) as refused:
+        options.defaults()
+    assert refused.value.exit_code == USAGE
+    assert str(options.user_file()) in refused.value.message
+    assert words in refused.value.message
+
+
+#: In its own process: a command that talks to nodes makes sockets and threads gevent's.
+_OPTIONS = """
+import sys
+import nodeready.cli
+for name in sys.argv[1:]:
+    command = nodeready.cli.cli.get_command(None, name)
+    print(name, *(p.name for p in command.params if p.param_type_name == "option"))
+"""
+
+
+def test_every_option_may_stand_in_a_file():
+    words = [sys.executable, "-c", _OPTIONS, *options.OPTIONS]
+    rows = map(str.split, subprocess.check_output(words, text=True).splitlines())
+    shown = {name: {*names} - {"help"} for name, *names in rows}
+    assert shown == {name: set(known) for name, known in options.OPTIONS.items()}
+
+
+# --- From variables: the command's own, and a general one where the command has such a value.
+
+_ROOT = click.Context(cli, info_name="nodeready", **cli.context_settings)
+COMMANDS = {name: cli.get_command(_ROOT, name) for name in cli.list_commands(_ROOT)}
+COMMAND_OPTIONS: list[tuple[str, Option]] = [
+    (name, option)
+    for name, command in COMMANDS.items()
+    if command is not None
+    for option in command.params
+    if isinstance(option, Option)
+]
+
+
+def value(name: str, option: str) -> object:
+    """The value of an option that is not on the command line."""
+    words = {"tail": ["x", "/x"]}.get(name, ["x"] * (name in ("audit", "ready", "env", "learn")))
+    with COMMANDS[name].make_context(name, words, _ROOT) as context:
+        return context.params[option]
+
+
+@pytest.fixture
+def variables(monkeypatch, tmp_path):
+    """``variables(FORMAT="json")``: set NODEREADY_FORMAT, and no other variable of ours."""
+    for name in [name for name in os.environ if name.startswith("NODEREADY")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+
+    def put(**values: str) -> None:
+        for name, text in values.items():
+            monkeypatch.setenv(f"NODEREADY_{name}", text)
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "values"),
+    [
+        ("format", "prometheus", {"audit": "prometheus", "ready": "prometheus", "cores": "table"}),
+        ("format", "json", {"audit": "json", "ready": "json", "cores": "json"}),
+        ("format", "html", {"audit": "table", "ready": "table", "cores": "table"}),
+        # The output of these commands is a program's input, or has a form of its own.
+        ("format", "json", {"env": "sh", "stacks": "table", "tail": "table"}),
+        # A file for some commands, a directory for others.
+        ("output", "report", {"audit": "report", "tail": "report", "cores": None, "stacks": None}),
+        ("output", "there", {"audit": None, "bundle": "nodeready.pyz", "cores": "there",
+                             "stacks": None}),
+        ("output", "new/", {"audit": None, "cores": "new/", "stacks": None}),
+    ],
+)  # fmt: skip
+def test_a_general_variable_counts_where_the_command_has_such_a_value(
+    variables, option, word, values
+):
+    variables(**{option.upper(): word})
+    assert {name: value(name, option) for name in values} == values
+
+
+@pytest.mark.parametrize("name", ["audit", "cores", "env", "stacks", "tail"])
+def test_the_variable_of_the_command_beats_the_general_one(variables, name):
+    own = {f"{name.upper()}_FORMAT": "json", f"{name.upper()}_OUTPUT": "mine"}
+    variables(FORMAT="table", OUTPUT="report", **own)
+    assert (value(name, "format"), value(name, "output")) == ("json", "mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "word"),
+    [
+        ("audit", "FORMAT", "jsno"),
+        ("cores", "FORMAT", "jsno"),
+        ("cores", "CORES_FORMAT", "prometheus"),
+    ],
+)
+def test_a_value_that_no_command_has_is_a_mistake(variables, name, variable, word):
+    variables(**{variable: word})
+    with pytest.raises(click.BadParameter, match=f"'{word}' is not one of") as mistake:
+        value(name, "format")
+    assert f"NODEREADY_{variable}" in mistake.value.format_message() or variable == "FORMAT"
+
+
+def test_every_format_is_known():
+    choices = [p.type.choices for _, p in COMMAND_OPTIONS if p.name == "format"]
+    assert {*FORMS} == {form for forms in choices for form in forms}
+
+
+def test_no_two_options_have_the_same_variable_of_their_own():
+    own = [option.variables[0] for _, option in COMMAND_OPTIONS]
+    general = {name for _, option in COMMAND_OPTIONS for name in option.variables[1:]}
+    assert len({*own}) == len(own)
+    assert not general & {*own}
+    for name, option in COMMAND_OPTIONS:
+        assert option.variables[0].startswith(f"NODEREADY_{name.upper()}_")
+
+
+def test_options_that_share_a_variable_take_the_same_words():
+    """Or declare which of the words count."""
+    kinds: dict[str, set[str]] = {}
+    for _, option in COMMAND_OPTIONS:
+        for name in option.variables[1:]:
+            if option.takes is None:
+                kinds.setdefault(name, set()).add(repr(option.type.to_info_dict()))
+    assert [name for name, types in kinds.items() if len(types) > 1] == []

@@ -1,0 +1,93 @@
+"""`--limit @last-failed`: the nodes that a run keeps, and those that a later run selects."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodeready.cli import start
+from nodeready.cli.options import Refused
+from nodeready.inventory.nodeset import expand
+from tests.cases import cases
+from tests.fake import Fake
+from tests.unit.commands import AWAY
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "state" / "nodeready" / "last-failed"
+
+
+def fail(words: str, names: str, limit: str | None = None, **options: object) -> None:
+    """A run in which these nodes fail."""
+    loaded, _, policies = start.declared(words, start.Common(limit=limit))
+    nodes = start.Nodes(Fake(dict.fromkeys(policies, AWAY)), policies, loaded)
+    start.remember_failed(nodes, expand(names), **options)
+
+
+def chosen(words: str, limit: str = "@last-failed", **options: bool) -> list[str]:
+    return [h.name for h in start.declared(words, start.Common(limit=limit, **options))[1]]
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/last_failed.json"))
+def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
+    """Each step: a run (`failed`), the names that are `kept`, and the nodes that are `chosen`."""
+    for step in case["steps"]:
+        if "file" in step:
+            (tmp_path / step["of"]).write_text(step["file"] + "\n")
+        if "failed" in step:
+            options = {key: step[key] for key in ("lost", "asked", "limit") if key in step}
+            fail(step["of"], step["failed"], **options)
+            assert [row.partition("\t")[0] for row in state.read_text().splitlines()] == (
+                step["kept"]
+            )
+        for limit, names in step.get("chosen", {}).items():
+            capsys.readouterr()
+            assert chosen(step["of"], limit) == names
+            warning = f"nodeready: --limit @last-failed: {step.get('warning')}\n"
+            assert capsys.readouterr().err == (warning if "warning" in step else "")
+            assert chosen(step["of"], limit, quiet=True) == names
+            assert capsys.readouterr().err == ""
+        if "refused" in step:
+            with pytest.raises(Refused, match=step["refused"]):
+                chosen(step["of"])
+
+
+def test_this_machine_is_no_node_to_ask_again():
+    fail("n[1-2]", "n1")
+    start.remember_failed(start.this_machine(start.Policy()), ["n2"])
+    assert chosen("n[1-2]") == ["n1"]
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_many_failed_nodes_are_selected(count, state):
+    names = f"n[00001-{count:05}]"
+    fail(names, names)
+    assert len(state.read_text().splitlines()) == len(chosen(names)) == count
+
+
+def test_a_deploy_that_only_looks_writes_nothing(run, tmp_path):
+    run({"n1": AWAY}, "deploy", "--check", "--only", "ptrace")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("audit", "--only", "ptrace"),
+        ("ready", "--only", "ptrace", "--budget", "5"),
+        ("deploy", "--yes", "--only", "ptrace"),
+        ("learn",),
+        ("env",),
+        ("tail", "/log/*"),
+        ("stacks",),
+        ("stacks", "--check"),
+        ("cores",),
+        ("incident", "--job", "7", "-o", "kept"),
+    ],
+    ids=" ".join,
+)
+def test_every_command_keeps_the_nodes_that_gave_no_answer(words, run):
+    run({"n1": AWAY, "n2": AWAY}, *words)
+    assert chosen("n[1-3]") == ["n1", "n2"]

@@ -1,0 +1,114 @@
+"""The table and the JSON of stacks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from nodeready.reports import json_report
+from nodeready.reports.registry import Options
+from nodeready.reports.stacks_table import begun, branches, show
+from nodeready.text import sanitise
+from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Group, Rank, Stacks
+from tests.builders.stack_fleets import FLEETS, job, stack, stages
+from tests.builders.traces import frames
+
+
+def lines(stacks: Stacks, verbose: int = 0) -> list[str]:
+    return [line.plain for line in show(stacks, Options(verbose, 80))]
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_every_line_is_safe_and_the_table_fits_80_columns(name):
+    stacks = FLEETS[name]()
+    shown = lines(stacks)
+    for line in (*shown, *lines(stacks, 1)):
+        assert line == sanitise(line, 1_000_000)
+        assert line == line.rstrip()
+    if name != "hostile":
+        assert len(shown) <= 60
+        # A hint and a verdict are sentences, which a terminal wraps.
+        words = ("next", *VERDICT_KINDS)
+        rows = [line for line in shown if "hint: " not in line and not line.startswith(words)]
+        assert max(map(len, rows)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("short", "long", "gone_on"),
+    [
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", True),
+        # At the same line nobody knows who came first; at an earlier one it may be another turn.
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 20 > all_reduce c.py 1", False),
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 18 > all_reduce c.py 1", False),
+        # Another call of the same function.
+        ("main a.py 9 > step a.py 20", "main a.py 10 > step a.py 22 > all_reduce c.py 1", False),
+        ("main a.py 9 > step a.py 20", "main a.py 9 > step a.py 22", False),
+        ("main a.py 9 > step a.py 0", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
+        ("main a.py 9 > stop a.py 20", "main a.py 9 > step a.py 22 > all_reduce c.py 1", False),
+    ],
+)
+def test_others_have_gone_on_only_when_lines_and_order_say_so(short, long, gone_on):
+    first, second = (tuple(Frame(*row) for row in frames(text)) for text in (short, long))
+    stacks = job((stack(first, [0]), "S"), (stack(second, [1]), "S"), size=2)
+    assert begun(stacks) == ({0} if gone_on else set())
+    text = "\n".join(lines(stacks))
+    assert ("others have gone on from here" in text) == gone_on
+
+
+def test_a_suspect_and_a_victim_differ_by_word_and_by_colour():
+    rows = {}
+    for line in show(FLEETS["hung"](), Options(0, 80)):
+        word = next((w for w in ("suspect", "victim") if f" {w} " in line.plain), None)
+        if word and line.plain.startswith("blocked"):
+            rows[word] = {style for text, style in line.parts if text.strip() in (word, "blocked")}
+    assert rows["suspect"].isdisjoint(rows["victim"])
+
+
+def test_the_first_process_below_that_has_a_hint_says_it():
+    """A process that is no Python may stand before a loader's worker."""
+    stacks = FLEETS["hung"]()
+    late = stacks.groups[0]
+    worker, other = late.below
+    more = replace(late, below=(other, worker, worker._replace(processes=2)))
+    shown = lines(replace(stacks, groups=(more, *stacks.groups[1:])))
+    assert sum(f"hint: {worker.hint}" in line for line in shown) == 1
+
+
+def test_forty_groups_are_cut_with_the_largest_in_sight():
+    shown = lines(FLEETS["many"]())
+    assert "             and 23 more groups (-v shows them)" in shown
+    assert any(line.startswith("blocked      ranks 0,40-511  gpu[001,006-064]") for line in shown)
+    every = lines(FLEETS["many"](), 1)
+    assert sum(line.startswith("blocked") for line in every) == 40
+
+
+def test_131072_ranks_fit():
+    shown = lines(stages())
+    assert len(shown) < 30
+    assert "ranks 0-131064/8" in "\n".join(shown)
+    assert max(map(len, shown)) <= 85
+
+
+def test_the_json_has_every_field_and_one_line_per_process():
+    stacks = FLEETS["missing"]()
+    text = "".join(json_report.stacks(stacks))
+    data = json.loads(text)
+    assert set(data) == {"schema", *(f.name for f in fields(Stacks))}
+    assert set(data["groups"][0]) == {f.name for f in fields(Group)}
+    assert set(data["processes"][0]) == set(Rank._fields)
+    assert data["groups"][3]["frames"][0]["line"] == 131
+    assert len(text.splitlines()) < len(stacks.processes) + len(stacks.groups) + 20
+    assert text.isascii()
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(1500, marks=pytest.mark.nightly)])
+def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown(count):
+    """Each rank is one call deeper than the one before: as many branches."""
+    calls = tuple(Frame("solve", "tree.py", 7) for _ in range(count))
+    groups = [(stack(calls[: depth + 1], [depth]), "R") for depth in range(count)]
+    stacks = job(*groups, size=count)
+    assert len(lines(stacks)) < 60
+    *_, last = branches(stacks, most=9999, deepest=9999)
+    assert (last.ranks, last.depth, last.ends) == ((count - 1,), count - 1, 1)

@@ -1,0 +1,366 @@
+"""Tables of large fleets: on a terminal one screen, in a pipe every node."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from nodeready.audit.document import Outlier, Ready
+from nodeready.deploy.document import Action, Change, Deploy, Outcome
+from nodeready.deploy.document import Node as DeployNode
+from nodeready.inventory.nodeset import expand
+from nodeready.node.cores.program import Core
+from nodeready.node.cores.program import File as CoreOnDisk
+from nodeready.node.tail import File, Unread
+from nodeready.node.tail import Tail as NodeTail
+from nodeready.reports import json_report
+from nodeready.reports.registry import PLAIN, Options, alike, find, reasons
+from nodeready.smoke.document import PASSED, SUSPECT, UNREACHABLE, UNTESTED, WARNED, Smoke, Suspect
+from nodeready.smoke.document import Node as SmokeNode
+from nodeready.subjects.result import fail, fixable, unknown, warn
+from nodeready.triage.cores import CoreFile, Cores, Crash
+from nodeready.triage.logs import Grouping
+from nodeready.triage.stacks.document import Group
+from tests.builders import stack_fleets
+from tests.builders.fleets import MEMLOCK, RCMD, SCOPE, audit, crowd, fleet, lost, node, outcomes
+from tests.cases import cases
+
+AUDITS = outcomes()
+#: Nodes of a fleet; the larger one for `make test-all`.
+COUNTS = pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.nightly)])
+PIPE = Options(width=100_000, lines=0)
+
+
+def lines(report, options=PLAIN, document="audit"):
+    return [line.plain for line in find(document, "table").lines(report, options)]
+
+
+# --- Findings of an audit.
+
+
+def test_a_thousand_nodes_with_different_numbers_are_one_finding():
+    shown = lines(fleet(1000))
+    assert len(shown) < 30
+    assert sum("gpus.ecc_errors" in line for line in shown) == 1
+    assert any(line.strip().startswith("e.g. gpu0001: gpu 1 (0000:01:00.0)") for line in shown)
+    assert len(lines(fleet(1000), Options(verbose=1))) > 300
+
+
+def test_three_hundred_findings_are_cut_and_counted():
+    shown = lines(crowd(300, 50))
+    assert len(shown) < 110
+    assert any("and 270 more" in line for line in shown)
+    every = "\n".join(lines(crowd(300, 50), Options(verbose=1)))
+    assert all(f"host.check_{i}" in every for i in range(300))
+
+
+def test_the_worst_stands_first():
+    words = [line.split()[0] for line in lines(fleet(100)) if line and not line.startswith(" ")]
+    order = ["unreachable", "fail", "fail", "warn", "unknown", "differs", "waived", "ok"]
+    assert words[: len(order)] == order
+
+
+def test_markup_of_a_node_is_text():
+    (row,) = (
+        line
+        for line in find("audit", "table").lines(AUDITS["hostile"])
+        if line.plain.startswith("fail")
+    )
+    assert "[bold]x[/bold]" in "\n".join(lines(AUDITS["hostile"]))
+    assert ("x", "bold") not in row.parts
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/alike.json", "reasons"))
+def test_reasons_that_differ_by_an_address_are_one(case):
+    texts = case["texts"]
+    rows = reasons((f"n{at}", text) for at, text in enumerate(texts))
+    assert sorted(why for why, _ in rows) == sorted(case["rows"])
+    assert sum(len(names) for _, names in rows) == len(texts)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/alike.json", "texts"))
+def test_texts_that_are_alike_are_one_row(case):
+    texts = case["texts"]
+    rows = alike(((text,), f"n{at}") for at, text in enumerate(texts))
+    shown = [row.said[0] if row.said else f"e.g. {row.example}: {row.instance[0]}" for row in rows]
+    assert sorted(shown) == sorted(case["rows"])
+    names = [name for row in rows for name in row.names]
+    assert sorted(names) == sorted(f"n{at}" for at in range(len(texts)))
+
+
+# --- Audits of a fleet in which the nodes differ in many ways.
+
+
+def gpu(number):
+    return f"gpu{number:05}"
+
+
+def no_answer(number):
+    return f"10.0.{number // 256}.{number % 256}: no answer in 15 s"
+
+
+def random_names(count):
+    draw = random.Random(3)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    prefixes = ["".join(draw.choices(letters, k=6)) for _ in range(count // 9)]
+    return [f"{draw.choice(prefixes)}{number}" for number in range(count)]
+
+
+def five_faults(number):
+    """1 % of the nodes is bad, in five ways."""
+    rows = [[SCOPE], [MEMLOCK], [RCMD], [unknown("limits.observed", "timed out")],
+            [fail("gpus.count", "8", "7", "nvidia-smi", "look at dmesg")]]  # fmt: skip
+    return rows[number // 20 % 5] if number % 20 == 7 else []
+
+
+def numbers(number):
+    return [
+        warn("gpus.temperature", "60 °C", f"{60 + number % 24}.{number % 10} °C", "nvidia-smi"),
+        fail("gpus.ecc_errors", "0", f"{17 + number} corrected errors", "nvidia-smi", "replace"),
+        fail("host.disk", "10 GB", f"{number / 1100:.2f} GB free on /scratch", "df"),
+        fail("host.own", "", f"{gpu(number)}.example.org has load {number}"),
+    ]
+
+
+def everything(number):
+    rows = [
+        fail(f"host.check_{at}", "on", f"off since {number * at} s", "/proc/x", f"turn {at} on")
+        for at in range(60)
+        if (number + at) % 50 < at
+    ]
+    return [*rows, SCOPE, unknown("limits.observed", f"timed out {'x' * (number % 41)}")]
+
+
+def each(count, results):
+    return [node(gpu(number), *results(number)) for number in range(count)]
+
+
+SHAPES = {
+    "three": lambda n: audit(*each(n, lambda at: [SCOPE] if at in (17, 231, 398) else [])),
+    "faults": lambda n: audit(*each(n, five_faults)),
+    "numbers": lambda n: audit(*each(n, numbers)),
+    "lost": lambda n: audit(*(lost(gpu(at), no_answer(at)) for at in range(n))),
+    "names": lambda n: audit(*(
+        lost(f"n{at}", f"host name n{at}.example.org does not resolve") for at in range(n)
+    )),
+    "random": lambda n: audit(*(
+        node(name, *([SCOPE] if at % 3 else [])) for at, name in enumerate(random_names(n))
+    )),
+    "racks": lambda n: audit(*(
+        node(f"r{at // 16:02}n{at % 16:03}", *([SCOPE] if at * 7919 % 10 < 3 else []))
+        for at in range(n)
+    )),
+    "minority": lambda n: audit(*each(
+        n, lambda at: [RCMD] if at > n - 4 else [SCOPE] if at < n // 2 else []
+    )),
+    "outliers": lambda n: audit(*each(n, lambda at: []), outliers=tuple(
+        Outlier(f"host.fact{at}", "gpu", 17, n - 300, {gpu(n): n for n in range(300)})
+        for at in range(50)
+    )),
+    "everything": lambda n: audit(*each(n // 4, everything), *(
+        lost(f"x{at}", f"{'why ' * (at % 9)}{at}" if at % 2 else no_answer(at))
+        for at in range(n // 20)
+    )),
+}  # fmt: skip
+shaped = cache(lambda name, count: SHAPES[name](count))
+
+
+def height(rows, width, indent=13):
+    """Lines of a terminal on which a long line goes on below its own text."""
+    return sum(1 if len(row) <= width else -(-len(row) // (width - indent)) for row in rows)
+
+
+@COUNTS
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_audit_fits_on_a_screen(name, count):
+    report = shaped(name, count)
+    for width, room in ((80, 40), (200, 48)):
+        options = Options(width=width, lines=room)
+        assert height(lines(report, options), width) <= room
+        assert height(lines(Ready(report, 60), options, "ready"), width) <= room
+
+
+#: A row of nodes that are not well, and their names.
+ROW = re.compile(r"(unreachable|failed|fail|warn|unknown|differs) +(?:[a-z_]+\.[\w.]+ +)?(\S+)$")
+
+
+@COUNTS
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
+    report = shaped(name, count)
+    shown = lines(report, PIPE)
+    named = {n for row in shown if (match := ROW.match(row)) for n in expand(match[2])}
+    bad = {host.name for host in report.nodes if host.status not in ("ok", "na")}
+    assert named == bad | {n for outlier in report.outliers for n in outlier.nodes}
+    assert not any("more (-v" in row for row in shown)
+    document = json.loads("".join(json_report.audit(report)))
+    assert [row["name"] for row in document["nodes"]] == [host.name for host in report.nodes]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("numbers", "60.0 to 83.9 °C (want 60 °C)  [nvidia-smi]"),
+        ("numbers", "17 to 416 corrected errors (want 0)  [nvidia-smi]"),
+        ("numbers", "0.00 to 0.36 GB free on /scratch (want 10 GB)  [df]"),
+        ("numbers", "NODE has load 0 to 399"),
+        ("lost", "no answer in 15 s"),
+        ("names", "host name NODE does not resolve"),
+        ("minority", "fail     pdsh.rcmd     gpu[00397-00399]"),
+        ("everything", "host.check_59"),
+    ],
+)
+def test_texts_that_differ_by_a_value_or_a_name_are_one_row(name, words):
+    assert sum(words in row for row in lines(shaped(name, 400))) == 1
+
+
+def test_a_table_that_was_cut_names_where_the_rest_is():
+    *_, last = lines(shaped("random", 400))
+    assert last.startswith("all of it: -v, | less, or --format json; ")
+    assert last.endswith("--limit @last-failed")
+    assert not [row for row in lines(shaped("three", 400)) if "--limit @last-failed" in row]
+
+
+def test_the_most_nodes_stand_first_within_a_severity():
+    rows = [row.split()[:1] for row in lines(shaped("faults", 400))]
+    words = [row[0] for row in rows if row and row[0] in ("fail", "warn", "unknown")]
+    assert words == ["fail", "fail", "fail", "warn", "unknown"]
+    assert lines(shaped("minority", 400))[0].startswith("fail     ptrace.scope  gpu[00000-00199]")
+
+
+# --- The other documents.
+
+
+def away(numbers):
+    return {gpu(number): no_answer(number) for number in numbers}
+
+
+def deployed(count):
+    """Plans, outcomes and errors that differ by a number on each node."""
+    errors = away(range(0, count, 50))
+    nodes = []
+    for n in range(count):
+        left = fixable("limits.nofile", "1048576", str(n), "/etc/x.conf:3")
+        change = Change("limits.logins", (left,), (Action("change", f"change /etc/{n}"),))
+        hot = warn("gpus.temp", "60", f"gpu {n % 8}: {60 + n % 24} C", "nvidia-smi", "the fans")
+        done = ("limits.logins",) if n % 3 else ()
+        failed = {} if n % 3 else {"limits.logins": f"no space left on /etc: {n} bytes"}
+        outcome = Outcome(done, failed, "", (left,) if n % 7 == 1 else (), True)
+        nodes.append(
+            DeployNode(gpu(n), errors.get(gpu(n), ""), gpu(n) in errors, (change,),
+                       outcome=outcome, for_a_person=(hot,))
+        )  # fmt: skip
+    return Deploy("s", "f", False, ("limits",), tuple(nodes))
+
+
+def planned(count):
+    report = deployed(count)
+    return replace(report, check=True, nodes=tuple(replace(n, outcome=None) for n in report.nodes))
+
+
+def smoked(count):
+    """Suspects, warnings, busy and unreachable nodes."""
+    nodes, suspects = [], []
+    for n in range(count):
+        status, why, warnings = PASSED, "", ()
+        if n % 40 == 0:
+            status, why = UNREACHABLE, no_answer(n)
+        elif n % 41 == 0:
+            status, why = UNTESTED, f"GPU {n % 8} is busy (python, pid {n})"
+        elif n % 37 == 0:
+            status, warnings = WARNED, (f"GPU {n % 8}: {n} new corrected ECC errors",)
+        elif n % 33 == 0:
+            status = SUSPECT
+            reasons = (
+                f"fails with {gpu(n + 1)} [{n % 77}]: hangs in large",
+                "without it [26] pass",
+            )
+            suspects.append(Suspect("node", (gpu(n),), (), reasons))
+        nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
+    return Smoke(
+        started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,
+        engine="torch 2.1", proves="all_reduce", control="ring", budget_s=300, tests=19, alone=12,
+        rounds=11, nodes=tuple(nodes), suspects=tuple(suspects), links=(),
+    )  # fmt: skip
+
+
+def logs(count):
+    """A line of its own in every tenth log, files that cannot be read, nodes without an answer."""
+    grouping, good = Grouping(), count * 2 // 5
+    for n in range(good):
+        rows = tuple([f"step {n}" if n % 10 == 0 else "step 9"] * 10)
+        file = File(f"/log/rank_{n}.log", 100, 1_800_000_000.0, 2.0, rows, None)
+        unread = (Unread(f"/log/{n}.err", "permission denied", True),) if n % 17 == 0 else ()
+        grouping.add(gpu(n), NodeTail("x", (file,), unread, 0, 0, ""))
+    return grouping.done(
+        pattern="/log/*", started="s", finished="f",
+        unreachable=away(range(good, count * 9 // 10)),
+        failed={gpu(n): f"no Python 3.9 on {gpu(n)}" for n in range(count * 9 // 10, count)},
+    )  # fmt: skip
+
+
+def crashed(count):
+    """Many kinds of crashes, cores that cannot be read, notes, nodes without an answer."""
+    good, crashes = count // 2, []
+    for n in range(good):
+        path = f"/var/core.{n}"
+        file = CoreFile(CoreOnDisk(path, 1, n, 5, 0, 0.5), gpu(n), (gpu(n),), gpu(n))
+        unread = f"gdb: {path}: no such file" if n % 2 else ""
+        text = f"== the thread of the signal\n#0 0x1 in f{n} (x=1) at a.c:{n}\n#1 0x2 in main ()"
+        core = Core(0, signal=11, program="/usr/bin/python3", unread=unread)
+        crashes.append(Crash(file, core, text))
+    errors = away(range(good, count))
+    return Cores(
+        "2030-01-02T03:04:05Z", "2030-01-02T03:04:05Z", tuple(map(gpu, range(count))),
+        tuple(crashes), errors, frozenset(errors),
+        {gpu(n): (f"{gpu(n)}: core_pattern is |/x {n}",) for n in range(count // 20)},
+    )  # fmt: skip
+
+
+def silent(count):
+    """A hung job, and nodes without an answer, half of them in groups of their own."""
+    hung, errors = stack_fleets.FLEETS["hung"](), away(range(count))
+    groups = tuple(
+        Group("no-data", None, (), (gpu(n),), why=errors[gpu(n)]) for n in range(count // 2)
+    )
+    processes = tuple(p._replace(group=p.group + len(groups)) for p in hung.processes)
+    return replace(hung, groups=groups + hung.groups, processes=processes, errors=errors)
+
+
+#: name -> document, how it is report, words of one row
+TABLES = {
+    "deploy --check": ("deploy", planned, "change /etc/0 to "),
+    "deploy": ("deploy", deployed, "no space left on /etc: "),
+    "smoke": ("smoke", smoked, "new corrected ECC errors"),
+    "tail": ("tail", logs, "no Python 3.9 on NODE"),
+    "cores": ("cores", crashed, "gdb: /var/core.1 to core."),
+    "stacks": ("stacks", silent, "gpu[00000-0"),
+}
+tables = cache(lambda name, count: TABLES[name][1](count))
+
+
+@COUNTS
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_fits_on_a_screen(name, count):
+    document, _, words = TABLES[name]
+    shown = lines(tables(name, count), document=document)
+    assert height(shown, 80) <= 44
+    assert len(shown) <= 40
+    assert sum(words in row for row in shown) == 1
+
+
+@COUNTS
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "stacks"])
+def test_every_table_in_a_pipe_names_every_node(name, count):
+    text = "\n".join(lines(tables(name, count), PIPE, TABLES[name][0]))
+    named = set()
+    for word in re.findall(r"gpu\[[0-9,-]+\]|gpu[0-9]{5}", text):
+        named.update(expand(word))
+    assert named >= {gpu(n) for n in range(count)}
+    assert "(-v shows" not in text
+    assert " nodes)" not in text
