@@ -20,7 +20,7 @@ from nodeready.subjects.ssh_client import known_hosts as fleet
 from nodeready.subjects.ssh_client.facts import MAIN, Identity, KnownHosts, SshClient
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, fleet_lines, lines_of_nodes
 from tests.builders.judging import judge_all
-from tests.builders.nics import proc, v4
+from tests.builders.nics import proc, route
 from tests.builders.sections import exact
 from tests.builders.ssh_client import key
 from tests.cases import cases
@@ -31,7 +31,7 @@ A, B, C, D, NEW = key(1), key(2), key(3), key(4), key(99)
 #: How the cases write a key.
 KEYS = {"A": A, "B": B, "C": C, "D": D, "NEW": NEW}
 POLICY = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
-ROUTES = (v4("eth0", "10.0.0.0/24"), v4("ib0", "10.9.0.0/16"), v4("docker0", "172.17.0.0/16"))
+ROUTES = (route("10.0.0.0/24 eth0"), route("10.9.0.0/16 ib0"), route("172.17.0.0/16 docker0"))
 
 # --- What a node printed.
 
