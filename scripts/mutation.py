@@ -20,29 +20,42 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
-import concurrent.futures
 import contextlib
 import copy
 import hashlib
 import io
 import json
 import os
-import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# What the tests import; nothing of nodeready: each mutant's tests run in a fork of this process.
+import click
+import coverage
+import hypothesis
+import jinja2
+import paramiko
+import pyinfra.api
+import pytest
+import rich.console
+import rich.table
+
+PRELOADED = (click, hypothesis, jinja2, paramiko, pyinfra.api, rich.console, rich.table)
+
 ROOT = Path(__file__).resolve().parent.parent
 #: A mutant's tests may take this many times as long as they took unchanged, and 60 s more.
 SLOWER, GRACE_S = 3, 60
-#: Tests of one mutant: enough for 3 minutes, the quickest first.
-LIMIT_S = 180
+#: Tests of one mutant: enough for 90 s, the quickest first.
+LIMIT_S = 90
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -65,6 +78,8 @@ class Mutant:
     end: int
     text: str
     before: str
+    #: Whether it runs when the module is imported: then the map has it for the first test alone.
+    at_import: bool
 
     def key(self, seed: str) -> str:
         words = (seed, self.path, self.kind, self.before, self.text)
@@ -104,19 +119,23 @@ def is_docstring(node: ast.AST) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
-def nodes_of(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node that can be broken: no annotation, docstring or part of an f-string."""
+def nodes_of(node: ast.AST, at_import: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node that can be broken: no annotation, docstring or part of an f-string.
+
+    With it, whether it runs when the module is imported.
+    """
     if is_docstring(node) or isinstance(node, ast.JoinedStr):
         return
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         return
-    yield node
+    yield node, at_import
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "type_params"):
             continue
+        is_body = field == "body" and isinstance(node, (ast.FunctionDef, ast.Lambda))
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from nodes_of(child)
+                yield from nodes_of(child, at_import and not is_body)
 
 
 def mutants_of(path: str, source: str) -> Iterator[Mutant]:
@@ -130,7 +149,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
     offsets = [0]
     for row in data.splitlines(keepends=True):
         offsets.append(offsets[-1] + len(row))
-    for node in nodes_of(ast.parse(source)):
+    for node, at_import in nodes_of(ast.parse(source)):
         if not hasattr(node, "lineno"):
             continue
         place: Any = node
@@ -141,7 +160,8 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
         if isinstance(node, REMOVABLE):
             faults.append(("removed", "pass"))
         for kind, text in faults:
-            yield Mutant(path, place.lineno, place.end_lineno, kind, start, end, text, before)
+            lines = place.lineno, place.end_lineno
+            yield Mutant(path, *lines, kind, start, end, text, before, at_import)
 
 
 def draw(seed: str, count: int, only: list[str]) -> list[Mutant]:
@@ -176,8 +196,6 @@ def make_map(output: Path, arguments: list[str]) -> int:
         status = subprocess.run(
             [sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=False
         ).returncode
-        import coverage
-
         measured = coverage.Coverage(data_file=f"{directory}/data", config_file=False)
         measured.combine([directory], keep=True)
         measured.save()
@@ -212,12 +230,15 @@ def related(mutant: Mutant, tests: dict[str, float]) -> list[str]:
 
 
 def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
-    """The tests to run: those of its lines, else related ones; the quickest first."""
+    """The tests to run, the quickest first: those of its lines, else related ones.
+
+    Of a line that runs at import, those of all lines of its module.
+    """
     seconds = known["seconds"]
     by_line = known["lines"].get(mutant.path, {})
     tests = {
         test
-        for line in range(mutant.line, mutant.last_line + 1)
+        for line in (by_line if mutant.at_import else range(mutant.line, mutant.last_line + 1))
         for test in by_line.get(str(line), ())
         if test in seconds
     } or set(related(mutant, seconds))
@@ -248,62 +269,91 @@ def copy_of_checkout(target: Path) -> None:
     (target / ".venv").symlink_to(ROOT / ".venv")
 
 
-def attempt(mutant: Mutant, known: dict[str, Any], checkout: Path) -> str:
-    """`noticed`, `late` (its tests do not end), `survived`, or `untested`."""
-    tests = chosen(mutant, known)
-    if not tests:
-        return "untested"
-    file = checkout / mutant.path
-    data = file.read_bytes()
-    file.write_bytes(data[: mutant.start] + mutant.text.encode() + data[mutant.end :])
-    arguments = checkout / "mutant-tests"
-    arguments.write_text("\n".join(tests))
-    expected_s = sum(known["seconds"][test] for test in tests)
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONDONTWRITEBYTECODE": "1"}
-    words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"@{arguments}"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words], cwd=checkout, env=environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        status = process.wait(timeout=SLOWER * expected_s + GRACE_S)
-    except subprocess.TimeoutExpired:
-        return "late"
-    finally:
+class Attempt:
+    """One mutant's tests, in a child that is forked from this process with pytest imported."""
+
+    def __init__(
+        self, mutant: Mutant, tests: list[str], expected_s: float, checkout: Path
+    ) -> None:
+        self.mutant, self.checkout = mutant, checkout
+        self._file = checkout / mutant.path
+        self._original = self._file.read_bytes()
+        head, tail = self._original[: mutant.start], self._original[mutant.end :]
+        self._file.write_bytes(head + mutant.text.encode() + tail)
+        self._deadline = time.monotonic() + SLOWER * expected_s + GRACE_S
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                self._run(tests)
+            finally:
+                os._exit(1)
+
+    def _run(self, tests: list[str]) -> None:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        os.chdir(self.checkout)
+        sys.path.insert(0, str(self.checkout))
+        os.environ.update(PYTHONPATH=str(self.checkout), PYTHONDONTWRITEBYTECODE="1")
+        sys.dont_write_bytecode = True
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+
+    def outcome(self) -> str:
+        """`noticed`, `late` (its tests do not end) or `survived`; "": not yet."""
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            result = "survived" if status == 0 else "noticed"
+        elif time.monotonic() > self._deadline:
+            result = "late"
+        else:
+            return ""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)
-        process.wait()
-        file.write_bytes(data)
-    return "survived" if status == 0 else "noticed"
+            os.killpg(self._pid, signal.SIGKILL)
+        if not pid:
+            os.waitpid(self._pid, 0)
+        self._file.write_bytes(self._original)
+        return result
+
+
+def attempts(
+    known: dict[str, Any], mutants: list[Mutant], checkouts: list[Path]
+) -> Iterator[tuple[Mutant, str]]:
+    """Each mutant with its outcome, as they end; one at a time in each checkout."""
+    waiting, free = list(mutants), list(checkouts)
+    running: list[Attempt] = []
+    while waiting or running:
+        while waiting and free:
+            mutant = waiting.pop(0)
+            tests = chosen(mutant, known)
+            if not tests:
+                yield mutant, "untested"
+                continue
+            expected_s = sum(known["seconds"][test] for test in tests)
+            running.append(Attempt(mutant, tests, expected_s, free.pop()))
+        time.sleep(0.02)
+        for attempt in list(running):
+            if outcome := attempt.outcome():
+                running.remove(attempt)
+                free.append(attempt.checkout)
+                yield attempt.mutant, outcome
 
 
 def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
-    """Try each; print it as it ends, and the counts at the end."""
+    """Try each; print what no test notices, and the counts at the end."""
     counts: collections.Counter[str] = collections.Counter()
     rows = []
     with tempfile.TemporaryDirectory(prefix="mutation-") as directory:
-        free: queue.Queue[Path] = queue.Queue()
-        for number in range(jobs):
-            copy_of_checkout(Path(directory, str(number)))
-            free.put(Path(directory, str(number)))
-
-        def one(mutant: Mutant) -> str:
-            checkout = free.get()
-            try:
-                return attempt(mutant, known, checkout)
-            finally:
-                free.put(checkout)
-
-        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(one, mutant): mutant for mutant in mutants}
-            for future in concurrent.futures.as_completed(futures):
-                mutant, outcome = futures[future], future.result()
-                counts[outcome] += 1
-                rows.append({"place": str(mutant), "outcome": outcome})
-                if outcome in ("survived", "untested"):
-                    print(f"{outcome}: {mutant}", flush=True)
-                if output:
-                    output.write_text(json.dumps(rows, indent=0))
+        checkouts = [Path(directory, str(number)) for number in range(jobs)]
+        for checkout in checkouts:
+            copy_of_checkout(checkout)
+        for mutant, outcome in attempts(known, mutants, checkouts):
+            counts[outcome] += 1
+            rows.append({"place": str(mutant), "outcome": outcome})
+            if outcome in ("survived", "untested"):
+                print(f"{outcome}: {mutant}", flush=True)
+            if output:
+                output.write_text(json.dumps(rows, indent=0))
     noticed = counts["noticed"] + counts["late"]
     share = 100 * noticed / max(1, len(mutants))
     parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
