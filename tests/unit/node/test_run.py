@@ -191,6 +191,15 @@ def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
     assert lines.add(b"\r 1%\r 2%", 14.0) == []
     assert lines.add(b"\r 3%", 25.0) == [b">  3%\n"]
     assert lines.add(b"\r 4%", 26.0) == []
+    first = supervisor.Lines(b"> ", False)
+    assert first.add(b"\r 1%", 1.0) == []
+    assert first.add(b"\r 2%", 30.0) == [b">  2%\n"]
+
+
+def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
+    lines = [b"a" * 96, b"b" * 4000, b"c", b"d" * 5000, b"e"]
+    pieces = [lines[0] + lines[1], lines[2], lines[3], lines[4]]
+    assert list(supervisor._pieces(lines)) == pieces
 
 
 @pytest.mark.parametrize(

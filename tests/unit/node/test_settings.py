@@ -59,7 +59,9 @@ def torch(tmp_path: Path) -> Path:
 
 
 def test_versions_of_the_mapped_libraries(tmp_path, torch):
-    with holding(torch, ras_port.library(tmp_path, "2.30.7")) as pid:
+    odd = tmp_path / "\udcff"
+    odd.write_bytes(b"no text in its name")
+    with holding(odd, torch, ras_port.library(tmp_path, "2.30.7")) as pid:
         seen = observe(pid)
         assert (seen.torch, seen.nccl, seen.cuda) == ("2.15.0+cu132", "2.30.7", False)
         version = tmp_path / "torch/version.py"
