@@ -1,4 +1,4 @@
-"""Which variables the nodes' facts suggest, and what is said where they do not agree."""
+"""Which variables the nodes' facts suggest, and which port is free on every node."""
 
 from __future__ import annotations
 
@@ -6,54 +6,56 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.ready import job_env
-from nodeready.ready.job_env import Variable
+from nodeready.ready.job_env import Choice, Variable
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.pdsh.facts import Pdsh
+from nodeready.subjects.ports import facts as sockets
+from nodeready.subjects.ports.facts import Ports
+from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.job_env import POLICY, nics, node, ports, rdma, socket
+from tests.cases import cases
 
-NAMES = (
-    "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_PORT",
-)  # fmt: skip
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+NAMES = (*INTERFACES, "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_PORT")
 LOST = Unknown("timed out")
 
 
 def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, Variable]:
     """The variables of nodes that are called gpu1, gpu2 and so on."""
-    named = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
-    found = job_env.variables(named, dict.fromkeys(named, policy))
-    assert tuple(one.name for one in found) == NAMES
-    return {one.name: one for one in found}
+    snapshots = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
+    variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy))
+    assert tuple(one.name for one in variables) == NAMES
+    return {one.name: one for one in variables}
 
 
-def values(found: dict[str, Variable]) -> dict[str, str | None]:
-    return {name: one.value for name, one in found.items()}
+def values(variables: dict[str, Variable]) -> dict[str, str | None]:
+    return {name: one.value for name, one in variables.items()}
 
 
-def test_nodes_that_agree() -> None:
-    found = of(node(), node(), node())
-    assert values(found) == {
-        "NCCL_SOCKET_IFNAME": "=eth0",
-        "GLOO_SOCKET_IFNAME": "eth0",
-        "NCCL_IB_HCA": "=mlx5_0,mlx5_1",
-        "PDSH_RCMD_TYPE": "ssh",
-        "MASTER_PORT": "29500",
-    }
-    assert all(one.settled and one.reason for one in found.values())
-    assert all(one.nodes_by_value[0][1] == ("gpu1", "gpu2", "gpu3") for one in found.values())
-    assert found["NCCL_SOCKET_IFNAME"].reason == "its routes lead to the other nodes"
-    assert found["NCCL_IB_HCA"].reason == "active InfiniBand ports at 400 Gb/s"
+def test_nodes_that_agree():
+    variables = of(node(), node(), node())
+    expected = ("=eth0", "eth0", "=mlx5_0,mlx5_1", "ssh", "29500")
+    assert values(variables) == dict(zip(NAMES, expected, strict=True))
+    assert all(one.settled and one.reason for one in variables.values())
+    for one in variables.values():
+        assert one.nodes_by_value[0][1] == ("gpu1", "gpu2", "gpu3")
+    assert variables["NCCL_SOCKET_IFNAME"].reason == "its routes lead to the other nodes"
+    assert variables["NCCL_IB_HCA"].reason == "active InfiniBand ports at 400 Gb/s"
 
 
-def test_what_no_node_needs_is_no_trouble() -> None:
-    found = of(*(node(rdma=rdma(), pdsh=Pdsh(installed=False)) for _ in range(2)))
+def test_a_variable_that_no_node_needs_is_settled():
+    variables = of(*(node(rdma=rdma(), pdsh=Pdsh(installed=False)) for _ in range(2)))
     for name, reason in (
         ("NCCL_IB_HCA", "no active InfiniBand or RoCE port"),
         ("PDSH_RCMD_TYPE", "pdsh is not installed"),
     ):
-        assert (found[name].value, found[name].reason) == (None, reason)
-        assert found[name].settled
-        assert found[name].nodes_by_value == (("", ("gpu1", "gpu2")),)
+        one = variables[name]
+        assert (one.value, one.reason, one.settled) == (None, reason, True)
+        assert one.nodes_by_value == (("", ("gpu1", "gpu2")),)
+    # pdsh on some nodes is enough.
+    one = of(node(pdsh=Pdsh(installed=False)), node())["PDSH_RCMD_TYPE"]
+    assert (one.value, one.settled) == ("ssh", True)
 
 
 @pytest.mark.parametrize(
@@ -65,53 +67,39 @@ def test_what_no_node_needs_is_no_trouble() -> None:
         ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", "")),
     ],
 )
-def test_nodes_that_differ_set_nothing(
-    name: str, odd: Snapshot, by_value: tuple[str, str]
-) -> None:
-    """The majority comes first, whoever was looked at first."""
+def test_nodes_that_differ_set_nothing(name, odd, by_value):
+    """The majority comes first, whatever the order of the nodes."""
     one = of(odd, node(), node())[name]
     assert (one.value, one.reason, one.settled) == (None, "the nodes differ", False)
     assert one.nodes_by_value == ((by_value[0], ("gpu2", "gpu3")), (by_value[1], ("gpu1",)))
 
 
-def test_a_list_of_interfaces_is_told_where_no_node_has_two_of_them() -> None:
-    found = of(node(), node(), node(nics=nics("eth1")))["NCCL_SOCKET_IFNAME"]
-    assert found.notes == ("=eth0,eth1 means the right one on each: no node has two of them",)
-    found = of(node(), node(nics=nics("eth1", "eth0")))["NCCL_SOCKET_IFNAME"]
-    assert (found.notes, found.settled) == ((), False)
-
-
-def test_pdsh_on_some_nodes_is_enough() -> None:
-    one = of(node(pdsh=Pdsh(installed=False)), node())["PDSH_RCMD_TYPE"]
-    assert (one.value, one.settled) == ("ssh", True)
+def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
+    one = of(node(), node(), node(nics=nics("eth1")))["NCCL_SOCKET_IFNAME"]
+    assert one.notes == ("=eth0,eth1 means the right one on each: no node has two of them",)
+    one = of(node(), node(nics=nics("eth1", "eth0")))["NCCL_SOCKET_IFNAME"]
+    assert (one.notes, one.settled) == ((), False)
 
 
 @pytest.mark.parametrize(
     ("odd", "names", "why"),
     [
-        (
-            node(nics=LOST),
-            ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA"),
-            "its network: timed out",
-        ),
+        (node(nics=LOST), (*INTERFACES, "NCCL_IB_HCA"), "its network: timed out"),
         (node(rdma=LOST), ("NCCL_IB_HCA",), "its RDMA devices: timed out"),
         (node(pdsh=LOST), ("PDSH_RCMD_TYPE",), "pdsh: timed out"),
         (node(ports=LOST), ("MASTER_PORT",), "timed out"),
         (node(ports=ports(listeners=None)), ("MASTER_PORT",), "/proc/net/tcp cannot be read"),
         (
-            node(nics=nics(None, "eth0", "eth1")),
-            ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+            *(node(nics=nics(None, "eth0", "eth1")), INTERFACES),
             "nothing tells which of eth0, eth1 reaches the other nodes",
         ),
         (Snapshot(), NAMES, "not looked at"),
     ],
 )
-def test_a_node_that_does_not_tell_is_named_and_outvotes_nobody(
-    odd: Snapshot, names: tuple[str, ...], why: str
-) -> None:
-    found = of(node(), odd)
-    assert values(found) == values(of(node()))
-    for name, one in found.items():
+def test_a_node_without_an_observation_is_named_and_outvotes_no_other(odd, names, why):
+    variables = of(node(), odd)
+    assert values(variables) == values(of(node()))
+    for name, one in variables.items():
         assert one.settled is (name not in names)
         assert [nodes for _, nodes in one.unknown] == ([("gpu2",)] if name in names else [])
         assert all(why in reason for reason, _ in one.unknown)
@@ -119,37 +107,93 @@ def test_a_node_that_does_not_tell_is_named_and_outvotes_nobody(
     assert all(alone[name].value is None and not alone[name].settled for name in names)
 
 
-HOSTILE = (
-    "eth0;reboot", "$(id)", "`id`", "a'b", 'a"b', "a b", "a\nb", "=eth0", "^eth0", "eth0,eth1",
-    "-rf", "\x1b[2J", "é", "", "e" * 16, "eth0\n",
-)  # fmt: skip
+HOSTILE = "eth0;reboot|$(id)|a'b|a b|=eth0|^eth0|eth0,eth1|-rf|\x1b[2J|é|eth0\n|" + "e" * 16
 
 
-@pytest.mark.parametrize("name", [one for one in HOSTILE if one])
-def test_a_name_that_nothing_has_is_not_taken(name: str) -> None:
-    found = of(node(), node(nics=nics(name), rdma=rdma("mlx5_0", name * 5)))
-    assert values(found) == values(of(node()))
-    for variable, what in (
-        ("NCCL_SOCKET_IFNAME", "an interface"),
-        ("GLOO_SOCKET_IFNAME", "an interface"),
-        ("NCCL_IB_HCA", "an RDMA device"),
-    ):
-        ((reason, nodes),) = found[variable].unknown
-        assert nodes == ("gpu2",)
-        assert reason.endswith(f"is no plausible name of {what}")
-        assert reason.isascii()
-        assert reason.isprintable()
+def test_a_name_that_no_device_has_is_not_taken():
+    for name in HOSTILE.split("|"):
+        variables = of(node(), node(nics=nics(name), rdma=rdma("mlx5_0", name * 5)))
+        assert values(variables) == values(of(node()))
+        devices = ("an interface", "an interface", "an RDMA device")
+        for variable, device in zip((*INTERFACES, "NCCL_IB_HCA"), devices, strict=True):
+            ((reason, nodes),) = variables[variable].unknown
+            assert nodes == ("gpu2",)
+            assert reason.endswith(f"is no plausible name of {device}")
+            assert reason.isascii()
+            assert reason.isprintable()
 
 
-@pytest.mark.parametrize(
-    "name", ["eth0", "enp1s0f0np0", "bond0.100", "ib0", "br-ex", "hsn0", "e" * 15]
-)
-def test_names_that_interfaces_have(name: str) -> None:
-    assert of(node(nics=nics(name)))["NCCL_SOCKET_IFNAME"].value == f"={name}"
+def test_names_that_interfaces_have():
+    for name in ("enp1s0f0np0", "bond0.100", "br-ex", "e" * 15):
+        assert of(node(nics=nics(name)))["NCCL_SOCKET_IFNAME"].value == f"={name}"
 
 
-def test_the_port_is_one_for_all_nodes() -> None:
-    found = of(node(ports=ports(socket(29500))), node())["MASTER_PORT"]
-    assert (found.value, found.settled) == ("29501", True)
-    assert found.notes == ("not 29500 on gpu1: python3 of ada listens",)
-    assert found.nodes_by_value == (("29501", ("gpu1", "gpu2")),)
+# --- MASTER_PORT.
+
+SPAN = (29500, 29510)
+FIRST = "the first of 29500-29510 that is free on all nodes"
+
+
+def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> Choice:
+    by_name = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
+    return job_env.choose(by_name, dict.fromkeys(by_name, span))
+
+
+def test_the_port_is_a_variable():
+    one = of(node(ports=ports(socket(29500))), node())["MASTER_PORT"]
+    assert (one.value, one.settled) == ("29501", True)
+    assert one.notes == ("not 29500 on gpu1: python3 of ada listens",)
+    assert one.nodes_by_value == (("29501", ("gpu1", "gpu2")),)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/ports.json"))
+def test_the_first_port_that_is_free_everywhere(case):
+    nodes = []
+    for changes in case["nodes"]:
+        made = dict(changes)
+        held = [socket(*row) for row in made.pop("held", [])]
+        if "firewall" in made:
+            made["firewall"] = Firewall(*made["firewall"])
+        nodes.append(ports(*held, **made))
+    assert choose(*nodes) == Choice(case["port"], FIRST, tuple(case["notes"]), {})
+
+
+def test_nothing_free_says_why():
+    dropped = ports(firewall=Firewall("dropped", "29505-29510"))
+    choice = choose(ports(*map(socket, range(29500, 29506))), dropped)
+    none = "no port of 29500-29510 is free on all nodes"
+    assert (choice.port, choice.reason) == (None, none)
+    assert choice.notes == (
+        "not 29500-29505 on gpu1: python3 of ada listens",
+        "not 29505-29510 on gpu2: the firewall drops it",
+    )
+    span = range(29500, 29511)
+    choice = choose(*(ports(*(socket(p, f"job{n}") for p in span)) for n in range(40)))
+    assert choice.port is None
+    assert len(choice.notes) == 7
+    assert choice.notes[-1] == "and 34 more reasons against ports"
+
+
+def test_the_range_is_common_to_all_policies():
+    nodes = {"a": ports(socket(29505)), "b": ports()}
+    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (29505, 29600)})
+    reason = "the first of 29505-29510 that is free on all nodes"
+    assert (choice.port, choice.reason) == (29506, reason)
+    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (30000, 30010)})
+    reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
+    assert (choice.port, choice.reason) == (None, reason)
+    assert choice.notes == ("29500-29510 on a", "30000-30010 on b")
+
+
+def test_nodes_whose_ports_are_unknown():
+    unread = ports(connections=None, listeners=None)
+    choice = choose(LOST, ports(socket(29500)), unread)
+    assert choice.port == 29501
+    assert choice.unknown == {"gpu1": "timed out", "gpu3": "/proc/net/tcp cannot be read"}
+    assert choose(LOST, unread).port is None
+    # Sockets of the range itself were cut off, or of others.
+    held = [socket(port) for port in range(20000, 20000 + sockets.MOST)]
+    choice = choose(ports(*held, more=True), span=(20000, 29999))
+    assert "more sockets in the range than are looked at" in choice.unknown["gpu1"]
+    choice = choose(ports(*held, more=False), span=(20000, 29999))
+    assert choice.port == 20000 + sockets.MOST

@@ -1,4 +1,4 @@
-"""The mesh without nodes: which ports, what a node's answers mean, and what is said of them."""
+"""The mesh without nodes: which pairs and ports, what answers mean, and how they are judged."""
 
 from __future__ import annotations
 
@@ -8,41 +8,80 @@ import pytest
 
 from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
 from nodeready.policy import Policy
-from nodeready.ready.mesh import Rounds, chosen_ports, name_cause
+from nodeready.ready.mesh import (
+    Rounds,
+    chosen_ports,
+    full,
+    name_cause,
+    peers_of,
+    ring_and_skips,
+    rounds,
+)
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import reach
 from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
+from tests.cases import cases
 
 SPAN = (29500, 29502)
 PORTS = (29500, 29501, 29502)
 
+# --- Which node tries which.
 
-@pytest.mark.parametrize(
-    ("first", "last", "count"), [(29500, 29500, 1), (29500, 29531, 32), (1, 65535, 32)]
-)
-def test_all_ports_of_a_range_or_some_with_both_ends(first, last, count):
-    ports = chosen_ports(first, last)
-    assert len(ports) == len({*ports}) == count
-    assert (ports[0], ports[-1]) == (first, last)
-    assert list(ports) == sorted(ports)
 
+def test_the_skips_double_and_end_before_the_nodes_do():
+    for count, offsets in (
+        *((0, ()), (1, ()), (2, (1,)), (3, (1, 2)), (4, (1, 2)), (5, (1, 2, 4)), (8, (1, 2, 4))),
+        *((9, (1, 2, 4, 8)), (10_000, tuple(2**power for power in range(14)))),
+    ):
+        assert ring_and_skips(count) == offsets
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 8, 9, 30])
+@pytest.mark.parametrize("pattern", [ring_and_skips, full])
+def test_in_each_round_every_node_tries_another_and_is_tried_by_another(pattern, count):
+    names = [f"node{number:02}" for number in range(count)]
+    tried = set()
+    for pairs in rounds(names, pattern(count)):
+        assert sorted(source for source, _ in pairs) == names
+        assert sorted(target for _, target in pairs) == names
+        assert all(source != target for source, target in pairs)
+        assert not tried & set(pairs)
+        tried |= set(pairs)
+    if pattern is full:
+        assert len(tried) == count * (count - 1)
+    peers = {name: tuple(t for s, t in sorted(tried) if s == name) for name in names}
+    assert {s: tuple(sorted(t)) for s, t in peers_of(names, pattern(count)).items()} == peers
+
+
+def test_pairs_lead_around_the_end_and_come_once():
+    assert rounds(["a", "b", "c"], [1]) == [[("a", "b"), ("b", "c"), ("c", "a")]]
+    for offsets in ([1, 2, 4], [1, -1], [1, 1], [3, 0]):
+        assert peers_of(["a", "b"], offsets) == {"a": ("b",), "b": ("a",)}
+    for nodes in ([], ["alone"]):
+        assert (rounds(nodes, [1, 2]), peers_of(nodes, [1, 2])) == ([], dict.fromkeys(nodes, ()))
+    with pytest.raises(ValueError, match="twice"):
+        rounds(["a", "b", "a"], [1])
+
+
+def test_all_ports_of_a_range_or_some_with_both_ends():
+    for first, last, count in ((29500, 29500, 1), (29500, 29531, 32), (1, 65535, 32)):
+        ports = chosen_ports(first, last)
+        assert list(ports) == sorted({*ports})
+        assert (ports[0], ports[-1], len(ports)) == (first, last, count)
+
+
+# --- What a node's answers mean.
 
 FIB_TRIE = """Main:
-  +-- 0.0.0.0/0 3 0 5
      |-- 0.0.0.0
         /0 universe UNICAST
-     +-- 10.0.0.0/24 2 0 2
         |-- 10.0.0.0
            /24 link UNICAST
         |-- 10.0.0.3
            /32 host LOCAL
         |-- 10.0.0.255
            /32 link BROADCAST
-     +-- 127.0.0.0/8 2 0 2
         |-- 127.0.0.1
-           /32 host LOCAL
-Local:
-        |-- 10.0.0.3
            /32 host LOCAL
         |-- 169.254.3.4
            /32 host LOCAL
@@ -53,16 +92,13 @@ fe80000000000000a8f00dfffe000001 02 40 20 80     eth0
 """
 
 
-@pytest.mark.parametrize(
-    ("fib_trie", "if_inet6", "expected"),
-    [
-        (FIB_TRIE, IF_INET6, ("10.0.0.3", "fd00::2")),
-        ("", "", ()),
-        ("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n", ()),
-    ],
-)
-def test_a_node_s_own_addresses(fib_trie, if_inet6, expected):
-    assert own_addresses(fib_trie, if_inet6) == expected
+def test_a_nodes_own_addresses():
+    assert own_addresses(FIB_TRIE, IF_INET6) == ("10.0.0.3", "fd00::2")
+    assert own_addresses("", "") == ()
+    assert own_addresses("|-- 10.0.0\n/32 host LOCAL\n/32 host LOCAL", "fd00 02\n\n") == ()
+
+
+NUMBER = {"a": 1, "b": 2, "c": 3}
 
 
 def listening(number, *more, ports=PORTS, busy=()):
@@ -71,248 +107,162 @@ def listening(number, *more, ports=PORTS, busy=()):
 
 def three(**changes):
     """The nodes a, b and c, at 10.0.0.1, 10.0.0.2 and 10.0.0.3."""
-    nodes = {"a": listening(1), "b": listening(2), "c": listening(3), **changes}
-    return Rounds(len(nodes), SPAN, nodes)
+    nodes = {name: listening(number) for name, number in NUMBER.items()}
+    return Rounds(3, SPAN, {**nodes, **changes})
 
 
-NUMBER = {"a": 1, "b": 2, "c": 3}
-
-
-def answer(target, *tries, resolved=None):
-    """What a source says: of these (port, outcome), at the target's own address or not."""
+def answer(target, *outcomes, resolved=None):
+    """What a source answers: these outcomes by port, or the addresses that the name led to."""
     own = f"10.0.0.{NUMBER[target]}"
-    found = tuple(
-        Try(port, outcome, 0.5 if outcome == "ok" else 0.0, "") for port, outcome in tries
+    tries = tuple(
+        Try(port, outcome, 0.5 if outcome == "ok" else 0.0, "")
+        for port, outcome in zip(PORTS, outcomes, strict=False)
     )
     if resolved is None:
-        return Round(0, target, (own,), "", own, found, 0)
-    return Round(0, target, resolved, "" if resolved else "unknown name", "", (), 0)
+        return Round(0, target, (own,), "", own, tries, 0)
+    return Round(0, target, tuple(resolved), "" if resolved else "unknown name", "", (), 0)
 
 
 def well(target):
-    return answer(target, *((port, "ok") for port in PORTS))
+    return answer(target, "ok", "ok", "ok")
 
 
-def everywhere(seen, *but):
+def silent(target, outcome="timeout"):
+    return answer(target, *[outcome] * 3)
+
+
+def everywhere(mesh, *but):
     """All pairs, each well but for these (source, target, answer)."""
     others = {(source, target): said for source, target, said in but}
-    for source in NUMBER:
-        for target in NUMBER:
-            if source != target:
-                said = others.get((source, target)) or well(target)
-                seen.add(source, target, PORTS, said)
-    return seen.meshes()
+    for source, target in [(s, t) for s in NUMBER for t in NUMBER if s != t]:
+        mesh.add(source, target, PORTS, others.get((source, target)) or well(target))
+    return mesh.meshes()
 
 
-def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
-    silent = answer("b", *((port, "silent") for port in PORTS))
-    crowded = replace(well("a"), came=5000), replace(well("c"), came=90_000)
-    found = everywhere(three(), ("a", "b", silent), ("b", "a", crowded[0]), ("b", "c", crowded[1]))
-    assert not any(one.blocked for one in found.values())
-    assert {name: one.crowd for name, one in found.items()} == {"a": 0, "b": 90_000, "c": 0}
-    told = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=found["b"]), Policy())
-    assert told.status == "warn"
-    assert "90000 connections of others" in told.actual
-    # As many as the rounds bring anyway, and a peer that came through, are none.
-    found = everywhere(three(), ("b", "c", crowded[1]))
-    assert not any(one.crowd for one in found.values())
-    fine = replace(well("c"), came=900)
-    found = everywhere(three(), ("a", "b", silent), ("c", "b", silent), ("b", "c", fine))
-    assert [one.kind for one in found["b"].blocked] == ["target"]
+def blocked(meshes):
+    return {name: mesh.blocked for name, mesh in meshes.items() if mesh.blocked}
 
 
 def test_all_is_well():
-    found = everywhere(three())
-    assert found["a"] == Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.5, 0.5, "c")
-    assert not any(one.blocked for one in found.values())
+    assert everywhere(three())["a"] == Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.5, 0.5, "c")
 
 
-def test_ports_that_fail_alike_are_one_finding():
-    bad = answer("b", (29500, "refused"), (29501, "ok"), (29502, "refused"))
-    found = everywhere(three(), ("a", "b", bad), ("c", "b", bad))
-    assert found["b"].blocked == (
-        Blocked("target", (29500, 29502), ("a", "c"), 2, "refused: rejected on the way", True),
-    )
-    assert not found["a"].blocked
-    assert not found["c"].blocked
+def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
+    quiet = "a", "b", silent("b", "silent")
+    crowded = replace(well("a"), came=5000), replace(well("c"), came=90_000)
+    meshes = everywhere(three(), quiet, ("b", "a", crowded[0]), ("b", "c", crowded[1]))
+    assert not blocked(meshes)
+    assert {name: one.crowd for name, one in meshes.items()} == {"a": 0, "b": 90_000, "c": 0}
+    result = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=meshes["b"]), Policy())
+    assert result.status == "warn"
+    assert "90000 connections of others" in result.actual
+    # As many as the rounds bring anyway, and a peer that came through, are none.
+    meshes = everywhere(three(), ("b", "c", crowded[1]))
+    assert not any(one.crowd for one in meshes.values())
+    fine = replace(well("c"), came=900)
+    meshes = everywhere(three(), quiet, ("c", "b", silent("b", "silent")), ("b", "c", fine))
+    assert [one.kind for one in meshes["b"].blocked] == ["target"]
 
 
-@pytest.mark.parametrize(
-    ("tries", "ports", "cause"),
-    [
-        ([(29500, "timeout")], (29500,), "timed out: dropped"),
-        (
-            [(29500, "timeout"), (29501, "timeout"), (29502, "skipped")],
-            PORTS,
-            "timed out: dropped; the first 3 ports stand for all",
-        ),
-        ([(29500, "foreign")], (29500,), "another program answers"),
-        ([(29500, "unreachable")], (29500,), "unreachable: "),
-        # An outcome that we do not know is not ok.
-        ([(29500, "splendid")], (29500,), "failed"),
-    ],
-)
-def test_why_a_connection_was_none(tries, ports, cause):
-    found = everywhere(three(), ("a", "b", answer("b", *tries)))
-    assert found["a"].blocked == (Blocked("pair", ports, ("b",), 1, cause, True),)
-
-
-@pytest.mark.parametrize(
-    ("resolved", "cause"),
-    [
-        ((), "b does not resolve (unknown name)"),
-        (("nonsense",), "b does not resolve (no address)"),
-        (("127.0.1.1",), "b resolves to 127.0.1.1, which is loopback"),
-        (("10.0.0.3", "10.9.9.9"), "b resolves to 10.0.0.3, which is c's"),
-        (("10.0.0.1",), "b resolves to 10.0.0.1, which is a's own"),
-        (("172.17.0.1",), "b resolves to 172.17.0.1, which several nodes have (a, b)"),
-        (("10.2.3.4",), "b resolves to 10.2.3.4, which is not b's"),
-    ],
-)
-def test_a_name_that_leads_astray(resolved, cause):
+@pytest.mark.parametrize("case", cases(__file__, "data/meshes.json"))
+def test_why_connections_fail(case):
     bridge = "172.17.0.1"
-    seen = three(a=listening(1, bridge), b=listening(2, bridge), c=listening(3))
-    assert seen.addresses["b"] == ("10.0.0.2",)
-    found = everywhere(seen, ("a", "b", answer("b", resolved=resolved)))
-    assert found["a"].blocked == (Blocked("pair", (), ("b",), 1, cause, True),)
-    assert not found["b"].blocked
+    mesh = three(a=listening(1, bridge), b=listening(2, bridge))
+    assert mesh.addresses["b"] == ("10.0.0.2",)
+    bad = [
+        (source, target, answer(target, *rows)) for source, target, rows in case.get("answers", ())
+    ]
+    if "resolved" in case:
+        bad.append(("a", "b", answer("b", resolved=case["resolved"])))
+    expected = {
+        name: (Blocked(kind, tuple(ports), tuple(peers), tried, cause, True),)
+        for name, (kind, ports, peers, tried, cause) in case["blocked"].items()
+    }
+    assert blocked(everywhere(mesh, *bad)) == expected
 
 
-def test_a_node_that_claims_another_s_address_loses_that_alone():
+def test_a_node_that_claims_the_address_of_another_loses_that_alone():
     nodes = {"a": listening(1), "b": listening(2), "c": listening(3, "10.0.0.2", "10.5.0.1")}
     known = {f"10.0.0.{number}": name for name, number in NUMBER.items()}
-    seen = Rounds(3, SPAN, nodes, known)
-    assert seen.addresses == {
-        "a": ("10.0.0.1",), "b": ("10.0.0.2",), "c": ("10.0.0.3", "10.5.0.1"),
-    }  # fmt: skip
-    assert not any(one.blocked for one in everywhere(seen).values())
-    # Where nobody but the two knows of the address, the words name both.
-    (blocked,) = everywhere(three(**nodes))["b"].blocked
-    assert blocked.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
-
-
-def test_of_many_nodes_that_claim_an_address_some_are_named():
-    nodes = {name: listening(1) for name in "abcdef"}
-    seen = Rounds(6, SPAN, nodes)
-    cause = name_cause("a", answer("b", resolved=("10.0.0.1",)), seen._owners)
+    mesh = Rounds(3, SPAN, nodes, known)
+    own = {"a": ("10.0.0.1",), "b": ("10.0.0.2",), "c": ("10.0.0.3", "10.5.0.1")}
+    assert mesh.addresses == own
+    assert not blocked(everywhere(mesh))
+    # Where only the two know the address, the words name both; of many, some.
+    (one,) = everywhere(three(**nodes))["b"].blocked
+    assert one.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
+    owners = Rounds(6, SPAN, {name: listening(1) for name in "abcdef"})._owners
+    cause = name_cause("a", answer("b", resolved=["10.0.0.1"]), owners)
     assert cause == "b resolves to 10.0.0.1, which several nodes have (a, b, c and 3 more)"
 
 
-def test_what_nobody_asked_for_is_dropped():
-    """Ports, times and addresses that a node makes up."""
+def test_ports_times_and_addresses_that_a_node_makes_up_are_dropped():
     made_up = listening(2, "not an address", ports=(*PORTS, 22), busy=(Busy(80, "mine"),))
-    seen = three(b=made_up)
-    assert seen.to_ask("a", "b") == PORTS
-    assert seen.addresses["b"] == ("10.0.0.2",)
+    mesh = three(b=made_up)
+    assert mesh.to_ask("a", "b") == PORTS
+    assert mesh.addresses["b"] == ("10.0.0.2",)
     hostile = (Try(22, "refused", 0.0, ""), *(Try(p, "ok", -1.0, "") for p in PORTS[:2]))
     said = Round(0, "b", ("10.0.0.2",), "", "10.0.0.2", (*hostile, Try(29502, "ok", 1e300, "")), 0)
-    found = everywhere(seen, ("a", "b", said))
-    assert not any(one.blocked for one in found.values())
-    assert (found["a"].worst_ms, found["a"].worst_peer) == (0.5, "c")
-    assert not found["b"].busy
+    meshes = everywhere(mesh, ("a", "b", said))
+    assert not blocked(meshes)
+    assert (meshes["a"].worst_ms, meshes["a"].worst_peer) == (0.5, "c")
+    assert not meshes["b"].busy
 
 
-def test_a_node_that_is_gone_costs_nobody_else():
-    seen = three()
-    dead = answer("c", *((port, "timeout") for port in PORTS))
-    everywhere(seen, ("a", "c", dead), ("b", "c", dead))
-    seen.drop("c")
-    found = seen.meshes()
-    assert set(found) == {"a", "b"}
-    assert not any(one.blocked for one in found.values())
-    assert (found["a"].to, found["a"].by) == (1, 1)
+def test_a_node_that_is_gone_costs_no_other():
+    mesh = three()
+    everywhere(mesh, ("a", "c", silent("c")), ("b", "c", silent("c")))
+    mesh.drop("c")
+    meshes = mesh.meshes()
+    assert set(meshes) == {"a", "b"}
+    assert not blocked(meshes)
+    assert (meshes["a"].to, meshes["a"].by) == (1, 1)
 
 
 def test_a_node_that_is_to_blame_is_not_tried_any_more():
-    seen = three()
-    dead = answer("c", *((port, "timeout") for port in PORTS))
-    everywhere(seen, ("a", "c", dead), ("b", "c", dead))
-    seen.cut()
-    assert seen.to_ask("a", "c") == ()
+    mesh = three()
+    everywhere(mesh, ("a", "c", silent("c")), ("b", "c", silent("c")))
+    mesh.cut()
+    assert mesh.to_ask("a", "c") == ()
     # Its own connections pass, and go on.
-    assert seen.to_ask("c", "a") == PORTS
-    # Of one port, two peers are not enough for that.
-    other = three()
-    one = answer("c", (29500, "timeout"), (29501, "ok"), (29502, "ok"))
-    everywhere(other, ("a", "c", one), ("b", "c", one))
-    other.cut()
-    assert other.to_ask("a", "c") == PORTS
+    assert mesh.to_ask("c", "a") == PORTS
+    # Two peers at a single port are too few for that.
+    mesh, one = three(), answer("c", "timeout", "ok", "ok")
+    everywhere(mesh, ("a", "c", one), ("b", "c", one))
+    mesh.cut()
+    assert mesh.to_ask("a", "c") == PORTS
 
 
-def test_the_way_back_of_a_pair_is_asked_for_when_nobody_tried():
-    seen = three()
-    seen.add("a", "b", PORTS, answer("b", (29500, "timeout"), (29501, "ok"), (29502, "ok")))
-    seen.add("b", "c", PORTS, well("c"))
-    assert seen.ways_back() == {"b": "a"}
-    seen.add("b", "a", PORTS, well("a"))
-    assert seen.ways_back() == {}
-    assert [one.back for one in seen.meshes()["a"].blocked] == [True]
+def test_an_untried_way_back_of_a_pair_is_asked_for():
+    mesh = three()
+    mesh.add("a", "b", PORTS, answer("b", "timeout", "ok", "ok"))
+    mesh.add("b", "c", PORTS, well("c"))
+    assert mesh.ways_back() == {"b": "a"}
+    mesh.add("b", "a", PORTS, well("a"))
+    assert mesh.ways_back() == {}
+    assert [one.back for one in mesh.meshes()["a"].blocked] == [True]
 
+
+# --- How a mesh is judged.
 
 GOOD = Mesh(3, *SPAN, PORTS, (), 2, 2, 2, 2, (), 0.2, 0.5, "b")
 TARGET = Blocked("target", (29500, 29501), ("a", "c"), 2, "timed out: dropped", True)
 
 
-def judged(check, seen):
-    found = check(Proved(User("ada", 1000, True, ""), mesh=seen), Policy())
-    return found.status, found.actual
-
-
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        (GOOD, ("ok", "2 of 2 peers reached, reached by 2 of 2")),
-        (None, ("na", "not proved")),
-        (Unknown("connection lost"), ("unknown", "connection lost")),
-        (replace(GOOD, nodes=1, to=0, by=0), ("na", "one node alone")),
-        (replace(GOOD, to=0, by=0), ("unknown", "no connection was tried in time")),
-        # Another node is to blame for one of them.
-        (replace(GOOD, reached=1), ("ok", "1 of 2 peers reached, reached by 2 of 2")),
-        (
-            replace(GOOD, to=1, by=1, reached=0, reached_by=0),
-            ("unknown", "0 of 1 peers reached, reached by 0 of 1: see what the other nodes say"),
-        ),
-        (
-            replace(GOOD, blocked=(TARGET,)),
-            (
-                "fail",
-                "29500-29501 unreachable from all 2 peers (timed out: dropped); "
-                "its own connections pass: inbound",
-            ),
-        ),
-        (
-            replace(GOOD, blocked=(replace(TARGET, kind="source", tried=4, back=False),)),
-            ("fail", "29500-29501 not reached at 2 of 4 peers (a, c) (timed out: dropped)"),
-        ),
-        (
-            replace(GOOD, median_ms=203.4, worst_ms=1210.0),
-            (
-                "warn",
-                "2 of 2 peers reached, reached by 2 of 2, but a handshake takes 203 ms "
-                "(median; to b 1210 ms)",
-            ),
-        ),
-    ],
-)
-def test_how_the_mesh_is_judged(seen, expected):
-    assert judged(reach.mesh, seen) == expected
-
-
-@pytest.mark.parametrize(
-    ("seen", "expected"),
-    [
-        (GOOD, ("ok", "29500-29502 can be listened on")),
-        (replace(GOOD, last=30000), ("ok", "3 ports of 29500-30000 can be listened on")),
-        (
-            replace(
-                GOOD,
-                listening=(29501,),
-                busy=(Busy(29500, "in use"), Busy(29502, "Permission denied")),
-            ),
-            ("fail", "29500: in use; 29502: Permission denied"),
-        ),
-        (Unknown("no answer in 20 s"), ("unknown", "no answer in 20 s")),
-    ],
-)
-def test_how_the_ports_are_judged(seen, expected):
-    assert judged(reach.ports, seen) == expected
+@pytest.mark.parametrize("case", cases(__file__, "data/mesh.json"))
+def test_how_the_mesh_and_its_ports_are_judged(case):
+    mesh = GOOD
+    changes = dict(case["changes"])
+    if "blocked" in changes:
+        changes["blocked"] = (replace(TARGET, **changes["blocked"]),)
+    if "busy" in changes:
+        changes["busy"] = tuple(Busy(*row) for row in changes["busy"])
+    if "unknown" in changes:
+        mesh = Unknown(changes["unknown"])
+    elif "missing" in changes:
+        mesh = None
+    else:
+        mesh = replace(GOOD, **changes)
+    check = getattr(reach, case["check"])
+    result = check(Proved(User("ada", 1000, True, ""), mesh=mesh), Policy())
+    assert [result.status, result.actual] == case["expected"]

@@ -1,8 +1,9 @@
-"""Which nodes are ready, in every form, and the exit code that follows."""
+"""Which proofs run, which nodes are then ready, in every form, and the exit code that follows."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import jsonschema
 import pytest
@@ -10,20 +11,35 @@ from referencing import Registry, Resource
 
 from nodeready.audit.document import Ready, ready_code, slots
 from nodeready.inventory import hostfile
+from nodeready.node.proofs.program import _PROVE
+from nodeready.ready.run import Wanted
 from nodeready.reports import json_report
 from nodeready.reports.registry import Options
 from nodeready.reports.table import show_ready
+from nodeready.subjects.proof.facts import COLLECTIVE, MESH, SESSION, Proved
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import fail, ok, unknown, warn
 from tests.builders.fleets import audit, lost, node, outcomes
 from tests.paths import schema
 
-SCHEMAS = {name: schema(name) for name in ("audit", "ready")}
-VALID = jsonschema.Draft202012Validator(
-    SCHEMAS["ready"],
-    registry=Registry().with_resource(
-        "urn:nodeready:audit:1", Resource.from_contents(SCHEMAS["audit"])
-    ),
-)
+CHECKS = SUBJECTS["proof"].checks
+
+
+def test_a_proof_is_a_row_of_the_program_a_field_of_the_facts_and_judged():
+    assert list(SESSION) == list(_PROVE)
+    assert {*SESSION} <= {field.name for field in fields(Proved)}
+    assert {check.proof for check in CHECKS} - {""} == {*SESSION, MESH, COLLECTIVE}
+
+
+def test_only_the_proofs_of_the_chosen_checks_run():
+    assert Wanted.of(["proof.gdb", "proof.backtrace", "ptrace.scope"]) == Wanted(
+        ("tracers", "core"), mesh=False
+    )
+    assert Wanted.of(["proof.mesh", "proof.user"]) == Wanted((), mesh=True)
+    assert Wanted.of(check.id for check in CHECKS) == Wanted(collective=True)
+    assert Wanted.of(check.id for check in CHECKS if not check.named) == Wanted()
+    assert Wanted.of(["proof.collective"]) == Wanted((), mesh=False, collective=True)
+
 
 FINE = node("n1", ok("proof.attach", "a stack"))
 WARNED = node("n2", warn("proof.user", "the job's user", "root", fix="--user NAME"))
@@ -47,7 +63,7 @@ AWAY = lost("n5")
         ((), None, [], 2),
     ],
 )
-def test_who_is_ready_and_whether_that_is_enough(nodes, needed, go, code):
+def test_the_ready_nodes_and_whether_they_are_enough(nodes, needed, go, code):
     ready = Ready(audit(*nodes), 60, needed)
     assert list(ready.go) == go
     assert sorted((*ready.go, *ready.no_go)) == sorted(one.name for one in nodes)
@@ -65,18 +81,18 @@ def test_the_table_has_the_answer_first_and_the_reasons_with_their_nodes():
     lines = [line.plain.rstrip() for line in show_ready(ready, Options(0, 80))]
     assert lines[0].split() == ["GO", "n[1-2]", "2", "nodes"]
     assert lines[1].split() == ["NO-GO", "n[3-5]", "3", "nodes"]
-    assert any("n3" in line and "proof.attach" in line for line in lines[2:5])
-    assert any("n4" in line and "proof.core" in line for line in lines[2:5])
-    assert any("n5" in line for line in lines[2:5])
+    for name, check in (("n3", "proof.attach"), ("n4", "proof.core"), ("n5", "")):
+        assert any(name in line and check in line for line in lines[2:5])
     assert lines[5].split() == ["too", "few", "4", "needed"]
     assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("name", outcomes())
 def test_json_is_as_its_schema_says(name):
-    ready = Ready(outcomes()[name], 60, 1)
-    made = json.loads("".join(json_report.ready(ready)))
-    VALID.validate(made)
+    made = json.loads("".join(json_report.ready(Ready(outcomes()[name], 60, 1))))
+    part = Resource.from_contents(schema("audit"))
+    registry = Registry().with_resource("urn:nodeready:audit:1", part)
+    jsonschema.Draft202012Validator(schema("ready"), registry=registry).validate(made)
     assert set(made["go"]) | set(made["no_go"]) == {one["name"] for one in made["nodes"]}
 
 
@@ -91,8 +107,5 @@ def test_json_is_as_its_schema_says(name):
 )
 def test_launchers_get_the_ready_nodes(form, ready, others, text):
     assert hostfile.text(form, ready, others) == text
-
-
-def test_a_node_without_gpus_has_one_slot():
-    assert slots(FINE) == 1
-    assert slots(AWAY) == 1
+    # A node without GPUs has one slot.
+    assert slots(FINE) == slots(AWAY) == 1

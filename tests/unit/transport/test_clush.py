@@ -1,4 +1,4 @@
-"""ClusterShell as the carrier, without a node: words, frames, ways, what gateways are sent."""
+"""ClusterShell as the carrier, without a node: words, frames, options, messages of gateways."""
 
 from __future__ import annotations
 
@@ -7,94 +7,57 @@ import os
 import pickle
 import re
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ClusterShell import Communication
 
 from nodeready.transport.base import Failure, Reply, Request
-from nodeready.transport.clush import carrier as clush_carrier
-from nodeready.transport.clush.carrier import Clush, ClushError
 from nodeready.transport.clush.command import Heard, command, framed
 from nodeready.transport.clush.gateway import FLOOD, decoded, gateway_command
 from nodeready.transport.clush.ways import Way, translated, way, without_own_keys
+from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"
 WAY = Way("n1", "n1", user="root", key="/k")
-SHELLS = [one for one in ("dash", "bash", "busybox") if shutil.which(one)]
 
 
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [
-        ("ssh: connect to host n1 port 22: Connection refused", "n1: connection refused: is sshd"),
-        ("ssh: connect to host n1 port 22: No route to host", "n1: no route to the node"),
-        ("ssh: connect to host n1 port 22: Connection timed out", "n1: no answer in 15 s"),
-        ("ssh: Could not resolve hostname n1: Name or service not known", "host name n1 does not"),
-        ("root@n1: Permission denied (publickey).", "n1 refused user root with /k"),
-        (
-            "Connection timed out during banner exchange",
-            "n1: accepts connections but sends no SSH",
-        ),
-        ("kex_exchange_identification: read: Connection reset by peer", "n1: accepts connections"),
-        (
-            "Received disconnect from 1.2.3.4 port 22:2: Too many authentication failures",
-            "n1: sshd",
-        ),
-        ("Unable to negotiate with 1.2.3.4: no matching host key type found", "n1: no algorithm"),
-        (
-            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
-            "host key of n1 changed; refused.",
-        ),
-        (
-            "No ED25519 host key is known for n1 and you have requested strict checking.\n"
-            "Host key verification failed.",
-            "host key of n1 is not in ~/.ssh/known_hosts; refused",
-        ),
-        ("Connection closed by 1.2.3.4 port 22", "n1: sshd closed the connection"),
-        ("Connection closed by UNKNOWN port 65535", "n1: the ProxyCommand of the ssh"),
-        ("something \x1b[31mnew", "n1: something "),
-    ],
-)
-def test_what_ssh_says_is_told_in_the_words_of_the_other_carrier(said: str, error: str) -> None:
-    found = WAY.unreachable(said)
-    assert found.kind == "unreachable"
-    assert found.error.startswith(error)
-    assert "\x1b" not in found.error
+@pytest.mark.parametrize("case", cases(__file__, "data/ssh_errors.json"))
+def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
+    failure = WAY.unreachable(case["said"])
+    assert failure.kind == "unreachable"
+    assert failure.error.startswith(case["error"])
+    assert "\x1b" not in failure.error
 
 
-def test_a_gateways_ssh_is_named() -> None:
-    assert WAY.words("Permission denied (publickey)", "gw1") == (
-        "n1 refused user root with any key of gateway gw1"
-    )
+def test_a_gateways_ssh_is_named():
+    words = "n1 refused user root with any key of gateway gw1"
+    assert WAY.words("Permission denied (publickey)", "gw1") == words
     assert translated("") == "timed out"
 
 
-def run(shell: str, script: str, stdin: bytes = b"", limit_s: int = 9, most: int = 1000) -> Any:
-    """What a node's login shell makes of a framed command: the lines, heard."""
-    line, text = command(Request("n1", script, limit_s), "nodeready:abc", WAY)
-    words = [shell, "sh"] if shell == "busybox" else [shell]
+def heard(out=(), error=()):
+    lines = Heard(NONCE.encode())
+    for row in out:
+        lines.out(row)
+    for row in error:
+        lines.error(row)
+    return lines
+
+
+def run(script, most=1000, login=("sh",)):
+    """The answer of a node whose login shell runs the framed command."""
+    request = Request("n1", script, 9, max_bytes=most)
+    line, text = command(request, "nodeready:abc", WAY)
     done = subprocess.run(
-        [*words, "-c", framed(line, NONCE, most)],
-        input=text + stdin,
-        capture_output=True,
-        check=False,
-        timeout=20,
+        [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
     )
-    heard = Heard(NONCE.encode())
-    for row in done.stdout.splitlines():
-        heard.out(row)
-    for row in done.stderr.splitlines():
-        heard.error(row)
-    return heard.answer(Request("n1", script, limit_s, max_bytes=most), WAY, done.returncode, 1.0)
+    lines = heard(done.stdout.splitlines(), done.stderr.splitlines())
+    return lines.answer(request, WAY, done.returncode, 1.0)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("script", "stdout", "stderr", "rc"),
     [
@@ -105,21 +68,19 @@ def run(shell: str, script: str, stdin: bytes = b"", limit_s: int = 9, most: int
         ("exec >&-; exit 4", "", "", 4),
     ],
 )
-def test_a_framed_command_tells_what_it_said(
-    shell: str, script: str, stdout: str, stderr: str, rc: int | None
-) -> None:
-    found = run(shell, script)
-    assert isinstance(found, Reply)
-    assert (found.stdout, found.stderr, found.rc) == (stdout, stderr, rc)
+def test_a_framed_command_brings_its_output_and_status(script, stdout, stderr, rc):
+    answer = run(script)
+    assert isinstance(answer, Reply)
+    assert (answer.stdout, answer.stderr, answer.rc) == (stdout, stderr, rc)
 
 
-def test_a_flood_is_cut_on_the_node() -> None:
-    found = run("sh", "yes flood", most=5000)
+def test_a_flood_is_cut_on_the_node():
+    answer = run("yes flood", most=5000)
     first = ("flood\n" * 7)[:40]
-    assert (found.kind, found.error) == ("output", f"too much output, beginning with {first!r}")
+    assert (answer.kind, answer.error) == ("output", f"too much output, beginning with {first!r}")
 
 
-def test_the_tag_is_in_no_command_line_but_the_commands_own() -> None:
+def test_the_tag_is_in_no_command_line_but_the_commands_own():
     """An ssh's command line has the line: it runs on a machine that may be a node, too."""
     for to in (WAY, Way("n1", "n1", sudo=True), Way("n1", "n1", sudo=True, password="secret")):
         line, stdin = command(Request("n1", "true", 9), "nodeready:abc", to)
@@ -129,160 +90,96 @@ def test_the_tag_is_in_no_command_line_but_the_commands_own() -> None:
         assert stdin.startswith(b"secret\n") == bool(to.password)
 
 
+BEGIN, END = f"{NONCE} b".encode(), f"{NONCE} z 0".encode()
+SPOILED = "the answer cannot be read: something else was written into it"
+
+
 @pytest.mark.parametrize(
     ("rows", "status", "kind", "error"),
     [
         ([b"welcome"], 255, "unreachable", "n1: no answer in 15 s"),
-        ([b"welcome", f"{NONCE} b".encode()], 255, "lost", "connection lost"),
+        ([b"welcome", BEGIN], 255, "lost", "connection lost"),
         ([FLOOD], 137, "output", "too much output, beginning with ''"),
-        (
-            [f"{NONCE} b".encode(), b"%%%", f"{NONCE} z 0".encode()],
-            0,
-            "failed",
-            "the answer cannot be read: something else was written into it",
-        ),
+        ([BEGIN, b"%%%", END], 0, "failed", SPOILED),
     ],
 )
-def test_an_answer_that_is_not_whole_is_a_failure(
-    rows: list[bytes], status: int, kind: str, error: str
-) -> None:
-    heard = Heard(NONCE.encode())
-    for row in rows:
-        heard.out(row)
-    found = heard.answer(Request("n1", "true", 9), WAY, status, 1.0)
-    assert isinstance(found, Failure)
-    assert (found.kind, found.error) == (kind, error)
+def test_an_incomplete_answer_is_a_failure(rows, status, kind, error):
+    answer = heard(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
+    assert isinstance(answer, Failure)
+    assert (answer.kind, answer.error) == (kind, error)
 
 
-def test_a_login_that_runs_nothing_answers_in_its_own_words() -> None:
-    heard = Heard(NONCE.encode())
-    heard.out(b"This account is currently not available.")
-    found = heard.answer(Request("n1", "true", 9), WAY, 1, 1.0)
-    assert isinstance(found, Reply)
-    assert (found.rc, found.stdout) == (1, "This account is currently not available.\n")
+def test_a_login_that_runs_nothing_answers_in_its_own_words():
+    words = "This account is currently not available."
+    answer = heard([words.encode()]).answer(Request("n1", "true", 9), WAY, 1, 1.0)
+    assert isinstance(answer, Reply)
+    assert (answer.rc, answer.stdout) == (1, f"{words}\n")
 
 
-def host(name: str = "n1", **data: Any) -> Any:
+def host(name="n1", **data):
     return SimpleNamespace(name=name, data=data)
 
 
-def test_an_inventorys_data_are_words_of_sshs() -> None:
-    found = way(
-        host(
-            ssh_hostname="10.0.0.1",
-            ssh_port=2222,
-            ssh_user="ops",
-            ssh_key="/keys/id",
-            ssh_known_hosts_file="/known",
-            ssh_strict_host_key_checking="no",
-        )
-    )
-    assert found.to == "10.0.0.1"
-    assert found.shown == "[10.0.0.1]:2222"
-    assert found.alone == "a port of its own"
+def test_the_data_of_an_inventory_are_options_of_ssh():
+    data = {"ssh_hostname": "10.0.0.1", "ssh_port": 2222, "ssh_user": "ops", "ssh_key": "/keys/id"}
+    own = way(host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no"))
+    assert (own.to, own.shown, own.alone) == ("10.0.0.1", "[10.0.0.1]:2222", "a port of its own")
     for word in ("Port=2222", "User=ops", "IdentityFile=/keys/id", "UserKnownHostsFile=/known"):
-        assert f"-o{word}" in found.options
+        assert f"-o{word}" in own.options
     # Never the word with which ssh takes a key that has changed.
-    assert "-oStrictHostKeyChecking=accept-new" in found.options
-    assert "-oBatchMode=yes" in found.options
-
-
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        ({"ssh_password": "x"}, "ssh_password is for pyinfra's own ssh: ask with --via ssh"),
-        ({"_doas": True}, "_doas is pyinfra's: ask with --via ssh"),
-        ({}, ""),
-    ],
-)
-def test_what_only_pyinfra_can_do_is_refused(data: dict[str, Any], why: str) -> None:
-    assert way(host(**data)).refused == why
-    assert way(host("@local")).refused == "@local is a connector of pyinfra's: ask with --via ssh"
-
-
-def test_a_node_with_a_key_of_its_own_is_asked_directly() -> None:
-    ways = [way(host(f"n{at}", ssh_key="/keys/all")) for at in range(3)]
+    assert "-oStrictHostKeyChecking=accept-new" in own.options
+    assert "-oBatchMode=yes" in own.options
+    ways = [way(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
     ways.append(way(host("n9", ssh_key="/keys/its own")))
     assert [one.alone for one in without_own_keys(ways)] == ["", "", "", "a key of its own"]
 
 
-def test_what_a_gateway_sends_runs_nothing_here() -> None:
+def test_data_that_only_pyinfra_can_use_are_refused():
+    for name, data, why in (
+        ("n1", {"ssh_password": "x"}, "ssh_password is for pyinfra's own ssh"),
+        ("n1", {"_doas": True}, "_doas is pyinfra's"),
+        ("@local", {}, "@local is a connector of pyinfra's"),
+    ):
+        assert way(host(name, **data)).refused == f"{why}: ask with --via ssh"
+    assert way(host()).refused == ""
+
+
+def test_a_message_of_a_gateway_runs_nothing_here(tmp_path):
     class Hostile:
-        def __reduce__(self) -> Any:
-            return os.system, ("touch /tmp/hostile",)
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "hostile"),)
 
-    for sent, fine in ((b"well", True), (Hostile(), False), ("no bytes", False)):
+    message = SimpleNamespace(data=base64.b64encode(pickle.dumps(b"well", 4)))
+    assert decoded(message) == b"well"
+    for sent in (Hostile(), "no bytes"):
         message = SimpleNamespace(data=base64.b64encode(pickle.dumps(sent, 4)))
-        if fine:
-            assert decoded(message) == sent
-        else:
-            with pytest.raises(Communication.MessageProcessingError):
-                decoded(message)
+        with pytest.raises(Communication.MessageProcessingError):
+            decoded(message)
+    assert not (tmp_path / "hostile").exists()
 
 
-def test_a_gateway_without_the_same_clustershell_says_so(tmp_path: Any) -> None:
-    (tmp_path / "ClusterShell").mkdir()
-    (tmp_path / "ClusterShell" / "__init__.py").write_text("__version__ = '1.2'\n")
-    for name in ("Gateway", "Propagation"):
-        text = "class RouteResolvingError(Exception): pass\n"
-        (tmp_path / "ClusterShell" / f"{name}.py").write_text(text)
-    (tmp_path / "ClusterShell" / "Worker").mkdir()
-    (tmp_path / "ClusterShell" / "Worker" / "Tree.py").write_text("TreeWorker = object\n")
-    environ = {
-        "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": sys.executable,
-        "PYTHONPATH": str(tmp_path),
-        "HOME": "/secret",
-    }
-    line = gateway_command(environ)
+def test_a_gateway_with_another_clustershell_is_named(tmp_path):
+    failing = "class RouteResolvingError(Exception): pass\n"
+    for name, text in {
+        "__init__": "__version__ = '1.2'\n",
+        "Gateway": failing,
+        "Propagation": failing,
+        "Worker/__init__": "",
+        "Worker/Tree": "TreeWorker = object\n",
+    }.items():
+        path = tmp_path / "ClusterShell" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    line = gateway_command(
+        {
+            "CLUSTERSHELL_GW_PYTHON_EXECUTABLE": sys.executable,
+            **{"PYTHONPATH": str(tmp_path), "HOME": "/secret"},
+        }
+    )
     assert "/secret" not in line
+    assert len(line) < 8000
     done = subprocess.run(
-        ["sh", "-c", line],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
+        ["sh", "-c", line], capture_output=True, text=True, check=False, input=""
     )
     assert done.returncode == 3
     assert re.fullmatch(r"nodeready: ClusterShell 1\.2 there, [0-9.]+ here\n", done.stderr)
-    assert len(line) < 8000
-
-
-def closed(*names: str) -> list[Any]:
-    """Hosts at a port of this machine at which nobody listens."""
-    return [host(name, ssh_hostname="127.0.0.1", ssh_port=1) for name in names]
-
-
-def test_every_node_is_named_once_with_its_cause() -> None:
-    with Clush([*closed("n1", "n2"), host("@local")], topology="") as carrier:
-        rows = list(carrier.ask([Request(name, "true", 9) for name in carrier.nodes]))
-        channel = carrier.open(Request("n1", "cat <&3", 9, payload="", mark="mark"))
-        assert channel.read_line(20) is None
-    assert sorted((name, answer.kind, answer.error) for name, answer in rows) == [
-        ("@local", "refused", "@local is a connector of pyinfra's: ask with --via ssh"),
-        ("n1", "unreachable", "[127.0.0.1]:1: connection refused: is sshd running?"),
-        ("n2", "unreachable", "[127.0.0.1]:1: connection refused: is sshd running?"),
-    ]
-    assert channel.error == "[127.0.0.1]:1: connection refused: is sshd running?"
-
-
-def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clush_carrier, "_SILENT_S", 3.0)
-    with Clush(closed("n1", "n2"), topology="") as carrier:
-        os.kill(carrier._peers[0].pid, signal.SIGSTOP)
-        rows = dict(carrier.ask([Request(name, "true", 90) for name in carrier.nodes]))
-    assert {name: answer.error for name, answer in rows.items()} == dict.fromkeys(
-        ("n1", "n2"), "ClusterShell's process gave no sign for 3 s, and was ended"
-    )
-
-
-def test_a_topology_that_is_no_tree_is_told_and_done_without(tmp_path: Any) -> None:
-    path = tmp_path / "topology.conf"
-    path.write_text("[routes]\nsomebody_else: gw[1-2]\ngw[1-2]: n[1-9]\n")
-    told: list[str] = []
-    with Clush(closed("n1"), topology=str(path), tell=told.append) as carrier:
-        ((_, answer),) = carrier.ask([Request("n1", "true", 9)])
-    assert answer.kind == "unreachable"
-    (line,) = told
-    assert re.fullmatch(rf"{path}: .*is not a valid root node!: asking every node directly", line)
-    with pytest.raises(ClushError, match="nowhere: No such file or directory"):
-        Clush(closed("n1"), topology=f"{tmp_path}/nowhere")

@@ -1,4 +1,4 @@
-"""A command that is spoken with line by line: what it says, how it ends, what is left of it."""
+"""A command that is spoken with line by line: its lines, its end, and its process."""
 
 from __future__ import annotations
 
@@ -25,18 +25,13 @@ def host():
 
 
 @pytest.fixture(params=["local", "ssh"])
-def carrier(request, host):
-    return Local() if request.param == "local" else Connected([host])
-
-
-@pytest.fixture
-def begin(carrier):
+def begin(request, host):
+    carrier = Local() if request.param == "local" else Connected([host])
     channels = []
 
     def start(script, limit_s=60):
         (node,) = carrier.nodes
-        request = Request(node, f"exec <&3\n{script}", limit_s, "", MARK)
-        channels.append(carrier.open(request))
+        channels.append(carrier.open(Request(node, f"exec <&3\n{script}", limit_s, "", MARK)))
         return channels[-1]
 
     yield start
@@ -44,33 +39,29 @@ def begin(carrier):
         channel.close()
 
 
-def gone(pid):
-    return not os.path.exists(f"/proc/{pid}")
-
-
 def test_lines_go_both_ways_and_noise_is_passed_over(begin):
     channel = begin(
         f'echo "{MARK} $$"; while read -r line; do '
         f'printf "a motd\\n\\377\\nprompt> {MARK} got $line\\n"; done'
     )
-    pid = channel.read_line(10).split()[1]
+    process = f"/proc/{channel.read_line(10).split()[1]}"
     for word in ("one", "two $x '\""):
         channel.send_line(word)
         assert channel.read_line(10) == f"{MARK} got {word}"
     assert channel.error == ""
     channel.close()
-    wait_for(lambda: gone(pid))
+    wait_for(lambda: not os.path.exists(process))
 
 
-def test_what_says_nothing_is_waited_for_and_then_ended(begin):
-    """Even when it does not heed the end of its input: then by its own limit, at the latest."""
+def test_a_silent_command_is_waited_for_and_then_ended(begin):
+    """Even when it does not heed the end of its input: at the latest by its own limit."""
     channel = begin(f"echo {MARK} $$; exec sleep 600", limit_s=5)
-    pid = channel.read_line(10).split()[1]
+    process = f"/proc/{channel.read_line(10).split()[1]}"
     assert channel.read_line(0.1) is None
     assert channel.error == ""
-    assert not gone(pid)
+    assert os.path.exists(process)
     channel.close()
-    wait_for(lambda: gone(pid))
+    wait_for(lambda: not os.path.exists(process))
     assert channel.read_line(1) is None
 
 
@@ -90,12 +81,12 @@ def test_why_there_is_no_answer(begin, command, error):
     channel = begin(command)
     assert channel.read_line(30) is None
     assert channel.error == error
-    # Nothing more can be said, and that is no error of its own.
+    # A line that cannot be sent any more is no error of its own.
     channel.send_line("hello")
     assert channel.error == error
 
 
-def test_a_connector_without_a_channel_says_so(host):
+def test_a_connector_without_a_channel_is_an_error(host):
     carrier = Connected([host])
     host.connector = object()
     assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"

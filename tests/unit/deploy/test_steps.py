@@ -1,4 +1,4 @@
-"""The main job, end to end on real SSH nodes, read back by testinfra and plain ssh."""
+"""The steps of a deploy: their order, and the checks that they repair."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.paths import ROOT
 def test_deploy_py_lists_the_operations_in_their_order():
     calls = re.findall(r"^(\w+\.\w+)\(\)$", (ROOT / "deploy.py").read_text(), re.M)
     assert calls == [step.name for step in STEPS]
+    assert len(calls) == len({*calls})
 
 
 def test_every_step_repairs_checks_of_its_own_subject():
@@ -20,5 +21,3 @@ def test_every_step_repairs_checks_of_its_own_subject():
         assert step.fixes
         assert all(check.startswith(f"{step.subject}.") for check in step.fixes), step.name
         assert step.act.__doc__
-    names = [step.name for step in STEPS]
-    assert len(names) == len(set(names))

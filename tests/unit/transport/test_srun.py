@@ -1,0 +1,197 @@
+"""The job that is asked through srun, and srun's output: whole, parted, old, broken, hostile."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from nodeready.transport import allocation
+from nodeready.transport.allocation import SrunError, running
+from nodeready.transport.base import ANSWER_BYTES, OUTPUT, Answer, Reply, Request
+from nodeready.transport.srun import Job, Srun, StepOutput
+from tests.cases import cases
+
+NONCE = "nodeready-00"
+BEGIN, END = f"{NONCE} at", f"{NONCE} end"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A factory of stand-ins, which are found in PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def write(name, text):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}")
+        (tmp_path / name).chmod(0o755)
+
+    return write
+
+
+# --- The job.
+
+
+@pytest.fixture
+def squeue(program, monkeypatch):
+    """A Slurm whose squeue prints this row, for a user."""
+
+    def prints(row, uid=1000):
+        for name in ("squeue", "srun"):
+            program(name, f"printf '%s' '{row}'")
+        program("scontrol", "printf 'n1\\nn2\\n'\n")
+        monkeypatch.setattr(os, "geteuid", lambda: uid)
+        monkeypatch.setattr(allocation, "_own_name", lambda: "ada")
+        return dict(os.environ)
+
+    return prints
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("7|RUNNING|bob|n[1-2]\n", "is bob's: Slurm starts a step in it for nobody but bob"),
+        ("7|PENDING|bob|\n", "does not run: it is PENDING"),
+        ("", "does not run any more"),
+        ("7|RUNNING|ada|n1\n8|RUNNING|ada|n2\n", "is an array"),
+        ("7|RUNNING\n", "does not run any more"),
+    ],
+)
+def test_why_a_job_cannot_be_asked(squeue, row, why):
+    with pytest.raises(SrunError) as caught:
+        running("7", squeue(row))
+    assert str(caught.value).startswith(f"--job 7: {why}")
+
+
+@pytest.mark.parametrize(("uid", "user"), [(1000, "ada"), (0, "bob"), (1000, "1000")])
+def test_ones_own_job_and_every_job_for_root(squeue, uid, user):
+    assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
+
+
+# --- Its output.
+
+
+def step(*nodes: str) -> tuple[StepOutput, dict[str, Answer]]:
+    answers: dict[str, Answer] = {}
+    return StepOutput(NONCE, nodes, answers.__setitem__), answers
+
+
+def test_answers_come_apart_however_they_are_interleaved_and_cut_into_pieces():
+    """Labels are padded for many tasks; srun parts long lines at 1024 bytes."""
+    long = "x" * 3000
+    rows = [f"00: {BEGIN} gpu1", "01: a banner", f"01: {BEGIN} gpu2"]
+    rows += [f"00: {long[at : at + 1024]}" for at in range(0, 3000, 1024)]
+    rows += ["01: two", "slurmstepd: not a task's", f"01: {END}", f"00: {END}", ""]
+    text = "\n".join(rows).encode()
+    output, answers = step("gpu1", "gpu2", "gpu3")
+    for at in range(0, len(text), 7):
+        output.add(text[at : at + 7])
+    assert list(answers) == ["gpu2", "gpu1"]
+    assert answers["gpu1"] == Reply(f"{long}\n")
+    assert answers["gpu2"] == Reply("a banner\ntwo\n")
+    assert list(output.waiting) == ["gpu3"]
+
+
+def test_a_row_that_is_no_answer_is_of_no_node():
+    for rows in (
+        "",
+        "0: \n0\n:\n: :\n",
+        f"x: {BEGIN} gpu1\nx: {END}\n",
+        f"0: {BEGIN}\n0: {END}\n",
+        f"0: {END}\n",
+        f"1: {BEGIN} gpu1\n1: {END}\n",
+        f"99999999999: {BEGIN} gpu1\n99999999999: {END}\n",
+        "0: nodeready-11 at gpu1\n0: nodeready-11 end\n",
+        f"0: \xff\xfe {BEGIN} gpu1\n0: {END}\n",
+    ):
+        output, answers = step("gpu1")
+        output.add(rows.encode("latin-1"))
+        assert not answers, rows
+
+
+@pytest.mark.parametrize("name", ["gpu1", "gpu9", "../../etc", "\x1b[2J"])
+def test_a_task_answers_for_its_own_node_alone(name):
+    output, answers = step("gpu1", "gpu2")
+    lie = f"1: {BEGIN} {name}\n1: forged\n1: {END}\n"
+    output.add(f"{lie}{lie}0: {BEGIN} gpu1\n0: own\n0: {END}\n{lie}".encode())
+    assert answers["gpu1"] == Reply("own\n")
+    assert answers["gpu2"].kind == OUTPUT
+    assert "a task may answer only for its own node" in answers["gpu2"].error
+    assert "\x1b" not in answers["gpu2"].error
+
+
+def test_a_node_that_prints_without_end_costs_itself_alone():
+    output, answers = step("gpu1", "gpu2")
+    output.add(f"0: {BEGIN} gpu1\n1: {BEGIN} gpu2\n".encode())
+    piece = b"".join(b"0: " + b"y" * 1000 + b"\n" for _ in range(1000))
+    for _ in range(ANSWER_BYTES // 1_000_000 + 2):
+        output.add(piece)
+    output.add(f"1: fine\n1: {END}\n0: {END}\n".encode())
+    assert (answers["gpu1"].kind, answers["gpu2"]) == (OUTPUT, Reply("fine\n"))
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/srun_failures.json"))
+def test_a_node_without_an_answer_has_the_reason(case):
+    output, answers = step("gpu1")
+    output.add(case.get("out", "").encode())
+    output.add_error(case["said"].encode())
+    output.give_up(9, case["whole"])
+    assert (answers["gpu1"].error, answers["gpu1"].kind) == (case["why"], case["kind"])
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/step_ends.json"))
+def test_why_a_step_of_a_dialogue_ended(case):
+    output, _ = step("gpu1")
+    output.add_error(case["said"].encode())
+    assert output.ended("gpu1", case["well"]) == case["why"]
+
+
+# --- Slurm before 20.11, which no machine here has.
+
+OLD = """
+echo "$*" >>{log}
+case " $* " in *" --overlap "*)
+    echo "srun: unrecognized option '--overlap'" >&2; exit 1;;
+esac
+case " $* " in *" --gres=none "*)
+    echo "srun: error: Invalid generic resource (gres) specification" >&2; exit 1;;
+esac
+for word; do last=$word; done
+"""
+ECHO = 'while read -r line <&3; do echo "M $line"; done; echo over >&2'
+
+
+def test_an_older_slurm_is_asked_without_overlap(program):
+    program(
+        "srun", OLD.format(log="/dev/null") + 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
+    )
+    told: list[str] = []
+    steps = Srun(Job("1", ("gpu1",)), told.append)
+    for _ in range(2):
+        ((name, answer),) = steps.ask([Request("gpu1", "echo here", 10)])
+        assert (name, answer.ok) == ("gpu1", True)
+        assert answer.stdout.split() == ["here"]
+    assert told == ["srun has no --overlap (Slurm before 20.11): asking without it"]
+
+
+@pytest.mark.parametrize(
+    ("works", "steps"),
+    [(False, ["--gres=none", "--gres=none", "--gres=gpu:0"]), (True, ["--mem=0", "--mem=0"])],
+)
+def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
+    """Each refusal ends a srun, and no line is lost."""
+    log = tmp_path / "log"
+    program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
+    with Srun(Job("1", ("gpu1",)), works=works) as carrier:
+        channel = carrier.open(Request("gpu1", ECHO, 20, "first\n", "M "))
+        long = "x" * 100_000
+        channel.send_line(long)
+        assert channel.read_line(20) == "M first"
+        assert channel.read_line(20) == f"M {long}"
+        channel.send_line("last")
+        assert channel.read_line(20) == "M last"
+        assert channel.error == ""
+        channel.close()
+    rows = [row.split() for row in log.read_text().splitlines()]
+    options = [[word for word in row if word.startswith(("--gres", "--mem"))] for row in rows]
+    assert options == [[option] for option in steps]
+    assert ["--overlap" in row for row in rows] == [True, *[False] * (len(rows) - 1)]
