@@ -34,14 +34,14 @@ def state(tmp_path, monkeypatch):
     return tmp_path / "nodeready" / "counters"
 
 
-def seen(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
+def snapshot_of(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
     files = ib_tree(a100()[:1], mlx5_0={"counters": {"link_downed": str(downed)}})
     text = "".join(f"{IB_CLASS}/{path}:{line}" for path, line in files.items())
     devices = rdma.parse({"rdma": Output(text, 0)}, Policy())
     return Snapshot({"rdma": devices, "host": Host(boot_id), "nics": Unknown("timed out")})
 
 
-LOOK = counted(seen(), 1000.0)
+LOOK = counted(snapshot_of(), 1000.0)
 ONE = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
 
 
@@ -53,40 +53,40 @@ def test_the_next_look_has_the_counters_of_the_last(state):
     assert (json.loads(name), json.loads(data)["boot_id"]) == ("gpu1", BOOT)
     earlier = run.previous(["gpu1", "gpu2"])
     assert list(earlier) == ["gpu1"]
-    counters = with_counters(seen(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
+    counters = with_counters(snapshot_of(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
     assert counters.seconds == 60.5
     assert counters.values["mlx5_0/1.link_downed"] == 0
-    run.keep({"gpu1": counted(seen(downed=3), 2000.0)})
+    run.keep({"gpu1": counted(snapshot_of(downed=3), 2000.0)})
     assert run.previous(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
     # A look at one subject keeps the other, of the same boot.
     run.keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
     assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    run.keep({"gpu1": counted(seen(OTHER), 1000.0)})
+    run.keep({"gpu1": counted(snapshot_of(OTHER), 1000.0)})
     assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_another_boot_or_clock_has_no_history():
-    rdma_alone = {"rdma": seen()["rdma"]}
+    rdma_alone = {"rdma": snapshot_of()["rdma"]}
     for snapshot, now in (
-        (seen(OTHER), 2000.0),
-        (seen(None), 2000.0),
-        (seen(""), 2000.0),
+        (snapshot_of(OTHER), 2000.0),
+        (snapshot_of(None), 2000.0),
+        (snapshot_of(""), 2000.0),
         (Snapshot(rdma_alone), 2000.0),
         (Snapshot({**rdma_alone, "host": Unknown("timed out")}), 2000.0),
-        (seen(), 999.0),
+        (snapshot_of(), 999.0),
     ):
         assert with_counters(snapshot, LOOK, now)["rdma"].before is None
 
 
 def test_nothing_to_keep():
     unknown = Snapshot({"host": Host(BOOT), "rdma": Unknown("timed out")})
-    for snapshot in (seen(None), Snapshot({"host": Host(BOOT)}), unknown):
+    for snapshot in (snapshot_of(None), Snapshot({"host": Host(BOOT)}), unknown):
         assert counted(snapshot, 1000.0) is None
     for earlier in (LOOK, None):
         assert with_counters(unknown, earlier, 2000.0) == unknown
     # A subject of another version is passed over.
     newer = Counted(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
-    assert with_counters(seen(), newer, 2.0) == seen()
+    assert with_counters(snapshot_of(), newer, 2.0) == snapshot_of()
 
 
 def test_names_are_data(state):

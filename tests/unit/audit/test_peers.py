@@ -26,7 +26,7 @@ def subjects(monkeypatch):
     for name, subject in list(registry.SUBJECTS.items()):
         is_own = name in ("ptrace", "limits")
         compared = dict if is_own else subject.compared
-        learned = dict if is_own else lambda seen: {}
+        learned = dict if is_own else lambda observed: {}
         changed = replace(subject, compared=compared, learned=learned)
         monkeypatch.setitem(registry.SUBJECTS, name, changed)
 
@@ -34,8 +34,8 @@ def subjects(monkeypatch):
 # --- Outliers.
 
 
-def node(name: str, seen: object, group: str = "h100", subject: str = "ptrace") -> NodeReport:
-    return NodeReport.of(name, snapshot=Snapshot({subject: seen}), groups=(group,))
+def node(name: str, observed: object, group: str = "h100", subject: str = "ptrace") -> NodeReport:
+    return NodeReport.of(name, snapshot=Snapshot({subject: observed}), groups=(group,))
 
 
 def find(*nodes: NodeReport) -> list[Outlier]:
@@ -66,8 +66,8 @@ def test_without_a_majority_no_node_differs():
 
 @pytest.mark.usefixtures("subjects")
 def test_a_missing_device_is_reported_once():
-    seen = {"devices": "mlx5_0 mlx5_1", "mlx5_1.rate_gbps": 400}
-    nodes = [node(f"gpu{n}", seen) for n in range(3)]
+    observed = {"devices": "mlx5_0 mlx5_1", "mlx5_1.rate_gbps": 400}
+    nodes = [node(f"gpu{n}", observed) for n in range(3)]
     (outlier,) = find(*nodes, node("gpu3", {"devices": "mlx5_0"}))
     assert (outlier.fact, outlier.nodes) == ("ptrace.devices", {"gpu3": "mlx5_0"})
 
@@ -80,8 +80,8 @@ def learn(subjects):
     """The file and its settings, of these nodes' observations."""
 
     def learn(**nodes: object) -> tuple[str, dict[str, object]]:
-        seen = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
-        text = peers.render(peers.majority(seen), list(nodes), "2026-01-01T00:00:00Z")
+        observed = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
+        text = peers.render(peers.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
         settings: dict[str, object] = {}
         exec(text, {"__builtins__": {}}, settings)  # as pyinfra does with a group_data file
         make_policy(settings)
@@ -117,9 +117,9 @@ def test_no_majority_sets_nothing_and_names_the_values(learn):
 
 def test_a_device_of_few_nodes_is_left_out_and_a_flood_does_not_fill_the_file(learn):
     row = {"mtu": 1500}
-    both, one = {"eth0": row, "eth1": row}, {"eth0": row}
-    text, settings = learn(gpu1={"nics": both}, gpu2={"nics": one}, gpu3={"nics": one})
-    assert settings == {"nics": one}
+    both, single = {"eth0": row, "eth1": row}, {"eth0": row}
+    text, settings = learn(gpu1={"nics": both}, gpu2={"nics": single}, gpu3={"nics": single})
+    assert settings == {"nics": single}
     assert "# eth1 is left out: only on gpu1\n" in text
     flood = {"nics": {f"eth{number}": {"mtu": 9000} for number in range(5000)}}
     most = {"nics": {"ib0": {"mtu": 4092}}}
@@ -158,8 +158,8 @@ def look(name, *addresses):
     return Look(name, Snapshot({"nics": nics}))
 
 
-def addresses(*looks, met=None):
-    peers_met = {name: Met(address, "") for name, address in (met or {}).items()}
+def addresses(*looks, reached=None):
+    peers_met = {name: Met(address, "") for name, address in (reached or {}).items()}
     return combined(FleetContext({}), looks, peers_met).addresses
 
 
@@ -171,7 +171,7 @@ def test_an_address_of_several_nodes_leads_to_none():
     # An address at which a node was reached stays its own.
     sound, liar = (look("a", "10.0.0.1"), look("b", "10.0.0.2")), look("bad", "10.0.0.1")
     assert addresses(*sound, liar) == ("10.0.0.2",)
-    assert addresses(*sound, liar, met={"a": "10.0.0.1"}) == ("10.0.0.1", "10.0.0.2")
+    assert addresses(*sound, liar, reached={"a": "10.0.0.1"}) == ("10.0.0.1", "10.0.0.2")
 
 
 def test_a_node_that_claims_many_addresses_has_one_voice():

@@ -36,7 +36,7 @@ def own(profile: str, number: int) -> dict[str, str]:
     draw = random.Random(number)
 
     def changed(text: str) -> str:
-        for pattern, made in (
+        for pattern, replace_match in (
             (r"gpu001", lambda match: f"gpu{number:03}"),
             (r"(10\.\d+\.\d+\.)\d+", lambda match: f"{match[1]}{number + 2}"),
             (r"(_temp>)\d+", lambda match: f"{match[1]}{draw.randrange(25, 60)}"),
@@ -44,7 +44,7 @@ def own(profile: str, number: int) -> dict[str, str]:
             (r"(GPU-)[0-9a-f]{8}", lambda match: f"{match[1]}{number:08x}"),
             (r"(?m)(_errors:|dropped:)\d+$", lambda match: f"{match[1]}{draw.randrange(3)}"),
         ):
-            text = re.sub(pattern, made, text)
+            text = re.sub(pattern, replace_match, text)
         return text
 
     return {name: changed(text) for name, text in recorded(profile).items()}
@@ -137,7 +137,11 @@ def rows(done: Any) -> dict[str, Any]:
     return {
         node["name"]: (
             {name: facts for name, facts in node["facts"].items() if name not in COMPLETED},
-            [one for one in node["results"] if one["check"].partition(".")[0] not in COMPLETED],
+            [
+                result
+                for result in node["results"]
+                if result["check"].partition(".")[0] not in COMPLETED
+            ],
         )
         for node in json.loads(done.out)["nodes"]
     }
@@ -146,11 +150,11 @@ def rows(done: Any) -> dict[str, Any]:
 def test_a_reader_that_is_killed_costs_the_node_whose_answer_it_read(audited, monkeypatch):
     real = snapshot.read
 
-    def read(answer: str, *given: Any) -> Any:
-        seen = real(answer, *given)
-        if getattr(seen.subjects.get("host"), "hostname", "") == "gpu005":
+    def read(answer: str, *more: Any) -> Any:
+        observed = real(answer, *more)
+        if getattr(observed.subjects.get("host"), "hostname", "") == "gpu005":
             os.kill(os.getpid(), signal.SIGKILL)
-        return seen
+        return observed
 
     nodes = healthy(12)
     whole = rows(audited(nodes, None, "json"))
@@ -213,7 +217,7 @@ def test_observations_that_nodes_share_cannot_be_changed(monkeypatch):
     mark, policy = "ab" * 8, Policy()
     outputs = [{**own("h100", number), "host": own("h100", 1)["host"]} for number in (1, 2, 3)]
     _, first, second = (
-        snapshot.read(look(one, mark), snapshot.PROBES, policy, mark) for one in outputs
+        snapshot.read(look(result, mark), snapshot.PROBES, policy, mark) for result in outputs
     )
     shared = {name for name in first.subjects if first.subjects[name] is second.subjects[name]}
     assert {"host", "core_dumps", "debug_tools"} <= shared

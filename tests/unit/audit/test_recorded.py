@@ -50,20 +50,20 @@ NOT_RECORDED = "no verdict is recorded"
 
 
 def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -> Verdict:
-    stop = tuple(f"{one.check}: x" for one in results if one.status in ("fail", "unknown"))
+    stop = tuple(f"{entry.check}: x" for entry in results if entry.status in ("fail", "unknown"))
     now = time.time() - age_s
     made = Verdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
     return replace(made, **told(results))
 
 
-def asked(policy: Policy = POLICY, only: str | None = None) -> Asked:
+def question(policy: Policy = POLICY, only: str | None = None) -> Asked:
     return Asked(dict.fromkeys(NAMES, policy), own, select(only), only is None, __version__)
 
 
-def judged(heard: list[Heard], want: Asked | None = None, at: str = "/srv/nodeready") -> Any:
+def judged(records: list[Heard], want: Asked | None = None, at: str = "/srv/nodeready") -> Any:
     """node -> its report; and about all of them."""
-    want = want or asked()
-    by_node, _ = recorded.sorted_out(heard, Names(dict.fromkeys(want.policies, Endpoint())))
+    want = want or question()
+    by_node, _ = recorded.sorted_out(records, Names(dict.fromkeys(want.policies, Endpoint())))
     nodes, about = recorded.reports(by_node, want, lambda _: (), source(at), time.time())
     return {node.name: node for node in nodes}, about
 
@@ -88,17 +88,15 @@ def test_a_written_verdict_is_read_with_its_texts():
     written = verdict()
     read = parse(written.text().encode())
     assert read == replace(written, time=round(written.time, 3))
-    heard = [recorded.of_verdict("gpu001", read) for _ in range(2)]
-    assert not heard[0].problem
-    results = sorted(heard[0].results, key=lambda one: one.check)
+    records = [recorded.of_verdict("gpu001", read) for _ in range(2)]
+    assert not records[0].problem
+    results = sorted(records[0].results, key=lambda entry: entry.check)
     assert results == [Result("iommu.args", "na"), ok("limits.core"), SCOPE]
     # Of ten thousand healthy nodes, the results are few objects.
-    pairs = list(zip(*(one.results for one in heard), strict=True))
+    pairs = list(zip(*(entry.results for entry in records), strict=True))
     assert all(a is b for a, b in pairs if a.status != "fail")
-    assert (
-        "older nodeready"
-        in recorded.of_verdict("gpu001", replace(read, results=(), ok=(), na=())).problem
-    )
+    old = recorded.of_verdict("gpu001", replace(read, version=""))
+    assert "older nodeready" in old.problem
 
 
 def test_no_status_is_lost_however_long_the_texts_are():
@@ -106,11 +104,11 @@ def test_no_status_is_lost_however_long_the_texts_are():
     results += [unknown("a.late", "hung"), warn("a.warned", "x", "y" * 5000)]
     text = verdict(results=results).text().encode()
     assert len(text) < MAX_BYTES
-    heard = recorded.of_verdict("gpu001", parse(text))
-    statuses = {one.check: one.status for one in heard.results}
-    assert statuses == {one.check: one.status for one in results}
-    assert LEFT_OUT in {one.actual for one in heard.results}
-    assert "\x1b" not in json.dumps(text.decode()) + str(heard.results[0].expected)
+    records = recorded.of_verdict("gpu001", parse(text))
+    statuses = {entry.check: entry.status for entry in records.results}
+    assert statuses == {entry.check: entry.status for entry in results}
+    assert LEFT_OUT in {entry.actual for entry in records.results}
+    assert "\x1b" not in json.dumps(text.decode()) + str(records.results[0].expected)
 
 
 def test_a_machine_of_the_same_name_is_noticed(tmp_path):
@@ -184,7 +182,7 @@ def test_each_file_of_a_node_is_read_once_and_others_are_passed_over(tmp_path):
     names = [f"n{number:04d}" for number in range(600)]
     for name in names:
         (tmp_path / f"{name}.json").write_text(verdict(name).text())
-    assert sorted(one.host for one in recorded.of_directory(str(tmp_path), 600, 60)) == names
+    assert sorted(entry.host for entry in recorded.of_directory(str(tmp_path), 600, 60)) == names
 
 
 def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(tmp_path):
@@ -203,8 +201,8 @@ def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(t
 
 def test_only_a_young_verdict_is_believed():
     ages = {"gpu001": 899, "gpu002": 3720, "gpu003": -300}
-    heard = [recorded.of_verdict(name, verdict(name, age_s=age)) for name, age in ages.items()]
-    nodes, about = judged(heard)
+    records = [recorded.of_verdict(name, verdict(name, age_s=age)) for name, age in ages.items()]
+    nodes, about = judged(records)
     assert nodes["gpu001"].status == "fail"
     assert why(nodes["gpu002"]) == (
         "its verdict is 1 h 2 min old: it is believed for 15 min (gate_max_age_s)"
@@ -213,7 +211,7 @@ def test_only_a_young_verdict_is_believed():
     assert [round(node.age_s) for node in nodes.values()] == [*ages.values()]
     assert (about.believed, about.stale, about.missing) == (1, 2, 0)
     # The node's own policy has the maximum.
-    nodes, _ = judged(heard[:1], asked(replace(POLICY, gate_max_age_s=60)))
+    nodes, _ = judged(records[:1], question(replace(POLICY, gate_max_age_s=60)))
     assert "believed for 1 min" in why(nodes["gpu001"])
     assert why(judged_verdict(verdict(age_s=901))[0])
     # Clocks may differ by seconds.
@@ -234,10 +232,10 @@ def test_another_policy_or_version_fails_beside_the_results():
     assert results["gate.bundle"].actual == "judged by nodeready 0.0.9"
     assert (results["gate.policy"].status, results["gate.policy"].owner) == ("fail", "nodeready")
     waived = replace(POLICY, waivers=(("gate.policy", "soon"),))
-    assert judged_verdict(other, asked(waived))[1]["gate.policy"].fix == "waived: soon"
+    assert judged_verdict(other, question(waived))[1]["gate.policy"].fix == "waived: soon"
     # The fleet's host keys make no other policy.
     keys = replace(POLICY, ssh_known_hosts=("login ssh-ed25519 AAAA",))
-    assert "gate.policy" not in judged_verdict(verdict(), asked(keys))[1]
+    assert "gate.policy" not in judged_verdict(verdict(), question(keys))[1]
 
 
 def test_a_node_does_not_judge_the_age_and_policy_of_its_own_verdict():
@@ -248,9 +246,9 @@ def test_a_node_does_not_judge_the_age_and_policy_of_its_own_verdict():
 
 def test_only_leaves_out_other_checks_but_no_unknown_check():
     newer = fail("quantum.flux", "0", "1")
-    _, results = judged_verdict(verdict(results=[*RESULTS, newer]), asked(only="limits"))
+    _, results = judged_verdict(verdict(results=[*RESULTS, newer]), question(only="limits"))
     assert list(results) == ["quantum.flux", "limits.core", "gate.verdict"]
-    nodes, _ = judged([], asked(only="limits"))
+    nodes, _ = judged([], question(only="limits"))
     assert why(nodes["gpu001"]) == NOT_RECORDED
 
 
@@ -261,7 +259,7 @@ def test_a_node_without_a_verdict_says_what_is_missing():
         (Policy(gate=True, gate_textfile=""), "http://x", "its policy has no gate_textfile"),
         (Policy(gate=True), "http://x", "recorded"),
     ):
-        nodes, _ = judged([], asked(policy), at)
+        nodes, _ = judged([], question(policy), at)
         assert why(nodes["gpu001"]).endswith(reason)
 
 
@@ -284,7 +282,10 @@ def series(age_s: int = 30, **more: str) -> list[dict[str, Any]]:
         sample("nodeready_audit_info", 1, policy_digest=DIGEST, **target),
         sample("nodeready_build_info", 1, version=__version__, **target),
         sample("nodeready_check_status", 1, check="ptrace.scope", status="fail", **known),
-        *(sample("nodeready_node_results", n, status=one, **known) for one, n in counts.items()),
+        *(
+            sample("nodeready_node_results", n, status=entry, **known)
+            for entry, n in counts.items()
+        ),
     ]
 
 
@@ -329,7 +330,7 @@ def serve():
         server.server_close()
 
 
-def heard(url: str) -> list[Heard]:
+def fetch(url: str) -> list[Heard]:
     names = Names(dict.fromkeys(NAMES, Endpoint()))
     return recorded.of_prometheus(source(url), lambda host: recorded.owner(names, host)[0], 60)[0]
 
@@ -339,7 +340,7 @@ def nodes_of(serve):
     """The reports of the nodes by these samples, and by these of `up`."""
 
     def nodes(metrics: Any, targets: Any = (), want: Asked | None = None) -> Any:
-        return judged(heard(serve(answer(metrics), answer(list(targets)))), want, "http://x")[0]
+        return judged(fetch(serve(answer(metrics), answer(list(targets)))), want, "http://x")[0]
 
     return nodes
 
@@ -347,11 +348,11 @@ def nodes_of(serve):
 def test_the_metrics_are_the_nodes_row(nodes_of):
     node = nodes_of(series(), [up()])["gpu001"]
     assert (node.status, dict(node.counts)) == ("fail", {"ok": 40, "na": 9})
-    results = [(one.check, one.status) for one in node.results]
+    results = [(entry.check, entry.status) for entry in node.results]
     assert results == [("ptrace.scope", "fail"), ("gate.verdict", "ok")]
     assert 25 < node.age_s < 120
     assert node.statuses["ok"] == 41
-    node = nodes_of(series(), want=asked(only="limits"))["gpu001"]
+    node = nodes_of(series(), want=question(only="limits"))["gpu001"]
     assert (node.status, node.counts) == ("ok", ())
     # The names of the metrics are those of the report that the gate writes.
     lines = prometheus(outcomes()["fail"])
@@ -363,9 +364,9 @@ def test_the_metrics_are_the_nodes_row(nodes_of):
 def test_incomplete_metrics_are_unknown_never_ok(case, nodes_of):
     metrics = series()
     for drop in case.get("drop", ()):
-        kept = [one for one in metrics if not drop.items() <= one["metric"].items()]
-        assert len(kept) < len(metrics)
-        metrics = kept
+        left = [entry for entry in metrics if not drop.items() <= entry["metric"].items()]
+        assert len(left) < len(metrics)
+        metrics = left
     metrics += [sample(name, value, **labels) for name, value, labels in case.get("add", [])]
     assert why(nodes_of(metrics, [up()])["gpu001"])
 
@@ -373,22 +374,24 @@ def test_incomplete_metrics_are_unknown_never_ok(case, nodes_of):
 def test_a_node_has_its_own_row_whatever_its_textfile_says(nodes_of):
     """`instance` is Prometheus's own; another label names a node only for the target."""
     liar = [
-        {**one, "metric": {**one["metric"], "nodename": "gpu002", "exported_node": "gpu002"}}
-        for one in series(node="gpu002")
+        {**entry, "metric": {**entry["metric"], "nodename": "gpu002", "exported_node": "gpu002"}}
+        for entry in series(node="gpu002")
     ]
     nodes = nodes_of(liar, [up()])
     assert nodes["gpu001"].status == "fail"
     assert why(nodes["gpu002"]) == NOT_RECORDED
     # Even where its instance is no node of the inventory.
-    stranger = [{**one, "metric": {**one["metric"], "instance": "evil:9100"}} for one in liar]
+    stranger = [
+        {**entry, "metric": {**entry["metric"], "instance": "evil:9100"}} for entry in liar
+    ]
     assert why(nodes_of(stranger, [up(instance="evil:9100")])["gpu002"]) == NOT_RECORDED
 
 
 def test_a_label_of_the_target_names_the_node_where_the_instance_does_not(nodes_of):
     metrics = series(instance="10.9.9.9:9100", node="gpu003")
-    for one in metrics:
-        if "check" in one["metric"] or "status" in one["metric"]:
-            one["metric"]["exported_node"] = "whatever"
+    for entry in metrics:
+        if "check" in entry["metric"] or "status" in entry["metric"]:
+            entry["metric"]["exported_node"] = "whatever"
     targets = [up(instance="10.9.9.9:9100", node="gpu003"), up(0, instance="gpu002:9100")]
     nodes = nodes_of(metrics, [*targets, up(0, instance="other:9100")])
     assert nodes["gpu003"].status == "fail"
@@ -401,7 +404,7 @@ def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
     both = [*series(cluster="a"), *series(cluster="b"), *series(cluster="c")]
     words = "several targets may be this node: cluster differs"
     assert why(nodes_of(both)["gpu001"]) == words
-    heard(serve(answer([])) + "/x?cluster=a%22b&job=node")
+    fetch(serve(answer([])) + "/x?cluster=a%22b&job=node")
     queries = [parse_qs(urlsplit(path).query)["query"][0] for path, _ in serve.seen]
     labels = r'cluster="a\"b",job="node"'
     assert queries[0].endswith(f"}} or (nodeready_node_results{{{labels}}} > 0)")
@@ -466,19 +469,19 @@ def test_an_answer_that_is_none_is_one_line():
 )
 def test_a_refusal_says_why(status, body, words, serve):
     with pytest.raises(SourceError) as error:
-        heard(serve(body, status=status))
+        fetch(serve(body, status=status))
     assert words in str(error.value)
     assert "\x1b" not in str(error.value)
 
 
 def test_no_other_server_is_asked_and_no_password_is_shown(serve):
     url = serve(b"", status=302, Location="http://u:secret@127.0.0.1:1/x?token=secret")
-    given = source(url.replace("//", "//me:pa%24s@"))
+    secured = source(url.replace("//", "//me:pa%24s@"))
     with pytest.raises(SourceError) as error:
-        recorded.of_prometheus(given, str, 60)
+        recorded.of_prometheus(secured, str, 60)
     assert "leads to http://" in str(error.value)
-    assert [one for _, one in serve.seen] == ["Basic bWU6cGEkcw=="]
-    for text in (str(error.value), repr(given)):
+    assert [entry for _, entry in serve.seen] == ["Basic bWU6cGEkcw=="]
+    for text in (str(error.value), repr(secured)):
         assert not [word for word in ("secret", "pa$s", "pa%24s", "bWU6") if word in text]
     # A token is sent as it is.
     recorded.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
@@ -486,7 +489,7 @@ def test_no_other_server_is_asked_and_no_password_is_shown(serve):
     assert token == "Bearer abc"
     assert path.startswith("/prefix/api/v1/query?query=")
     with pytest.raises(SourceError, match=r"^http://127\.0\.0\.1:1: Connection refused$"):
-        heard("http://127.0.0.1:1")
+        fetch("http://127.0.0.1:1")
 
 
 def test_an_address_that_is_none_is_refused():

@@ -118,7 +118,7 @@ def lie(hint: Any, chance: random.Random) -> Any:
         return text.encode("utf-8", "surrogateescape")
     if origin is tuple:
         if inner[-1] is not Ellipsis:
-            return tuple(lie(one, chance) for one in inner)
+            return tuple(lie(item, chance) for item in inner)
         return tuple(lie(inner[0], chance) for _ in range(chance.randrange(4)))
     if origin is not None and issubclass(origin, Mapping):
         size = chance.randrange(4)
@@ -136,8 +136,8 @@ def snapshot(chance: random.Random) -> Snapshot:
     files = {path: b"# ours\n" for path in TEXTS["lies"] + TEXTS["ours"] if chance.random() < 0.3}
     subjects = {name: lie(kind, chance) for name, kind in SUBJECTS.items()}
     for name, values in PLAUSIBLE.items():
-        kept = {key: value for key, value in values.items() if chance.random() < 0.8}
-        subjects[name] = dataclasses.replace(subjects[name], **kept)
+        some = {key: value for key, value in values.items() if chance.random() < 0.8}
+        subjects[name] = dataclasses.replace(subjects[name], **some)
     return Snapshot(subjects, files)
 
 
@@ -229,7 +229,7 @@ def named(action: Action, want: Policy) -> Iterator[str]:
             packages = {*want.packages, "openssh-client", "openssh-clients"}
             programs = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
             good = words[0] in {"", "apt-get", "zypper", "dnf", "yum"} and words[1].isdigit()
-            paths = all(re.fullmatch(f"-|{_FOLDERS}/(?:{programs})", one) for one in words[3::2])
+            paths = all(re.fullmatch(f"-|{_FOLDERS}/(?:{programs})", item) for item in words[3::2])
             if not good or not paths or not set(words[2::2]) <= packages:
                 yield f"again {words}"
         elif head != "nr_packages" or words[0] not in {"apt-get", "zypper", "dnf", "yum"}:
@@ -271,8 +271,8 @@ def test_a_plan_names_nothing_that_the_node_chose(cases, least, policies, monkey
     steps: Counter[str] = Counter()
     actions: set[str] = set()
     for case in range(cases):
-        want, seen = policies[case % len(policies)], snapshot(random.Random(case))
-        for change in plan(seen, want, judge(seen, want)).changes:
+        want, node = policies[case % len(policies)], snapshot(random.Random(case))
+        for change in plan(node, want, judge(node, want)).changes:
             steps[change.step] += 1
             for action in change.actions:
                 actions.add(type(action).__name__)

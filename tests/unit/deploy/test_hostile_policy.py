@@ -95,7 +95,7 @@ CHANGED = {
 def test_many_values_are_taken() -> None:
     plain = vars(Policy())
     assert {
-        key for one in taken() for key, value in vars(one).items() if value != plain[key]
+        key for entry in taken() for key, value in vars(entry).items() if value != plain[key]
     } >= CHANGED
     assert len(taken()) > 1000
 
@@ -136,9 +136,9 @@ def test_the_gates_files_hold_no_text_of_the_policy(step: int) -> None:
     plain = contents(Policy(), lambda: b"")
     textfiles = [policy for policy in taken() if policy.gate_textfile != Policy().gate_textfile]
     for policy in [*taken()[::step], *textfiles]:
-        made = contents(policy, lambda: b"")
-        _lines(made.pop(POLICY))
-        assert made == {path: data for path, data in plain.items() if path != POLICY}
+        files = contents(policy, lambda: b"")
+        _lines(files.pop(POLICY))
+        assert files == {path: data for path, data in plain.items() if path != POLICY}
         where = policy.gate_textfile
         assert not where or re.fullmatch(r"/\S*[^/\s]\.prom", where), where
         assert "/../" not in where
@@ -152,9 +152,9 @@ def test_what_a_shell_reads(tmp_path: Path) -> None:
     assert sh(tmp_path / "pdsh", scripts, 'printf %s "$PATH"') == expected
     args = [policy.iommu_args for policy in taken() if policy.iommu_args]
     (tmp_path / "grub").mkdir()
-    pieces = [grub_piece(one) for one in args]
+    pieces = [grub_piece(entry) for entry in args]
     shown = sh(tmp_path / "grub", pieces, 'printf %s "$GRUB_CMDLINE_LINUX"')
-    assert shown == [" ".join(one) for one in args]
+    assert shown == [" ".join(entry) for entry in args]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +165,14 @@ def test_what_a_shell_reads(tmp_path: Path) -> None:
 )
 def test_what_a_node_is_asked(text: str) -> None:
     """The look, with this text in every setting that takes it."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for policy in taken():
         for key, value in vars(policy).items():
             if text in ("".join(map(str, value)) if isinstance(value, tuple) else str(value)):
-                given.setdefault(key, value)
+                settings.setdefault(key, value)
     subjects = ("core_dumps", "host", "pdsh", "limits", "debug_tools", "gate")
     sections = snapshot.sections(snapshot.probes(subjects))
-    script = snapshot.make_script(sections, Policy(**given), "n0nce", 20)
+    script = snapshot.make_script(sections, Policy(**settings), "n0nce", 20)
     done = subprocess.run(["/bin/sh"], input=script, text=True, capture_output=True, check=False)
     assert "n0nce" in done.stdout, done.stderr
-    assert not os.path.lexists(MARK), given
+    assert not os.path.lexists(MARK), settings

@@ -25,10 +25,10 @@ def shown(state: str, reason: str = "") -> str:
 
 @pytest.mark.parametrize("case", cases(__file__, "data/decisions.json"))
 def test_a_node_is_drained_and_taken_back(case):
-    reason, why, *told = (
+    reason, why, *changes = (
         text.replace("BAD", BAD) for text in (case["reason"], case["why"], *case["told"])
     )
-    assert decide(parse(shown(case["state"], reason)), why) == tuple(told)
+    assert decide(parse(shown(case["state"], reason)), why) == tuple(changes)
 
 
 @pytest.mark.parametrize("why", ["", BAD])

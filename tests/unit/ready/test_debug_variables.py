@@ -14,12 +14,12 @@ WORD = "0a1b2c3d"
 
 
 def variables(*installed, directory=""):
-    nodes = {f"gpu{number}": one for number, one in enumerate(installed, 1)}
-    return {one.name: one for one in debug_variables(nodes, directory, WORD)}
+    nodes = {f"gpu{number}": torch for number, torch in enumerate(installed, 1)}
+    return {variable.name: variable for variable in debug_variables(nodes, directory, WORD)}
 
 
 def values(*installed, **how):
-    return {name: one.value for name, one in variables(*installed, **how).items()}
+    return {name: variable.value for name, variable in variables(*installed, **how).items()}
 
 
 ALWAYS = {"NCCL_DEBUG": "WARN", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
@@ -47,9 +47,9 @@ OLD_FILE, NEW_FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE
 def test_the_recorder_of_the_installed_version_and_its_files(torch, recorder, files):
     assert values(Installed(torch, False)) == {**recorder, **ALWAYS}
     if files is not None:
-        found = values(Installed(torch, False), directory="/share/records/")
-        found = {name: value for name, value in found.items() if name.endswith("TEMP_FILE")}
-        assert found == dict.fromkeys(files, "/share/records/comm_lib_trace_rank_")
+        by_name = values(Installed(torch, False), directory="/share/records/")
+        by_name = {name: value for name, value in by_name.items() if name.endswith("TEMP_FILE")}
+        assert by_name == dict.fromkeys(files, "/share/records/comm_lib_trace_rank_")
 
 
 @pytest.mark.parametrize(("cuda", "there"), [(True, True), (None, True), (False, False)])
@@ -60,31 +60,36 @@ def test_cores_of_the_gpu_where_torch_was_built_for_them(cuda, there):
 
 
 def test_nodes_with_several_versions_get_the_names_of_all():
-    found = variables(Installed("2.7.0", True), Installed("2.9.0", True))
-    assert found["TORCH_NCCL_TRACE_BUFFER_SIZE"].notes == ("gpu2: not needed there, and harmless",)
-    assert found["TORCH_FR_BUFFER_SIZE"].nodes_by_value == (("2000", ("gpu2",)),)
-    assert all(one.settled and one.reason for one in found.values())
+    by_name = variables(Installed("2.7.0", True), Installed("2.9.0", True))
+    assert by_name["TORCH_NCCL_TRACE_BUFFER_SIZE"].notes == (
+        "gpu2: not needed there, and harmless",
+    )
+    assert by_name["TORCH_FR_BUFFER_SIZE"].nodes_by_value == (("2000", ("gpu2",)),)
+    assert all(variable.settled and variable.reason for variable in by_name.values())
 
 
 def test_a_node_without_a_version_is_named():
-    found = variables(Installed("2.15.0", True), Installed(why="there is no python3"))
-    assert "gpu2: there is no python3" in found["TORCH_FR_BUFFER_SIZE"].notes
-    assert found["NCCL_DEBUG"].notes == ()
+    by_name = variables(Installed("2.15.0", True), Installed(why="there is no python3"))
+    assert "gpu2: there is no python3" in by_name["TORCH_FR_BUFFER_SIZE"].notes
+    assert by_name["NCCL_DEBUG"].notes == ()
 
 
 def test_every_variable_is_one_that_a_shell_can_export_and_pipes_are_of_this_job_alone():
     pipes = set()
     for _ in range(2):
-        made = {one.name: one for one in debug_variables({"n": Installed()}, "/a b;$(reboot)")}
-        assert all(re.fullmatch("[A-Z][A-Z0-9_]*", name) for name in made)
-        pipes.add(made["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].value)
+        by_name = {
+            variable.name: variable
+            for variable in debug_variables({"n": Installed()}, "/a b;$(reboot)")
+        }
+        assert all(re.fullmatch("[A-Z][A-Z0-9_]*", name) for name in by_name)
+        pipes.add(by_name["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].value)
     assert len(pipes) == 2
 
 
 # --- How a node is asked.
 
 
-def asked(python: str) -> Installed:
+def query(python: str) -> Installed:
     done = subprocess.run(
         ["sh", "-c", question(python, "N")], capture_output=True, text=True, check=True
     )
@@ -110,22 +115,22 @@ def environment(tmp_path_factory):
 
 def test_a_nodes_python_answers_without_importing_torch(environment):
     path = environment(None)
-    assert asked(path) == Installed(why=f"{path} finds no torch")
+    assert query(path) == Installed(why=f"{path} finds no torch")
     for text, torch, cuda in (
         ("__version__ = '2.15.0+cu132'\ncuda: Optional[str] = '13.2'\n", "2.15.0+cu132", True),
         ("__version__ = '2.7.0+rocm6.3'\ncuda = None\nhip = '6.3.1'\n", "2.7.0+rocm6.3", False),
         ("__version__ = '1.13.1'\n", "1.13.1", False),
         ("__version__ = '2.9.0a0+git1'\ncuda = '12.8'\n", "2.9.0a0+git1", True),
     ):
-        assert asked(environment(text)) == Installed(torch, cuda)
+        assert query(environment(text)) == Installed(torch, cuda)
     for text in ("", "__version__ = 3\n", "__version__ = '$(reboot)'\n"):
-        assert asked(environment(text)).torch == ""
-    assert asked("/no/such/python; reboot") == Installed(why="there is no /no/such/python; reboot")
+        assert query(environment(text)).torch == ""
+    assert query("/no/such/python; reboot") == Installed(why="there is no /no/such/python; reboot")
 
 
 @pytest.mark.parametrize(
-    "said", ["", "N", "N version", "N version \x1b[2J", "X version 2.15.0", "N version 2", "N why"]
+    "text", ["", "N", "N version", "N version \x1b[2J", "X version 2.15.0", "N version 2", "N why"]
 )
-def test_an_answer_that_makes_no_sense(said):
-    found = read_installed(said, "N")
-    assert (found.torch, bool(found.why)) == ("", True)
+def test_an_answer_that_makes_no_sense(text):
+    installed = read_installed(text, "N")
+    assert (installed.torch, bool(installed.why)) == ("", True)

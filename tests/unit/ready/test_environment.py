@@ -23,23 +23,23 @@ LOST = Unknown("timed out")
 
 def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, Variable]:
     """The variables of nodes that are called gpu1, gpu2 and so on."""
-    snapshots = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
+    snapshots = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
     variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy))
-    assert tuple(one.name for one in variables) == NAMES
-    return {one.name: one for one in variables}
+    assert tuple(variable.name for variable in variables) == NAMES
+    return {variable.name: variable for variable in variables}
 
 
 def values(variables: dict[str, Variable]) -> dict[str, str | None]:
-    return {name: one.value for name, one in variables.items()}
+    return {name: variable.value for name, variable in variables.items()}
 
 
 def test_nodes_that_agree():
     variables = of(node(), node(), node())
     expected = ("=eth0", "eth0", "=mlx5_0,mlx5_1", "ssh", "29500")
     assert values(variables) == dict(zip(NAMES, expected, strict=True))
-    assert all(one.settled and one.reason for one in variables.values())
-    for one in variables.values():
-        assert one.nodes_by_value[0][1] == ("gpu1", "gpu2", "gpu3")
+    assert all(variable.settled and variable.reason for variable in variables.values())
+    for variable in variables.values():
+        assert variable.nodes_by_value[0][1] == ("gpu1", "gpu2", "gpu3")
     assert variables["NCCL_SOCKET_IFNAME"].reason == "its routes lead to the other nodes"
     assert variables["NCCL_IB_HCA"].reason == "active InfiniBand ports at 400 Gb/s"
 
@@ -50,12 +50,12 @@ def test_a_variable_that_no_node_needs_is_settled():
         ("NCCL_IB_HCA", "no active InfiniBand or RoCE port"),
         ("PDSH_RCMD_TYPE", "pdsh is not installed"),
     ):
-        one = variables[name]
-        assert (one.value, one.reason, one.settled) == (None, reason, True)
-        assert one.nodes_by_value == (("", ("gpu1", "gpu2")),)
+        variable = variables[name]
+        assert (variable.value, variable.reason, variable.settled) == (None, reason, True)
+        assert variable.nodes_by_value == (("", ("gpu1", "gpu2")),)
     # pdsh on some nodes is enough.
-    one = of(node(pdsh=Pdsh(installed=False)), node())["PDSH_RCMD_TYPE"]
-    assert (one.value, one.settled) == ("ssh", True)
+    variable = of(node(pdsh=Pdsh(installed=False)), node())["PDSH_RCMD_TYPE"]
+    assert (variable.value, variable.settled) == ("ssh", True)
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_a_variable_that_no_node_needs_is_settled():
 )
 def test_nodes_that_differ_set_nothing(name, odd, by_value):
     """The majority comes first, whatever the order of the nodes."""
-    one = of(odd, node(), node())[name]
-    assert (one.value, one.reason, one.settled) == (None, "the nodes differ", False)
-    assert one.nodes_by_value == ((by_value[0], ("gpu2", "gpu3")), (by_value[1], ("gpu1",)))
+    variable = of(odd, node(), node())[name]
+    assert (variable.value, variable.reason, variable.settled) == (None, "the nodes differ", False)
+    assert variable.nodes_by_value == ((by_value[0], ("gpu2", "gpu3")), (by_value[1], ("gpu1",)))
 
 
 def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
-    one = of(node(), node(), node(nics=nics("eth1")))["NCCL_SOCKET_IFNAME"]
-    assert one.notes == ("=eth0,eth1 means the right one on each: no node has two of them",)
-    one = of(node(), node(nics=nics("eth1", "eth0")))["NCCL_SOCKET_IFNAME"]
-    assert (one.notes, one.settled) == ((), False)
+    variable = of(node(), node(), node(nics=nics("eth1")))["NCCL_SOCKET_IFNAME"]
+    assert variable.notes == ("=eth0,eth1 means the right one on each: no node has two of them",)
+    variable = of(node(), node(nics=nics("eth1", "eth0")))["NCCL_SOCKET_IFNAME"]
+    assert (variable.notes, variable.settled) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_list_of_interfaces_is_suggested_where_no_node_has_two_of_them():
 def test_a_node_without_an_observation_is_named_and_outvotes_no_other(odd, names, why):
     variables = of(node(), odd)
     assert values(variables) == values(of(node()))
-    for name, one in variables.items():
-        assert one.settled is (name not in names)
-        assert [nodes for _, nodes in one.unknown] == ([("gpu2",)] if name in names else [])
-        assert all(why in reason for reason, _ in one.unknown)
+    for name, variable in variables.items():
+        assert variable.settled is (name not in names)
+        assert [nodes for _, nodes in variable.unknown] == ([("gpu2",)] if name in names else [])
+        assert all(why in reason for reason, _ in variable.unknown)
     alone = of(odd)
     assert all(alone[name].value is None and not alone[name].settled for name in names)
 
@@ -135,26 +135,26 @@ FIRST = "the first of 29500-29510 that is free on all nodes"
 
 
 def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> Choice:
-    by_name = {f"gpu{number}": one for number, one in enumerate(nodes, 1)}
+    by_name = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
     return job_env.choose(by_name, dict.fromkeys(by_name, span))
 
 
 def test_the_port_is_a_variable():
-    one = of(node(ports=ports(socket(29500))), node())["MASTER_PORT"]
-    assert (one.value, one.settled) == ("29501", True)
-    assert one.notes == ("not 29500 on gpu1: python3 of ada listens",)
-    assert one.nodes_by_value == (("29501", ("gpu1", "gpu2")),)
+    variable = of(node(ports=ports(socket(29500))), node())["MASTER_PORT"]
+    assert (variable.value, variable.settled) == ("29501", True)
+    assert variable.notes == ("not 29500 on gpu1: python3 of ada listens",)
+    assert variable.nodes_by_value == (("29501", ("gpu1", "gpu2")),)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports.json"))
 def test_the_first_port_that_is_free_everywhere(case):
     nodes = []
     for changes in case["nodes"]:
-        made = dict(changes)
-        held = [socket(*row) for row in made.pop("held", [])]
-        if "firewall" in made:
-            made["firewall"] = Firewall(*made["firewall"])
-        nodes.append(ports(*held, **made))
+        observed = dict(changes)
+        held = [socket(*row) for row in observed.pop("held", [])]
+        if "firewall" in observed:
+            observed["firewall"] = Firewall(*observed["firewall"])
+        nodes.append(ports(*held, **observed))
     assert choose(*nodes) == Choice(case["port"], FIRST, tuple(case["notes"]), {})
 
 

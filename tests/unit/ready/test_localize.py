@@ -29,8 +29,8 @@ def failing(*edges):
 def test_who_is_to_blame(case):
     attempts = attempts_of("abcdef"[: case["nodes"]], failing(*case["failing"]))
     findings = [
-        [one.kind, one.node, "".join(one.peers), one.tried, one.back]
-        for one in attribute(attempts)
+        [finding.kind, finding.node, "".join(finding.peers), finding.tried, finding.back]
+        for finding in attribute(attempts)
     ]
     assert findings == case["findings"]
 
@@ -45,7 +45,7 @@ def test_ports_that_fail_alike_are_one_finding_and_others_are_not():
     other = attempts_of("abcde", failing("*>c"), what="29502", cause="refused")
     good = attempts_of("abcde", failing(), what="29503")
     findings = attribute([*bad[1], *good, *other, *bad[0]])
-    assert [(one.what, one.cause) for one in findings] == [
+    assert [(finding.what, finding.cause) for finding in findings] == [
         (("29500", "29501"), "dropped"),
         (("29502",), "refused"),
     ]
@@ -54,7 +54,7 @@ def test_ports_that_fail_alike_are_one_finding_and_others_are_not():
 def test_the_most_common_cause_is_reported_and_the_last_of_equal_attempts_counts():
     causes = (("a", "refused"), ("b", "dropped"), ("c", "dropped"))
     attempts = [Attempt(source, "d", "x", False, cause) for source, cause in causes]
-    assert [one.cause for one in attribute(attempts)] == ["dropped"]
+    assert [finding.cause for finding in attribute(attempts)] == ["dropped"]
     assert attribute([Attempt("a", "b", "x", False, "lost"), Attempt("a", "b", "x", True)]) == []
 
 
@@ -68,6 +68,8 @@ def test_planted_bad_nodes_are_named_and_no_others_in_any_order(offsets, kind):
         planted = failing(*(f"*>{name}" if kind == "target" else f"{name}>*" for name in bad))
         attempts = attempts_of(names, planted, offsets)
         findings = attribute(attempts)
-        assert {(one.kind, one.node) for one in findings} == {(kind, name) for name in bad}
+        assert {(finding.kind, finding.node) for finding in findings} == {
+            (kind, name) for name in bad
+        }
         draw.shuffle(attempts)
         assert attribute(attempts) == findings

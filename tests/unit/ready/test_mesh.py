@@ -133,7 +133,7 @@ def silent(target, outcome="timeout"):
 
 def everywhere(mesh, *but):
     """All pairs, each well but for these (source, target, answer)."""
-    others = {(source, target): said for source, target, said in but}
+    others = {(source, target): reply for source, target, reply in but}
     for source, target in [(s, t) for s in NUMBER for t in NUMBER if s != t]:
         mesh.add(source, target, PORTS, others.get((source, target)) or well(target))
     return mesh.meshes()
@@ -152,16 +152,16 @@ def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
     crowded = replace(well("a"), came=5000), replace(well("c"), came=90_000)
     meshes = everywhere(three(), quiet, ("b", "a", crowded[0]), ("b", "c", crowded[1]))
     assert not blocked(meshes)
-    assert {name: one.crowd for name, one in meshes.items()} == {"a": 0, "b": 90_000, "c": 0}
+    assert {name: item.crowd for name, item in meshes.items()} == {"a": 0, "b": 90_000, "c": 0}
     result = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=meshes["b"]), Policy())
     assert result.status == "warn"
     assert "90000 connections of others" in result.actual
     # As many as the rounds bring anyway, and a peer that came through, are none.
     meshes = everywhere(three(), ("b", "c", crowded[1]))
-    assert not any(one.crowd for one in meshes.values())
+    assert not any(item.crowd for item in meshes.values())
     fine = replace(well("c"), came=900)
     meshes = everywhere(three(), quiet, ("c", "b", silent("b", "silent")), ("b", "c", fine))
-    assert [one.kind for one in meshes["b"].blocked] == ["target"]
+    assert [item.kind for item in meshes["b"].blocked] == ["target"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/meshes.json"))
@@ -189,8 +189,8 @@ def test_a_node_that_claims_the_address_of_another_loses_that_alone():
     assert mesh.addresses == own
     assert not blocked(everywhere(mesh))
     # Where only the two know the address, the words name both; of many, some.
-    (one,) = everywhere(three(**nodes))["b"].blocked
-    assert one.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
+    (item,) = everywhere(three(**nodes))["b"].blocked
+    assert item.cause == "b resolves to 10.0.0.2, which several nodes have (b, c)"
     owners = Rounds(6, SPAN, {name: listening(1) for name in "abcdef"})._owners
     cause = name_cause("a", answer("b", resolved=["10.0.0.1"]), owners)
     assert cause == "b resolves to 10.0.0.1, which several nodes have (a, b, c and 3 more)"
@@ -202,8 +202,10 @@ def test_ports_times_and_addresses_that_a_node_makes_up_are_dropped():
     assert mesh.to_ask("a", "b") == PORTS
     assert mesh.addresses["b"] == ("10.0.0.2",)
     hostile = (Try(22, "refused", 0.0, ""), *(Try(p, "ok", -1.0, "") for p in PORTS[:2]))
-    said = Round(0, "b", ("10.0.0.2",), "", "10.0.0.2", (*hostile, Try(29502, "ok", 1e300, "")), 0)
-    meshes = everywhere(mesh, ("a", "b", said))
+    reply = Round(
+        0, "b", ("10.0.0.2",), "", "10.0.0.2", (*hostile, Try(29502, "ok", 1e300, "")), 0
+    )
+    meshes = everywhere(mesh, ("a", "b", reply))
     assert not blocked(meshes)
     assert (meshes["a"].worst_ms, meshes["a"].worst_peer) == (0.5, "c")
     assert not meshes["b"].busy
@@ -227,8 +229,8 @@ def test_a_node_that_is_to_blame_is_not_tried_any_more():
     # Its own connections pass, and go on.
     assert mesh.to_ask("c", "a") == PORTS
     # Two peers at a single port are too few for that.
-    mesh, one = three(), answer("c", "timeout", "ok", "ok")
-    everywhere(mesh, ("a", "c", one), ("b", "c", one))
+    mesh, item = three(), answer("c", "timeout", "ok", "ok")
+    everywhere(mesh, ("a", "c", item), ("b", "c", item))
     mesh.cut()
     assert mesh.to_ask("a", "c") == PORTS
 
@@ -240,7 +242,7 @@ def test_an_untried_way_back_of_a_pair_is_asked_for():
     assert mesh.ways_back() == {"b": "a"}
     mesh.add("b", "a", PORTS, well("a"))
     assert mesh.ways_back() == {}
-    assert [one.back for one in mesh.meshes()["a"].blocked] == [True]
+    assert [item.back for item in mesh.meshes()["a"].blocked] == [True]
 
 
 # --- How a mesh is judged.

@@ -55,29 +55,29 @@ class Fleet:
         self.peers = peers_of(self.names, ring_and_skips(count))
         self.broken, self.pdsh, self.defaults, self.unreachable = {}, {}, {}, set()
 
-    def breaks(self, source, target, said="", rc=255, answer=""):
+    def breaks(self, source, target, words="", rc=255, answer=""):
         """source, target: a name, or None for every node"""
-        for one in self.names if source is None else [source]:
+        for item in self.names if source is None else [source]:
             for other in self.names if target is None else [target]:
-                self.broken[one, other] = SshTry(other, rc, answer, said)
+                self.broken[item, other] = SshTry(other, rc, answer, words)
 
     def peers_of(self, name):
         tries = tuple(
             self.broken.get((name, peer), SshTry(peer, 0, self.host[peer], ""))
             for peer in self.peers[name]
         )
-        asked = tuple(one.name for one in tries if one.rc == 0 and one.answer)
-        run = PdshRun(asked, tuple(Answer(peer, self.host[peer]) for peer in asked), 0, "")
+        targets = tuple(item.name for item in tries if item.rc == 0 and item.answer)
+        run = PdshRun(targets, tuple(Answer(peer, self.host[peer]) for peer in targets), 0, "")
         own = self.defaults.get(name, ())
         return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run), own)
 
     def results(self, lost=()):
         """node -> the results of ssh and of pdsh"""
-        seen = {name: self.peers_of(name) for name in self.names if name not in lost}
-        reached = reach(seen, self.unreachable)
+        by_name = {name: self.peers_of(name) for name in self.names if name not in lost}
+        reached = reach(by_name, self.unreachable)
         results = {}
         for name in self.names:
-            peers = seen.get(name, Unknown("did not finish in time"))
+            peers = by_name.get(name, Unknown("did not finish in time"))
             proved = Proved(ML, peers=peers, reach=reached.get(name))
             results[name] = ssh(proved, Policy()), pdsh(proved, Policy())
         return results
@@ -100,7 +100,7 @@ def test_bad_nodes_are_named_once_and_others_are_excused(case):
         source, target = (None if name == "*" else name for name in pair.split(">"))
         fleet.breaks(source, target, WORDS.get(words, words))
     results, bad = fleet.results(lost), fleet.bad(lost=lost)
-    assert {name: one.actual for name, one in bad.items()} == case["ssh"]
+    assert {name: item.actual for name, item in bad.items()} == case["ssh"]
     assert fleet.bad(1, lost=lost).keys() == {*lost}
     if "owner" in case:
         assert {result.owner for result in bad.values()} == {case["owner"]}
@@ -112,7 +112,7 @@ def test_bad_nodes_are_named_once_and_others_are_excused(case):
 
 def test_a_node_alone_has_no_peer():
     (both,) = Fleet(1).results().values()
-    assert [(one.status, one.actual) for one in both] == [("na", "no other node to try")] * 2
+    assert [(item.status, item.actual) for item in both] == [("na", "no other node to try")] * 2
 
 
 @pytest.mark.parametrize("count", [3, 4, 6])
@@ -121,7 +121,7 @@ def test_where_nothing_works_no_node_is_well(count):
     fleet.breaks(None, None, WORDS["unknown_key"])
     bad = fleet.bad()
     assert bad.keys() == {*fleet.names}
-    assert all(one.fix.startswith("nodeready deploy") for one in bad.values())
+    assert all(item.fix.startswith("nodeready deploy") for item in bad.values())
 
 
 def test_the_known_hosts_line_of_a_changed_key_is_the_source():
@@ -172,7 +172,7 @@ def test_answers_of_pdsh_are_counted(case):
     fleet.pdsh["node001"] = PdshRun(fleet.peers["node001"], answers, case["rc"], case["said"])
     bad = fleet.bad(1)
     assert fleet.actual(1) == ({"node001": case["actual"]} if case["actual"] else {})
-    assert all(one.fix for one in bad.values())
+    assert all(item.fix for item in bad.values())
 
 
 def test_pdsh_leaves_out_the_domain_that_all_have():

@@ -66,7 +66,7 @@ AWAY = lost("n5")
 def test_the_ready_nodes_and_whether_they_are_enough(nodes, needed, go, code):
     ready = Ready(audit(*nodes), 60, needed)
     assert list(ready.go) == go
-    assert sorted((*ready.go, *ready.no_go)) == sorted(one.name for one in nodes)
+    assert sorted((*ready.go, *ready.no_go)) == sorted(item.name for item in nodes)
     assert ready_code(ready) == code
 
 
@@ -89,11 +89,12 @@ def test_the_table_has_the_answer_first_and_the_reasons_with_their_nodes():
 
 @pytest.mark.parametrize("name", outcomes())
 def test_json_is_as_its_schema_says(name):
-    made = json.loads("".join(json_report.ready(Ready(outcomes()[name], 60, 1))))
+    document = json.loads("".join(json_report.ready(Ready(outcomes()[name], 60, 1))))
     part = Resource.from_contents(schema("audit"))
     registry = Registry().with_resource("urn:nodeready:audit:1", part)
-    jsonschema.Draft202012Validator(schema("ready"), registry=registry).validate(made)
-    assert set(made["go"]) | set(made["no_go"]) == {one["name"] for one in made["nodes"]}
+    jsonschema.Draft202012Validator(schema("ready"), registry=registry).validate(document)
+    names = {node["name"] for node in document["nodes"]}
+    assert {*document["go"], *document["no_go"]} == names
 
 
 @pytest.mark.parametrize(

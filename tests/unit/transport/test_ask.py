@@ -42,7 +42,8 @@ def test_a_conversation_goes_on_with_the_nodes_own_answer():
     carrier = Fake({"a": one_by_one(says("1"), says("2")), "b": fails(LOST, "gone"), "c": hangs})
     answers = collect(carrier, {name: twice(name) for name in "abc"})
     assert answers == {"a": "2", "b": LOST, "c": HUNG}
-    assert [one.script for one in carrier.asked] == ["first", "second after 1", "first", "first"]
+    scripts = [request.script for request in carrier.asked]
+    assert scripts == ["first", "second after 1", "first", "first"]
     answers = collect(Fake({"a": hangs}), {"a": twice("a")}, deadline=time.monotonic())
     assert answers == {"a": LATE}
 

@@ -38,7 +38,7 @@ def test_a_gateways_ssh_is_named():
     assert translated("") == "timed out"
 
 
-def heard(out=(), error=()):
+def lines_of(out=(), error=()):
     lines = Heard(NONCE.encode())
     for row in out:
         lines.out(row)
@@ -54,7 +54,7 @@ def run(script, most=1000, login=("sh",)):
     done = subprocess.run(
         [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
     )
-    lines = heard(done.stdout.splitlines(), done.stderr.splitlines())
+    lines = lines_of(done.stdout.splitlines(), done.stderr.splitlines())
     return lines.answer(request, WAY, done.returncode, 1.0)
 
 
@@ -104,14 +104,14 @@ SPOILED = "the answer cannot be read: something else was written into it"
     ],
 )
 def test_an_incomplete_answer_is_a_failure(rows, status, kind, error):
-    answer = heard(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
+    answer = lines_of(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
     assert isinstance(answer, Failure)
     assert (answer.kind, answer.error) == (kind, error)
 
 
 def test_a_login_that_runs_nothing_answers_in_its_own_words():
     words = "This account is currently not available."
-    answer = heard([words.encode()]).answer(Request("n1", "true", 9), WAY, 1, 1.0)
+    answer = lines_of([words.encode()]).answer(Request("n1", "true", 9), WAY, 1, 1.0)
     assert isinstance(answer, Reply)
     assert (answer.rc, answer.stdout) == (1, f"{words}\n")
 
@@ -131,7 +131,7 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     assert "-oBatchMode=yes" in own.options
     ways = [way(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
     ways.append(way(host("n9", ssh_key="/keys/its own")))
-    assert [one.alone for one in without_own_keys(ways)] == ["", "", "", "a key of its own"]
+    assert [item.alone for item in without_own_keys(ways)] == ["", "", "", "a key of its own"]
 
 
 def test_data_that_only_pyinfra_can_use_are_refused():

@@ -33,9 +33,9 @@ def test_lines_of_included_files_hold_where_their_include_does(tmp_path):
     main = tmp_path / "main"
     main.write_text("Host a\nInclude *.conf\nPort 3\nMatch all\nPort 4\n# Port 5\n")
     read: set[Path] = set()
-    found = [(one.when, one.text) for one in ssh_lines(str(main), str(tmp_path), read=read)]
+    lines = [(item.when, item.text) for item in ssh_lines(str(main), str(tmp_path), read=read)]
     a, b = "originalhost a", "originalhost b"
-    assert found == [((a,), "Port 1"), ((a, b), "Port 2"), ((a,), "Port 3"), ((), "Port 4")]
+    assert lines == [((a,), "Port 1"), ((a, b), "Port 2"), ((a,), "Port 3"), ((), "Port 4")]
     assert read == {main, tmp_path / "one.conf"}
 
 
@@ -43,9 +43,9 @@ def test_without_ssh_the_file_is_read_as_well_as_can_be(tmp_path, monkeypatch):
     file = tmp_path / "config"
     file.write_text("Host gpu1\nPort 2222\nUser bob\nHostName 10.0.0.1\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = SshConfig(str(file)).about("gpu1")
-    assert (found.hostname, found.port, found.user) == ("10.0.0.1", 2222, "bob")
-    assert found.files("userknownhostsfile")[0].endswith("/.ssh/known_hosts")
+    settings = SshConfig(str(file)).about("gpu1")
+    assert (settings.hostname, settings.port, settings.user) == ("10.0.0.1", 2222, "bob")
+    assert settings.files("userknownhostsfile")[0].endswith("/.ssh/known_hosts")
 
 
 # --- Host keys.
@@ -60,8 +60,8 @@ def key() -> Ed25519Key:
     return Ed25519Key(data=PublicBlob.from_string(text).key_blob)
 
 
-def row(names: str, one: PKey) -> str:
-    return f"{names} {one.get_name()} {one.get_base64()}"
+def row(names: str, item: PKey) -> str:
+    return f"{names} {item.get_name()} {item.get_base64()}"
 
 
 OWN, OTHER, RSA = key(), key(), RSAKey.generate(1024)
@@ -133,8 +133,8 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
 class Held:
     """A key of an agent."""
 
-    def __init__(self, one: PKey):
-        self.name, self._blob = one.get_name(), one.asbytes()
+    def __init__(self, item: PKey):
+        self.name, self._blob = item.get_name(), item.asbytes()
 
     def asbytes(self) -> bytes:
         return self._blob
@@ -144,9 +144,9 @@ def test_keys_are_offered_in_the_order_of_ssh():
     named, further, filed = key(), key(), key()
     identities = [Identity("f", filed, filed.asbytes()), Identity("n.pub", None, named.asbytes())]
     agent = [Held(further), Held(named)]
-    blobs = [one.asbytes() for one in offered(identities, [], agent, only=False)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in offered(identities, [], agent, only=False)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
-    blobs = [one.asbytes() for one in offered(identities, [], agent, only=True)]  # type: ignore[arg-type]
+    blobs = [item.asbytes() for item in offered(identities, [], agent, only=True)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), filed.asbytes()]
 
 
@@ -210,16 +210,16 @@ def test_nodes_on_our_own_networks_are_counted_and_told_once():
     # Behind a router of the same network, behind the default one, ourselves, no IPv4 address.
     for address in ("10.0.1.7", "192.0.2.1", "127.0.0.1", "fe80::1", "x"):
         assert not on_link(networks, address)
-    said: list[str] = []
-    neighbours = Neighbours(said.append)
+    lines: list[str] = []
+    neighbours = Neighbours(lines.append)
     neighbours._limit, neighbours._networks = 10, networks
     for n in range(40):
         neighbours.meet(f"10.0.1.{n}")
         neighbours.meet(f"10.0.2.{n // 5}")
-    assert said == []
+    assert lines == []
     for n in range(40):
         neighbours.meet(f"10.0.3.{n}")
-    (line,) = said
+    (line,) = lines
     assert "net.ipv4.neigh.default.gc_thresh3" in line
 
 

@@ -164,13 +164,13 @@ def test_an_older_slurm_is_asked_without_overlap(program):
     program(
         "srun", OLD.format(log="/dev/null") + 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
     )
-    told: list[str] = []
-    steps = Srun(Job("1", ("gpu1",)), told.append)
+    notes: list[str] = []
+    steps = Srun(Job("1", ("gpu1",)), notes.append)
     for _ in range(2):
         ((name, answer),) = steps.ask([Request("gpu1", "echo here", 10)])
         assert (name, answer.ok) == ("gpu1", True)
         assert answer.stdout.split() == ["here"]
-    assert told == ["srun has no --overlap (Slurm before 20.11): asking without it"]
+    assert notes == ["srun has no --overlap (Slurm before 20.11): asking without it"]
 
 
 @pytest.mark.parametrize(
