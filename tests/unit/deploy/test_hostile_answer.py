@@ -1,8 +1,8 @@
 """A node that lies in every word gets no plan with a path, a unit or a name of its own choice.
 
 The observations are made from the types of their dataclasses, of words that steps look for and of
-an attacker's: what no shell of ours would print, too. What a plan may name is written down here,
-from the policy alone.
+an attacker's: what no shell of ours would print, too. Each word of the attacker has EVIL in it,
+whatever it looks like; nothing that a plan names has.
 """
 
 from __future__ import annotations
@@ -11,24 +11,22 @@ import dataclasses
 import json
 import random
 import re
-import shlex
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, Directory, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, WriteFile
 from nodeready.deploy.plan import plan
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import CoreDumps
-from nodeready.subjects.debug_tools.facts import PY_SPY_NOTE, DebugTools
+from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Entry, Iommu
@@ -40,8 +38,7 @@ from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.subjects.sysctl import Boot, Setting
 from nodeready.transport import bundle
 
-#: The words of a node: `lies` have EVIL in each, `words` are those that steps look for. `files`
-#: and `gate` are the paths that a plan may always name.
+#: `words` are those that steps look for; each of `lies` has EVIL in it; `ours` are files.
 TEXTS: dict[str, list[str]] = json.loads((Path(__file__).parent / "data/hostile.json").read_text())
 EVIL = "3v1l"
 SUBJECTS: dict[str, type] = {
@@ -74,10 +71,10 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
     "debug_tools": {"machine": "x86_64"},
     "limits": {
         "systemd": True,
-        "units": {"slurmd": Unit("/x"), f"{EVIL}": Unit("/x"), "sshd": Unit("/x")},
+        "units": {"slurmd": Unit("/x"), EVIL: Unit("/x")},
         "running": (
             Running("slurmd", 7, {"nofile": (1, 1)}),
-            Running("sshd", 8, {"core": (0, 0)}),
+            Running(EVIL, 8, {"core": (0, 0), "nofile": (1, 1)}),
         ),
         "ceiling": {},
         "nr_open": 2**40,
@@ -141,121 +138,13 @@ def snapshot(chance: random.Random) -> Snapshot:
     return Snapshot(subjects, files)
 
 
-# --- What a plan may name, from the policy alone.
-
-_FORM = "[A-Za-z0-9_-]{0,200}"
-
-
-@cache
-def _paths(want: Policy) -> re.Pattern[str]:
-    forms = [
-        rf"/etc/sysctl\.d/{_FORM}nodeready-(ptrace|core_dumps)\.conf",
-        rf"/etc/security/limits\.d/{_FORM}nodeready\.conf",
-        rf"/etc/profile\.d/{_FORM}nodeready-pdsh\.c?sh",
-        rf"/etc/default/grub\.d/{_FORM}nodeready\.cfg",
-        *(
-            rf"/etc/systemd/system/{re.escape(name)}\.service\.d/{_FORM}nodeready\.conf"
-            for name in want.limit_services
-        ),
-        *map(re.escape, (*TEXTS["files"], *TEXTS["gate"], *filter(None, [want.gate_textfile]))),
-    ]
-    return re.compile("|".join(forms))
-
-
-_DIRECTORY = "/usr/local/lib/nodeready"
-_ROOTS = "|".join(map(re.escape, [_DIRECTORY, "/etc/nodeready", *TEXTS["gate"]]))
-_WRITABLE = f"(?: (?:{_ROOTS})){{1,20}}"
-_FOLDERS = "(?:/usr(?:/local)?)?/s?bin"
-_ON_THE_WAY = (
-    f"/|/usr|/usr/local|{_FOLDERS}|/etc|/etc/(?:ssh|ssh/ssh_config\\.d|pdsh|profile\\.d)|"
-    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+){0,2}"
-)
-_READ = (
-    "/etc/ssh/(?:ssh_known_hosts|ssh_config|ssh_config\\.d/00-nodeready\\.conf)|"
-    f"/etc/pdsh/rcmd_default|/etc/profile\\.d/{_FORM}nodeready-pdsh\\.c?sh|"
-    "/usr/lib(?:64)?(?:/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\\.so"
-)
-
-
-@cache
-def _commands(want: Policy) -> re.Pattern[str]:
-    """Of the words of a command, with a space between them."""
-    names = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
-    restart = "|".join(re.escape(name) for name in want.restart_services)
-    wanted = want.iommu_args or ("iommu=pt", "intel_iommu=on")
-    args = "(?: ?(?:" + "|".join(map(re.escape, wanted)) + r")){1,3}"
-    options = "|".join(re.escape(token.partition("=")[0]) for token in wanted)
-    remove = rf"(?:--remove-args=(?:(?:{options})(?:=[A-Za-z0-9_.,:-]*)? ?)+ )?"
-    pattern = rf"{re.escape(want.core_pattern)}|\|/usr/lib/systemd/systemd-coredump %P %u %g"
-    programs = rf"{_DIRECTORY}/(?:record|slurm-prolog|slurm-healthcheck)|/usr/local/bin/py-spy"
-    return re.compile(
-        "|".join(
-            [
-                r"systemctl (?:disable --now|mask) (?:apport|abrt-ccpp)\.service",
-                r"systemctl (?:disable --now|enable|restart) nodeready\.timer",
-                r"systemctl daemon-reload",
-                rf"systemctl restart (?:{restart})\.service",
-                rf"sysctl -w kernel\.yama\.ptrace_scope={want.ptrace_scope}",
-                rf"sysctl -w kernel\.core_pattern=(?:{pattern})",
-                r"setsebool -P deny_ptrace off",
-                rf"chmod 0755 (?:{programs})",
-                # An empty path is none.
-                rf"chmod a\+rx (?:{_FOLDERS}/(?:{names})|{_ON_THE_WAY})?",
-                rf"(?:chown root:root|chmod 0644) (?:{_READ})",
-                rf"chmod a\+r (?:{_READ})",
-                rf"(?:chown 0:0|chmod go-w) --{_WRITABLE}",
-                rf"sh -c rmdir {_DIRECTORY} 2>/dev/null \|\| :",
-                r"update-grub|grub2?-mkconfig -o /boot/grub2?/grub\.cfg",
-                rf"grubby --update-kernel=ALL {remove}--args={args}",
-            ]
-        )
-    )
-
-
-def named(action: Action, want: Policy) -> Iterator[str]:
-    """What an action names and may not."""
-    if isinstance(action, Script):
-        head, *words = action.argv
-        if head == "nr_compile":
-            good = re.fullmatch(r"python3(\.\d+)?|/usr/libexec/platform-python", words[0])
-            files = [f"{_DIRECTORY}/{n}" for n in ("nodeready.pyz", "compiled.pyz", "compiled")]
-            digest = dict(getattr(want, "gate_files", ())).get(files[0])
-            if not good or words[1:] != [*files, digest]:
-                yield f"compile {words}"
-        elif head == "nr_note":
-            if words != ["/usr/local/bin/py-spy", PY_SPY_NOTE]:
-                yield f"note {words}"
-        elif head == "nr_again":
-            packages = {*want.packages, "openssh-client", "openssh-clients"}
-            programs = "|".join(map(re.escape, ("ssh", "pdsh.bin", *want.packages)))
-            good = words[0] in {"", "apt-get", "zypper", "dnf", "yum"} and words[1].isdigit()
-            paths = all(re.fullmatch(f"-|{_FOLDERS}/(?:{programs})", item) for item in words[3::2])
-            if not good or not paths or not set(words[2::2]) <= packages:
-                yield f"again {words}"
-        elif head != "nr_packages" or words[0] not in {"apt-get", "zypper", "dnf", "yum"}:
-            yield f"script {action.argv}"
-        elif not set(words[2:]) <= set(want.packages):
-            yield f"packages {words}"
-        return
-    words = shlex.split(action.sh())
-    if isinstance(action, WriteFile) and action.user:
-        if action.user not in want.pdshrc_users or words[:2] != ["nr_as", action.user]:
-            yield f"user {words}"
-        if shlex.split(words[2])[:2] != ["nr_write", "$NR_HOME/.pdshrc"]:
-            yield f"in a home {words}"
-    elif isinstance(action, (WriteFile, RemoveFile)):
-        if not _paths(want).fullmatch(action.path) or words[1] != action.path:
-            yield f"path {action.path!r}"
-    elif isinstance(action, Directory):
-        if action.path != want.core_pattern.rpartition("/")[0]:
-            yield f"directory {action.path!r}"
-    elif not isinstance(action, Run) or not _commands(want).fullmatch(" ".join(action.argv)):
-        yield f"command {action!r}"
+def named(action: Action) -> str:
+    """All that an action names, but for the text of a file that is not nodeready's alone."""
     if isinstance(action, WriteFile):
-        if any(EVIL in word for word in action.validator):
-            yield f"validator {action.validator}"
-        if action.owned and EVIL.encode() in action.content:
-            yield f"content of {action.path}"
+        text = action.content.decode(errors="replace") if action.owned else ""
+        return dataclasses.replace(action, content=b"", old=None, large=False).sh() + text
+    # A wrong value of a kernel argument is named so that it is removed.
+    return re.sub(rf"iommu={EVIL}\.ok", "", action.sh())
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +165,8 @@ def test_a_plan_names_nothing_that_the_node_chose(cases, least, policies, monkey
             steps[change.step] += 1
             for action in change.actions:
                 actions.add(type(action).__name__)
-                assert not list(named(action, want)), (case, change.step)
+                assert EVIL not in named(action), (case, change.step)
+                assert getattr(action, "user", "") in ("", *want.pdshrc_users), (case, change.step)
     # Every step had to plan something, and often: else the lies prove nothing.
     assert {step.name for step in STEPS} == {
         name for name, count in steps.items() if count > least
