@@ -71,13 +71,11 @@ def calls(tmp_path):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_the_pinned_version_of_this_machine_comes_from_the_environment(tmp_path):
+def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
+    # The pinned version of this machine comes from the environment.
     (version,) = {version for version, _ in DIGESTS}
     assert wrong(binary(version, HERE), version, HERE) == ""
     assert calls(tmp_path) == []
-
-
-def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     content = program(OTHER, 1)
     wheel(tmp_path / "index", "9.1.0", OTHER, content)
     assert binary("9.1.0", OTHER) == binary("9.1.0", OTHER) == content
@@ -126,9 +124,8 @@ def test_a_sites_own_directory_is_the_only_source(tmp_path, monkeypatch):
             binary("9.1.0", "x86_64")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_an_unfit_program_has_a_reason():
+    for content, reason in (
         (program("x86_64", 1, 2), ""),
         (program("x86_64", 1, 3), "not statically linked"),
         (program("aarch64", 1), "not for x86_64"),
@@ -136,10 +133,8 @@ def test_a_sites_own_directory_is_the_only_source(tmp_path, monkeypatch):
         (b"\x7fELF\x02\x01" + b"\xff" * 58, "a damaged program"),
         (b"#!/usr/bin/python3\n", "no 64-bit program"),
         (b"", "no 64-bit program"),
-    ],
-)
-def test_an_unfit_program_has_a_reason(content, reason):
-    assert wrong(content, "9.1.0", "x86_64") == reason
+    ):
+        assert wrong(content, "9.1.0", "x86_64") == reason
 
 
 # Writes a part of a download, and never ends.

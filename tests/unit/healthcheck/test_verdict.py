@@ -1,14 +1,19 @@
-"""Which verdict is believed: one of this boot, by this policy, and not too old."""
+"""Which verdict is believed, and what the node's commands make of it."""
 
 from __future__ import annotations
 
 import json
+import syslog
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 
 from nodeready.audit.verdict import Verdict
-from nodeready.healthcheck import gate
+from nodeready.healthcheck import drain, gate, here
+from nodeready.healthcheck.drain import DrainError
+from nodeready.policy import Policy
+from tests.builders.fleets import SCOPE, audit, node
 from tests.cases import cases
 
 GOOD = Verdict(1000.0, "boot", "policy", True)
@@ -50,3 +55,33 @@ def test_a_text_that_is_no_verdict_is_none():
     never = whole.replace(b'"time": ', b'"time": 1' + b"0" * 400)
     for text in (b"", b"null", b"[]", b"{}", whole[:-3], b"\xff\xfe{", b"[" * 100_000, never):
         assert gate.parse(text) is None
+
+
+def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
+    def settle(reasons, is_ready, until, before):
+        raise DrainError(f"{reasons[0]}: no controller, {is_ready}")
+
+    written: list[Verdict] = []
+    policy = Policy(gate=True, gate_textfile="", gate_drain=True)
+    monkeypatch.setattr(here, "audit", lambda *given: audit(node("n1", SCOPE)))
+    monkeypatch.setattr(gate, "write", written.append)
+    monkeypatch.setattr(gate, "read", lambda *given: None)
+    monkeypatch.setattr(drain, "settle", settle)
+    monkeypatch.setattr(syslog, "syslog", lambda *words: None)
+    (line,) = [
+        f"nodeready: no-go: {reason}\n" for reason in gate.judged(here.audit(), policy).reasons
+    ]
+    for command, code, err in (
+        (gate.record, 3, ""),
+        (gate.healthcheck, 1, "no controller, False"),
+        (gate.prolog, 3, "no controller, False"),
+    ):
+        assert command(policy, Namespace()) == code
+        shown = capsys.readouterr()
+        assert shown.out == line
+        assert err in shown.err
+        assert bool(err) == bool(shown.err)
+    assert [(verdict.go, verdict.node) for verdict in written] == [(False, "n1")] * 2
+    monkeypatch.setattr(gate, "read", lambda *given: GOOD)
+    assert gate.prolog(policy, Namespace()) == 0
+    assert capsys.readouterr() == ("nodeready: go\n", "")

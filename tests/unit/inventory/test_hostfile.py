@@ -38,20 +38,17 @@ def test_a_hostfile_without_hosts_or_without_end_is_an_error(tmp_path, monkeypat
         path.write_bytes(content)
         with pytest.raises(InventoryError, match="names no host"):
             inventory.load(str(path), cwd=tmp_path)
+    # Slots become host data.
+    path.write_text("gpu[1-2] slots=8\nlogin1\n")
+    loaded = inventory.load(str(path), cwd=tmp_path)
+    slots = [(host.name, host.data.get("slots")) for host in loaded]
+    assert slots == [("gpu1", 8), ("gpu2", 8), ("login1", None)]
     path.write_text("gpu1\n")
     monkeypatch.setattr(hostfile, "MAX_BYTES", 5)
     assert hostfile.read(path) == {"gpu1": None}
     monkeypatch.setattr(hostfile, "MAX_BYTES", 4)
     with pytest.raises(InventoryError, match="larger than 4 bytes"):
         hostfile.read(path)
-
-
-def test_slots_become_host_data(tmp_path):
-    path = tmp_path / "hosts"
-    path.write_text("gpu[1-2] slots=8\nlogin1\n")
-    loaded = inventory.load(str(path), cwd=tmp_path)
-    slots = [(host.name, host.data.get("slots")) for host in loaded]
-    assert slots == [("gpu1", 8), ("gpu2", 8), ("login1", None)]
 
 
 def test_the_file_is_the_one_of_the_environment_or_of_the_current_directory(tmp_path, monkeypatch):

@@ -73,21 +73,18 @@ def test_a_copy_loads_under_pyinfra_and_under_nodeready(
         assert sizes == {"login": 2, "h100": 64, "mi300x": 32}
 
 
-@pytest.mark.parametrize(
-    ("name", "environ", "why"),
-    [
+def test_a_failure_is_one_line_without_a_traceback(tmp_path, monkeypatch):
+    for name, environ, why in (
         ("slurm", {}, "no Slurm here"),
         ("slurm", {"SLURM_JOB_NODELIST": "$(reboot)"}, "no list of nodes"),
         ("hostfile", {"NODEREADY_HOSTFILE": "/no/such"}, "cannot read the hostfile /no/such"),
-    ],
-)
-def test_a_failure_is_one_line_without_a_traceback(name, environ, why, tmp_path, monkeypatch):
-    for key, value in environ.items():
-        monkeypatch.setenv(key, value)
-    path = INVENTORIES / f"{name}.py"
-    with pytest.raises(InventoryError, match=re.escape(why)) as caught:
-        load(str(path), cwd=tmp_path)
-    assert str(caught.value).startswith(f"{path}:")
+    ):
+        for key, value in environ.items():
+            monkeypatch.setenv(key, value)
+        path = INVENTORIES / f"{name}.py"
+        with pytest.raises(InventoryError, match=re.escape(why)) as caught:
+            load(str(path), cwd=tmp_path)
+        assert str(caught.value).startswith(f"{path}:")
 
 
 def test_it_is_one_line_under_pyinfra_too(tmp_path):

@@ -48,9 +48,8 @@ LATE = node("n4", unknown("proof.core", "did not finish in time"))
 AWAY = lost("n5")
 
 
-@pytest.mark.parametrize(
-    ("nodes", "needed", "go", "code"),
-    [
+def test_the_ready_nodes_and_whether_they_are_enough():
+    for nodes, needed, go, code in (
         ((FINE,), None, ["n1"], 0),
         ((FINE, WARNED), None, ["n1", "n2"], 0),
         ((FINE, REFUSED), None, ["n1"], 3),
@@ -61,13 +60,11 @@ AWAY = lost("n5")
         ((FINE, REFUSED, AWAY), 2, ["n1"], 4),
         ((REFUSED,), 1, [], 3),
         ((), None, [], 2),
-    ],
-)
-def test_the_ready_nodes_and_whether_they_are_enough(nodes, needed, go, code):
-    ready = Ready(audit(*nodes), 60, needed)
-    assert list(ready.go) == go
-    assert sorted((*ready.go, *ready.no_go)) == sorted(item.name for item in nodes)
-    assert ready_code(ready) == code
+    ):
+        ready = Ready(audit(*nodes), 60, needed)
+        assert list(ready.go) == go
+        assert sorted((*ready.go, *ready.no_go)) == sorted(item.name for item in nodes)
+        assert ready_code(ready) == code
 
 
 def test_an_interrupted_run_is_never_enough():
@@ -97,16 +94,14 @@ def test_json_is_as_its_schema_says(name):
     assert {*document["go"], *document["no_go"]} == names
 
 
-@pytest.mark.parametrize(
-    ("form", "ready", "others", "text"),
-    [
-        ("hostfile", {"gpu1": 8, "gpu3": 4}, ["gpu2"], "gpu1 slots=8\ngpu3 slots=4\n"),
-        ("list", {"gpu1": 8, "gpu3": 4}, ["gpu2"], "gpu1\ngpu3\n"),
-        ("exclude", {"gpu1": 8}, ["gpu2", "gpu3", "x"], "gpu[2-3],x\n"),
-        ("exclude", {"gpu1": 8}, [], ""),
-    ],
-)
-def test_launchers_get_the_ready_nodes(form, ready, others, text):
-    assert hostfile.text(form, ready, others) == text
+def test_launchers_get_the_ready_nodes():
+    ready = {"gpu1": 8, "gpu3": 4}
+    for form, others, text in (
+        ("hostfile", ["gpu2"], "gpu1 slots=8\ngpu3 slots=4\n"),
+        ("list", ["gpu2"], "gpu1\ngpu3\n"),
+        ("exclude", ["gpu2", "gpu3", "x"], "gpu[2-3],x\n"),
+        ("exclude", [], ""),
+    ):
+        assert hostfile.text(form, ready, others) == text
     # A node without GPUs has one slot.
     assert slots(FINE) == slots(AWAY) == 1

@@ -15,7 +15,7 @@ from nodeready.transport.connection import ASKING, Neighbours, connect_error, on
 from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
 from nodeready.transport.identities import Identity, offered
 from nodeready.transport.logins import HANDSHAKES, Client, Gate, Patience
-from nodeready.transport.ssh_config import SshConfig, Unusable, jump_of, place
+from nodeready.transport.ssh_config import SshConfig, Unusable, expand, jump_of, place
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
@@ -46,6 +46,31 @@ def test_without_ssh_the_file_is_read_as_well_as_can_be(tmp_path, monkeypatch):
     settings = SshConfig(str(file)).about("gpu1")
     assert (settings.hostname, settings.port, settings.user) == ("10.0.0.1", 2222, "bob")
     assert settings.files("userknownhostsfile")[0].endswith("/.ssh/known_hosts")
+
+
+#: A stand-in for `ssh -G`; it fails for a file called broken.
+SSH = """#!/bin/sh
+case "$*" in
+*broken*) echo 'broken line 3: Bad configuration option: y' >&2; exit 255;;
+*/dev/null*) printf 'port 22\\nuserknownhostsfile ~/.ssh/known_hosts\\n';;
+*) printf '%s\\n' 'port 2222' 'user bob' 'identityfile ~/.ssh/a b' 'identityfile ~/.ssh/c' \\
+    'userknownhostsfile /a "/b c"';;
+esac
+"""
+
+
+def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for name in ("config", "broken"):
+        (tmp_path / name).write_text("Host gpu1\nPort 2222\n")
+    settings = SshConfig(str(tmp_path / "config")).about("gpu1")
+    assert (settings.hostname, settings.port, settings.user) == ("gpu1", 2222, "bob")
+    assert settings.values["identityfile"] == ("~/.ssh/a b", "~/.ssh/c")
+    assert settings.values["userknownhostsfile"] == ("/a", "/b c")
+    with pytest.raises(Unusable, match="broken line 3: Bad configuration option: y"):
+        SshConfig(str(tmp_path / "broken")).about("gpu1")
 
 
 # --- Host keys.
@@ -237,6 +262,13 @@ def test_the_older_form_of_a_jump_is_recognised():
         ("ssh 'unclosed", ("", "")),
     ):
         assert jump_of(command) == jump, command
+
+
+def test_a_path_is_filled_in(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ml")
+    monkeypatch.setenv("SITE", "lab")
+    path = expand("~/${SITE}/%h-%x-${NO}", {"h": "gpu1"})
+    assert path == "/home/ml/lab/gpu1-%x-${NO}"
 
 
 def test_a_jump_host_is_read_as_ssh_does():

@@ -46,25 +46,19 @@ def squeue(program, monkeypatch):
     return prints
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
+def test_ones_own_job_that_runs_can_be_asked_and_every_job_by_root(squeue):
+    for row, why in (
         ("7|RUNNING|bob|n[1-2]\n", "is bob's: Slurm starts a step in it for nobody but bob"),
         ("7|PENDING|bob|\n", "does not run: it is PENDING"),
         ("", "does not run any more"),
         ("7|RUNNING|ada|n1\n8|RUNNING|ada|n2\n", "is an array"),
         ("7|RUNNING\n", "does not run any more"),
-    ],
-)
-def test_why_a_job_cannot_be_asked(squeue, row, why):
-    with pytest.raises(SrunError) as caught:
-        running("7", squeue(row))
-    assert str(caught.value).startswith(f"--job 7: {why}")
-
-
-@pytest.mark.parametrize(("uid", "user"), [(1000, "ada"), (0, "bob"), (1000, "1000")])
-def test_ones_own_job_and_every_job_for_root(squeue, uid, user):
-    assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
+    ):
+        with pytest.raises(SrunError) as caught:
+            running("7", squeue(row))
+        assert str(caught.value).startswith(f"--job 7: {why}")
+    for uid, user in ((1000, "ada"), (0, "bob"), (1000, "1000")):
+        assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
 
 
 # --- Its output.
