@@ -98,6 +98,8 @@ def test_what_fails_now_and_then_is_named_and_blames_nobody_else():
     for seed in range(24):
         fleet, expected = placed(seed, 12 + seed % 12, ("flaky", "freezes", "lossy", "drops"), 1)
         assert suspects_of(fleet.search()) == expected, seed
+    # Collectives show it without the pairs.
+    assert suspects_of(Fleet(N[:24], flaky={N[4]: 3}).search(until=SWEEP)) == nodes_named(N[4])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 12, 64, 65, 232])
