@@ -259,7 +259,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("an Xid of the application", job(by_node={"gpu2": kernel(("xid", 312, 1005, "NVRM: Xid (PCI:0000:41:00): 31, pid=1005, MMU Fault"))}), "unclear", (5,), ("only sign", "Xid 31"), ()),
     ("killed for memory", job({3: None}, by_node={"gpu1": kernel(OOM)}), "gone", (3,), ("rank 3 (gpu1) is gone", "killed for memory (pid 1003)", "5 min ago"), ()),
     ("NFS does not answer", job({5: process(5, SLEEP, SLEEP, state="D", wait_channel="rpc_wait_bit_killable")}, by_node={"gpu2": kernel(("filesystem", 200, 0, "nfs: server store1 not responding"))}), "storage", (5,), ("state D",), ()),
-    ("nonsense from all witnesses of a node", job({3: BLOCKED}, by_node={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}}), "late", (3,), ("rank 3",), ()),
+    ("nonsense from all witnesses of a node", job({3: BLOCKED}, by_node={"gpu1": {"gpus": {}, "network": {"ports": 3}, "kernel": {"absent": 5}, "nccl_ras": {"a": []}, "else": {}}, "gpu2": gpus(gpu(None, 97, 0))}), "late", (3,), ("rank 3",), ()),
 ]  # fmt: skip
 
 
