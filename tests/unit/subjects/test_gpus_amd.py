@@ -328,6 +328,7 @@ def test_the_bus_tells_lanes_that_the_tool_does_not(version: str) -> None:
     ("text", "status", "wanted"),
     [
         ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
+        ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "fail"),
         ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
         ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
         ("AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported", 2, "na"),
