@@ -269,6 +269,9 @@ def test_the_graphics_of_a_processor_are_no_accelerator() -> None:
     results = node_of(answer.output(), bus, Output(log, 0)).judged(gpu_count=4)
     assert bad(results) == {}
     assert results["count"].status == "ok"
+    # A GPU of the tool's that the bus does not show is kept.
+    lost = node_of(answer.output(), bus.partition("/sys/bus/pci/devices/0000:65")[0])
+    assert len(lost.observed().amd) == 5
 
 
 LIMITS = "".join(
