@@ -269,6 +269,9 @@ def test_the_graphics_of_a_processor_are_no_accelerator() -> None:
     results = node_of(answer.output(), bus, Output(log, 0)).judged(gpu_count=4)
     assert bad(results) == {}
     assert results["count"].status == "ok"
+    # A GPU of the tool's that the bus does not show is kept.
+    lost = node_of(answer.output(), bus.partition("/sys/bus/pci/devices/0000:65")[0])
+    assert len(lost.observed().amd) == 5
 
 
 LIMITS = "".join(
@@ -328,6 +331,7 @@ def test_the_bus_tells_lanes_that_the_tool_does_not(version: str) -> None:
     ("text", "status", "wanted"),
     [
         ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
+        ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "fail"),
         ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
         ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
         ("AMDSMI_STATUS_NOT_SUPPORTED - Feature not supported", 2, "na"),

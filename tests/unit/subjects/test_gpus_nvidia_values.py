@@ -325,6 +325,8 @@ def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part: str, driv
 
 
 def test_a_value_of_another_name_is_not_missed() -> None:
+    margin = everywhere(H100, LATEST, "temperature/gpu_temp_tlimit", None)
+    assert verdict_of(verdicts(margin), "temperature")[0] == "unknown"
     # Between 570 and 575 both stand there, and the old one says that it is no more.
     results = verdicts(node(H100, "575.57.08"))
     assert verdict_of(results, "recovery") == ("ok", "none")
@@ -696,6 +698,30 @@ _PROCESS = (
     "<process_info><pid>{}</pid><type>C</type><process_name>{}</process_name>"
     "<used_memory>9 MiB</used_memory></process_info>"
 )
+
+
+@pytest.mark.parametrize(
+    ("element", "value"),
+    [
+        ("gpu_temp", "40 C"),
+        ("gpu_temp_tlimit", "20 C"),
+        ("uuid", "GPU-00000000-0000-0000-0000-000000000001"),
+        ("serial", "1650522003999"),
+        ("used", "99 MiB"),
+        ("processes", "<process_info><pid>7</pid>"),
+        ("processes", "<process_info><pid>x</pid><type>C</type></process_info>"),
+    ],
+)
+def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines(element: str, value: str) -> None:
+    text = node(H100, LATEST).smi.text
+    nvidia._by_block(text)
+    changed = re.sub(rf"(<{element}>)[^<]*", rf"\g<1>{value}", text, count=1)
+    assert changed != text
+    try:
+        whole = nvidia._whole(changed)
+    except ElementTree.ParseError:
+        whole = None
+    assert nvidia._by_block(changed) == (None if element == "processes" else whole)
 
 
 def lines_against_whole(data: st.DataObject) -> None:

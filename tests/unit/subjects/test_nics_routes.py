@@ -131,6 +131,7 @@ NARROW = route("10.0.0.0/8 eth0")
         route("fd00::/64 eth0 256 0x80200001"),
         route("::/0 eth0 256 0x201"),
         route("fd00::/64 eth0")[:70],
+        route("fd00::/64 eth0").replace(" 40 ", " 81 ", 1),
         "\x1b[2J \udcff eth0",
         "",
     ],
