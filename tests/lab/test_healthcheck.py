@@ -91,6 +91,7 @@ def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
     assert run("audit --only ptrace.scope -q").stdout == ""
     waived = put(fresh_node, ptrace_scope=2, waivers={"ptrace.scope": "until Monday"})
     assert "waived: until Monday" in waived("audit --only ptrace.scope").stdout
+    run = put(fresh_node, ptrace_scope=1)
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 2}')
     assert run("audit --only ptrace.scope").returncode == 3
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 9}')
