@@ -365,18 +365,20 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path):
         ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
         ("echo no libcudart >&2; exit 127", {}, "init",
          "all_reduce_perf ended with status 127: no libcudart"),
-        ("sleep 4321 & sleep 4321", {"limit_s": 0.7}, "init", "no end after"),
+        ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
         ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
         ("exit 9", {"engine": "other"}, "start", "no engine other"),
     ],
 )  # fmt: skip
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
-    for rank in vendor(text).run(order(**changed), (), threading.Event()):
+    # A number that no other test sleeps.
+    own = str(1_000_000 + os.getpid())
+    for rank in vendor(text.replace("NUMBER", own)).run(order(**changed), (), threading.Event()):
         assert (rank.phase, rank.ok) == (phase, False)
         assert (rank.wrong or rank.said).startswith(error)
         assert (rank.gbps > 0) == (phase == "done")
     processes = Path("/proc").glob("[0-9]*/cmdline")
-    assert not [path for path in processes if b"sleep\0004321" in read(path)]
+    assert not [path for path in processes if f"sleep\0{own}".encode() in read(path)]
 
 
 def read(path: Path) -> bytes:
