@@ -86,6 +86,7 @@ def test_a_good_node() -> None:
         "link", "speed", "duplex", "mtu", "bond",
     }  # fmt: skip
     assert judged(observed)["bond"][1] == "bond0"
+    assert by_name(checks, observed)["speed"].source == "/sys/class/net/eth0/speed"
     assert {name: interface.kind for name, interface in observed.interfaces.items()} == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "bond0": "bond",
         "ib0": "infiniband", "eno4": "ethernet", "usb0": "usb", "docker0": "bridge",
