@@ -109,16 +109,20 @@ def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
         (READY, looks(says(""))),
         (("stacks", "--format", "json"), rank(0)),
         (("tail", "/log/*", "--format", "json"), tail()),
+        (("tail", "/log/*"), tail()),
     ],
-    ids=["ready", "stacks", "tail"],
+    ids=["ready", "stacks", "tail", "tail as a table"],
 )
 def test_an_interrupt_leaves_partial_results(words, good, run):
     done = run({"a": good, "b": interrupts, "c": good}, *words)
     assert done.code == 130
-    document = json.loads(done.out)
-    assert document["complete"] is False
     assert "interrupted: the results are partial; not b,c" in done.err
     assert done.carrier.ended == 1
+    if "json" not in words:
+        assert "partial      interrupted: not all nodes answered" in done.out
+        return
+    document = json.loads(done.out)
+    assert document["complete"] is False
     if words[0] == "stacks":
         assert [row["node"] for row in document["processes"]] == ["a"]
 

@@ -14,7 +14,7 @@ from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, check_ids
-from tests.builders.hostile import RECORDED, look, recorded
+from tests.helpers import here, observe
 from tests.unit.docs.pages import DOCS, PAGES, ROOT, anchors, commands, without_code
 
 
@@ -154,11 +154,9 @@ def test_every_check_has_one_entry_in_the_order_of_the_reports():
         {"core_handler": "systemd-coredump", "pdshrc_users": ("root",)},
     ],
 )
-def test_every_check_that_a_node_gives_has_its_entry(policy):
+def test_every_check_that_this_machine_gives_has_its_entry(policy):
     want = replace(Policy(), **policy)
-    text = look(recorded("h100"), RECORDED)
-    seen = snapshot.read(text, snapshot.probes(), want, RECORDED)
-    given = [result.check for result in snapshot.judge(seen, want)]
+    given = [result.check for result in snapshot.judge(observe(here, want), want)]
     assert {check_id.partition(".")[0] for check_id in given} == set(LOOKED_AT)
     # Each check gives its own id, and exactly one result.
     observed = {f"{subject}.observed" for subject in SUBJECTS}

@@ -72,6 +72,7 @@ FILES: dict[str, Callable[[], str]] = {
     "audit-small.table": partial(
         several, "audit", "table", AUDITS, "ok one waived outliers partial"
     ),
+    "audit-small.verbose": partial(several, "audit", "verbose", AUDITS, "one"),
     "audit-small.nagios": partial(
         several, "audit", "nagios", AUDITS, "ok one warn unknown waived unreachable partial"
     ),

@@ -17,6 +17,7 @@ from tests.builders.stack_fleets import stages
 FLEETS = {
     **stack_fleets.FLEETS,
     **{f"witnesses-{n}": f for n, f in stack_witnesses.FLEETS.items()},
+    "witnesses-uneven": lambda: stack_witnesses.uneven(300),
 }
 STYLE, SCRIPT = part("page.css"), part("page.js")
 
@@ -72,14 +73,7 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # A page of 2000 rows.
-        pytest.param(name, marks=[pytest.mark.nightly] * (name == "witnesses-uneven"))
-        for name in FLEETS
-    ],
-)
+@pytest.mark.parametrize("name", FLEETS)
 def test_a_page_has_only_known_elements_and_its_own_script(name):
     page = Page(render(FLEETS[name]()))
     assert page.open == page.others == []
