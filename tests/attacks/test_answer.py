@@ -172,7 +172,7 @@ def _named(results: dict[str, Any]) -> str:
     return hers.removeprefix("mallory ")
 
 
-@pytest.mark.parametrize("mode", ["forge", "flood"])
+@pytest.mark.parametrize("mode", ["forge", pytest.param("flood", marks=pytest.mark.nightly)])
 def test_her_process_holds_nothing_of_roots_answer(
     audited: Callable[[], _Audited], mallory: Person, mode: str
 ) -> None:
@@ -209,7 +209,10 @@ def test_her_file_costs_her_own_row_alone(
         assert node["seconds"] < 30
 
 
-@pytest.mark.parametrize(("passes", "text"), [(0, _FORGED), (1, "nr_done\n" * 8000)])
+@pytest.mark.parametrize(
+    ("passes", "text"),
+    [(0, _FORGED), pytest.param(1, "nr_done\n" * 8000, marks=pytest.mark.nightly)],
+)
 def test_her_process_holds_nothing_of_a_deploy(
     two: tuple[Person, Person], tool: Tool, fleet: Callable[..., Path], passes: int, text: str
 ) -> None:

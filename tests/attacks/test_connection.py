@@ -16,6 +16,7 @@ import pytest
 from nodeready.lab import Node
 from tests.attacks.test_transport import MOST_KB, STILL, results
 from tests.command import Terminal, Tool
+from tests.lab.rows import rows
 from tests.paths import ROOT
 
 SSHD = ROOT / "tests/attacks/hostile_sshd.py"
@@ -41,7 +42,8 @@ def evil(fresh_nodes):
 
 
 @pytest.mark.parametrize(
-    "how", ["line", "length", "ignored", "window", "rekey", "requests", "count"]
+    "how",
+    rows(["line", "length", "ignored", "window", "rekey", "requests", "count"], "line", "window"),
 )
 def test_a_hostile_sshd_costs_its_own_row(tool: Tool, fleet, fresh_nodes, evil, how):
     *others, hostile = nodes = fresh_nodes(4)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.lab import Node
+from tests.lab.rows import rows
 from tests.paths import ROOT
 
 OTHER = 4001
@@ -138,7 +139,15 @@ def test_the_traps_would_run(traps, run):
 
 @pytest.mark.parametrize(
     ("start", "path"),
-    [("the command", ""), ("the command", ":"), ("the command", "../theirs:"), ("isolated", ".:")],
+    rows(
+        [
+            ("the command", "../theirs:"),
+            ("the command", ""),
+            ("the command", ":"),
+            ("isolated", ".:"),
+        ],
+        ("the command", "../theirs:"),
+    ),
 )
 def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, path):
     """Of any command, wherever PATH leads: a deploy that needs pip, an inventory of Slurm's."""
@@ -165,7 +174,7 @@ def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, 
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 looks for runpy there first")
-@pytest.mark.parametrize("path", ["", ".:"])
+@pytest.mark.parametrize("path", [".:", pytest.param("", marks=pytest.mark.nightly)])
 def test_nor_by_the_module(traps, run, path):
     """`python -m nodeready`, but for a package of our very name: Python finds that before ours."""
     traps.remove("nodeready.py")

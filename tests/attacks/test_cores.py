@@ -135,6 +135,7 @@ def test_cores_that_lie_cost_their_own_row(node, mallory, bob, tool, fleet):
     assert ours(node) == []
 
 
+@pytest.mark.nightly
 def test_seventy_thousand_names_hide_nobodys_core(node, mallory, bob, tool, fleet):
     good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
     mallory.run(f"""

@@ -79,7 +79,7 @@ def readable(person, secret: str = SECRET) -> str:
     return person.run(script, secret, check=False).stdout
 
 
-@pytest.mark.parametrize("scope", ["0", "1"])
+@pytest.mark.parametrize("scope", ["1", pytest.param("0", marks=pytest.mark.nightly)])
 def test_a_process_that_becomes_su_leaves_root_memory_with_nobody(
     tool, fleet, node, mallory, scope
 ):
@@ -325,6 +325,7 @@ def test_a_killed_program_leaves_the_process_running(tool, fleet, node, bob):
     assert node.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
 
 
+@pytest.mark.nightly
 def test_kills_and_interrupts_at_any_moment_leave_nothing_half(tool, fleet, node, bob):
     chance = random.Random(SEED)
     where = fleet([node])

@@ -75,6 +75,7 @@ space[names[0]]()
 """
 
 
+@pytest.mark.nightly
 def test_large_stacks_of_hers_leave_out_none_of_bobs(node, mallory, bob, tool, fleet):
     put_py_spy(node)
     ranks(mallory, 24, LARGE)
@@ -85,6 +86,7 @@ def test_large_stacks_of_hers_leave_out_none_of_bobs(node, mallory, bob, tool, f
     assert {functions[-1] for _, functions, _ in found if functions} == {"waits_here"}, found[0]
 
 
+@pytest.mark.nightly
 def test_ranks_of_hers_that_take_time_take_none_of_bobs(node, mallory, bob, tool, fleet):
     put_py_spy(node)
     # What py-spy runs as is hers: she stops it as soon as it is there.
@@ -126,6 +128,7 @@ libc.execve(b"/usr/bin/python3", argv, (ctypes.c_char_p * (len(words) + 1))(*wor
 """
 
 
+@pytest.mark.nightly
 def test_environments_of_hers_take_no_time_from_bobs(node, mallory, bob, tool, fleet):
     put_py_spy(node)
     mallory.python(MANY_VARIABLES)
@@ -179,6 +182,7 @@ def test_a_core_of_hers_is_nobody_elses_crash(node, mallory, bob, tool, fleet):
     assert {core["uid"] for core in found.values()} == {mallory.uid}
 
 
+@pytest.mark.nightly
 def test_directories_of_hers_hide_nobodys_core(node, mallory, bob, tool, fleet):
     """Where the pattern has a directory for each user, anybody may have made one (core(5), %u)."""
     node.write("/proc/sys/kernel/core_pattern", f"{CORES}/%u/core.%e.%P.%h.%t\n")
@@ -219,6 +223,7 @@ def test_long_lines_of_hers_leave_out_none_of_bobs(node, mallory, bob, tool, fle
     ], done.err
 
 
+@pytest.mark.nightly
 def test_lines_of_hers_that_are_slow_to_search_take_no_time_from_bobs(
     node, mallory, bob, tool, fleet
 ):
@@ -235,6 +240,7 @@ def test_lines_of_hers_that_are_slow_to_search_take_no_time_from_bobs(
     assert {n for n in range(32) if f"rank_{n}.log" not in found} == set(), done.err
 
 
+@pytest.mark.nightly
 def test_names_of_hers_hide_nobodys_log(node, mallory, bob, tool, fleet):
     """More names than are looked at: of everybody's, some."""
     bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
@@ -266,6 +272,7 @@ for number in range(3000):
     node.enter(["python3", "-c", make])
 
 
+@pytest.mark.nightly
 def test_her_many_ids_hide_nobodys_core_and_log(node, mallory, bob, tool, fleet):
     good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
     bob.run(f"echo step 4711 >{LOGS}/rank_0.log")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ours, wait_for
+from tests.lab.rows import rows
 from tests.paths import ROOT
 
 TIMES = int(os.environ.get("NODEREADY_KILLS", "4"))
@@ -84,8 +85,10 @@ def files(node) -> dict[str, str]:
     return {path: digest for digest, path in rows}
 
 
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
-@pytest.mark.parametrize("what", SUBJECTS)
+@pytest.mark.parametrize(
+    ("how", "what"),
+    rows([(a, b) for a in ("killed", "interrupted") for b in SUBJECTS], ("killed", "deploy")),
+)
 def test_a_deploy_that_is(how, what, fresh_node, fleet, tool):
     """Nothing half-written, nothing left, and the next run converges."""
     where = fleet([fresh_node], gate=True, lock_wait_s=30)
@@ -131,7 +134,7 @@ def test_a_deploy_that_is(how, what, fresh_node, fleet, tool):
     print(f"{what}, {how}: {TIMES} times, exit codes {codes}")
 
 
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.nightly)])
 def test_a_bundle_that_is(how, tool, tmp_path):
     """The file is the old one or the new one, and nothing stands beside it."""
     place = tmp_path / "place"

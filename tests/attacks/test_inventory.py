@@ -19,6 +19,7 @@ import pytest
 from nodeready import files
 from tests.attacks.conftest import become, reached_by_all
 from tests.command import Tool
+from tests.lab.rows import rows
 
 #: Her user and group on the control machine.
 MALLORY = 4001
@@ -119,7 +120,17 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("case", PLANTED)
+@pytest.mark.parametrize(
+    "case",
+    rows(
+        PLANTED,
+        "an inventory of hers",
+        "group_data where root is",
+        "a module of hers where root is",
+        "what a module was compiled to",
+        "how to connect, in a file of hers",
+    ),
+)
 def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: Control) -> None:
     script, inventory, where, named = PLANTED[case]
     for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
@@ -167,7 +178,7 @@ LEADING = {
 }
 
 
-@pytest.mark.parametrize("case", LEADING)
+@pytest.mark.parametrize("case", rows(LEADING, "how to connect", "the home"))
 def test_no_home_of_hers_is_roots(case: str, tool: Tool, control: Control) -> None:
     script, variables, named = LEADING[case]
     fleet = control.write("fleet.py", "gpu = ['gpu001']\n")

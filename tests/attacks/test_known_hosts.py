@@ -119,6 +119,7 @@ def test_a_poisoned_block_reaches_no_other_node_and_is_repaired(tool: Tool, flee
     assert known(honest, other.name) == known(honest, other.address) == keys(other)
 
 
+@pytest.mark.nightly
 def test_nobody_loses_a_key_because_another_node_lies(tool: Tool, fleet, three):
     honest, hostile, other = three
     inventory = fleet(three)

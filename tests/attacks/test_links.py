@@ -9,6 +9,7 @@ import pytest
 from tests.attacks import links
 from tests.attacks.links import ATTACKS, Machine, attack
 from tests.command import ours
+from tests.lab.rows import rows
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, fresh
         assert ours(fresh_node) == [], one.name
 
 
-@pytest.mark.parametrize("what", links.UNDER_SWAP)
+@pytest.mark.parametrize("what", rows(links.UNDER_SWAP, "a change"))
 def test_a_component_that_is_exchanged_redirects_nothing(what, machine, mallory):
     machine.fresh()
     before = machine.state()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 
+import pytest
+
 from nodeready.lab import state
 from tests.attacks.conftest import become
 from tests.attacks.links import MALLORY
@@ -34,6 +36,7 @@ def test_a_user_holds_the_lock(fresh_node, mallory, fleet, tool):
     assert "Permission denied" in refused.stdout
 
 
+@pytest.mark.nightly
 def test_the_lock_is_not_readable_even_while_it_is_made(fresh_node, mallory, fleet, tool):
     mallory.python(f"""
 import os
@@ -82,6 +85,7 @@ def test_others_can_write_to_run(fresh_node, mallory, fleet, tool):
     assert fresh_node.enter(["test", "-e", "/root/precious"], check=False).returncode
 
 
+@pytest.mark.nightly
 def test_a_read_only_run_is_no_exit_status(fresh_node, fleet, tool):
     script = "mount --bind /run /run && mount -o remount,ro,bind /run"
     fresh_node.enter(["sh", "-c", script])
@@ -99,6 +103,7 @@ echo $(($(/bin/date +%s) - 3600 * (n + 1)))
 """
 
 
+@pytest.mark.nightly
 def test_a_clock_that_runs_backwards_does_not_keep_us_waiting(fresh_node, fleet, tool):
     hang(fresh_node)
     fresh_node.write("/usr/local/bin/date", BACKWARDS, mode=0o755)

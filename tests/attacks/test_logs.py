@@ -68,6 +68,7 @@ def test_what_mallory_could_not_read_is_not_shown(node, mallory, bob, tool, flee
     assert (written(node), ours(node)) == (before, [])
 
 
+@pytest.mark.nightly
 def test_seventy_thousand_names_hide_nobodys_log(node, mallory, bob, tool, fleet):
     mallory.run(f"""
         cd {LOGS}

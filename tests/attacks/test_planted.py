@@ -20,6 +20,7 @@ from nodeready.lab import Node
 from nodeready.policy import Policy
 from tests.attacks.conftest import become, reached_by_all
 from tests.command import Tool
+from tests.lab.rows import rows
 from tests.paths import ROOT
 
 HER = 4001
@@ -51,8 +52,10 @@ Thread 7 (idle): "MainThread"
 """
 
 
-@pytest.mark.parametrize("command", MAKING)
-@pytest.mark.parametrize("where", ["job/new", "job"])
+@pytest.mark.parametrize(
+    ("command", "where"),
+    rows([(a, b) for a in MAKING for b in ("job/new", "job")], ("stacks", "job/new")),
+)
 def test_no_directory_is_made_where_her_link_leads(
     command: str, where: str, shared: Path, tool: Tool, tmp_path: Path
 ) -> None:
@@ -118,7 +121,7 @@ def test_setup_writes_over_nothing_of_root_s(shared: Path) -> None:
 VERSION = "0.3.99"
 
 
-@pytest.mark.parametrize("where", ["cache", "wheels", "TMPDIR"])
+@pytest.mark.parametrize("where", rows(["cache", "wheels", "TMPDIR"], "cache"))
 def test_no_py_spy_of_hers_goes_to_the_nodes(
     where: str, shared: Path, fresh_node: Node, fleet: Callable[..., Path], tool: Tool
 ) -> None:

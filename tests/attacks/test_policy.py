@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nodeready.subjects.managed_block import END
+from tests.lab.rows import rows
 
 #: A line of group_data with which root would do more than the setting says, or break off.
 BEYOND = {
@@ -31,7 +32,7 @@ BEYOND = {
 }
 
 
-@pytest.mark.parametrize("case", BEYOND)
+@pytest.mark.parametrize("case", rows(BEYOND, "everybody may write to /etc", "a mark of ours"))
 def test_no_setting_reaches_further_than_it_says(case, fresh_node, fleet, tool):
     inventory = fleet([fresh_node], packages=(), py_spy_version="")
     setting = BEYOND[case].partition(" ")[0]

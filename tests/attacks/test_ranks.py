@@ -32,7 +32,7 @@ def count(node, uid, least):
     wait_for(lambda: node.enter(["sh", "-c", there], check=False).returncode == 0)
 
 
-@pytest.mark.parametrize("modulus", [4, 300])
+@pytest.mark.parametrize("modulus", [4, pytest.param(300, marks=pytest.mark.nightly)])
 def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(
     mallory, bob, tool, fleet, modulus
 ):

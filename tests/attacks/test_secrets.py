@@ -82,7 +82,7 @@ def password(mallory) -> str:
     return password
 
 
-@pytest.mark.parametrize("way", ["nodeready", "pyinfra"])
+@pytest.mark.parametrize("way", ["nodeready", pytest.param("pyinfra", marks=pytest.mark.nightly)])
 def test_no_user_sees_the_sudo_password(mallory, fleet, tool, password, way):
     """Of the inventory, while every step runs, by either way in; every file is then in place."""
     node = mallory.node

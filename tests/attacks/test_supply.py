@@ -9,6 +9,7 @@ import pytest
 
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.gate import facts as gate
+from tests.lab.rows import rows
 from tests.lab.targets import WAIT, start
 
 #: Says that it is the right one, and leaves a mark where it runs as root.
@@ -44,7 +45,7 @@ HERS = {
 }
 
 
-@pytest.mark.parametrize("how", HERS)
+@pytest.mark.parametrize("how", rows(HERS, "a link into her directory"))
 def test_root_never_runs_a_py_spy_that_she_can_change(mallory, fleet, tool, how):
     """Neither looking nor for stacks; it is a finding, and the next deploy puts root's there."""
     node, inventory = mallory.node, fleet([mallory.node])
@@ -117,7 +118,9 @@ def test_mallory_can_write_nothing_of_the_gate_s(gated, mallory):
         assert done.returncode == 0, path
 
 
-@pytest.mark.parametrize("path", [gate.COMPILED, gate.BUNDLE])
+@pytest.mark.parametrize(
+    "path", [gate.COMPILED, pytest.param(gate.BUNDLE, marks=pytest.mark.nightly)]
+)
 def test_another_program_in_the_gate_s_place_never_runs(gated, tool, path):
     """Not by the timer, not by a job's prolog; the audit finds it, and the deploy repairs it."""
     node, inventory = gated
@@ -158,7 +161,7 @@ def test_a_program_that_does_not_run_is_replaced_by_none_of_hers(gated):
 
 
 @pytest.mark.parametrize(
-    "path", [gate.RECORD, gate.PROLOG, gate.POLICY, gate.CRON, "/etc/nodeready"]
+    "path", rows([gate.RECORD, gate.PROLOG, gate.POLICY, gate.CRON, "/etc/nodeready"], gate.RECORD)
 )
 def test_what_she_could_change_later_is_a_finding_now(gated, tool, path):
     """The content is right today; root's again after a deploy."""

@@ -15,6 +15,7 @@ import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.command import Tool
+from tests.lab.rows import rows
 from tests.paths import ROOT
 
 JUNIT = ROOT / "tests/unit/reports/data/junit-10.xsd"
@@ -117,7 +118,12 @@ def results(done, names):
     return [one for name in names for one in told[name]["results"]]
 
 
-@pytest.mark.parametrize("how", ["flood", "errors", "half", "bomb", "prompt", "text", "blanks"])
+@pytest.mark.parametrize(
+    "how",
+    rows(
+        ["flood", "errors", "half", "bomb", "prompt", "text", "blanks"], "half", "bomb", "blanks"
+    ),
+)
 def test_a_node_that_answers_with_malice_costs_itself(tool: Tool, fleet, fresh_nodes, how):
     first, evil, last = fresh_nodes(3)
     both, inventory = [first.name, last.name], fleet([first, evil, last])

@@ -40,7 +40,7 @@ def reads(node: Node, path: str) -> bytes:
     return base64.b64decode(node.run(f"base64 {path}").stdout)
 
 
-@pytest.mark.parametrize("wrapper", [True, False], ids=["debians_wrapper", "without_rcmd_default"])
+@pytest.mark.parametrize("wrapper", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_pdsh_uses_ssh_in_every_kind_of_shell(
     fresh_nodes: Callable[..., list[Node]], wrapper: bool
 ) -> None:

@@ -300,6 +300,7 @@ def test_rules_that_people_write(pairs: list[Pair]) -> None:
     nothing_wrong(counted(pairs, with_nft, list(NFT)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pairs", [True], indirect=True)
 def test_rules_for_ipv6(pairs: list[Pair]) -> None:
     nothing_wrong(counted(pairs, with_nft, list(NFT6)))
@@ -319,6 +320,7 @@ def test_rules_of_iptables(pairs: list[Pair], kind: str) -> None:
     nothing_wrong(counted(pairs, with_iptables(kind), many), refused=len(many) // 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("first", [0, 40])
 def test_random_rules(pairs: list[Pair], first: int) -> None:
     many = [filter_grammar.nft(seed) for seed in range(first, first + 40)]

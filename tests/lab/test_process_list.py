@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 #: Collects every command line that there is until nothing of ours is left, and root's own view of
 #: the nonce beside it: the first argument says which.
 _WATCH = r"""
@@ -55,6 +57,7 @@ def test_another_user_sees_neither_the_nonce_nor_the_script(fresh_node, fleet, t
     assert max(len(row) for row in seen.splitlines() if "nodeready:" in row) < 400
 
 
+@pytest.mark.nightly
 def test_nor_of_a_program(fresh_node, fleet, tool):
     seen = watch(fresh_node, tool, "ml", "ready", fleet([fresh_node]), "--only", "proof.limits")
     assert re.search(r"python3?\S* ?.*nodeready:", seen.replace("\0", " "), re.S)

@@ -16,6 +16,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
+from tests.lab.rows import rows
 
 # Values below the usual hard limits: a machine that runs the lab may not be allowed to raise them.
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
@@ -137,7 +138,12 @@ def forced(seen, check):
     return Change(step.name, (check,), tuple(step.act(seen, POLICY)), step.touches, step.timeout_s)
 
 
-@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize(
+    "name",
+    rows(
+        NODES, "nothing yet", "by hand", "links to nowhere, and a unit that is a link", "read-only"
+    ),
+)
 def test_what_is_called_fixable_is_what_a_deploy_repairs(fresh_node, name):
     states = NODES[name]
     for make, _ in states.values():

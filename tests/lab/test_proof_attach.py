@@ -20,12 +20,14 @@ from tests.builders.proof import (
     statuses,
 )
 from tests.command import wait_for, written
+from tests.lab.rows import rows
 
 FIVE = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
 
 
 @pytest.mark.parametrize(
-    ("login", "user"), [("root", "ml"), ("ml", ""), ("ml", "ml"), ("root", "root")]
+    ("login", "user"),
+    rows([("root", "ml"), ("ml", ""), ("ml", "ml"), ("root", "root")], ("root", "ml")),
 )
 def test_all_ways_in_lead_to_a_stack(fresh_node, login, user):
     put_py_spy(fresh_node)
@@ -35,7 +37,7 @@ def test_all_ways_in_lead_to_a_stack(fresh_node, login, user):
     assert written(fresh_node) == before
 
 
-@pytest.mark.parametrize("tmp", ["ro", "size=4k"], ids=["read-only", "full"])
+@pytest.mark.parametrize("tmp", ["ro", pytest.param("size=4k", marks=pytest.mark.nightly)])
 def test_no_writable_place_is_needed(fresh_node, tmp):
     put_py_spy(fresh_node)
     for path in ("/tmp", "/var/tmp", "/home/ml", "/dev/shm"):
@@ -72,7 +74,7 @@ STAND_INS = {
 }
 
 
-@pytest.mark.parametrize("name", STAND_INS)
+@pytest.mark.parametrize("name", rows(STAND_INS, "missing", "hangs", "stops"))
 def test_a_py_spy_that_misbehaves_costs_nothing_else(fresh_node, name):
     script, status, actual = STAND_INS[name]
     if script is not None:
@@ -93,8 +95,10 @@ def test_a_py_spy_that_only_root_may_run(fresh_node):
     assert found["attach"] == ("fail", f"{SPY} does not start: Permission denied")
 
 
-@pytest.mark.parametrize("login", ["root", "ml"])
-@pytest.mark.parametrize("number", ["KILL", "TERM", "HUP"])
+@pytest.mark.parametrize(
+    ("login", "number"),
+    rows([(a, b) for a in ("root", "ml") for b in ("KILL", "TERM", "HUP")], ("root", "KILL")),
+)
 def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
     """By an administrator, or by what ends a run's remote commands."""
     fresh_node.write(SPY, "#!/bin/sh\ntouch /run/user/began\nexec sleep 300\n", mode=0o755)

@@ -106,7 +106,9 @@ def nothing_left(nodes: Sequence[Node]) -> bool:
     return not any(ours(node) or listening(node) for node in nodes)
 
 
-@pytest.mark.parametrize(("how", "rounds"), [((), 3), (("full",), 7)])
+@pytest.mark.parametrize(
+    ("how", "rounds"), [((), 3), pytest.param(("full",), 7, marks=pytest.mark.nightly)]
+)
 def test_nodes_that_are_well(
     fresh_nodes: Callable[..., list[Node]],
     start: Callable[..., subprocess.Popen[str]],
@@ -135,6 +137,7 @@ def test_sudo_takes_its_password_from_the_first_line_and_no_other(
     assert nothing_left([wants, free])
 
 
+@pytest.mark.nightly
 def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
     fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -239,7 +242,9 @@ def test_a_node_that_dies_in_the_middle_costs_itself(
     assert nothing_left([node for node in nodes if node is not victim])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+)
 def test_when_the_command_is_ended_nothing_is_left(
     fresh_nodes: Callable[..., list[Node]],
     start: Callable[..., subprocess.Popen[str]],
@@ -285,6 +290,7 @@ def test_over_srun_as_an_ordinary_user(
             node.enter(["nft", "delete", "table", "inet", "test"], check=False)
 
 
+@pytest.mark.nightly
 def test_over_srun_a_node_whose_slurmd_is_silent_costs_itself(
     slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
 ) -> None:

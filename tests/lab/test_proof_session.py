@@ -58,7 +58,9 @@ def test_accounts(fresh_node, name):
     assert found["limits"][0] == ("na" if error else "ok")
 
 
-@pytest.mark.parametrize("options", ["!use_pty", "use_pty"])
+@pytest.mark.parametrize(
+    "options", ["!use_pty", pytest.param("use_pty", marks=pytest.mark.nightly)]
+)
 def test_who_called_sudo_is_found(fresh_node, options):
     """sudo takes the core limit away from what it runs: the session shall have the caller's."""
     fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
@@ -90,6 +92,7 @@ def test_only_root_opens_a_session_for_another(fresh_node):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 @pytest.mark.parametrize(("login", "user"), [("root", "ml"), ("root", "root"), ("ml", "ml")])
 def test_the_oldest_and_the_newest_python(fresh_node, version, login, user):

@@ -13,6 +13,7 @@ from nodeready.subjects.context import counted, with_counters
 from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import observe, on
+from tests.lab.rows import rows
 
 POLICY = Policy()
 
@@ -28,13 +29,16 @@ def bad(snapshot: Snapshot) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("profile", "fault", "wrong"),
-    [
-        ("h100", "ib-down", {"rdma.state": "fail"}),
-        ("h100", "ib-half-rate", {"rdma.rate": "fail"}),
-        ("h100", "ib-firmware", {"rdma.firmware": "warn"}),
-        ("mi300x", "roce-down", {"rdma.state": "fail"}),
-    ],
+    ("fault", "profile", "wrong"),
+    rows(
+        [
+            ("ib-half-rate", "h100", {"rdma.rate": "fail"}),
+            ("ib-down", "h100", {"rdma.state": "fail"}),
+            ("ib-firmware", "h100", {"rdma.firmware": "warn"}),
+            ("roce-down", "mi300x", {"rdma.state": "fail"}),
+        ],
+        "ib-half-rate",
+    ),
 )
 def test_a_gpu_node_and_what_is_wrong_with_it(
     fresh_nodes: Callable[..., list[Node]], profile: str, fault: str, wrong: dict[str, str]

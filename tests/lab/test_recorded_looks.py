@@ -44,7 +44,7 @@ def verdicts(texts: dict[str, str]) -> dict[str, str]:
     return {r.check: r.status for r in snapshot.judge(snapshot.Snapshot(seen), policy)}
 
 
-@pytest.mark.parametrize("profile", ["h100", "mi300x"])
+@pytest.mark.parametrize("profile", ["h100", pytest.param("mi300x", marks=pytest.mark.nightly)])
 def test_a_recorded_look_is_judged_as_a_look_today(profile, fresh_nodes, inventory, tool):
     (node,) = fresh_nodes(1, profile=profile)
     assert tool("deploy", str(inventory([node], **POLICY)), "--yes").status in (0, 3)

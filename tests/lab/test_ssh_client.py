@@ -13,6 +13,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, lines_of_nodes
 from tests.helpers import apply, observe, on, plan
+from tests.lab.rows import rows
 
 STEPS = (ssh_client.known_hosts, ssh_client.options, ssh_client.leftover)
 Nodes = Callable[..., "list[Node]"]
@@ -89,7 +90,7 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
 
 @pytest.mark.parametrize(
     ("mode", "other_key"),
-    [("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)],
+    rows([("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)], "accept-new"),
 )
 def test_a_mode_answers_the_question_for_its_hosts_only(
     fresh_nodes: Nodes, mode: str, other_key: str | None

@@ -19,6 +19,7 @@ from nodeready.subjects.ssh_client.known_hosts import (
 )
 from tests.builders.ssh_client import content, deploy, inside, key
 from tests.helpers import observe
+from tests.lab.rows import rows
 
 
 def fleet(size: int) -> Policy:
@@ -42,8 +43,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS.keys())
-def test_other_peoples_lines_stay(fresh_node: Node, others: bytes) -> None:
+@pytest.mark.parametrize("case", rows(OTHERS, "bytes that are no UTF-8"))
+def test_other_peoples_lines_stay(fresh_node: Node, case: str) -> None:
+    others = OTHERS[case]
     node = fresh_node
     node.write(KNOWN_HOSTS, others)
     for want in (fleet(3), fleet(2000), fleet(1999), fleet(4)):

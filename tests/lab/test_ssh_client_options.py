@@ -14,6 +14,7 @@ from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
 from tests.builders.ssh_client import content, deploy, inside
 from tests.helpers import apply, observe, plan
+from tests.lab.rows import rows
 
 CONFIG = "/etc/ssh/ssh_config"
 DROPIN = "/etc/ssh/ssh_config.d/00-nodeready.conf"
@@ -67,10 +68,12 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize(("path", "text", "place"), TRAPS.values(), ids=TRAPS.keys())
-def test_ours_wins_and_the_rest_stays(
-    fresh_node: Node, path: str, text: str | bytes, place: str
-) -> None:
+@pytest.mark.parametrize(
+    "case",
+    rows(TRAPS, "the distribution's file", "Host * before the Include", "bytes that are no UTF-8"),
+)
+def test_ours_wins_and_the_rest_stays(fresh_node: Node, case: str) -> None:
+    path, text, place = TRAPS[case]
     node = fresh_node
     path = path if path.startswith("/") else f"/etc/ssh/ssh_config.d/{path}"
     node.write("/etc/ssh/site.conf", "Host gpu*\n  StrictHostKeyChecking no\n")

@@ -585,6 +585,7 @@ def test_a_masters_connection_is_used_instead_of_a_login(
     assert logins() == 4
 
 
+@pytest.mark.nightly
 def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
     site: Site,
     fresh_nodes: Callable[..., list[Node]],

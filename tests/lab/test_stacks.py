@@ -294,6 +294,7 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
         assert f"--job {unknown}" in none.err
 
 
+@pytest.mark.nightly
 def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, tool):
     started = tool.start(
         "stacks", "--via", "srun", "--job", running, "--samples", "5", "--interval", "10",
@@ -307,6 +308,7 @@ def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, t
     assert login("squeue", "-h", "-o", "%T", "-j", running) == "RUNNING"
 
 
+@pytest.mark.nightly
 def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
     """srun ends the whole step when slurmd does not answer on one node: the others go on."""
     away = slurm_lab.nodes[2]

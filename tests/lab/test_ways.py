@@ -100,7 +100,7 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
-@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
     """What only reads is asked again on the others; what may change something never is."""
     names = [node.name for node in slurm_lab.nodes]
@@ -125,6 +125,7 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
     assert again[names[1]].kind == UNREACHABLE
 
 
+@pytest.mark.nightly
 def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet, tool):
     """slurmctld stops: one cause for all, in a minute; afterwards nothing is left or drained."""
     names = [node.name for node in slurm_lab.nodes]
@@ -263,6 +264,7 @@ def test_an_interrupt_reaches_the_nodes_of_all_processes(lab, fleet, tool):
     wait_for(lambda: not [pid for pid in kept if os.path.exists(f"/proc/{pid}")])
 
 
+@pytest.mark.nightly
 def test_children_end_with_a_parent_that_was_killed(lab, fleet, tool):
     process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
     wait_for(lambda: any(ours(node) for node in lab.nodes))

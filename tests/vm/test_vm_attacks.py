@@ -20,7 +20,7 @@ def machine(vm: Vm) -> Machine:
     return Machine(root, program=False)
 
 
-@pytest.fixture(params=[0, 1], ids=["unprotected", "protected"])
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.nightly)])
 def protected(vm: Vm, request: pytest.FixtureRequest) -> int:
     value: int = request.param
     vm.run("; ".join(f"echo {value} >/proc/sys/fs/{name}" for name in _PROTECTED))

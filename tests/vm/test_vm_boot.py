@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.vm.machine import Vm
 
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
@@ -49,6 +51,7 @@ def test_the_kernel_writes_a_core_where_core_pattern_says(vm: Vm) -> None:
     vm.run("rm -r /var/cores; sysctl -w kernel.core_pattern=core")
 
 
+@pytest.mark.nightly
 def test_a_power_cut_keeps_the_disk_and_nothing_else(vm: Vm) -> None:
     before = vm.boot_id
     own = set(vm.run("ls /sys/bus/pci/devices").stdout.split())
@@ -78,6 +81,7 @@ def test_kernel_arguments_are_pending_until_the_reboot(vm: Vm) -> None:
     assert "iommu=pt" in vm.run("cat /proc/cmdline").stdout.split()
 
 
+@pytest.mark.nightly
 def test_a_killed_test_run_leaves_no_machine_behind(vm_tools: None, tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from tests.vm.machine import Vm\n"

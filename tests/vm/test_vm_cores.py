@@ -66,6 +66,7 @@ def test_crashes_are_found_where_the_kernel_puts_them(vm: Vm, where: Path) -> No
     assert cores(where, "--job", "8")["cores"] == []
 
 
+@pytest.mark.nightly
 def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
     crash(vm, 0, "ulimit -c 400")
     (core,) = cores(where)["cores"]

@@ -74,6 +74,7 @@ def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm: Vm, where: Path) -> 
     assert audit.returncode == 0, audit.stdout
 
 
+@pytest.mark.nightly
 def test_scope_3_cannot_be_lowered_and_says_so(vm: Vm, where: Path) -> None:
     vm.run("sysctl -qw kernel.yama.ptrace_scope=3")
     deployed = nodeready("deploy", where, "--yes", "--only", "ptrace")

@@ -53,6 +53,7 @@ def test_a_disk_without_a_boot_entry_would_not_boot(vm_tools: None, tmp_path: Pa
         boot_args(_disk(tmp_path / "empty", ""))
 
 
+@pytest.mark.nightly
 def test_a_machine_that_dies_at_boot_shows_its_console(
     vm_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

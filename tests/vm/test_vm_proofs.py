@@ -259,6 +259,8 @@ FAULTS = [
         runs=("tracers", "core"),
     ),
 ]
+#: Those of `make test-lab`, each of another mechanism.
+USUAL = ("Yama at 1", "the limit is 0", "a pipe that keeps nothing", "a full disk")
 CHECKS = {
     "limits": ("limits",),
     "attach": ATTACH[:3],
@@ -267,7 +269,15 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly
+        )
+        for fault in FAULTS
+    ],
+)
 def test_a_fault_fails_what_it_breaks_and_nothing_else(vm: Vm, where: Path, fault: Fault) -> None:
     vm.run(fault.broken)
     try:
@@ -335,7 +345,13 @@ def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -
 # With a terminal, sudo has a monitor, another process called sudo.
 @pytest.mark.parametrize(
     "how",
-    ["sudo -n {line}", "cat >{input}; script -qec {quoted} /dev/null </dev/null; rm {input}"],
+    [
+        "sudo -n {line}",
+        pytest.param(
+            "cat >{input}; script -qec {quoted} /dev/null </dev/null; rm {input}",
+            marks=pytest.mark.nightly,
+        ),
+    ],
 )
 def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path, how: str) -> None:
     # Where PAM sets no limits, those of sshd count, and then sudo's 0.
@@ -360,6 +376,7 @@ def test_sudos_core_limit_is_not_the_jobs(vm: Vm, where: Path, how: str) -> None
     ), results
 
 
+@pytest.mark.nightly
 def test_scope_3_stops_root_too_until_a_reboot(vm: Vm, where: Path) -> None:
     vm.run(f"echo 3 >{SCOPE}")
     try:
