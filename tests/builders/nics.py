@@ -87,10 +87,6 @@ def route(text: str) -> str:
     return f"{interface}\t{start}\t{via}\t{int(flags, 0):04X}\t0\t0\t{metric}\t{mask}\t0\t0\t0   "
 
 
-def v4(interface: str, network: str) -> str:
-    return route(f"{network} {interface}")
-
-
 def text(interfaces: dict[str, dict[str, object]], printed: tuple[str, ...] = ()) -> str:
     """What the section prints of these interfaces."""
     lines = [
