@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from dataclasses import fields
@@ -54,8 +55,8 @@ def policy_keys() -> str:
 
 def exit_meanings() -> list[tuple[int, str]]:
     """(code, when) in the order of precedence, from `exit_code` itself."""
-    text = exit_code.__doc__ or ""
-    found = re.findall(r"^ {4}\w+: +(\d+), (.*)$", text, re.M)
+    text = inspect.getdoc(exit_code) or ""
+    found = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
     return [*((int(code), when) for code, when in found), (OK, "all is well")]
 
 

@@ -145,7 +145,11 @@ def test_ready_lets_good_nodes_go_and_names_the_bad_one(nodes, fleet, tool, tmp_
 
 def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
     node = nodes[0]
-    node.write("/etc/slurm/slurm.conf", "ClusterName=x\n")
+    # Slurm is as the gate wants it.
+    node.write(
+        "/etc/slurm/slurm.conf",
+        f"Prolog={gate.PROLOG}\nHealthCheckProgram={gate.HEALTH_CHECK}\nHealthCheckInterval=300\n",
+    )
     where = fleet([node], gate=True, waivers=WAIVERS)
     assert tool("deploy", where, "--yes", "--only", "gate").status == 0
     host = node.testinfra()
@@ -159,6 +163,7 @@ def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
     verdict = json.loads(node.run(f"cat {gate.VERDICT}").stdout)
     assert verdict["go"] is False
 
+    node.enter(["rm", "/etc/slurm/slurm.conf"])
     off = fleet([node], gate=False)
     assert tool("deploy", off, "--yes").status == 0
     assert not host.file(gate.CRON).exists

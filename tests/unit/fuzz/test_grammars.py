@@ -168,7 +168,7 @@ def amd_tools(text: str) -> None:
     for read in (lambda: amd.parse_rocm_smi(text, more),
                  lambda: amd.parse_amd_smi(text, text, text, more)):  # fmt: skip
         try:
-            read()
+            list(read())
         except ProbeError as problem:
             short(problem)
 
