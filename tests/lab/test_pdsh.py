@@ -77,38 +77,30 @@ def test_pdsh_uses_ssh_in_every_kind_of_shell(
         assert deploy(node) == []
 
 
-@pytest.mark.parametrize(
-    "old",
-    [
-        b"",
-        b"PATH=/usr/bin:/bin\n",
-        b"PATH=/usr/bin:/bin\r\nLANG=C\r\n",
-        b"NAME=caf\xe9\xff\nPATH=/usr/bin:/bin",
-        b"PDSH_RCMD_TYPE=rsh\n",
-        BLOCK + b"PDSH_RCMD_TYPE=rsh\n",
-    ],
-    ids=["empty", "plain", "crlf", "not_utf8_no_final_newline", "rsh_before", "rsh_behind"],
+#: /etc/environment before a deploy.
+ENVIRONMENTS = (
+    b"PATH=/usr/bin:/bin\r\nLANG=C\r\n",
+    b"NAME=caf\xe9\xff\nPATH=/usr/bin:/bin",
+    BLOCK + b"PDSH_RCMD_TYPE=rsh\n",
 )
-def test_etc_environment_keeps_the_lines_of_others(
-    fresh_nodes: Callable[..., list[Node]], old: bytes
-) -> None:
-    node = fresh_nodes(1, files={ENVIRONMENT: (old, 0o640), "/etc/pdsh/rcmd_default": "rsh\n"})[0]
+
+
+def test_etc_environment_keeps_the_lines_of_others(fresh_node: Node) -> None:
+    node = fresh_node
+    node.write("/etc/pdsh/rcmd_default", "rsh\n")
     node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
-
-    deploy(node)
-
-    rest = old.replace(BLOCK, b"")
-    newline = b"" if rest.endswith(b"\n") or not rest else b"\n"
-    assert reads(node, ENVIRONMENT) == rest + newline + BLOCK
-    file = node.testinfra().file(ENVIRONMENT)
-    assert (file.linked_to, node.testinfra().file("/srv/environment").mode) == (
-        "/srv/environment",
-        0o640,
-    )
-    for user in ("root", "ml"):
-        assert node.run("printenv PDSH_RCMD_TYPE", user=user).stdout == "ssh\n"
+    for old in ENVIRONMENTS:
+        node.write("/srv/environment", old, 0o640)
+        deploy(node)
+        rest = old.replace(BLOCK, b"")
+        newline = b"" if rest.endswith(b"\n") else b"\n"
+        assert reads(node, ENVIRONMENT) == rest + newline + BLOCK
+        file = node.testinfra().file("/srv/environment")
+        assert (node.testinfra().file(ENVIRONMENT).linked_to, file.mode) == (file.path, 0o640)
+        for user in ("root", "ml"):
+            assert node.run("printenv PDSH_RCMD_TYPE", user=user).stdout == "ssh\n"
+        assert deploy(node) == []
     assert reads(node, "/etc/pdsh/rcmd_default") == b"ssh\n"
-    assert deploy(node) == []
 
 
 def test_a_profile_that_sorts_behind_loses_and_bashrc_is_named(
@@ -134,9 +126,7 @@ RC = Policy(
 )
 
 
-@pytest.mark.parametrize(
-    "own", [None, b"", b"MINE=1\n", b"# caf\xe9\r\nMINE=1", b"MINE=1\n\n# end\r\n"]
-)
+@pytest.mark.parametrize("own", [None, b"# caf\xe9\r\nMINE=1"], ids=["none", "of a user"])
 def test_a_users_own_pdshrc_is_kept(
     fresh_nodes: Callable[..., list[Node]], own: bytes | None
 ) -> None:

@@ -261,6 +261,7 @@ def test_when_the_command_is_ended_nothing_is_left(
     wait_for(lambda: nothing_left(nodes))
 
 
+@pytest.mark.xdist_group("slurm")
 def test_over_srun_as_an_ordinary_user(
     slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -290,6 +291,7 @@ def test_over_srun_as_an_ordinary_user(
             node.enter(["nft", "delete", "table", "inet", "test"], check=False)
 
 
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_over_srun_a_node_whose_slurmd_is_silent_costs_itself(
     slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 
+import pytest
+
 from nodeready.policy import Policy
 from nodeready.ready import localize
 from nodeready.ready.mesh import peers_of, ring_and_skips
@@ -252,12 +254,21 @@ WRONG_DEFAULTS = {
 }
 
 
-def test_pdsh_is_run_as_its_user_would(fresh_nodes):
+USUAL = ("a file that profile.d reads", "~/.bashrc", "an alias", "a shell that is noisy")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [USUAL, pytest.param(sorted({*WRONG_DEFAULTS} - {*USUAL}), marks=pytest.mark.nightly)],
+    ids=["usual", "rest"],
+)
+def test_pdsh_is_run_as_its_user_would(fresh_nodes, names):
     first, second = fresh_nodes(2)
     introduce([first, second])
     first.run(f"chsh -s /bin/bash {USER}")
     user, wrong = User(USER, 1000, True, ""), {}
-    for name, (files, words, fix) in WRONG_DEFAULTS.items():
+    for name in names:
+        files, words, fix = WRONG_DEFAULTS[name]
         before = {path: first.run(f"cat {path}", check=False).stdout for path in files}
         for path, content in files.items():
             if content is None:

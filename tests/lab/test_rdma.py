@@ -71,9 +71,3 @@ def test_a_link_that_went_down_between_two_looks(
     rebooted = with_counters(look(node), kept, time.time())
     assert rebooted["rdma"].before is None
     assert rebooted["rdma"].devices
-
-
-def test_a_node_without_rdma(fresh_node: Node) -> None:
-    seen = look(fresh_node)
-    assert seen["rdma"].devices == {}
-    assert bad(seen) == {}

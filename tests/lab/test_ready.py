@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.inventory.nodeset import expand
 from nodeready.lab import Node
-from tests.command import Tool, ours, wait_for, written
+from tests.command import Tool, ours, wait_for
 
 #: What a lab cannot show: see inventories/lab.py.
 WAIVED = {"waivers": {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}}
@@ -44,25 +45,6 @@ def told(done) -> dict[str, dict[str, str]]:
     }
 
 
-def test_a_deployed_fleet_is_ready_and_nothing_stays_on_it(prepared, tool, tmp_path):
-    nodes, where = prepared(3)
-    hosts = tmp_path / "hosts"
-    before = [written(node) for node in nodes]
-    done = tool("ready", where, "--user", "root", "--format", "json", "--hostfile-out", hosts)
-    assert done.status == 0, done
-    proofs = told(done)
-    for node in nodes:
-        core = {proofs[node.name].pop(f"proof.{name}") for name in ("core", "backtrace")}
-        assert core <= {"waived", "ok", "na"}
-        assert set(proofs[node.name].values()) == {"ok"}, proofs
-        assert not ours(node)
-        stopped = node.run("ps -eo stat= | grep -c '^T' || :").stdout.strip()
-        assert stopped == "0"
-        assert not node.run("ss -Hltn 'sport >= :29500 && sport <= :29510'").stdout
-    assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes)
-    assert [written(node) for node in nodes] == before
-
-
 def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     """A failing check, another's port, an unreachable node: the others may have the job."""
     (good, drifted, busy, away), where = prepared(4)
@@ -85,8 +67,6 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert any(reason.startswith("pdsh.") for reason in reasons[drifted.name]), reasons
     assert any("29503" in reason for reason in reasons[busy.name]), reasons
     assert "connection refused" in reasons[away.name][0]
-    from nodeready.inventory.nodeset import expand
-
     assert set(expand(hosts.read_text().strip())) == {drifted.name, busy.name, away.name}
     enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q")
     assert enough.status == 0, enough
@@ -129,20 +109,15 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     frozen.resume_sshd()
 
 
-def test_a_user_whom_the_nodes_do_not_know(prepared, tool):
-    (node,), where = prepared(1)
+def test_a_user_whom_the_nodes_do_not_know(lab, fleet, tool):
+    where = fleet(lab.nodes[:1])
     done = tool("ready", where, "--user", "nobodyhere", "--only", "proof.attach")
     assert done.status == 3, done
     assert "no such user" in done.out
-    ordinary = tool("ready", where, "--user", "ml", "--only", "proof", "--format", "json")
-    assert ordinary.status == 0, ordinary
-    proofs = told(ordinary)[node.name]
-    assert proofs["proof.user"] == "ok"
-    assert (proofs["proof.ssh"], proofs["proof.mesh"]) == ("na", "na")
 
 
-def test_an_interrupt_ends_what_runs_on_the_nodes(prepared, tool):
-    (node,), where = prepared(1)
+def test_an_interrupt_ends_what_runs_on_the_nodes(fresh_node, fleet, tool):
+    node, where = fresh_node, fleet([fresh_node])
     hang = "#!/bin/sh\ntouch /run/hanging\nsleep 600\n"
     node.write("/usr/local/bin/py-spy", hang, mode=0o755)
     started = tool.start("ready", where, "--user", "root", "--only", "proof.attach")
@@ -153,22 +128,3 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(prepared, tool):
     assert "partial" in done.out + done.err
     wait_for(lambda: not ours(node))
     assert "sleep 600" not in node.run("ps -eo args=").stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--budget", "0"], "--budget"),
-        (["--ports", "29510-29500"], "--ports 29510-29500: must be FIRST-LAST"),
-        (["--ports", "x"], "--ports x"),
-        (["--user", "a b"], "--user a b: is no user name"),
-        (["--nodes-needed", "2"], "--nodes-needed 2: 1 node is selected"),
-        (["--local"], "an INVENTORY or --local"),
-        (["--only", "proof.atach"], "did you mean proof.attach?"),
-        (["--hostfile-out", "/nonexistent/x"], "--hostfile-out /nonexistent/x: no directory"),
-    ],
-)
-def test_a_wrong_argument_ends_before_any_node(tool, words, said):
-    done = tool("ready", "@local", *words)
-    assert (done.status, done.out) == (2, ""), done
-    assert said in done.err

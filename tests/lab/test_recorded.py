@@ -19,10 +19,12 @@ from typing import Any
 import bcrypt
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import Lab, Node, down
 from nodeready.subjects.gate import facts as gate
 from tests.command import wait_for
-from tests.helpers import project
+from tests.helpers import nodeready, project
+
+pytestmark = pytest.mark.xdist_group("recorded")
 
 #: What a lab's nodes can be; each is well by it once it is deployed.
 SETTINGS: dict[str, Any] = {
@@ -34,16 +36,28 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+    """Three nodes after a deploy."""
+    name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
+    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
+    try:
+        nodes = Lab.up(name, 3).nodes
+        path.write_text(f"lab = ({[n.inventory_data() for n in nodes]!r}, {SETTINGS!r})\n")
+        for node in nodes:
+            node.run("mkdir -p /srv/nodeready /var/lib/prometheus/node-exporter")
+        deployed = nodeready("deploy", path, "--yes")
+        assert deployed.returncode in (0, 3), deployed
+        yield nodes
+    finally:
+        down(name)
+
+
 @pytest.fixture
-def gated(fresh_nodes, inventory, tool) -> tuple[list[Node], Path]:
-    """Three nodes that are as the policy wants them, and the inventory with their addresses."""
-    nodes = fresh_nodes(3)
-    where = inventory(nodes, **SETTINGS)
-    for node in nodes:
-        node.run("mkdir -p /srv/nodeready /var/lib/prometheus/node-exporter")
-    deployed = tool("deploy", where, "--yes")
-    assert deployed.status in (0, 3), deployed
-    return nodes, where
+def gated(nodes: list[Node], inventory: Callable[..., Path]) -> Iterator[tuple[list[Node], Path]]:
+    """The nodes, which are as the policy wants them, and the inventory with their addresses."""
+    yield nodes, inventory(nodes, **SETTINGS)
+    nodes[1].run("sysctl -qw kernel.yama.ptrace_scope=0")
 
 
 def judge(node: Node) -> str:
@@ -272,7 +286,6 @@ def test_prometheus_tells_it_too(gated, tool, monitored):
         rows = {node["name"]: node for node in json.loads(done.out)["nodes"]}
         assert found(rows[first.name]) == {"gate.verdict": "unknown"}
         shown = tool("audit", where, env=named)
-        print(shown.out)
         assert f"in {url}" in shown.out
         assert "1 stale" in shown.out
     finally:
@@ -280,7 +293,6 @@ def test_prometheus_tells_it_too(gated, tool, monitored):
             node.run("kill $(cat /run/exporter.pid)", check=False)
 
 
-def test_a_prometheus_that_is_gone_is_one_line(gated, tool):
-    _, where = gated
-    done = tool("audit", where, "--recorded", "http://127.0.0.1:1")
+def test_a_prometheus_that_is_gone_is_one_line(tool):
+    done = tool("audit", "gpu001", "--recorded", "http://127.0.0.1:1")
     assert (done.status, done.out, len(done.lines)) == (1, "", 1), done

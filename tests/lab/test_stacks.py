@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Lab, down
+from nodeready.policy import Policy
 from tests.command import Done, ours, wait_for
 from tests.conftest import Login
 from tests.lab.stacks_job import HERE, PY_SPY, TRAIN, Job
@@ -46,32 +48,12 @@ def groups(done: Done) -> list[tuple[str, list[int]]]:
     return [(one["kind"], one["ranks"]) for one in json.loads(done.out)["groups"]]
 
 
-def leaves(text: str) -> list[str]:
-    return [
-        (one["frames"] or [{"function": ""}])[-1]["function"] for one in json.loads(text)["groups"]
-    ]
-
-
 def untimed(text: str) -> str:
     """Without the moments: a trace tells when it began, and nobody when all had ended."""
     return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text).strip()
 
 
-def test_the_rank_in_another_function_comes_first(job, where, tool):
-    with job.elsewhere(3):
-        done = tool("stacks", where, *QUICK, "--format", "json")
-        table = tool("stacks", where, *QUICK)
-    found = json.loads(done.out)
-    assert done.status == table.status == 0, done
-    assert groups(done) == [("stack", [3]), ("stack", [0, 1, 2, 4, 5, 6, 7])]
-    paths = [[frame["function"] for frame in one["frames"]] for one in found["groups"]]
-    assert [path[-2:] for path in paths] == [["load_batch", "stand"], ["all_reduce", "stand"]]
-    assert [one["verdict"] for one in found["groups"]] == ["blocked", "blocked"]
-    assert found["groups"][0]["nodes"] == [job.node(3).name]
-    assert (found["world_size"], found["job"], found["complete"]) == (8, job.name, True)
-    assert table.out.index("load_batch") < table.out.index("all_reduce")
-
-
+@pytest.mark.xdist_group("stacks")
 def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
     """Both are the first to look at; the stopped one stays stopped."""
     with job.without(5), job.stopped(2):
@@ -81,21 +63,7 @@ def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
     assert groups(done) == [("missing", [5]), ("stopped", [2]), ("stack", [0, 1, 3, 4, 6, 7])]
 
 
-def test_a_node_that_is_down_costs_its_own_ranks(job, where, tool):
-    away = job.nodes[3]
-    away.stop_sshd()
-    try:
-        done = tool("stacks", where, *QUICK, "--format", "json")
-        table = tool("stacks", where, *QUICK)
-    finally:
-        away.resume_sshd()
-    assert done.status == table.status == 4, done
-    assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
-    errors = json.loads(done.out)["errors"]
-    assert list(errors) == [away.name], errors
-    assert "connection refused" in table.out + table.err
-
-
+@pytest.mark.xdist_group("stacks")
 def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where, tool):
     node = job.nodes[1]
     node.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
@@ -110,6 +78,7 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
+@pytest.mark.xdist_group("stacks")
 def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_path):
     kept, away = tmp_path / "kept", job.nodes[3]
     away.stop_sshd()
@@ -119,6 +88,10 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     finally:
         away.resume_sshd()
     assert done.status == 4, done
+    assert groups(done)[-2:] == [("stack", [1]), ("stack", [0, 2, 3, 4, 5])]
+    errors = json.loads(done.out)["errors"]
+    assert list(errors) == [away.name]
+    assert "connection refused" in errors[away.name]
     names = {f"trace-{node.name}.json" for node in job.nodes}
     forms = {"stacks.json", "stacks.html", "stacks.speedscope.json"}
     assert {path.name for path in kept.iterdir()} == names | forms
@@ -137,6 +110,7 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
 
 
+@pytest.mark.xdist_group("stacks")
 def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool):
     with job.elsewhere(6):
         done = tool("stacks", where, *QUICK, "--native", "--format", "json")
@@ -148,6 +122,7 @@ def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool
         assert "nanosleep" not in json.dumps(one["frames"])
 
 
+@pytest.mark.xdist_group("stacks")
 def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, where, tool):
     done = tool("stacks", where, *QUICK, "--job", "4711")
     assert done.status == 2, done
@@ -159,18 +134,10 @@ def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, wh
     assert "'nothing like it'" in chosen.err
 
 
+@pytest.mark.xdist_group("stacks")
 def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
-    one = tool(
-        "stacks",
-        where,
-        *QUICK,
-        "--limit",
-        job.node(4).name,
-        "--pid",
-        job.pids[4],
-        "--format",
-        "json",
-    )
+    limit = ("--limit", job.node(4).name, "--pid", job.pids[4])
+    one = tool("stacks", where, *QUICK, *limit, "--format", "json")
     assert [p["pid"] for p in json.loads(one.out)["processes"]] == [job.pids[4]]
     with job.elsewhere(0):
         some = tool("stacks", where, *QUICK, "--match", "load_[b]atch", "--format", "json")
@@ -197,6 +164,7 @@ def test_this_machine_without_any_connection(tool, tmp_path):
     assert json.loads(done.out)["groups"][1]["nodes"] == [os.uname().nodename]
 
 
+@pytest.mark.xdist_group("stacks")
 def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     """Three nodes have answered; on the last one py-spy takes its time."""
     slow, others = job.nodes[3], job.nodes[:3]
@@ -219,50 +187,15 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these"),
-        (("@local", "--local"), "one of these"),
-        (("--local", "--from", "."), "one of these"),
-        (("--local", "--limit", "a"), "--limit: selects from an INVENTORY"),
-        (("--local", "--match", "("), "--match (: no regular expression"),
-        (("--local", "--pid", "0"), "'--pid'"),
-        (("--local", "--timeout", "5"), "--timeout 5: 2 samples every 2 s need 12 s at least"),
-        (("--local", "--samples", "0"), "'--samples'"),
-        (("--via", "srun"), "Name it with --job ID"),
-        (("--via", "srun", "--job", "1", "gpu001"), "srun is not installed here"),
-        (("--via", "srun", "--job", "--x"), "is no number of a Slurm job"),
-        (("--via", "srun", "--job", "1"), "srun is not installed here"),
-        (("--from", "nosuch"), "--from nosuch: No such file"),
-        (("--from", "."), "no trace-NODE.json of -o and no text of py-spy dump"),
-        (("--from", "text"), "not what py-spy dump prints"),
-        (("--local", "-o", "."), "holds other files (text): name a new directory"),
-        (("--local", "-o", "text"), "text: is no directory"),
-        (("--local", "-o", "no/such"), "-o no/such: No such file"),
-    ],
-)
-def test_bad_input_is_one_line_and_two(words, said, tool, tmp_path):
-    (tool.home / "text").write_text("hello\n")
-    done = tool("stacks", *words, env={"PATH": str(tmp_path)})
-    assert done.status == 2, done
-    assert said in done.err
-    assert len([line for line in done.lines if not line.startswith("Try ")]) == 1
-
-
 @pytest.fixture
 def running(login: Login, slurm_lab: Lab) -> str:
     """The number of a job whose last rank stands elsewhere."""
-    from nodeready.deploy import py_spy_binary
-    from nodeready.policy import Policy
-
+    binary = py_spy_binary.binary(Policy().py_spy_version, os.uname().machine)
     for node in slurm_lab.nodes:
         node.write(f"{HERE}/train.py", TRAIN.replace('"RANK"', '"SLURM_PROCID"'))
         node.enter(["chmod", "1777", HERE])
         node.enter(["sh", "-c", f"rm -f {HERE}/at-*"])
-        node.write(
-            PY_SPY, py_spy_binary.binary(Policy().py_spy_version, os.uname().machine), 0o755
-        )
+        node.write(PY_SPY, binary, 0o755)
     place = "[ $SLURM_PROCID = 5 ] && w=load_batch || w=all_reduce"
     run = f"/usr/bin/python3 {HERE}/train.py $w"
     begin = "echo rank $SLURM_PROCID begins"
@@ -274,6 +207,7 @@ def running(login: Login, slurm_lab: Lab) -> str:
     return number
 
 
+@pytest.mark.xdist_group("slurm")
 def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, tool):
     """No ssh, no root; the job's own step goes on and the batch script is no rank."""
     words = ("stacks", "--via", "srun", "--job", running, *QUICK)
@@ -294,6 +228,7 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
         assert f"--job {unknown}" in none.err
 
 
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, tool):
     started = tool.start(
@@ -308,6 +243,7 @@ def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, t
     assert login("squeue", "-h", "-o", "%T", "-j", running) == "RUNNING"
 
 
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
     """srun ends the whole step when slurmd does not answer on one node: the others go on."""
@@ -326,6 +262,7 @@ def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, ru
     assert groups(done)[-1][1] == [0, 1, 2, 3]
 
 
+@pytest.mark.xdist_group("slurm")
 def test_a_node_does_not_answer_for_another(slurm_lab, login, running, tool):
     """Root there decides what its task says, and not what the others' tasks said."""
     liar, victim = slurm_lab.nodes[2], slurm_lab.nodes[1]
@@ -345,6 +282,7 @@ def test_a_node_does_not_answer_for_another(slurm_lab, login, running, tool):
     }
 
 
+@pytest.mark.xdist_group("slurm")
 def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
     slurm_lab, running, tool, fleet
 ):
@@ -371,6 +309,7 @@ def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
         node.enter(["pkill", "-KILL", "-u", "4001"], check=False)
 
 
+@pytest.mark.xdist_group("slurm")
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):

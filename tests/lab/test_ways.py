@@ -50,6 +50,7 @@ def statuses(done):
     return {node["name"]: (node["status"], node["error"] or "") for node in data["nodes"]}
 
 
+@pytest.mark.xdist_group("slurm")
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
     """Drained, busy, unknown to Slurm; the rest is asked, and Slurm has everything back."""
     first, drained, busy = (node.name for node in slurm_lab.nodes)
@@ -83,6 +84,7 @@ def _results(done):
     return {node["name"]: node for node in json.loads(done.out)["nodes"]}
 
 
+@pytest.mark.xdist_group("slurm")
 def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     """Those of INVENTORY that it has, by the inventory's policy, and nothing of the job ends."""
     here = [node.name for node in slurm_lab.nodes[:2]]
@@ -100,6 +102,7 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
     """What only reads is asked again on the others; what may change something never is."""
@@ -125,6 +128,7 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
     assert again[names[1]].kind == UNREACHABLE
 
 
+@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet, tool):
     """slurmctld stops: one cause for all, in a minute; afterwards nothing is left or drained."""
@@ -145,6 +149,7 @@ def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
+@pytest.mark.xdist_group("slurm")
 def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, tool):
     """Ctrl-C in the middle: partial, 130, and neither a step nor a job nor a process is left."""
     where = fleet(slurm_lab.nodes)
@@ -159,26 +164,22 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--via", "srun", "--salloc", "-p nosuch"],
-            "salloc: Job submit/allocate failed",
-        ),
-        (["--via", "srun", "--salloc", "-A 'x"], "--salloc -A 'x: no closing quotation"),
-        (["--via", "srun", "--job", "99999"], "--job 99999: Slurm knows no such job"),
-        (["--job", "7"], "--job: is for --via srun"),
-        (["--salloc", "-p x"], "--salloc: is for --via srun"),
-        (["--ssh-processes", "2", "--via", "srun"], "--ssh-processes: is for --via ssh"),
-    ],
-)
-def test_a_mistake_is_one_line(words, said, slurm_lab, fleet, tool):
+#: What Slurm has to say about a wrong word.
+REFUSED = {
+    ("--salloc", "-p nosuch"): "salloc: Job submit/allocate failed",
+    ("--salloc", "-A 'x"): "--salloc -A 'x: no closing quotation",
+    ("--job", "99999"): "--job 99999: Slurm knows no such job",
+}
+
+
+@pytest.mark.xdist_group("slurm")
+def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool):
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
-    done = tool("audit", fleet(slurm_lab.nodes), *words, env=env)
-    assert (done.status, done.out) == (2, ""), done
-    assert done.err.startswith(f"nodeready: {said}")
-    assert done.err.count("\n") == 1
+    for words, part in REFUSED.items():
+        done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", *words, env=env)
+        assert (done.status, done.out) == (2, ""), done
+        assert done.err.startswith(f"nodeready: {part}")
+        assert done.err.count("\n") == 1
 
 
 # --- ssh, shared between processes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,12 +22,14 @@ def machine(vm: Vm) -> Machine:
 
 
 @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.nightly)])
-def protected(vm: Vm, request: pytest.FixtureRequest) -> int:
+def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     value: int = request.param
-    vm.run("; ".join(f"echo {value} >/proc/sys/fs/{name}" for name in _PROTECTED))
-    values = vm.run("; ".join(f"cat /proc/sys/fs/{name}" for name in _PROTECTED)).stdout
-    assert values.split() == [str(value)] * len(_PROTECTED)
-    return value
+    keys = " ".join(f"fs.{name}" for name in _PROTECTED)
+    vm.run(f"sysctl {keys} >/run/protected")
+    vm.run("; ".join(f"sysctl -qw fs.{name}={value}" for name in _PROTECTED))
+    assert vm.run(f"sysctl -n {keys}").stdout.split() == [str(value)] * len(_PROTECTED)
+    yield value
+    vm.run("sysctl -qp /run/protected")
 
 
 def test_what_somebody_planted_is_neither_followed_nor_written_to(

@@ -12,30 +12,18 @@ from typing import Any
 import pytest
 
 from tests.helpers import nodeready
+from tests.vm.conftest import USER
 from tests.vm.machine import Vm
 
-USER = "ml"
 #: Its symbol is exported: no debug information is needed to name it.
 CRASH = "import ctypes; ctypes.pythonapi.Py_IncRef(1)"
 SLEEP = "import time; time.sleep(3000)"
 _LEFT = "ps -eo args= | grep '[n]odeready:'; find / -xdev -newer /run/before -name '*nodeready*'"
 
 
-@pytest.fixture(scope="module")
-def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The inventory of the machine, after a deploy."""
-    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
-    given = {"limit_nofile": 65536, "job_user": USER}
-    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {given!r})\n")
-    only = "core_dumps,limits,debug_tools,ptrace"
-    deployed = nodeready("deploy", path, "--yes", "--only", only)
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    return path
-
-
 @pytest.fixture(autouse=True)
-def nothing_left(vm: Vm) -> Iterator[None]:
-    vm.run("touch /run/before; rm -f /var/crash/core.*")
+def nothing_left(vm: Vm, where: Path) -> Iterator[None]:
+    vm.run("touch /run/before; rm -f /var/crash/core.*", check=False)
     yield
     assert vm.run(_LEFT, check=False).stdout == ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,6 @@ import pytest
 from nodeready.subjects.registry import CHANGED
 from tests.helpers import nodeready
 from tests.vm.machine import Vm
-
-#: Values that tell the policy's from the machine's own.
-POLICY = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": ["ml"]}
-
-
-@pytest.fixture(scope="module")
-def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The inventory of the machine, which has the hardware of an MI300X node."""
-    vm.plant_pci_device("0000:41:00.0", "0x1002", "0x74a1", "0x120000")
-    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
-    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {POLICY!r})\n")
-    return path
 
 
 def at_work(vm: Vm) -> None:
@@ -53,10 +42,11 @@ def at_work(vm: Vm) -> None:
     vm.run("pkill -u ml -x python3")
 
 
-def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm: Vm, where: Path) -> None:
-    first = nodeready("deploy", where, "--yes")
+def test_a_deploy_is_at_work_at_once_and_after_a_reboot(
+    vm: Vm, deployed: tuple[Path, subprocess.CompletedProcess[str]]
+) -> None:
+    where, first = deployed
     # The kernel's arguments need a reboot: a person's, and only that is left.
-    assert first.returncode == 0, first.stdout + first.stderr
     assert "1 changed" in first.stdout.splitlines()[-1]
     assert "iommu.live" in first.stdout
     assert "pending" in first.stdout

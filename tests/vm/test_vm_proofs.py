@@ -24,10 +24,9 @@ from nodeready.subjects.proof.facts import Config
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from tests.helpers import nodeready
+from tests.vm.conftest import USER
 from tests.vm.machine import Vm
 
-USER = "ml"
-GIVEN = {"limit_nofile": 65536, "ssh_client_hosts": ["vm*"], "pdshrc_users": [USER]}
 WANT = Policy(limit_nofile=65536)
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 #: py-spy's native unwinding is slow under emulation.
@@ -110,16 +109,6 @@ def judged(seen: proved.Proved, want: Policy = WANT) -> dict[str, Result]:
     results = judge(Snapshot({"proof": seen}), want)
     asked = [result for result in results if result.actual != "not proved"]
     return {result.check.partition(".")[2]: result for result in asked}
-
-
-@pytest.fixture(scope="module")
-def where(vm: Vm, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The inventory of the machine, after a deploy."""
-    path = tmp_path_factory.mktemp("inventory") / "inventory.py"
-    path.write_text(f"vm = ([('vm1', {vm.inventory_data()!r})], {GIVEN!r})\n")
-    deployed = nodeready("deploy", path, "--yes")
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-    return path
 
 
 def test_after_a_deploy_everything_is_proven(vm: Vm, where: Path) -> None:
