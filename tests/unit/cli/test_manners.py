@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 import nodeready
 from nodeready.cli import screen
+from nodeready.cli.options import Refused
 from nodeready.cli.screen import Waiting
 from nodeready.reports.registry import Line
 from tests.command import Terminal
@@ -81,6 +83,24 @@ def test_a_command_on_a_terminal(environment, coloured, tool):
     terminal = Terminal(tool, "audit", "@local", "--only", "ptrace", **environment)
     assert "1 node: " in terminal.end().out
     assert bool(COLOUR.search(terminal.text)) is coloured, terminal.text
+
+
+@pytest.mark.parametrize(("name", "checked"), [("file", "."), ("new", "."), ("pipe", "pipe")])
+def test_an_unwritable_output_is_refused(name, checked, tmp_path, monkeypatch):
+    """A file is replaced, so its directory counts; a pipe is written to."""
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    denied = []
+    monkeypatch.setattr(os, "access", lambda path, mode: bool(denied.append(path)))
+    with pytest.raises(Refused, match="cannot write to"):
+        screen.refuse_unwritable(str(tmp_path / name))
+    assert denied == [tmp_path / checked]
+
+
+@pytest.mark.parametrize(("name", "words"), [("", "is a directory"), ("a/b", "no directory")])
+def test_an_output_that_cannot_be_a_file_is_refused(name, words, tmp_path):
+    with pytest.raises(Refused, match=words):
+        screen.refuse_unwritable(str(tmp_path / name))
 
 
 # --- Progress: the line for 10,000 nodes while they are asked.

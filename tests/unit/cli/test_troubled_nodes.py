@@ -154,6 +154,11 @@ def test_a_deploy_that_is_interrupted_while_it_looks_changes_nothing(run):
     assert not [r for r in done.carrier.asked if not r.mark and r.node == "a"]
 
 
+def test_logs_that_no_node_has_are_a_mistake(run):
+    with pytest.raises(Refused, match=r"/log/\*: no file matches, on a,b"):
+        run({"a": tail(), "b": tail()}, "tail", "/log/*")
+
+
 def test_a_check_of_stacks_says_what_the_next_hang_would_lack(run):
     settings = {"torch": "2.6.0", "nccl": "2.21.5", "cuda": False, "core_bytes": 0}
     settings |= {"core_place": "core", "core_wrong": "", "dump_wrong": "", "variables": []}
