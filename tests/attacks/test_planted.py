@@ -6,7 +6,6 @@ here: the directory that both use is not sticky.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import zipfile
@@ -67,22 +66,6 @@ def test_no_directory_is_made_where_her_link_leads(
     assert list(roots.iterdir()) == []
     assert (done.status, len(done.lines)) == (2, 1), done
     assert f"{shared}/job: a link of uid {HER}: not followed" in done.err, done
-
-
-def test_nothing_but_files_is_opened_among_traces(shared: Path, tool: Tool) -> None:
-    """A device can do something as soon as it is opened; a pipe tells that it was."""
-    (shared / "pipes").mkdir()
-    os.mkfifo(shared / "pipes" / "pipe", 0o666)
-    hers(shared / "trace-gpu001.json", "pipes/pipe")
-    script = f": >{shared}/pipes/pipe; echo opened"
-    waiting = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        done = tool("stacks", "--from", shared)
-        assert "trace-gpu001.json: is no regular file" in done.out + done.err, done
-        assert waiting.poll() is None
-    finally:
-        waiting.kill()
-        waiting.wait()
 
 
 def test_setup_writes_over_nothing_of_root_s(shared: Path) -> None:
