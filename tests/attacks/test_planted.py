@@ -9,16 +9,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
 from nodeready.policy import Policy
 from tests.attacks.conftest import become, reached_by_all
-from tests.command import Tool
 from tests.lab.rows import rows
 from tests.paths import ROOT
 
@@ -55,9 +53,7 @@ Thread 7 (idle): "MainThread"
     ("command", "where"),
     rows([(a, b) for a in MAKING for b in ("job/new", "job")], ("stacks", "job/new")),
 )
-def test_no_directory_is_made_where_her_link_leads(
-    command: str, where: str, shared: Path, tool: Tool, tmp_path: Path
-) -> None:
+def test_no_directory_is_made_where_her_link_leads(command, where, shared, tool, tmp_path):
     (tool.home / "dump.txt").write_text(DUMP)
     roots = tmp_path / "roots"
     roots.mkdir()
@@ -105,9 +101,7 @@ VERSION = "0.3.99"
 
 
 @pytest.mark.parametrize("where", rows(["cache", "wheels", "TMPDIR"], "cache"))
-def test_no_py_spy_of_hers_goes_to_the_nodes(
-    where: str, shared: Path, fresh_node: Node, fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_no_py_spy_of_hers_goes_to_the_nodes(where, shared, fresh_node, fleet, tool):
     machine = fresh_node.run("uname -m").stdout.strip()
     content = py_spy_binary.binary(Policy().py_spy_version, machine)
     kept = tool.home / ".cache" / "nodeready" / "py-spy" / VERSION / machine

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from nodeready import shell
-from nodeready.lab import Node
-from tests.attacks.conftest import Person
 from tests.command import wait_for
 
 _TAG = "nodeready:0123456789ab"
@@ -16,9 +14,7 @@ exec setsid sh -c '
 """
 
 
-def test_a_process_that_bears_the_tag_takes_no_service_with_it(
-    fresh_node: Node, mallory: Person
-) -> None:
+def test_a_process_that_bears_the_tag_takes_no_service_with_it(fresh_node, mallory):
     def running(what: str) -> bool:
         return fresh_node.enter(["pgrep", "-f", what], check=False).returncode == 0
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, Node
+from nodeready.lab import Node
 from tests.command import ours, wait_for
-from tests.conftest import Login
 
 FIRST, LAST = 29500, 29510
 SPAN = f"{FIRST}-{LAST}"
@@ -109,12 +108,7 @@ def nothing_left(nodes: Sequence[Node]) -> bool:
 @pytest.mark.parametrize(
     ("how", "rounds"), [((), 3), pytest.param(("full",), 7, marks=pytest.mark.nightly)]
 )
-def test_nodes_that_are_well(
-    fresh_nodes: Callable[..., list[Node]],
-    start: Callable[..., subprocess.Popen[str]],
-    how: tuple[str, ...],
-    rounds: int,
-) -> None:
+def test_nodes_that_are_well(fresh_nodes, start, how, rounds):
     nodes = fresh_nodes(8)
     done = end(start(nodes, *how))
     assert not not_ok(done, "proof.mesh")
@@ -123,9 +117,7 @@ def test_nodes_that_are_well(
     assert nothing_left(nodes)
 
 
-def test_sudo_takes_its_password_from_the_first_line_and_no_other(
-    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_sudo_takes_its_password_from_the_first_line_and_no_other(fresh_nodes, start):
     """Where it wants one, and where it does not."""
     wants, free = nodes = fresh_nodes(2)
     wants.enter(["chpasswd"], input="ml:Zu-4711\n")
@@ -138,9 +130,7 @@ def test_sudo_takes_its_password_from_the_first_line_and_no_other(
 
 
 @pytest.mark.nightly
-def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
-    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(fresh_nodes, start):
     """One port dropped on the way in; one on the way out; all, both ways; a pair of which one
     way is dropped; a name that leads to another node; a listener that is not ours."""
     nodes = fresh_nodes(32)
@@ -190,9 +180,7 @@ def test_every_fault_among_32_nodes_is_named_once_and_nothing_else(
     wait_for(lambda: nothing_left(nodes))
 
 
-def test_two_nodes_make_an_asymmetric_pair(
-    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start):
     one, other = fresh_nodes(2)
     drop(one, "input", "tcp dport 29500")
     done = end(start([one, other], "full"))
@@ -205,9 +193,7 @@ def test_two_nodes_make_an_asymmetric_pair(
     }
 
 
-def test_a_node_alone_listens_and_meets_nobody(
-    fresh_node: Node, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_node_alone_listens_and_meets_nobody(fresh_node, start):
     done = end(start([fresh_node]))
     assert done["results"][fresh_node.name] == {
         "proof.ports": ["ok", f"{SPAN} can be listened on"],
@@ -224,9 +210,7 @@ def rounds_began(process: subprocess.Popen[str]) -> None:
     raise AssertionError("it ended")
 
 
-def test_a_node_that_dies_in_the_middle_costs_itself(
-    fresh_nodes: Callable[..., list[Node]], start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_node_that_dies_in_the_middle_costs_itself(fresh_nodes, start):
     nodes = fresh_nodes(8)
     # Its rounds wait for time-outs: there is a middle.
     deaf, victim = nodes[1], nodes[4]
@@ -245,11 +229,7 @@ def test_a_node_that_dies_in_the_middle_costs_itself(
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
 )
-def test_when_the_command_is_ended_nothing_is_left(
-    fresh_nodes: Callable[..., list[Node]],
-    start: Callable[..., subprocess.Popen[str]],
-    number: signal.Signals,
-) -> None:
+def test_when_the_command_is_ended_nothing_is_left(fresh_nodes, start, number):
     nodes = fresh_nodes(4)
     drop(nodes[0], "input", f"tcp dport {SPAN}")
     process = start(nodes)
@@ -261,10 +241,7 @@ def test_when_the_command_is_ended_nothing_is_left(
     wait_for(lambda: nothing_left(nodes))
 
 
-@pytest.mark.xdist_group("slurm")
-def test_over_srun_as_an_ordinary_user(
-    slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_over_srun_as_an_ordinary_user(slurm_lab, login, start):
     """A step on each node, spoken with; the job and its own step go on."""
     nodes = slurm_lab.nodes
     job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 600")
@@ -291,11 +268,8 @@ def test_over_srun_as_an_ordinary_user(
             node.enter(["nft", "delete", "table", "inet", "test"], check=False)
 
 
-@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
-def test_over_srun_a_node_whose_slurmd_is_silent_costs_itself(
-    slurm_lab: Lab, login: Login, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_over_srun_a_node_whose_slurmd_is_silent_costs_itself(slurm_lab, login, start):
     nodes = slurm_lab.nodes
     job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "sleep 600")
     wait_for(lambda: login("squeue", "-h", "-o", "%T", "-j", job) == "RUNNING")

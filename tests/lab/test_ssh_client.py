@@ -92,9 +92,7 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
     ("mode", "other_key"),
     rows([("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)], "accept-new"),
 )
-def test_a_mode_answers_the_question_for_its_hosts_only(
-    fresh_nodes: Nodes, mode: str, other_key: str | None
-) -> None:
+def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, mode, other_key):
     nodes = first, second = fresh_nodes(2)
     want = Policy(ssh_client_mode=mode, ssh_client_hosts=(second.name, "10.*"))
     deploy(nodes, want)

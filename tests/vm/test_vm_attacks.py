@@ -32,9 +32,7 @@ def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     vm.run("sysctl -qp /run/protected")
 
 
-def test_what_somebody_planted_is_neither_followed_nor_written_to(
-    machine: Machine, protected: int
-) -> None:
+def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, protected):
     for one in ATTACKS:
         said = attack(machine, one, brief=True)
         assert one.told in said, (one.name, said)

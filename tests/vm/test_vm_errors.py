@@ -54,9 +54,7 @@ def test_a_disk_without_a_boot_entry_would_not_boot(vm_tools: None, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_a_machine_that_dies_at_boot_shows_its_console(
-    vm_tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_dies_at_boot_shows_its_console(vm_tools, tmp_path, monkeypatch):
     no_init = dataclasses.replace(vm_image.build(), root=_disk(tmp_path / "no_init", MENU))
     monkeypatch.setattr(machine, "build", lambda: no_init)
     with pytest.raises(VmError) as caught:
