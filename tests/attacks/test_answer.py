@@ -203,6 +203,7 @@ def test_her_file_costs_her_own_row_alone(audited, mallory):
         assert node["seconds"] < 30
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("passes", "text"),
     [(0, _FORGED), pytest.param(1, "nr_done\n" * 8000, marks=pytest.mark.nightly)],

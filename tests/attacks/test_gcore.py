@@ -230,6 +230,7 @@ payload.closure = closure
 """
 
 
+@pytest.mark.nightly
 def test_without_files_that_have_no_name_a_core_is_hidden_until_it_is_whole(
     tool, fleet, node, mallory
 ):

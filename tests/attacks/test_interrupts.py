@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from tests.command import ours, wait_for
-from tests.lab.rows import rows
 from tests.paths import ROOT
 
 TIMES = int(os.environ.get("NODEREADY_KILLS", "3"))
@@ -85,10 +84,9 @@ def files(node) -> dict[str, str]:
     return {path: digest for digest, path in rows}
 
 
-@pytest.mark.parametrize(
-    ("how", "what"),
-    rows([(a, b) for a in ("killed", "interrupted") for b in SUBJECTS], ("killed", "deploy")),
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize("what", SUBJECTS)
 def test_a_deploy_that_is(how, what, fresh_node, fleet, tool):
     """Nothing half-written, nothing left, and the next run converges."""
     where = fleet([fresh_node], gate=True, lock_wait_s=30)

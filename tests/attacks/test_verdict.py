@@ -303,6 +303,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.nightly
 def test_a_user_who_breaks_the_own_pdshrc_stops_no_job(fresh_nodes, tool, fleet):
     (node,) = fresh_nodes(1)
     her = person(node, "mallory", 4001)

@@ -117,6 +117,7 @@ def test_nodes_that_are_well(fresh_nodes, start, how, rounds):
     assert nothing_left(nodes)
 
 
+@pytest.mark.nightly
 def test_sudo_takes_its_password_from_the_first_line_and_no_other(fresh_nodes, start):
     """Where it wants one, and where it does not."""
     wants, free = nodes = fresh_nodes(2)
@@ -193,6 +194,7 @@ def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start):
     }
 
 
+@pytest.mark.nightly
 def test_a_node_alone_listens_and_meets_nobody(fresh_node, start):
     done = end(start([fresh_node]))
     assert done["results"][fresh_node.name] == {

@@ -202,6 +202,7 @@ def test_every_way_in_is_proved(fresh_node, names):
     assert wrong == {}
 
 
+@pytest.mark.nightly
 def test_an_ssh_that_hangs_costs_nothing_else_and_leaves_nothing(fresh_node):
     fresh_node.run("echo 'exec sleep 1000' >~/.bashrc", user="ml")
     found = judged(prove(fresh_node, wanted=("limits",)))

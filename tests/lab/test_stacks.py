@@ -107,6 +107,7 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
 
 
+@pytest.mark.nightly
 def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool):
     with job.elsewhere(6):
         done = tool("stacks", where, *QUICK, "--native", "--format", "json")
@@ -271,6 +272,7 @@ def test_a_node_does_not_answer_for_another(slurm_lab, login, running, tool):
     }
 
 
+@pytest.mark.nightly
 def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
     slurm_lab, running, tool, fleet
 ):
@@ -297,6 +299,7 @@ def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
         node.enter(["pkill", "-KILL", "-u", "4001"], check=False)
 
 
+@pytest.mark.nightly
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):

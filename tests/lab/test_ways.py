@@ -203,6 +203,7 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
         assert mine == other
 
 
+@pytest.mark.nightly
 def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
     """Its mesh holds a channel with every node while the nodes connect to each other."""
     where = fleet(lab.nodes)
@@ -248,6 +249,7 @@ def _is_ours(pid):
         return False
 
 
+@pytest.mark.nightly
 def test_an_interrupt_reaches_the_nodes_of_all_processes(lab, fleet, tool):
     process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
     wait_for(lambda: any(ours(node) for node in lab.nodes))
