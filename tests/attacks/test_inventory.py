@@ -20,6 +20,7 @@ import pytest
 
 from nodeready import files
 from tests.attacks.conftest import become, reached_by_all
+from tests.cases import read
 from tests.command import Tool
 from tests.lab.batch import Line, run_batch
 
@@ -66,60 +67,9 @@ def control() -> Iterator[Control]:
         yield Control(place)
 
 
-#: What mallory does -> the inventory that root runs after it, where root stands, and what the one
+#: What Mallory does, the inventory that root runs after it, where root stands, and what the one
 #: line names.
-PLANTED = {
-    "an inventory of hers": ("cp payload mallory/x.py", "mallory/x.py", ".", "uid 4001"),
-    "a hostfile of hers": ("echo gpu001 >mallory/hosts", "mallory/hosts", ".", "uid 4001"),
-    "group_data where root is": (
-        "mkdir mallory/group_data; cp payload mallory/group_data/all.py",
-        "/fleet.py",
-        "mallory",
-        "group_data",
-    ),
-    "group_data beside root's": (
-        "mkdir open/group_data; cp payload open/group_data/all.py",
-        "open/fleet.py",
-        ".",
-        "everybody may write to",
-    ),
-    "a module where root is": ("cp payload open/sites.py", "/imports.py", "open", "sites"),
-    "another file through root's link": ("cp payload mallory/x.py", "link.py", ".", "mallory"),
-    "what everybody may write to": ("cat payload >all.py", "all.py", ".", "everybody"),
-    "what a group may write to": ("cat payload >group.py", "group.py", ".", "gid 4001"),
-    "a link of hers to root's": (
-        "ln -s ../fleet.py mallory/x.py",
-        "mallory/x.py",
-        ".",
-        "uid 4001",
-    ),
-    "how to connect, in a file of hers": (
-        "echo 'ProxyCommand touch secret/owned' >mallory/ssh",
-        "connects.py",
-        ".",
-        "mallory belongs to uid 4001",
-    ),
-    "a module of hers where root is": ("cat payload >sites.py", "imports.py", ".", "everybody"),
-    "a package of hers where root is": (
-        "cp payload places/names.py",
-        "packaged.py",
-        ".",
-        "places belongs to uid 4001",
-    ),
-    "what a module was compiled to": (
-        f"cp made.pyc __pycache__/old.{sys.implementation.cache_tag}.pyc",
-        "compiled.py",
-        ".",
-        "everybody may write to",
-    ),
-    "the host keys, in a file of hers": (
-        "touch mallory/known",
-        "knows.py",
-        ".",
-        "mallory belongs to uid 4001",
-    ),
-    "a hostfile called like a node": ("echo login1 >open/gpu001", "gpu001", "open", "everybody"),
-}
+PLANTED = read(Path(__file__).with_name("planted.json"))
 
 
 def furnish(control: Control) -> None:
@@ -154,20 +104,23 @@ def furnish(control: Control) -> None:
 def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
     with ExitStack() as places:
         lines, controls = [], []
-        for script, inventory, where, _ in PLANTED.values():
+        for case in PLANTED:
             control = Control(places.enter_context(reached_by_all(0o755)))
             furnish(control)
-            control.mallory(script)
+            script, inventory = case["script"], case["inventory"]
+            control.mallory(script.replace("{cache_tag}", str(sys.implementation.cache_tag)))
             # A name with a slash in front is below root's directory, wherever root stands.
             words = f"{control.base}{inventory}" if inventory.startswith("/") else inventory
-            lines.append(Line(["bundle", words, "-o", tool.home / "made"], control.base / where))
+            lines.append(
+                Line(["bundle", words, "-o", tool.home / "made"], control.base / case["where"])
+            )
             controls.append(control)
         ended = run_batch(tool, lines)
         for case, done, control in zip(PLANTED, ended, controls, strict=True):
             assert not control.owned, case
             assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
-            assert PLANTED[case][-1] in done.err, (case, done)
-            assert "--trust-inventory" in done.err or case == "a module where root is", done
+            assert case["named"] in done.err, (case, done)
+            assert "--trust-inventory" in done.err or case["name"] == "a module where root is"
 
 
 #: A variable or a file of root's home that leads to what others can write -> what the line names.
