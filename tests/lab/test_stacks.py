@@ -222,20 +222,6 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
 
 
 @pytest.mark.nightly
-def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, tool):
-    started = tool.start(
-        "stacks", "--via", "srun", "--job", running, "--samples", "5", "--interval", "10",
-        "--timeout", "90", env=login.env,
-    )  # fmt: skip
-    wait_for(lambda: all(ours(node) for node in slurm_lab.nodes))
-    started.send_signal(signal.SIGTERM)
-    done = tool.end(started)
-    assert done.status == 130, done
-    wait_for(lambda: not [row for node in slurm_lab.nodes for row in ours(node)])
-    assert login("squeue", "-h", "-o", "%T", "-j", running) == "RUNNING"
-
-
-@pytest.mark.nightly
 def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
     """srun ends the whole step when slurmd does not answer on one node: the others go on."""
     away = slurm_lab.nodes[2]
