@@ -53,11 +53,7 @@ STAND_INS = {
     "missing": (None, "fail", "py-spy is not installed"),
     "hangs": ("sleep 300 & exec sleep 301", "unknown", UNFINISHED),
     "prints 1 GB": ("head -c 1000000000 /dev/zero", "fail", "its output is no JSON of stacks"),
-    "complains 1 GB": (
-        "head -c 1000000000 /dev/zero >&2; exit 1",
-        "fail",
-        "\0" * 20,
-    ),
+    "complains 1 GB": ("head -c 1000000000 /dev/zero >&2; exit 1", "fail", "\0" * 20),
     "deep": ("head -c 200000 /dev/zero | tr '\\0' '['", "fail", "its output is no JSON of stacks"),
     "odd": ("echo '[{\"frames\": 5}]'", "fail", "its output is no JSON of stacks"),
     "another": ("echo '[]'", "fail", "its stacks lack the target's function"),

@@ -22,9 +22,7 @@ LIMIT_S = 60
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path,
-) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """The mesh over these nodes, running."""
     running: list[subprocess.Popen[str]] = []
 

@@ -11,10 +11,7 @@ from nodeready.lab import Node
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.subjects.ssh_client.facts import (
-    Identity,
-    SshClient,
-)
+from nodeready.subjects.ssh_client.facts import Identity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, lines_of_nodes
 from tests.builders.ssh_client import key
 from tests.helpers import apply, observe, on, plan

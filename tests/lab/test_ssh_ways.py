@@ -334,10 +334,7 @@ REASONS = {
     "no-cipher": (f"Ciphers chacha20-poly1305@openssh.com\n{HERE}", "none of the ciphers"),
     "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
     "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
-    "circle": (
-        f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}",
-        "in a circle",
-    ),
+    "circle": (f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}", "in a circle"),
     "no-bind": (f"BindAddress 192.0.2.1\n{HERE}", "BindAddress of ssh is not this machine's"),
     "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
     "exec-hangs": ('Match exec "sleep 4747"\nPort 22\n', "ssh -G does not end"),
