@@ -239,52 +239,6 @@ def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, ru
     assert groups(done)[-1][1] == [0, 1, 2, 3]
 
 
-def test_a_node_does_not_answer_for_another(slurm_lab, login, running, tool):
-    """Root there decides what its task says, and not what the others' tasks said."""
-    liar, victim = slurm_lab.nodes[2], slurm_lab.nodes[1]
-    shell = f'#!/bin/dash\nSLURMD_NODENAME={victim.name} exec /bin/dash "$@"\n'
-    liar.write("/usr/local/bin/sh", shell, mode=0o755)
-    try:
-        done = tool(
-            "stacks", "--via", "srun", "--job", running, *QUICK, "--format", "json", env=login.env
-        )
-    finally:
-        liar.enter(["rm", "/usr/local/bin/sh"])
-    found = json.loads(done.out)
-    assert list(found["errors"]) == [liar.name], done
-    assert f"answered as '{victim.name}'" in found["errors"][liar.name]
-    assert {(one["node"], one["rank"]) for one in found["processes"]} == {
-        (slurm_lab.nodes[rank // 2].name, rank) for rank in range(4)
-    }
-
-
-@pytest.mark.nightly
-def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
-    slurm_lab, running, tool, fleet
-):
-    node = slurm_lab.nodes[0]
-    fake = "import os, time\nfor n in range(40):\n    os.environ['RANK'] = str(n)\n"
-    fake += (
-        "    os.fork() or os.execvp('python3', ['python3', '-Sc', 'import time; time.sleep(600)'])"
-    )
-    claims = ["env", f"SLURM_JOB_ID={running}", "SLURM_STEP_ID=0", "WORLD_SIZE=40"]
-    become = ["setpriv", "--reuid=4001", "--regid=4001", "--clear-groups"]
-    line = 'setsid "$@" >/dev/null 2>&1 </dev/null &'
-    node.enter(["sh", "-c", line, "sh", *become, *claims, "python3", "-c", fake])
-    there = ["sh", "-c", "test $(pgrep -c -u 4001) -ge 40"]
-    try:
-        wait_for(lambda: node.enter(there, check=False).returncode == 0)
-        for chosen in ([], ["--job", running]):
-            done = tool("stacks", fleet(slurm_lab.nodes), *chosen, *QUICK, "--format", "json")
-            found = json.loads(done.out)
-            assert (found["job"], found["world_size"]) == (running, 6), done
-            assert [one["rank"] for one in found["processes"]] == list(range(6))
-            (other,) = found["others"]
-            assert (other["user"], other["processes"], other["stranger"]) == ("4001", 40, True)
-    finally:
-        node.enter(["pkill", "-KILL", "-u", "4001"], check=False)
-
-
 @pytest.mark.nightly
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
