@@ -161,6 +161,7 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes):
         assert no_client(node)
 
 
+@pytest.mark.nightly
 def test_pdsh_is_judged_by_its_answers(fresh_nodes):
     nodes = first, second = fresh_nodes(2)
     introduce(nodes)

@@ -47,6 +47,7 @@ ACCOUNTS = {
 }
 
 
+@pytest.mark.nightly
 def test_accounts(fresh_node):
     """Whose shell is nologin runs jobs all the same: a batch system asks for no shell."""
     for name, (script, error) in ACCOUNTS.items():

@@ -410,6 +410,7 @@ def behind(
     return {f"behind{n}": data for n in range(len(nodes))}, config
 
 
+@pytest.mark.nightly
 def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(9)
     sshd(site.node, STINGY)
@@ -460,8 +461,8 @@ JUMP_FAULTS = {
 def test_a_jump_host_that_is_down_is_the_cause_and_found_once(
     site, fresh_nodes, fleet, tool, case
 ):
-    # One after the other, nine times the deadline would be longer than the tests wait.
-    nodes = fresh_nodes(9)
+    # One after the other, so many times the deadline would be longer than the tests wait.
+    nodes = fresh_nodes(3 if case == "no sshd" else 9)
     hosts, _ = behind(site, nodes)
     fault, repair, words = JUMP_FAULTS[case]
     fault(site.node)
@@ -599,6 +600,7 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
     assert jump() == 1
 
 
+@pytest.mark.nightly
 def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"

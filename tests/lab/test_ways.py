@@ -100,6 +100,7 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
     """What only reads is asked again on the others; what may change something never is."""
@@ -220,6 +221,7 @@ def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
     ), done
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_killed_costs_its_own_nodes(lab, fleet, tool):
     """Named once, with what became of the process; the others are proven; nothing is left."""
     process = tool.start(

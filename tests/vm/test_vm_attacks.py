@@ -32,7 +32,7 @@ def machine(vm: Vm) -> Machine:
     return Machine(root, program=False)
 
 
-@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.fixture(params=[0, 1])
 def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     value: int = request.param
     keys = " ".join(f"fs.{name}" for name in _PROTECTED)
@@ -43,6 +43,7 @@ def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     vm.run("sysctl -qp /run/protected")
 
 
+@pytest.mark.nightly
 def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, protected):
     for one in ATTACKS:
         said = attack(machine, one, brief=True)
