@@ -14,11 +14,13 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from nodeready.deploy.actions import Action, Change, Directory, RemoveFile, WriteFile
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
 from nodeready.transport import bundle
+from tests.cases import read
 from tests.paths import PACKAGE
 
 #: Runs a shell script as root; its standard input is the second word.
@@ -98,100 +100,23 @@ def _ours(path: str) -> WriteFile:
     return WriteFile(path, b"ours\n", None, owned=True)
 
 
-ATTACKS = (
-    Attack(
-        "a link where root's report goes",
-        "ln -s /root/victim /scratch/report",
-        _report("/scratch/report"),
-        "a link of mallory: not followed: /scratch/report",
-        brief=_brief("/scratch/report"),
-    ),
-    Attack(
-        "a link above root's report",
-        "ln -s /root/dir /scratch/reports",
-        _report("/scratch/reports/report"),
-        "a link of mallory: not followed: /scratch/reports",
-        brief=_brief("/scratch/reports/report"),
-    ),
-    Attack(
-        "a pipe where root's report goes",
-        "mkfifo /scratch/report; (timeout 30 cat /scratch/report >/scratch/caught) "
-        ">/dev/null 2>&1 &",
-        _report("/scratch/report"),
-        "a pipe of mallory: not followed: /scratch/report",
-        "cat /scratch/caught",
-        brief=_brief("/scratch/report"),
-    ),
-    Attack(
-        "a file where root's report goes",
-        "echo hers >/scratch/report; chmod 666 /scratch/report",
-        _report("/scratch/report"),
-        "a file of mallory: not followed: /scratch/report",
-        "cat /scratch/report",
-        brief=_brief("/scratch/report"),
-    ),
-    Attack(
-        "a link for the exporter's file",
-        "ln -s /root/victim /srv/prom/nodeready.prom",
-        _record("/srv/prom/nodeready.prom"),
-        "a link of mallory: not followed: /srv/prom/nodeready.prom",
-        brief=_brief("/srv/prom/nodeready.prom"),
-    ),
-    Attack(
-        "a link above the exporter's file",
-        "ln -s /root/dir /srv/prom/sub",
-        _record("/srv/prom/sub/nodeready.prom"),
-        "a link of mallory: not followed: /srv/prom/sub",
-        brief=_brief("/srv/prom/sub/nodeready.prom"),
-    ),
-    Attack(
-        "a pipe for the exporter's file",
-        "mkfifo /srv/prom/nodeready.prom",
-        _record("/srv/prom/nodeready.prom"),
-        "a pipe of mallory: not followed: /srv/prom/nodeready.prom",
-        brief=_brief("/srv/prom/nodeready.prom"),
-    ),
-    Attack(
-        "a setuid file for the exporter's file",
-        "echo >/srv/prom/nodeready.prom; chmod 6777 /srv/prom/nodeready.prom",
-        _record("/srv/prom/nodeready.prom"),
-        "",
-        "find /srv/prom -user 0 -perm /6022",
-        brief=_brief("/srv/prom/nodeready.prom"),
-    ),
-    Attack(
-        "a link for the core directory",
-        "ln -s /root/dir /scratch/cores",
-        change(Directory("/scratch/cores", "1777")),
-        "/scratch/cores: a link of mallory: not followed",
-    ),
-    Attack(
-        "a directory of hers for the core directory",
-        "mkdir -m 700 /scratch/cores",
-        change(Directory("/scratch/cores", "1777")),
-        "/scratch/cores: a directory of mallory: not changed",
-        "stat -c '%a %u' /scratch/cores",
-    ),
-    Attack(
-        "a link that root's own link leads to",
-        "ln -s /root/victim /srv/prom/site.conf",
-        change(_ours("/etc/site.d/site.conf")),
-        "/etc/site.d/site.conf: /srv/prom/site.conf: a link of mallory: not followed",
-    ),
-    Attack(
-        "a file of hers that a change would keep as hers",
-        "echo hers >/scratch/site.conf",
-        change(_ours("/scratch/site.conf")),
-        "/scratch/site.conf: /scratch, a directory of root: others can write there",
-        "cat /scratch/site.conf",
-    ),
-    Attack(
-        "a link above a file that root removes",
-        "ln -s /root/dir /srv/prom/sub",
-        change(RemoveFile("/srv/prom/sub/nodeready.prom")),
-        "/srv/prom/sub: a link of mallory: not followed",
-    ),
-)
+#: What root does -> the script of it, for a path.
+_COMMANDS: dict[str, Callable[[str], str]] = {
+    "report": _report,
+    "record": _record,
+    "directory": lambda path: change(Directory(path, "1777")),
+    "write": lambda path: change(_ours(path)),
+    "remove": lambda path: change(RemoveFile(path)),
+}
+
+
+def _attack(name: str, plant: str, root: list[str], told: str, intact: str = ":") -> Attack:
+    kind, path = root
+    brief = _brief(path) if kind in ("report", "record") else ""
+    return Attack(name, plant, _COMMANDS[kind](path), told, intact, brief)
+
+
+ATTACKS = [_attack(**row) for row in read(Path(__file__).with_name("links.json"))]
 
 #: She exchanges a directory and a link to root's (renameat2, RENAME_EXCHANGE), as fast as she can.
 SWAP = """

@@ -154,15 +154,11 @@ def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, 
     command, (fresh_node, inventory) = STARTS[start], asked_of_pip
     sprung = []
     for words in (
-        ("--version",),
         ("audit", inventory, "--format", "json"),
         ("deploy", inventory, "--yes", "--only", "ptrace,debug_tools"),
         ("stacks", "--local", "--pid", "1"),
         ("ready", "--local", "--only", "proof.limits,proof.attach"),
-        ("cores", "--local"),
-        ("tail", "--local", "/etc/hostname"),
         ("audit", ROOT / "inventories" / "slurm.py"),
-        ("completion", "bash"),
         ("lab", "status"),
         ("bundle", "-o", traps.marks.parent / "nodeready.pyz"),
     ):

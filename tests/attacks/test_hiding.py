@@ -36,12 +36,12 @@ def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
 # --- Ranks.
 
 
-def ranks(person: Person, count: int, program: str = WAIT, **more: object) -> None:
+def ranks(person: Person, count: int) -> None:
     """So many ranks of a job of that person's, each of which has come up."""
     for rank in range(count):
         values = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "a", "MASTER_PORT": 29500}
-        words = [f"{key}={value}" for key, value in {**values, **more}.items()]
-        person.start("env", *words, f"UP={person.home}/up-{rank}", "python3", "-S", "-c", program)
+        words = [f"{key}={value}" for key, value in values.items()]
+        person.start("env", *words, f"UP={person.home}/up-{rank}", "python3", "-S", "-c", WAIT)
     wait_for(lambda: len(person.run("ls up-* 2>/dev/null || :").stdout.split()) == count)
 
 
@@ -59,31 +59,6 @@ def seen(done: Done, user: str) -> list[tuple[int, list[str], str]]:
         )
         for one in document["processes"]
     ]
-
-
-#: Hundreds of calls deep, under names that nothing makes shorter.
-LARGE = r"""
-import os, random, string, sys, time
-def word(): return "f" + "".join(random.choices(string.ascii_letters + string.digits, k=290))
-names = [word() for _ in range(900)]
-space = {"os": os, "time": time}
-last = "open(os.environ['UP'], 'w').close(); time.sleep(600)"
-for one, inner in zip(names, [*(f"{name}()" for name in names[1:]), last]):
-    exec(compile(f"def {one}():\n    {inner}", word(), "exec"), space)
-sys.setrecursionlimit(5000)
-space[names[0]]()
-"""
-
-
-@pytest.mark.nightly
-def test_large_stacks_of_hers_leave_out_none_of_bobs(node, mallory, bob, tool, fleet):
-    put_py_spy(node)
-    ranks(mallory, 24, LARGE)
-    ranks(bob, 25)
-    done = tool("stacks", fleet([node]), "--samples", 1, "--format", "json", "--timeout", 80)
-    found = seen(done, "bob")
-    assert [rank for rank, _, _ in found] == [*range(25)], done.err
-    assert {functions[-1] for _, functions, _ in found if functions} == {"waits_here"}, found[0]
 
 
 @pytest.mark.nightly

@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
@@ -18,8 +20,9 @@ import pytest
 
 from nodeready import files
 from tests.attacks.conftest import become, reached_by_all
+from tests.cases import read
 from tests.command import Tool
-from tests.lab.rows import rows
+from tests.lab.batch import Line, run_batch
 
 #: Her user and group on the control machine.
 MALLORY = 4001
@@ -64,75 +67,13 @@ def control() -> Iterator[Control]:
         yield Control(place)
 
 
-#: What mallory does -> the inventory that root runs after it, where root stands, and what the one
+#: What Mallory does, the inventory that root runs after it, where root stands, and what the one
 #: line names.
-PLANTED = {
-    "an inventory of hers": ("cp payload mallory/x.py", "mallory/x.py", ".", "uid 4001"),
-    "a hostfile of hers": ("echo gpu001 >mallory/hosts", "mallory/hosts", ".", "uid 4001"),
-    "group_data where root is": (
-        "mkdir mallory/group_data; cp payload mallory/group_data/all.py",
-        "/fleet.py",
-        "mallory",
-        "group_data",
-    ),
-    "group_data beside root's": (
-        "mkdir open/group_data; cp payload open/group_data/all.py",
-        "open/fleet.py",
-        ".",
-        "everybody may write to",
-    ),
-    "a module where root is": ("cp payload open/sites.py", "/imports.py", "open", "sites"),
-    "another file through root's link": ("cp payload mallory/x.py", "link.py", ".", "mallory"),
-    "what everybody may write to": ("cat payload >all.py", "all.py", ".", "everybody"),
-    "what a group may write to": ("cat payload >group.py", "group.py", ".", "gid 4001"),
-    "a link of hers to root's": (
-        "ln -s ../fleet.py mallory/x.py",
-        "mallory/x.py",
-        ".",
-        "uid 4001",
-    ),
-    "how to connect, in a file of hers": (
-        "echo 'ProxyCommand touch secret/owned' >mallory/ssh",
-        "connects.py",
-        ".",
-        "mallory belongs to uid 4001",
-    ),
-    "a module of hers where root is": ("cat payload >sites.py", "imports.py", ".", "everybody"),
-    "a package of hers where root is": (
-        "cp payload places/names.py",
-        "packaged.py",
-        ".",
-        "places belongs to uid 4001",
-    ),
-    "what a module was compiled to": (
-        f"cp made.pyc __pycache__/old.{sys.implementation.cache_tag}.pyc",
-        "compiled.py",
-        ".",
-        "everybody may write to",
-    ),
-    "the host keys, in a file of hers": (
-        "touch mallory/known",
-        "knows.py",
-        ".",
-        "mallory belongs to uid 4001",
-    ),
-    "a hostfile called like a node": ("echo login1 >open/gpu001", "gpu001", "open", "everybody"),
-}
+PLANTED = read(Path(__file__).with_name("planted.json"))
 
 
-@pytest.mark.parametrize(
-    "case",
-    rows(
-        PLANTED,
-        "an inventory of hers",
-        "group_data where root is",
-        "a module of hers where root is",
-        "what a module was compiled to",
-        "how to connect, in a file of hers",
-    ),
-)
-def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: Control) -> None:
-    script, inventory, where, named = PLANTED[case]
+def furnish(control: Control) -> None:
+    """Root's files, which PLANTED names, and what Mallory can change of them."""
     for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
         control.write(name, "gpu = ['gpu001']\n")
     control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
@@ -151,21 +92,35 @@ def test_another_users_words_do_not_run_as_root(case: str, tool: Tool, control: 
     code = compile((control.base / "payload").read_text(), str(old), "exec")
     seen = b"".join(int(n).to_bytes(4, "little") for n in (0, old.stat().st_mtime, 0))
     (control.base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
-    (control.base / "__pycache__").mkdir(exist_ok=True)
+    (control.base / "__pycache__").mkdir()
     (control.base / "__pycache__").chmod(0o777)
     (control.base / "all.py").chmod(0o666)
     os.chown(control.base / "group.py", 0, MALLORY)
     (control.base / "group.py").chmod(0o664)
     (control.base / "open").chmod(0o777)
     (control.base / "link.py").symlink_to("mallory/x.py")
-    control.mallory(script)
-    # A name with a slash in front is below root's directory, wherever root stands.
-    words = f"{control.base}{inventory}" if inventory.startswith("/") else inventory
-    done = tool("bundle", words, "-o", tool.home / "made", cwd=control.base / where)
-    assert not control.owned
-    assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
-    assert named in done.err, done
-    assert "--trust-inventory" in done.err or case == "a module where root is", done
+
+
+def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
+    with ExitStack() as places:
+        lines, controls = [], []
+        for case in PLANTED:
+            control = Control(places.enter_context(reached_by_all(0o755)))
+            furnish(control)
+            script, inventory = case["script"], case["inventory"]
+            control.mallory(script.replace("{cache_tag}", str(sys.implementation.cache_tag)))
+            # A name with a slash in front is below root's directory, wherever root stands.
+            words = f"{control.base}{inventory}" if inventory.startswith("/") else inventory
+            lines.append(
+                Line(["bundle", words, "-o", tool.home / "made"], control.base / case["where"])
+            )
+            controls.append(control)
+        ended = run_batch(tool, lines)
+        for case, done, control in zip(PLANTED, ended, controls, strict=True):
+            assert not control.owned, case
+            assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
+            assert case["named"] in done.err, (case, done)
+            assert "--trust-inventory" in done.err or case["name"] == "a module where root is"
 
 
 #: A variable or a file of root's home that leads to what others can write -> what the line names.
@@ -178,22 +133,26 @@ LEADING = {
 }
 
 
-@pytest.mark.parametrize("case", rows(LEADING, "how to connect", "the home"))
-def test_no_home_of_hers_is_roots(case: str, tool: Tool, control: Control) -> None:
-    script, variables, named = LEADING[case]
-    fleet = control.write("fleet.py", "gpu = ['gpu001']\n")
-    (tool.home / ".ssh").mkdir(mode=0o700)
-    for name in ("config", "known_hosts"):
-        (tool.home / ".ssh" / name).touch(0o600)
-    made = tool.home / "made"
-    assert tool("bundle", fleet, "-o", made).status == 0
-    subprocess.run(["sh", "-euc", script], cwd=tool.home, check=True)
-    env = {key: value.format(hers=control.home) for key, value in variables.items()}
-    done = tool("bundle", fleet, "-o", made, env=env)
-    assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
-    assert named in done.err, done
-    assert "uid 4001" in done.err or "everybody may write to" in done.err, done
-    assert tool("bundle", fleet, "-o", made, env={**env, files.VARIABLE: "1"}).status == 0
+def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
+    fleet, lines = control.write("fleet.py", "gpu = ['gpu001']\n"), []
+    for number, (script, variables, _) in enumerate(LEADING.values()):
+        home = tool.home / str(number)
+        (home / ".ssh").mkdir(mode=0o700, parents=True)
+        for name in ("config", "known_hosts"):
+            (home / ".ssh" / name).touch(0o600)
+        subprocess.run(["sh", "-euc", script], cwd=home, check=True)
+        env = {key: value.format(hers=control.home) for key, value in variables.items()}
+        lines.append(
+            Line(["bundle", fleet, "-o", home / "made"], home, {"HOME": str(home), **env})
+        )
+    trusted = [replace(line, env={**line.env, files.VARIABLE: "1"}) for line in lines]
+    ended = run_batch(tool, [Line(["bundle", fleet, "-o", tool.home / "made"]), *lines, *trusted])
+    assert ended[0].status == 0, ended[0]
+    for (case, (_, _, named)), done in zip(LEADING.items(), ended[1:], strict=False):
+        assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
+        assert named in done.err, done
+        assert "uid 4001" in done.err or "everybody may write to" in done.err, done
+    assert {done.status for done in ended[1 + len(LEADING) :]} == {0}
 
 
 def test_roots_own_are_run_and_others_when_root_asks(tool: Tool, control: Control) -> None:

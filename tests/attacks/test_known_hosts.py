@@ -89,6 +89,7 @@ def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fl
     assert known(honest, hostile.name) == keys(hostile)
 
 
+@pytest.mark.nightly
 def test_a_poisoned_block_reaches_no_other_node_and_is_repaired(tool: Tool, fleet, three):
     honest, hostile, other = three
     inventory = fleet(three)

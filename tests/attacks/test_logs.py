@@ -68,26 +68,6 @@ def test_what_mallory_could_not_read_is_not_shown(node, mallory, bob, tool, flee
     assert (written(node), ours(node)) == (before, [])
 
 
-@pytest.mark.nightly
-def test_seventy_thousand_names_hide_nobodys_log(node, mallory, bob, tool, fleet):
-    mallory.run(f"""
-        cd {LOGS}
-        python3 - <<'END'
-import os
-for at in range(1000, 71_000):
-    open(f"rank_{{at}}.log", "w").close()
-for at in range(100):
-    os.mkfifo(f"rank_{{at}}0000000.log")
-END
-        """)
-    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
-    assert done.status == 0, done
-    assert told(done)["rank_0.log"] == ("", ["step 4711"])
-    more = tool("tail", fleet([node]), f"{LOGS}/*", "--format", "json")
-    assert told(more)["rank_0.log"] == ("", ["step 4711"])
-    assert ours(node) == []
-
-
 def test_a_log_that_becomes_a_link_in_between_is_not_followed(node, mallory, bob, tool, fleet):
     """She exchanges a directory of hers for a link to root's again and again, while root looks."""
     mallory.run(f"mkdir {LOGS}/hers; echo plain >{LOGS}/hers/rank_77.log")
@@ -101,7 +81,7 @@ while True:
 """)
     where = fleet([node])
     with opened(node, "/root/only") as roots:
-        for _ in range(3):
-            done = tool("tail", where, *[f"{LOGS}/hers/rank_*.log"], "--format", "json")
+        for _ in range(2):
+            done = tool("tail", where, f"{LOGS}/hers/rank_*.log", "--format", "json")
             assert SECRET not in done.out + done.err
     assert roots == set()

@@ -6,20 +6,17 @@ here: the directory that both use is not sticky.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
 from nodeready.policy import Policy
 from tests.attacks.conftest import become, reached_by_all
-from tests.command import Tool
 from tests.lab.rows import rows
 from tests.paths import ROOT
 
@@ -56,9 +53,7 @@ Thread 7 (idle): "MainThread"
     ("command", "where"),
     rows([(a, b) for a in MAKING for b in ("job/new", "job")], ("stacks", "job/new")),
 )
-def test_no_directory_is_made_where_her_link_leads(
-    command: str, where: str, shared: Path, tool: Tool, tmp_path: Path
-) -> None:
+def test_no_directory_is_made_where_her_link_leads(command, where, shared, tool, tmp_path):
     (tool.home / "dump.txt").write_text(DUMP)
     roots = tmp_path / "roots"
     roots.mkdir()
@@ -67,22 +62,6 @@ def test_no_directory_is_made_where_her_link_leads(
     assert list(roots.iterdir()) == []
     assert (done.status, len(done.lines)) == (2, 1), done
     assert f"{shared}/job: a link of uid {HER}: not followed" in done.err, done
-
-
-def test_nothing_but_files_is_opened_among_traces(shared: Path, tool: Tool) -> None:
-    """A device can do something as soon as it is opened; a pipe tells that it was."""
-    (shared / "pipes").mkdir()
-    os.mkfifo(shared / "pipes" / "pipe", 0o666)
-    hers(shared / "trace-gpu001.json", "pipes/pipe")
-    script = f": >{shared}/pipes/pipe; echo opened"
-    waiting = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True)
-    try:
-        done = tool("stacks", "--from", shared)
-        assert "trace-gpu001.json: is no regular file" in done.out + done.err, done
-        assert waiting.poll() is None
-    finally:
-        waiting.kill()
-        waiting.wait()
 
 
 def test_setup_writes_over_nothing_of_root_s(shared: Path) -> None:
@@ -122,9 +101,7 @@ VERSION = "0.3.99"
 
 
 @pytest.mark.parametrize("where", rows(["cache", "wheels", "TMPDIR"], "cache"))
-def test_no_py_spy_of_hers_goes_to_the_nodes(
-    where: str, shared: Path, fresh_node: Node, fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_no_py_spy_of_hers_goes_to_the_nodes(where, shared, fresh_node, fleet, tool):
     machine = fresh_node.run("uname -m").stdout.strip()
     content = py_spy_binary.binary(Policy().py_spy_version, machine)
     kept = tool.home / ".cache" / "nodeready" / "py-spy" / VERSION / machine

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeready.subjects.managed_block import END
-from tests.lab.rows import rows
+from tests.lab.batch import Line, run_batch
 
 #: A line of group_data with which root would do more than the setting says, or break off.
 BEYOND = {
@@ -28,26 +26,32 @@ BEYOND = {
     "such a number as a name": "nics = {10**5000: {'mtu': 1500}}",
     "a file name that no file system takes": "limit_services = ['a' * 300]",
     "a word that no process takes": "pdshrc_lines = ['a' * 200_000]",
-    "a mark of ours": f"ssh_known_hosts = [{END.decode()!r}]",
 }
 
 
-@pytest.mark.parametrize("case", rows(BEYOND, "everybody may write to /etc", "a mark of ours"))
-def test_no_setting_reaches_further_than_it_says(case, fresh_node, fleet, tool):
-    inventory = fleet([fresh_node], packages=(), py_spy_version="")
-    setting = BEYOND[case].partition(" ")[0]
-    data = inventory.parent / "group_data"
-    data.mkdir()
-    (data / "all.py").write_text(BEYOND[case])
-    seen = "stat -c '%a %n' /etc /usr/lib /home; cat /etc/hosts"
-    before = fresh_node.run(seen).stdout
-    only = "core_dumps,ssh_client,debug_tools,pdsh,limits,gate"
-    done = tool("deploy", inventory, "--yes", "--only", only)
-    assert fresh_node.run(seen).stdout == before
-    if case == "a mark of ours":
-        # The lines of a fleet come together on the way to the nodes.
-        assert (done.status, f"{setting}: the block's own lines" in done.out) == (1, True), done
-        return
-    assert (done.status, len(done.lines), done.out) == (2, 1, ""), done
-    assert f" {setting} = " in done.err, done
-    assert len(done.err) < 1000
+ONLY = ("--yes", "--only", "core_dumps,ssh_client,debug_tools,pdsh,limits,gate")
+
+
+def test_no_setting_reaches_further_than_it_says(lab, fleet, tool, tmp_path):
+    """One line names the setting, before a node is asked."""
+    inventory, lines = fleet(lab.nodes[:1], packages=(), py_spy_version=""), []
+    for number, setting in enumerate(BEYOND.values()):
+        place = tmp_path / f"case{number}"
+        (place / "group_data").mkdir(parents=True)
+        (place / "inventory.py").write_text(inventory.read_text())
+        (place / "group_data" / "all.py").write_text(setting)
+        lines.append(Line(["deploy", place / "inventory.py", *ONLY]))
+    for (case, setting), done in zip(BEYOND.items(), run_batch(tool, lines), strict=True):
+        assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
+        assert f" {setting.partition(' ')[0]} = " in done.err, (case, done)
+        assert len(done.err) < 1000
+
+
+def test_no_line_of_a_fleet_ends_our_block(fresh_node, fleet, tool):
+    """The lines of a fleet come together on the way to the nodes."""
+    lines = [f"{END.decode()}"]
+    inventory = fleet([fresh_node], packages=(), py_spy_version="", ssh_known_hosts=lines)
+    before = fresh_node.read("/etc/hosts")
+    done = tool("deploy", inventory, *ONLY)
+    assert (done.status, "ssh_known_hosts: the block's own lines" in done.out) == (1, True), done
+    assert fresh_node.read("/etc/hosts") == before

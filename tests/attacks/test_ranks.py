@@ -89,7 +89,7 @@ def test_roots_py_spy_opens_no_more_than_its_processs_user_may(mallory, tool, fl
     count(node, mallory.uid, 2)
     where = fleet([node])
     with opened(node, "/srv/devices") as names:
-        for _ in range(5):
-            done = tool("stacks", where, "--samples", 3, "--interval", 0.1, "--format", "json")
+        for _ in range(2):
+            done = tool("stacks", where, "--samples", 6, "--interval", 0.1, "--format", "json")
             assert json.loads(done.out)["processes"], done
     assert names == set()

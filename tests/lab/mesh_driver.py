@@ -2,9 +2,8 @@
 
     mesh_driver.py INVENTORY FIRST LAST SECONDS [full] [job NUMBER: over srun]
 
-One JSON object: ``nodes`` (name -> mesh or unknown), ``results`` (name -> the checks' results),
-``connections`` (made, as the sources count them), ``came`` (as the listeners do), ``rounds``,
-``seconds``.
+One JSON object: ``unknown`` (the nodes without a mesh) and ``results`` (name -> the checks'
+results).
 """
 
 # Before anything that opens a socket.
@@ -13,7 +12,6 @@ from nodeready.cli import patch  # isort: skip
 
 patch()
 
-import dataclasses
 import json
 import sys
 import time
@@ -32,22 +30,16 @@ from nodeready.transport.look import look_at
 from nodeready.transport.srun import Srun
 from nodeready.transport.ssh import Fleet
 
-runs = []
 
-
-class Kept(mesh_run._Run):
-    """The run, kept to be counted."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        runs.append(self)
+class Announced(mesh_run._Run):
+    """A run that says when its rounds begin."""
 
     def rounds(self, full):
         print("rounds", file=sys.stderr, flush=True)
         super().rounds(full)
 
 
-mesh_run._Run = Kept
+mesh_run._Run = Announced
 
 
 def main(path, first, last, seconds, *how):
@@ -61,12 +53,9 @@ def main(path, first, last, seconds, *how):
         conversations = {name: look_at(name, wanted[name], ("ptrace",)) for name in names}
         seen = collect(carrier, conversations).items()
         nodes = carrier.nodes if steps else [name for name, one in seen if one.kind == ""]
-        began = time.monotonic()
         ports = int(first), int(last)
-        deadline = began + float(seconds)
+        deadline = time.monotonic() + float(seconds)
         seen = run_mesh(carrier, nodes, ports, deadline, full="full" in how)
-        seconds = round(time.monotonic() - began, 2)
-    run = runs[0]
     results = {}
     for name, one in seen.items():
         proved = Proved(User("root", 0, False, ""), mesh=one)
@@ -75,19 +64,8 @@ def main(path, first, last, seconds, *how):
             found.check: [found.status, found.actual]
             for found in (check(proved, Policy(port_range=ports)) for check in checks)
         }
-    print(
-        json.dumps(
-            {
-                "nodes": {name: dataclasses.asdict(one) for name, one in seen.items()},
-                "unknown": [name for name, one in seen.items() if not isinstance(one, Mesh)],
-                "results": results,
-                "connections": run.seen.connections,
-                "came": run.seen._came,
-                "rounds": run.made,
-                "seconds": seconds,
-            }
-        )
-    )
+    unknown = [name for name, one in seen.items() if not isinstance(one, Mesh)]
+    print(json.dumps({"unknown": unknown, "results": results}))
 
 
 if __name__ == "__main__":

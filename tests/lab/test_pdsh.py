@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 
 import pytest
 
@@ -41,9 +40,7 @@ def reads(node: Node, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("wrapper", [True, pytest.param(False, marks=pytest.mark.nightly)])
-def test_pdsh_uses_ssh_in_every_kind_of_shell(
-    fresh_nodes: Callable[..., list[Node]], wrapper: bool
-) -> None:
+def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
     node, other = fresh_nodes(2)
     ways = {
         "a command": "pdsh -w {} hostname",
@@ -103,9 +100,7 @@ def test_etc_environment_keeps_the_lines_of_others(fresh_node: Node) -> None:
     assert reads(node, "/etc/pdsh/rcmd_default") == b"ssh\n"
 
 
-def test_a_profile_that_sorts_behind_loses_and_bashrc_is_named(
-    fresh_nodes: Callable[..., list[Node]],
-) -> None:
+def test_a_profile_that_sorts_behind_loses_and_bashrc_is_named(fresh_nodes):
     rsh = "export PDSH_RCMD_TYPE=rsh\n"
     node = fresh_nodes(1, files={"/etc/profile.d/zzz-site.sh": rsh})[0]
     node.run("echo 'export PDSH_RCMD_TYPE=exec' >>/etc/bash.bashrc")
@@ -127,9 +122,7 @@ RC = Policy(
 
 
 @pytest.mark.parametrize("own", [None, b"# caf\xe9\r\nMINE=1"], ids=["none", "of a user"])
-def test_a_users_own_pdshrc_is_kept(
-    fresh_nodes: Callable[..., list[Node]], own: bytes | None
-) -> None:
+def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     node = fresh_nodes(1)[0]
     if own is not None:
         node.write(PDSHRC, own)

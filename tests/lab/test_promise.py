@@ -15,116 +15,12 @@ from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import judge
+from tests.cases import cases
 from tests.helpers import apply, observe, on, plan
-from tests.lab.rows import rows
 
 # Values below the usual hard limits: a machine that runs the lab may not be allowed to raise them.
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 CHOSEN = ("ptrace", "core_dumps", "limits")
-SYSCTL_D, OURS = "/etc/sysctl.d", "/etc/sysctl.d/99-zz-nodeready-ptrace.conf"
-CORES, LIMITS_D = "/var/crash", "/etc/security/limits.d"
-LIMITS = f"{LIMITS_D}/zz-nodeready.conf"
-UNITS = "/etc/systemd/system"
-SLURMD = (
-    "mkdir -p /usr/lib/systemd/system; "
-    "printf '[Service]\\nExecStart=/x\\n' >/usr/lib/systemd/system/slurmd.service"
-)
-APPORT = "mkdir -p /usr/lib/systemd/system; echo '[Unit]' >/usr/lib/systemd/system/apport.service"
-READ_ONLY = "mount --bind {0} {0}; mount -o remount,ro,bind {0}"
-
-# A node: check -> what makes the state, and whether the audit calls it fixable.
-NODES = {
-    "nothing yet": {
-        "ptrace.scope": (":", True),
-        "core_dumps.directory": (f"rm -rf {CORES}", True),
-        "core_dumps.rewriters": (APPORT, True),
-        "limits.core": (":", True),
-        "limits.services": (SLURMD, True),
-    },
-    "by hand": {
-        "ptrace.scope": (f"echo kernel.yama.ptrace_scope=2 >{OURS}", True),
-        "core_dumps.directory": (f"mkdir -p {CORES}; chmod 755 {CORES}", True),
-        "core_dumps.retention": ("echo 'd /var/crash 0755' >/etc/tmpfiles.d/crash.conf", True),
-        "limits.core": (f"echo '* - core 0' >{LIMITS}; ln {LIMITS} {LIMITS_D}/other", True),
-        "limits.services": (
-            f"{SLURMD}; mkdir -p {UNITS}/slurmd.service.d; "
-            f"echo x >{UNITS}/slurmd.service.d/zz-nodeready.conf",
-            True,
-        ),
-    },
-    "links to files and directories": {
-        "ptrace.scope": (f"mv {SYSCTL_D} /srv/sysctl.d; ln -s /srv/sysctl.d {SYSCTL_D}", True),
-        "core_dumps.directory": (
-            f"rm -rf {CORES}; mkdir /srv/cores; chmod 755 /srv/cores; ln -s /srv/cores {CORES}",
-            True,
-        ),
-        "limits.core": (f"echo '* - core 0' >/srv/l; ln -s /srv/l {LIMITS}", True),
-    },
-    "directories that are gone": {
-        "ptrace.scope": (f"rm -rf {SYSCTL_D}", True),
-        "core_dumps.directory": (f"mkdir -p {CORES}; chmod 777 {CORES}", True),
-        "limits.core": (f"rm -rf {LIMITS_D}", True),
-    },
-    "links to /dev/null": {
-        "ptrace.scope": (f"ln -s /dev/null {OURS}", False),
-        "core_dumps.directory": (f"rm -rf {CORES}; ln -s /dev/null {CORES}", False),
-        "core_dumps.rewriters": (f"{APPORT}; echo '[Unit]' >{UNITS}/apport.service", False),
-        "limits.core": (f"ln -s /dev/null {LIMITS}", False),
-        "limits.services": (
-            f"{SLURMD}; mkdir -p {UNITS}/slurmd.service.d; "
-            f"ln -s /dev/null {UNITS}/slurmd.service.d/zz-nodeready.conf",
-            False,
-        ),
-    },
-    "links to nowhere, and a unit that is a link": {
-        "ptrace.scope": (f"ln -s /srv/nothing {OURS}", False),
-        "core_dumps.directory": (f"rm -rf {CORES}; ln -s /srv/nothing {CORES}", False),
-        "core_dumps.rewriters": (
-            f"{APPORT}; ln -s /usr/lib/systemd/system/apport.service {UNITS}/apport.service",
-            False,
-        ),
-        "core_dumps.retention": (
-            "ln -s /srv/nothing /etc/tmpfiles.d/00-nodeready-cores.conf", False,
-        ),
-        "limits.core": (f"rm -rf {LIMITS_D}; ln -s /srv/nothing {LIMITS_D}", False),
-    },
-    "files and directories in each other's place": {
-        "ptrace.scope": (f"mkdir {OURS}", False),
-        "core_dumps.directory": (f"rm -rf {CORES}; echo >{CORES}", False),
-        "limits.core": (f"rm -rf {LIMITS_D}; echo >{LIMITS_D}", False),
-        "limits.services": (f"{SLURMD}; echo >{UNITS}/slurmd.service.d", False),
-    },
-    "read-only": {
-        "ptrace.scope": (READ_ONLY.format(SYSCTL_D), False),
-        "core_dumps.pattern": (":", False),
-        "core_dumps.directory": (
-            f"mkdir -p {CORES}; chmod 755 {CORES}; {READ_ONLY.format(CORES)}", False,
-        ),
-        "limits.core": (READ_ONLY.format(LIMITS_D), False),
-        "limits.services": (f"{SLURMD}; {READ_ONLY.format(UNITS)}", False),
-    },
-    "others' directories": {
-        "ptrace.scope": (f"chown ml {SYSCTL_D}", False),
-        "core_dumps.directory": (f"mkdir -p {CORES}; chmod 755 {CORES}; chown ml {CORES}", False),
-        "limits.core": (f"chmod 777 {LIMITS_D}", False),
-    },
-    "read before and behind": {
-        "ptrace.scope": (f"echo kernel.yama.ptrace_scope=1 >{SYSCTL_D}/~last.conf", False),
-        "core_dumps.pattern": (f"echo 'kernel.core_*=core' >{SYSCTL_D}/~glob.conf", True),
-        "core_dumps.directory": ("mkdir -p /var/crash; chmod 1777 /var/crash; chmod 700 /var",
-                                 False),
-        "limits.core": (f"echo 'root -' >{LIMITS_D}/a.conf", False),
-    },
-    "immutable": {
-        "ptrace.scope": (
-            f"mount -t tmpfs none {SYSCTL_D}; echo >{OURS}; chattr +i {OURS}", False,
-        ),
-        "core_dumps.directory": (
-            f"mkdir -p {CORES}; mount -t tmpfs -o mode=755 none {CORES}; chattr +i {CORES}", False,
-        ),
-        "limits.core": (f"mount -t tmpfs none {LIMITS_D}; chattr +i {LIMITS_D}", False),
-    },
-}  # fmt: skip
 
 
 def results(seen):
@@ -138,28 +34,25 @@ def forced(seen, check):
     return Change(step.name, (check,), tuple(step.act(seen, POLICY)), step.touches, step.timeout_s)
 
 
-@pytest.mark.parametrize(
-    "name",
-    rows(
-        NODES, "nothing yet", "by hand", "links to nowhere, and a unit that is a link", "read-only"
-    ),
-)
-def test_what_is_called_fixable_is_what_a_deploy_repairs(fresh_node, name):
-    states = NODES[name]
-    for make, _ in states.values():
+@pytest.mark.parametrize("case", cases(__file__, "promise.json"))
+def test_what_is_called_fixable_is_what_a_deploy_repairs(fresh_node, case):
+    """A case: check -> what makes the state, where the check is fixable, and where it is not."""
+    makes = {**case.get("fixable", {}), **case.get("not_fixable", {})}
+    states = {check: check in case.get("fixable", {}) for check in makes}
+    for make in makes.values():
         fresh_node.enter(["sh", "-ec", make])
     run = on(fresh_node)
     seen = observe(run, POLICY, CHOSEN)
     before = results(seen)
     told = {check: (before[check].bad, before[check].fixable) for check in states}
-    assert told == {check: (True, fixable) for check, (_, fixable) in states.items()}
+    assert told == {check: (True, fixable) for check, fixable in states.items()}
 
     steps = [step for step in STEPS if step.subject in CHOSEN]
     apply(run, plan(seen, POLICY, steps))
     again = observe(run, POLICY, CHOSEN)
     after = results(again)
     left = {check: after[check].bad for check in states}
-    assert left == {check: not fixable for check, (_, fixable) in states.items()}
+    assert left == {check: not fixable for check, fixable in states.items()}
     assert not any(result.fixable for result in after.values())
     if not any(left.values()):
         return

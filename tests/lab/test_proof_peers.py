@@ -161,6 +161,7 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes):
         assert no_client(node)
 
 
+@pytest.mark.nightly
 def test_pdsh_is_judged_by_its_answers(fresh_nodes):
     nodes = first, second = fresh_nodes(2)
     introduce(nodes)
@@ -188,6 +189,7 @@ def test_pdsh_is_judged_by_its_answers(fresh_nodes):
     assert told[second.name][1].actual == "pdsh is not installed"
 
 
+@pytest.mark.nightly
 def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes):
     nodes = first, second, third = fresh_nodes(3)
     introduce(nodes)

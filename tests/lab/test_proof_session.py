@@ -47,6 +47,7 @@ ACCOUNTS = {
 }
 
 
+@pytest.mark.nightly
 def test_accounts(fresh_node):
     """Whose shell is nologin runs jobs all the same: a batch system asks for no shell."""
     for name, (script, error) in ACCOUNTS.items():
@@ -85,10 +86,7 @@ def test_a_python_that_only_root_may_run(fresh_node):
 def test_only_root_opens_a_session_for_another(fresh_node):
     fresh_node.enter(["useradd", "-m", "other"])
     found = judged(prove(fresh_node, "ml", user="other", wanted=("limits",)))
-    assert found["user"] == (
-        "fail",
-        "logged in as ml, who cannot become other: log in as root",
-    )
+    assert found["user"] == ("fail", "logged in as ml, who cannot become other: log in as root")
 
 
 @pytest.mark.nightly
@@ -202,6 +200,7 @@ def test_every_way_in_is_proved(fresh_node, names):
     assert wrong == {}
 
 
+@pytest.mark.nightly
 def test_an_ssh_that_hangs_costs_nothing_else_and_leaves_nothing(fresh_node):
     fresh_node.run("echo 'exec sleep 1000' >~/.bashrc", user="ml")
     found = judged(prove(fresh_node, wanted=("limits",)))

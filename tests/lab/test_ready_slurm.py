@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nodeready.inventory.nodeset import expand
 from tests.command import ours
 
 WAIVED = {"waivers": {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}}
 
 
-@pytest.mark.xdist_group("slurm")
 def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
     """Slurm by its exclude list, pdsh by the list of names; the bad node gets neither."""
     first, bad, last = slurm_lab.nodes

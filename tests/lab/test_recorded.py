@@ -222,6 +222,7 @@ def query(url: str, words: str) -> list[dict[str, Any]]:
         return []
 
 
+@pytest.mark.nightly
 def test_prometheus_tells_it_too(gated, tool, monitored):
     nodes, where = gated
     first, second, third = nodes

@@ -11,7 +11,9 @@ from nodeready.lab import Node
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.ssh_client.facts import Identity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, lines_of_nodes
+from tests.builders.ssh_client import key
 from tests.helpers import apply, observe, on, plan
 from tests.lab.rows import rows
 
@@ -92,9 +94,7 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
     ("mode", "other_key"),
     rows([("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)], "accept-new"),
 )
-def test_a_mode_answers_the_question_for_its_hosts_only(
-    fresh_nodes: Nodes, mode: str, other_key: str | None
-) -> None:
+def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, mode, other_key):
     nodes = first, second = fresh_nodes(2)
     want = Policy(ssh_client_mode=mode, ssh_client_hosts=(second.name, "10.*"))
     deploy(nodes, want)
@@ -111,3 +111,22 @@ def test_a_mode_answers_the_question_for_its_hosts_only(
     listing = first.run("ls -A /etc/ssh /etc/ssh/ssh_config.d").stdout
     assert "nodeready" not in listing
     assert "ssh_known_hosts" not in listing
+
+
+def test_a_node_tells_who_it_is(fresh_node: Node) -> None:
+    node, name = fresh_node, fresh_node.name
+    (ours,) = identity(node).keys
+    assert identity(node).addresses == (node.address,)
+    node.write("/usr/local/bin/hostname", f"#!/bin/sh\necho {name}.dns.example\n", 0o755)
+    node.write("/etc/hosts", f"127.0.0.1 localhost\n127.0.1.1\t{name}.files.example\t{name}\n")
+    assert identity(node).names == (name, f"{name}.files.example")
+    node.write("/etc/hosts", f"127.0.0.1 localhost\n10.0.0.9 x{name} {name}-ib # {name}\n")
+    assert identity(node).names == (name, f"{name}.dns.example")
+    node.write("/etc/ssh/site_key.pub", f"{key(3)} root@site\n")
+    node.write("/etc/ssh/sshd_config.d/site.conf", "hostkey /etc/ssh/site_key\n")
+    assert identity(node).keys == (ours, key(3))
+
+
+def identity(node: Node) -> Identity:
+    seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
+    return seen.identity

@@ -127,6 +127,7 @@ def test_a_missing_file_is_made_and_goes_again(fresh_node: Node) -> None:
     assert node.enter(["test", "-e", CONFIG], check=False).returncode == 1
 
 
+@pytest.mark.nightly
 def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
     node = fresh_node
     deploy(node, WANT)

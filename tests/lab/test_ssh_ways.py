@@ -301,9 +301,7 @@ def ssh(config: Path, name: str, env: Mapping[str, str]) -> subprocess.Completed
     )
 
 
-def test_each_setting_means_what_it_means_to_ssh(
-    site: Site, agent: Callable[..., str], fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_each_setting_means_what_it_means_to_ssh(site, agent, fleet, tool):
     env = furnish(site, agent)
     hosts = {}
     for case, text in WAYS.items():
@@ -336,10 +334,7 @@ REASONS = {
     "no-cipher": (f"Ciphers chacha20-poly1305@openssh.com\n{HERE}", "none of the ciphers"),
     "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
     "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
-    "circle": (
-        f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}",
-        "in a circle",
-    ),
+    "circle": (f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}", "in a circle"),
     "no-bind": (f"BindAddress 192.0.2.1\n{HERE}", "BindAddress of ssh is not this machine's"),
     "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
     "exec-hangs": ('Match exec "sleep 4747"\nPort 22\n', "ssh -G does not end"),
@@ -361,9 +356,7 @@ def test_what_cannot_be_done_is_named(site: Site, fleet: Callable[..., Path], to
     assert "sleep 4747" not in running.stdout
 
 
-def test_the_inventory_stands_before_the_configuration(
-    site: Site, fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_the_inventory_stands_before_the_configuration(site, fleet, tool):
     config = site.config("all", "Host *\nPort 1\nUser nobody\nIdentityFile <d>/none\n")
     changed = site.file("changed", f"{site.node.address} {site.key('other')}")
     config.write_text(f"{config.read_text()}UserKnownHostsFile {changed}\n")
@@ -417,9 +410,8 @@ def behind(
     return {f"behind{n}": data for n in range(len(nodes))}, config
 
 
-def test_many_nodes_behind_a_jump_host_share_a_login_there(
-    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
-) -> None:
+@pytest.mark.nightly
+def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(9)
     sshd(site.node, STINGY)
     jump, targets = Logins(site.node), [Logins(node) for node in nodes]
@@ -465,16 +457,12 @@ JUMP_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("case", rows(JUMP_FAULTS, "lets nobody through", "no sshd"))
+@pytest.mark.parametrize("case", rows(JUMP_FAULTS, "no sshd"))
 def test_a_jump_host_that_is_down_is_the_cause_and_found_once(
-    site: Site,
-    fresh_nodes: Callable[..., list[Node]],
-    fleet: Callable[..., Path],
-    tool: Tool,
-    case: str,
-) -> None:
-    # One after the other, nine times the deadline would be longer than the tests wait.
-    nodes = fresh_nodes(9)
+    site, fresh_nodes, fleet, tool, case
+):
+    # One after the other, so many times the deadline would be longer than the tests wait.
+    nodes = fresh_nodes(3 if case == "no sshd" else 9)
     hosts, _ = behind(site, nodes)
     fault, repair, words = JUMP_FAULTS[case]
     fault(site.node)
@@ -485,9 +473,7 @@ def test_a_jump_host_that_is_down_is_the_cause_and_found_once(
     assert all(re.match(words, why) for why in found.values()), (words, found)
 
 
-def test_behind_a_jump_host_a_node_that_is_down_costs_itself(
-    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_behind_a_jump_host_a_node_that_is_down_costs_itself(site, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(3)
     hosts, _ = behind(site, nodes)
     inventory = fleet([], hosts)
@@ -504,9 +490,8 @@ def test_behind_a_jump_host_a_node_that_is_down_costs_itself(
     assert all("jump host jump: host key of" in why for why in found.values()), found
 
 
-def test_a_jump_host_that_dies_in_the_middle_is_the_cause(
-    site: Site, fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
-) -> None:
+@pytest.mark.nightly
+def test_a_jump_host_that_dies_in_the_middle_is_the_cause(site, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(2)
     hosts, _ = behind(site, nodes)
     for node in nodes:
@@ -519,9 +504,7 @@ def test_a_jump_host_that_dies_in_the_middle_is_the_cause(
     assert "connection lost (jump host jump: connection lost) in core_dumps.pattern" in done.out
 
 
-def test_many_names_of_one_address_do_not_storm_its_sshd(
-    site: Site, fleet: Callable[..., Path], tool: Tool
-) -> None:
+def test_many_names_of_one_address_do_not_storm_its_sshd(site, fleet, tool):
     sshd(site.node, STINGY)
     logins = Logins(site.node)
     _, data = site.node.inventory_data()
@@ -555,9 +538,7 @@ with Fleet(found, list(found)) as fleet:
 """
 
 
-def test_a_masters_connection_is_used_instead_of_a_login(
-    site: Site, fleet: Callable[..., Path], tool: Tool, short: Path
-) -> None:
+def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, tool, short):
     node = site.node
     control = f"ControlPath {short}/cm-%r@%h:%p\nControlMaster auto\n"
     config = site.config("master", f"Host target\n{control}{HERE}")
@@ -602,12 +583,8 @@ def test_a_masters_connection_is_used_instead_of_a_login(
 
 @pytest.mark.nightly
 def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
-    site: Site,
-    fresh_nodes: Callable[..., list[Node]],
-    fleet: Callable[..., Path],
-    tool: Tool,
-    short: Path,
-) -> None:
+    site, fresh_nodes, fleet, tool, short
+):
     """Such as to a bastion that asks a person for a second factor."""
     nodes = fresh_nodes(4)
     hosts, config = behind(site, nodes, f"{BEHIND}ControlPath {short}/cm-%n\n")
@@ -623,6 +600,7 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
     assert jump() == 1
 
 
+@pytest.mark.nightly
 def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
     few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"

@@ -53,7 +53,6 @@ def untimed(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text).strip()
 
 
-@pytest.mark.xdist_group("stacks")
 def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
     """Both are the first to look at; the stopped one stays stopped."""
     with job.without(5), job.stopped(2):
@@ -63,7 +62,6 @@ def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
     assert groups(done) == [("missing", [5]), ("stopped", [2]), ("stack", [0, 1, 3, 4, 6, 7])]
 
 
-@pytest.mark.xdist_group("stacks")
 def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where, tool):
     node = job.nodes[1]
     node.enter(["mv", PY_SPY, f"{PY_SPY}.away"])
@@ -78,7 +76,6 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
-@pytest.mark.xdist_group("stacks")
 def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_path):
     kept, away = tmp_path / "kept", job.nodes[3]
     away.stop_sshd()
@@ -110,7 +107,7 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
 
 
-@pytest.mark.xdist_group("stacks")
+@pytest.mark.nightly
 def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool):
     with job.elsewhere(6):
         done = tool("stacks", where, *QUICK, "--native", "--format", "json")
@@ -122,7 +119,6 @@ def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool
         assert "nanosleep" not in json.dumps(one["frames"])
 
 
-@pytest.mark.xdist_group("stacks")
 def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, where, tool):
     done = tool("stacks", where, *QUICK, "--job", "4711")
     assert done.status == 2, done
@@ -134,7 +130,6 @@ def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, wh
     assert "'nothing like it'" in chosen.err
 
 
-@pytest.mark.xdist_group("stacks")
 def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
     limit = ("--limit", job.node(4).name, "--pid", job.pids[4])
     one = tool("stacks", where, *QUICK, *limit, "--format", "json")
@@ -164,7 +159,6 @@ def test_this_machine_without_any_connection(tool, tmp_path):
     assert json.loads(done.out)["groups"][1]["nodes"] == [os.uname().nodename]
 
 
-@pytest.mark.xdist_group("stacks")
 def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     """Three nodes have answered; on the last one py-spy takes its time."""
     slow, others = job.nodes[3], job.nodes[:3]
@@ -207,7 +201,6 @@ def running(login: Login, slurm_lab: Lab) -> str:
     return number
 
 
-@pytest.mark.xdist_group("slurm")
 def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, tool):
     """No ssh, no root; the job's own step goes on and the batch script is no rank."""
     words = ("stacks", "--via", "srun", "--job", running, *QUICK)
@@ -228,22 +221,6 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
         assert f"--job {unknown}" in none.err
 
 
-@pytest.mark.xdist_group("slurm")
-@pytest.mark.nightly
-def test_an_interrupt_ends_the_step_and_not_the_job(slurm_lab, login, running, tool):
-    started = tool.start(
-        "stacks", "--via", "srun", "--job", running, "--samples", "5", "--interval", "10",
-        "--timeout", "90", env=login.env,
-    )  # fmt: skip
-    wait_for(lambda: all(ours(node) for node in slurm_lab.nodes))
-    started.send_signal(signal.SIGTERM)
-    done = tool.end(started)
-    assert done.status == 130, done
-    wait_for(lambda: not [row for node in slurm_lab.nodes for row in ours(node)])
-    assert login("squeue", "-h", "-o", "%T", "-j", running) == "RUNNING"
-
-
-@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
     """srun ends the whole step when slurmd does not answer on one node: the others go on."""
@@ -262,54 +239,7 @@ def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, ru
     assert groups(done)[-1][1] == [0, 1, 2, 3]
 
 
-@pytest.mark.xdist_group("slurm")
-def test_a_node_does_not_answer_for_another(slurm_lab, login, running, tool):
-    """Root there decides what its task says, and not what the others' tasks said."""
-    liar, victim = slurm_lab.nodes[2], slurm_lab.nodes[1]
-    shell = f'#!/bin/dash\nSLURMD_NODENAME={victim.name} exec /bin/dash "$@"\n'
-    liar.write("/usr/local/bin/sh", shell, mode=0o755)
-    try:
-        done = tool(
-            "stacks", "--via", "srun", "--job", running, *QUICK, "--format", "json", env=login.env
-        )
-    finally:
-        liar.enter(["rm", "/usr/local/bin/sh"])
-    found = json.loads(done.out)
-    assert list(found["errors"]) == [liar.name], done
-    assert f"answered as '{victim.name}'" in found["errors"][liar.name]
-    assert {(one["node"], one["rank"]) for one in found["processes"]} == {
-        (slurm_lab.nodes[rank // 2].name, rank) for rank in range(4)
-    }
-
-
-@pytest.mark.xdist_group("slurm")
-def test_slurms_own_ranks_are_the_job_whatever_another_user_claims(
-    slurm_lab, running, tool, fleet
-):
-    node = slurm_lab.nodes[0]
-    fake = "import os, time\nfor n in range(40):\n    os.environ['RANK'] = str(n)\n"
-    fake += (
-        "    os.fork() or os.execvp('python3', ['python3', '-Sc', 'import time; time.sleep(600)'])"
-    )
-    claims = ["env", f"SLURM_JOB_ID={running}", "SLURM_STEP_ID=0", "WORLD_SIZE=40"]
-    become = ["setpriv", "--reuid=4001", "--regid=4001", "--clear-groups"]
-    line = 'setsid "$@" >/dev/null 2>&1 </dev/null &'
-    node.enter(["sh", "-c", line, "sh", *become, *claims, "python3", "-c", fake])
-    there = ["sh", "-c", "test $(pgrep -c -u 4001) -ge 40"]
-    try:
-        wait_for(lambda: node.enter(there, check=False).returncode == 0)
-        for chosen in ([], ["--job", running]):
-            done = tool("stacks", fleet(slurm_lab.nodes), *chosen, *QUICK, "--format", "json")
-            found = json.loads(done.out)
-            assert (found["job"], found["world_size"]) == (running, 6), done
-            assert [one["rank"] for one in found["processes"]] == list(range(6))
-            (other,) = found["others"]
-            assert (other["user"], other["processes"], other["stranger"]) == ("4001", 40, True)
-    finally:
-        node.enter(["pkill", "-KILL", "-u", "4001"], check=False)
-
-
-@pytest.mark.xdist_group("slurm")
+@pytest.mark.nightly
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):

@@ -50,7 +50,6 @@ def statuses(done):
     return {node["name"]: (node["status"], node["error"] or "") for node in data["nodes"]}
 
 
-@pytest.mark.xdist_group("slurm")
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
     """Drained, busy, unknown to Slurm; the rest is asked, and Slurm has everything back."""
     first, drained, busy = (node.name for node in slurm_lab.nodes)
@@ -84,7 +83,6 @@ def _results(done):
     return {node["name"]: node for node in json.loads(done.out)["nodes"]}
 
 
-@pytest.mark.xdist_group("slurm")
 def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     """Those of INVENTORY that it has, by the inventory's policy, and nothing of the job ends."""
     here = [node.name for node in slurm_lab.nodes[:2]]
@@ -102,7 +100,7 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
-@pytest.mark.xdist_group("slurm")
+@pytest.mark.nightly
 @pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
     """What only reads is asked again on the others; what may change something never is."""
@@ -128,7 +126,6 @@ def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slur
     assert again[names[1]].kind == UNREACHABLE
 
 
-@pytest.mark.xdist_group("slurm")
 @pytest.mark.nightly
 def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet, tool):
     """slurmctld stops: one cause for all, in a minute; afterwards nothing is left or drained."""
@@ -149,7 +146,6 @@ def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
-@pytest.mark.xdist_group("slurm")
 def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, tool):
     """Ctrl-C in the middle: partial, 130, and neither a step nor a job nor a process is left."""
     where = fleet(slurm_lab.nodes)
@@ -172,7 +168,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.xdist_group("slurm")
 def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool):
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
     for words, part in REFUSED.items():
@@ -209,6 +204,7 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
         assert mine == other
 
 
+@pytest.mark.nightly
 def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
     """Its mesh holds a channel with every node while the nodes connect to each other."""
     where = fleet(lab.nodes)
@@ -225,6 +221,7 @@ def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
     ), done
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_killed_costs_its_own_nodes(lab, fleet, tool):
     """Named once, with what became of the process; the others are proven; nothing is left."""
     process = tool.start(
@@ -254,6 +251,7 @@ def _is_ours(pid):
         return False
 
 
+@pytest.mark.nightly
 def test_an_interrupt_reaches_the_nodes_of_all_processes(lab, fleet, tool):
     process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
     wait_for(lambda: any(ours(node) for node in lab.nodes))

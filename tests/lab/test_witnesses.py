@@ -12,7 +12,6 @@ from nodeready.lab import Node
 from nodeready.lab.nvidia import BEFORE, HOME
 from tests.builders import ras_port
 from tests.command import ours
-from tests.lab.rows import rows
 from tests.lab.stacks_job import Job
 
 QUICK = ("--interval", "0.5")
@@ -58,21 +57,12 @@ def test_a_node_with_gpus_and_infiniband(fresh_nodes, seen):
     assert found["nccl_ras"]["absent"]
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    rows(
-        [
-            ("fails", "nvidia-smi: Failed to initialize NVML"),
-            ("hangs", "nvidia-smi: gave no answer in"),
-        ],
-        "fails",
-    ),
-)
-def test_a_tool_in_trouble_costs_the_gpus_alone(fresh_nodes, seen, state, words):
-    (node,) = fresh_nodes(1, {f"{HOME}/before": BEFORE[state]}, "h100")
+@pytest.mark.nightly
+def test_a_tool_that_hangs_costs_the_gpus_alone(fresh_nodes, seen):
+    (node,) = fresh_nodes(1, {f"{HOME}/before": BEFORE["hangs"]}, "h100")
     Job([node])
     found = seen(node)
-    assert words in found["gpus"]["absent"]
+    assert "nvidia-smi: gave no answer in" in found["gpus"]["absent"]
     assert found["kernel"]["absent"] == ""
     assert found["network"]["ports"]
 

@@ -13,6 +13,17 @@ from tests.vm.machine import Vm
 _PROTECTED = ("protected_symlinks", "protected_regular", "protected_fifos")
 
 
+def test_the_nodes_state_is_a_fresh_debians(vm: Vm) -> None:
+    # Nothing has been deployed yet: the first test of the machine.
+    host = vm.testinfra()
+    assert host.system_info.distribution in ("debian", "ubuntu")
+    assert host.sysctl("kernel.core_pattern") == "core"
+    assert host.file("/boot/grub/grub.cfg").contains("menuentry")
+    assert not host.file("/etc/ssh/ssh_known_hosts").exists
+    assert host.user("ml").uid == 2000
+    assert vm.run("ulimit -Sc; ulimit -Hn", user="ml").stdout == "0\n1048576\n"
+
+
 @pytest.fixture(scope="module")
 def machine(vm: Vm) -> Machine:
     def root(script: str, given: str) -> subprocess.CompletedProcess[str]:
@@ -21,7 +32,7 @@ def machine(vm: Vm) -> Machine:
     return Machine(root, program=False)
 
 
-@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.fixture(params=[0, 1])
 def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     value: int = request.param
     keys = " ".join(f"fs.{name}" for name in _PROTECTED)
@@ -32,9 +43,8 @@ def protected(vm: Vm, request: pytest.FixtureRequest) -> Iterator[int]:
     vm.run("sysctl -qp /run/protected")
 
 
-def test_what_somebody_planted_is_neither_followed_nor_written_to(
-    machine: Machine, protected: int
-) -> None:
+@pytest.mark.nightly
+def test_what_somebody_planted_is_neither_followed_nor_written_to(machine, protected):
     for one in ATTACKS:
         said = attack(machine, one, brief=True)
         assert one.told in said, (one.name, said)

@@ -65,6 +65,7 @@ def test_a_core_that_the_limit_cut_off_says_so(vm: Vm, where: Path) -> None:
     assert (core["signal"], core["user"], core["unread"]) == (11, USER, "")
 
 
+@pytest.mark.nightly
 def test_a_live_process_leaves_a_core_and_goes_on(vm: Vm, where: Path) -> None:
     vm.run(f"setsid python3 -c {shlex.quote(SLEEP)} </dev/null >/dev/null 2>&1 & sleep 1", USER)
     pid = vm.run(f"pgrep -u {USER} -f 'time.sleep.3000'").stdout.strip()

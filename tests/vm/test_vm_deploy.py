@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,9 +41,7 @@ def at_work(vm: Vm) -> None:
     vm.run("pkill -u ml -x python3")
 
 
-def test_a_deploy_is_at_work_at_once_and_after_a_reboot(
-    vm: Vm, deployed: tuple[Path, subprocess.CompletedProcess[str]]
-) -> None:
+def test_a_deploy_is_at_work_at_once_and_after_a_reboot(vm, deployed):
     where, first = deployed
     # The kernel's arguments need a reboot: a person's, and only that is left.
     assert "1 changed" in first.stdout.splitlines()[-1]

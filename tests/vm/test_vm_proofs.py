@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import Config
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
+from tests.cases import cases
 from tests.helpers import nodeready
 from tests.vm.conftest import USER
 from tests.vm.machine import Vm
@@ -117,139 +117,8 @@ def test_after_a_deploy_everything_is_proven(vm: Vm, where: Path) -> None:
     with untouched(vm):
         ready = nodeready("ready", where, "--user", USER, "--only", only, "--budget", LIMIT_S)
     assert ready.returncode == 0, ready.stdout + ready.stderr
-    with untouched(vm):
-        results = judged(prove(vm, ("limits", "attach", "tracers", "core")))
-    assert {name: result.status for name, result in results.items()} == dict.fromkeys(names, "ok")
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is broken on the node and how it is mended.
-
-    runs:  the proofs that are run
-    fails: the checks that fail, each with words of its cause
-    na:    those that then do not apply; all others of ``runs`` are ok
-    """
-
-    name: str
-    broken: str
-    mended: str
-    fails: dict[str, str]
-    runs: tuple[str, ...] = ("limits", "core")
-    na: tuple[str, ...] = ("backtrace",)
-
-
-def yama(scope: int) -> Fault:
-    return Fault(
-        name=f"Yama at {scope}",
-        broken=f"echo {scope} >{SCOPE}",
-        mended=f"echo 0 >{SCOPE}",
-        fails=dict.fromkeys(ATTACH, f"ptrace_scope is {scope} (root can)"),
-        runs=("attach", "tracers", "core"),
-        na=(),
-    )
-
-
-def pattern(
-    name: str,
-    value: str,
-    words: str,
-    *,
-    broken: str = ":",
-    mended: str = ":",
-    na: tuple[str, ...] = ("backtrace",),
-) -> Fault:
-    was = shlex.quote(WANT.core_pattern)
-    return Fault(
-        name,
-        f"sysctl -qw kernel.core_pattern={shlex.quote(value)}; {broken}",
-        f"sysctl -qw kernel.core_pattern={was}; {mended}",
-        {"core": words},
-        na=na,
-    )
-
-
-def mounted(name: str, options: str, fill: str, words: str) -> Fault:
-    """Another file system as the core directory."""
-    return Fault(
-        name,
-        f"mount -t tmpfs -o {options},mode=1777 tmpfs /var/crash; {fill}",
-        "umount /var/crash",
-        {"core": words},
-    )
-
-
-def core_limit(name: str, line: str, words: str, path: str = "limits.d/zzz.conf") -> Fault:
-    file = f"/etc/{path}" if path.startswith("profile") else f"/etc/security/{path}"
-    return Fault(name, f"echo {shlex.quote(line)} >{file}", f"rm {file}", {"core": words})
-
-
-FAULTS = [
-    yama(1),
-    yama(2),
-    Fault(
-        "the core directory is unwritable",
-        "chmod 755 /var/crash",
-        "chmod 1777 /var/crash",
-        {"core": "/var/crash (mode 755) is not writable for ml"},
-    ),
-    Fault(
-        "the core directory is missing",
-        "mv /var/crash /var/away",
-        "mv /var/away /var/crash",
-        {"core": "/var/crash: No such file or directory"},
-    ),
-    core_limit("the limit is 0", "ml - core 0", "core limit of ml's session is 0 bytes"),
-    core_limit("the limit is low", "ml - core 64", "by the core limit of ml's session, 65536"),
-    core_limit(
-        "a profile sets the limit",
-        "ulimit -c 0",
-        "session is 0 bytes: the profile lowers core",
-        "profile.d/zz.sh",
-    ),
-    pattern("a pipe that keeps nothing", "|/bin/false", "/bin/false, which took it and left no"),
-    pattern(
-        "a pipe to nowhere",
-        "|/usr/share/gone %P",
-        "/usr/share/gone, which is no program that can be run",
-    ),
-    pattern("a relative pattern", "core", "in whatever directory the process works in", na=()),
-    pattern(
-        "a crash would replace another's core",
-        "/var/crash/core",
-        "/var/crash/core is there, and a crash would replace it",
-        broken="echo precious >/var/crash/core; chown ml /var/crash/core",
-        mended="rm /var/crash/core",
-    ),
-    mounted(
-        "a full disk",
-        "size=64k",
-        "cat /dev/zero >/var/crash/others 2>/dev/null; :",
-        "no space left on /var/crash",
-    ),
-    mounted(
-        "a nearly full disk",
-        "size=256k",
-        "head -c 160k /dev/zero >/var/crash/others",
-        "cut off at ",
-    ),
-    mounted("a read-only disk", "ro", ":", "/var/crash is on a read-only file system"),
-    Fault(
-        "/bin/sh is unreadable",
-        "chmod 711 /bin/dash",
-        "chmod 755 /bin/dash",
-        {"core": "/bin/sh is not readable for ml"},
-    ),
-    Fault(
-        "gdb is missing",
-        "mv /usr/bin/gdb /usr/bin/gdb.away",
-        "mv /usr/bin/gdb.away /usr/bin/gdb",
-        {"gdb": "gdb is not installed"},
-        runs=("tracers", "core"),
-    ),
-]
-#: Those of `make test-lab`, each of another mechanism.
-USUAL = ("Yama at 1", "the limit is 0", "a pipe that keeps nothing", "a full disk")
 CHECKS = {
     "limits": ("limits",),
     "attach": ATTACH[:3],
@@ -258,31 +127,25 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(
-            fault, id=fault.name, marks=() if fault.name in USUAL else pytest.mark.nightly
-        )
-        for fault in FAULTS
-    ],
-)
-def test_a_fault_fails_what_it_breaks_and_nothing_else(vm: Vm, where: Path, fault: Fault) -> None:
-    vm.run(fault.broken)
+@pytest.mark.parametrize("case", cases(__file__, "faults.json"))
+def test_a_fault_fails_what_it_breaks_and_nothing_else(vm, where, case):
+    """runs: the proofs; fails: check -> words of its cause; na: what then does not apply."""
+    runs, inapplicable = case.get("runs", ("limits", "core")), case.get("na", ("backtrace",))
+    vm.run(case["broken"])
     try:
         with untouched(vm):
-            results = judged(prove(vm, fault.runs))
+            results = judged(prove(vm, tuple(runs)))
     finally:
-        vm.run(fault.mended)
+        vm.run(case["mended"])
     expected = {"user": "ok"}
-    for run in fault.runs:
+    for run in runs:
         expected |= dict.fromkeys(CHECKS[run], "ok")
-    expected |= dict.fromkeys(fault.fails, "fail") | dict.fromkeys(fault.na, "na")
+    expected |= dict.fromkeys(case["fails"], "fail") | dict.fromkeys(inapplicable, "na")
     assert {name: result.status for name, result in results.items()} == expected, results
-    for name, words in fault.fails.items():
+    for name, words in case["fails"].items():
         assert words in results[name].actual
         assert results[name].fix
-    for name in fault.na:
+    for name in inapplicable:
         assert ": see proof." in results[name].actual
 
 
@@ -309,6 +172,7 @@ esac
 """
 
 
+@pytest.mark.nightly
 def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -> None:
     program = "/usr/lib/systemd/systemd-coredump"
     files = {program: HANDLER, "/usr/local/bin/coredumpctl": COREDUMPCTL}
@@ -332,6 +196,7 @@ def test_a_core_in_systemds_store_is_found_by_coredumpctl(vm: Vm, where: Path) -
 
 
 # With a terminal, sudo has a monitor, another process called sudo.
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "how",
     [

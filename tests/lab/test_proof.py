@@ -1,4 +1,4 @@
-"""Whether the job's user can look into a process: every way in which it may fail, and is named."""
+"""Whether the job's user can look into a process, by py-spy, gdb and strace, and into a core."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from nodeready.subjects.proof.facts import (
-    UNFINISHED,
-)
+from nodeready.policy import Policy
+from nodeready.subjects.proof import checks as proof_core
+from nodeready.subjects.proof import facts as proved
+from nodeready.subjects.proof.facts import UNFINISHED, Config, Core
 from tests.builders.proof import (
     SPY,
     configured,
@@ -52,11 +53,7 @@ STAND_INS = {
     "missing": (None, "fail", "py-spy is not installed"),
     "hangs": ("sleep 300 & exec sleep 301", "unknown", UNFINISHED),
     "prints 1 GB": ("head -c 1000000000 /dev/zero", "fail", "its output is no JSON of stacks"),
-    "complains 1 GB": (
-        "head -c 1000000000 /dev/zero >&2; exit 1",
-        "fail",
-        "\0" * 20,
-    ),
+    "complains 1 GB": ("head -c 1000000000 /dev/zero >&2; exit 1", "fail", "\0" * 20),
     "deep": ("head -c 200000 /dev/zero | tr '\\0' '['", "fail", "its output is no JSON of stacks"),
     "odd": ("echo '[{\"frames\": 5}]'", "fail", "its output is no JSON of stacks"),
     "another": ("echo '[]'", "fail", "its stacks lack the target's function"),
@@ -119,3 +116,54 @@ def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
         time.sleep(0.1)
     assert processes(fresh_node) == before
     assert "Traceback" not in fresh_node.read("/run/user/out")
+
+
+# What stands in for gdb and strace on a node.
+TRACERS = {
+    "silent": ("exit 0", "exit status 0"),
+    "hangs": ("exec sleep 300", UNFINISHED),
+    "complains": ("echo 'no such thing' >&2; exit 3", "no such thing"),
+}
+
+
+@pytest.mark.parametrize("name", rows(TRACERS, "hangs"))
+def test_tools_that_misbehave_on_a_node(fresh_node, name):
+    put_py_spy(fresh_node)
+    script, actual = TRACERS[name]
+    for tool in ("gdb", "strace"):
+        fresh_node.write(f"/usr/local/bin/{tool}", f"#!/bin/sh\n{script}\n", mode=0o755)
+    before = written(fresh_node)
+    found = judged(prove(fresh_node, limit_s=8 if name == "hangs" else 40))
+    status = "unknown" if name == "hangs" else "fail"
+    assert (found["gdb"], found["strace"]) == ((status, actual), (status, actual))
+    assert found["attach"][0] == "ok"
+    assert written(fresh_node) == before
+
+
+def test_gdb_reads_no_file_of_the_user(fresh_node):
+    put_py_spy(fresh_node)
+    line = "shell touch /tmp/read-by-gdb\n"
+    fresh_node.write("/home/ml/.gdbinit", line)
+    fresh_node.write("/home/ml/.config/gdb/gdbinit", line)
+    assert statuses(prove(fresh_node))["gdb"] == "ok"
+    assert fresh_node.enter(["test", "-e", "/tmp/read-by-gdb"], check=False).returncode == 1
+
+
+WANT = Policy()
+
+
+def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
+    """A lab node has a /proc/sys of its own, as a container may; its crashes are the host's."""
+    fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
+    fresh_node.run(f"sysctl -qw kernel.core_pattern={WANT.core_pattern}; mkdir -m 1777 /var/crash")
+    config = Config("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
+    command = line(config)
+    said = fresh_node.run(command.line, input=command.stdin).stdout
+    seen = proved.read(said, config)
+    assert isinstance(seen.core, Core)
+    assert seen.core.dumped
+    result = proof_core.core(seen, WANT)
+    assert result.status == "fail"
+    assert "core_pattern" in result.actual
+    assert "host" in result.fix
+    assert fresh_node.run("ls -A /var/crash; ls -d /tmp/nodeready-*", check=False).stdout == ""

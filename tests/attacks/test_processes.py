@@ -1,0 +1,86 @@
+"""What an ordinary user can do to root's processes and those started as her, and they to hers."""
+
+from __future__ import annotations
+
+from nodeready import shell
+from tests.attacks.conftest import Person
+from tests.builders.proof import configured, line, put_py_spy
+from tests.command import wait_for
+
+
+def test_mallory_is_nobody_special(fresh_node, mallory, bob):
+    assert mallory.run("id").stdout == "uid=4001(mallory) gid=4001(mallory) groups=4001(mallory)\n"
+    assert mallory.run("cat /etc/shadow", check=False).returncode
+    assert mallory.run("kill -0 1 2>&1", check=False).returncode
+    secret = f"{bob.home}/secret"
+    bob.run("umask 077; echo s3cr3t >secret")
+    assert mallory.run('cat "$1"', secret, check=False).returncode
+    hers = mallory.start("sleep", "600")
+    assert hers.poll() is None
+    mallory.run('echo "$HOME" >own')
+    file = fresh_node.testinfra().file(f"{mallory.home}/own")
+    assert (file.content_string, file.user) == ("/home/mallory\n", "mallory")
+
+
+_SECRET = "token-of-roots-1f0c"
+
+#: She ends each canary so that it leaves a core, which is hers, and keeps what /proc says of it.
+_CRASHES = r"""
+import glob, os, signal, time
+seen = {os.getpid()}
+open("waits", "w").close()
+while True:
+    for path in glob.glob("/proc/[0-9]*"):
+        pid = int(path[6:])
+        try:
+            if pid in seen or b"nodeready_canary" not in open(f"{path}/cmdline", "rb").read():
+                continue
+            seen.add(pid)
+            with open("status", "a") as log:
+                log.writelines(row for row in open(f"{path}/status") if row[:3] in ("Gid", "Gro"))
+            os.kill(pid, signal.SIGSEGV)
+        except OSError:
+            pass
+    time.sleep(0.01)
+"""
+
+
+def test_a_canary_of_hers_has_neither_roots_environment_nor_roots_groups(mallory: Person) -> None:
+    node = mallory.node
+    put_py_spy(node)
+    # The kernel's pattern is this machine's: a core lies where the program works.
+    node.enter(["chmod", "1777", "/"])
+    mallory.start("sh", "-c", 'cd; exec python3 -c "$0"', _CRASHES)
+    wait_for(lambda: mallory.run("test -e waits", check=False).returncode == 0)
+    command = line(configured(user="mallory", wanted=("attach",)))
+    roots = f"export NODEREADY_TEST={_SECRET}; ulimit -c unlimited; {command.line}"
+    node.run(roots, input=command.stdin, check=False)
+    wait_for(lambda: mallory.run("ls /core*", check=False).returncode == 0)
+    assert mallory.run(f"grep -la {_SECRET} /core*", check=False).stdout == ""
+    groups = set(mallory.run("cat status").stdout.split())
+    assert groups <= {"Gid:", "Groups:", "4001"}
+
+
+_TAG = "nodeready:0123456789ab"
+#: As a daemon that runs a program of hers in its own process group (a mail server's ~/.forward).
+_DAEMON = """
+exec setsid sh -c '
+    setpriv --reuid=4001 --regid=4001 --clear-groups sh /home/mallory/forward &
+    sleep 601; :' >/dev/null 2>&1 </dev/null &
+"""
+
+
+def test_a_process_that_bears_the_tag_takes_no_service_with_it(fresh_node, mallory):
+    def running(what: str) -> bool:
+        return fresh_node.enter(["pgrep", "-f", what], check=False).returncode == 0
+
+    mallory.run(f"echo \"exec sh -c 'sleep 600; :' {_TAG}\" >forward")
+    fresh_node.enter(["sh", "-c", _DAEMON])
+    fresh_node.enter(["sh", "-c", f"setsid sh -c 'sleep 602; :' {_TAG} >/dev/null 2>&1 &"])
+    wait_for(lambda: all(map(running, ("sleep 600", "sleep 601", "sleep 602"))))
+    script = f"{shell.library('end')}nr_end '[n]odeready:0123456789ab'"
+    line, stdin = shell.command(script, 5, "nodeready:end")
+    fresh_node.run(line, input=stdin)
+    # What root's run started is ended; a service that had her process for a child is not.
+    wait_for(lambda: not running("^sleep 602"))
+    assert running("^sleep 601")
