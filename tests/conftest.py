@@ -45,14 +45,15 @@ Files = Mapping[str, Content]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def children_hear_ctrl_c() -> None:
-    """What a test starts is not deaf to SIGINT because these tests run in a script's background.
+def children_hear_signals() -> None:
+    """What a test starts is not deaf to SIGINT (a script's background) or SIGHUP (nohup).
 
     An ignored signal is inherited by every child and its children; one with a handler is the
     default's in a child (execve(2)). The tests' own process stays deaf, as it was started.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, lambda number, frame: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
 
 
 # test-WORKER-PID-WHAT: unique among the workers of pytest-xdist and the runs on this machine.

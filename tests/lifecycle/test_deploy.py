@@ -145,7 +145,8 @@ def test_ready_lets_good_nodes_go_and_names_the_bad_one(nodes, fleet, tool, tmp_
 
 def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
     node = nodes[0]
-    # Slurm is as the gate wants it.
+    # Slurm is as the gate wants it, and there is a cron.
+    node.enter(["mkdir", "-p", "/etc/cron.d"])
     node.write(
         "/etc/slurm/slurm.conf",
         f"Prolog={gate.PROLOG}\nHealthCheckProgram={gate.HEALTH_CHECK}\nHealthCheckInterval=300\n",

@@ -12,6 +12,7 @@ import pytest
 
 from nodeready.node.smoke import orders, program
 from nodeready.node.smoke.orders import End, Hello, Paired
+from tests.command import wait_for
 from tests.unit.node.smoke.running_program import (
     HERE,
     RunningProgram,
@@ -109,7 +110,7 @@ def test_a_thread_that_hangs_is_answered_for(start):
             numbers = range(order.first, order.first + order.ranks)
             assert ranks == [(number, "start", error) for number in numbers]
             assert not answer.error
-        assert not node.pids("sleep 300")
+        wait_for(lambda: not node.pids("sleep 300"))
     node.order(ring(4))
     assert node.answer().ranks[0].ok
 
