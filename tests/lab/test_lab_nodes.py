@@ -82,12 +82,12 @@ def test_orphans_are_reaped(fresh_node: Node) -> None:
         return "Z " in fresh_node.enter(["ps", "-eo", "state,ppid,comm"]).stdout
 
     def has_sleepers() -> bool:
-        return fresh_node.enter(["pgrep", "-x", "sleep"], check=False).returncode == 0
+        return fresh_node.enter(["pgrep", "-f", "sleep 0.1[1]"], check=False).returncode == 0
 
-    fresh_node.run("(setsid sh -c 'sleep 0.1 & sleep 0.1 & exit' >/dev/null 2>&1 &)")
+    fresh_node.run("(setsid sh -c 'sleep 0.11 & sleep 0.11 & exit' >/dev/null 2>&1 &)")
     wait_for(lambda: not has_sleepers() and not has_zombies())
     fresh_node.stop_sshd()
-    fresh_node.enter(["sh", "-c", "(setsid sleep 0.1 &)"])
+    fresh_node.enter(["sh", "-c", "(setsid sleep 0.11 &)"])
     wait_for(lambda: not has_sleepers() and not has_zombies())
 
 
