@@ -311,7 +311,8 @@ def test_each_setting_means_what_it_means_to_ssh(site, agent, fleet, tool):
     # In front of ssh, which would make the new key a known one.
     done = tool("audit", fleet([], hosts), *AUDIT, env=env)
     ours = reached(done)
-    assert re.search(rf"target|{site.node.address}", (site.directory / "new").read_text())
+    known = (site.directory / "new").read_text()
+    assert re.search(rf"target|{site.node.address}", known), ours["strict-accept-new"]
     (site.directory / "new").write_text("")
     with ThreadPoolExecutor(6) as pool:
         ended = pool.map(

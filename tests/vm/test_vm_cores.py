@@ -23,9 +23,10 @@ _LEFT = "ps -eo args= | grep '[n]odeready:'; find / -xdev -newer /run/before -na
 
 @pytest.fixture(autouse=True)
 def nothing_left(vm: Vm, where: Path) -> Iterator[None]:
-    vm.run("touch /run/before; rm -f /var/crash/core.*", check=False)
+    vm.run("touch /run/before; rm -f /var/crash/core.*")
     yield
     assert vm.run(_LEFT, check=False).stdout == ""
+    vm.run("rm -f /var/crash/core.*")
 
 
 def cores(where: Path, *words: object) -> dict[str, Any]:
