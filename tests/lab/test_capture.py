@@ -122,7 +122,8 @@ def test_the_kernels_facts_are_there_without_py_spy(node):
     ):
         node.write(SPY, f"#!/bin/sh\n{spy}\n", mode=0o755)
         process = capture(node, limit_s=8)["processes"][0]
-        assert errors(process) == expected
+        pairs = zip(errors(process), expected, strict=True)
+        assert all(error.startswith(words) for error, words in pairs), errors(process)
         assert (process["state"], process["wait_channel"]) == ("S", "hrtimer_nanosleep")
         assert status(node, pid) == ("S", 0)
 

@@ -58,6 +58,7 @@ def groups(done):
     return json.loads(done.out)["groups"]
 
 
+@pytest.mark.nightly
 def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash_nodes):
     first, second = crash_nodes(2)
     paths = [crash(first, 0, time=1000), crash(first, 1, time=1001), crash(second, 2, time=999)]

@@ -102,6 +102,7 @@ HANDS = {
 }
 
 
+@pytest.mark.nightly
 def test_what_it_starts_is_compiled_there_and_stays_so(node, inventory):
     where = inventory([node], **SETTINGS)
     assert nodeready("deploy", where, "--yes", *ONLY).returncode == 0

@@ -187,6 +187,7 @@ def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_pat
     assert "no ranks of job 4711 on " in done.err
 
 
+@pytest.mark.nightly
 def test_a_job_that_works_fires_nothing_and_each_hang_once(job, watching, tmp_path):
     place = tmp_path / "hangs"
     wait_for(lambda: "moves: 4 ranks" in watching.out())

@@ -103,6 +103,7 @@ def test_a_job_is_contained(slurm_lab: Lab) -> None:
         assert "proctrack/linuxproc" in tracking
 
 
+@pytest.mark.nightly
 def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[..., None]) -> None:
     settings("SlurmdTimeout=3")
     shown = re.sub(" +", " ", slurm_lab.slurm_run("scontrol", "show", "config").stdout)
