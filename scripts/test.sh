@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 tier=$1
 shift
 [ "$tier" = all ] || set -- --tier "$tier" "$@"
-exec .venv/bin/python -m pytest --dist loadgroup -n "${NODEREADY_TEST_JOBS:-3}" "$@"
+exec .venv/bin/python -m pytest --dist loadgroup --durations=10 -n "${NODEREADY_TEST_JOBS:-3}" "$@"

@@ -94,7 +94,8 @@ def home(cluster: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"{node.address} {name}\n" for name, node in zip(names, cluster.nodes, strict=True)
     )
     for index, node in enumerate(cluster.nodes):
-        node.run(f"cat >>/etc/hosts; useradd -m ada; mkdir -p {TRAIN_PYTHON.parent}", input=hosts)
+        keys = "useradd -m ada; cp -a ~ml/.ssh ~ada/; chown -R ada: ~ada/.ssh"
+        node.run(f"cat >>/etc/hosts; {keys}; mkdir -p {TRAIN_PYTHON.parent}", input=hosts)
         node.run(f"ln -s /usr/bin/python3 {TRAIN_PYTHON}")
         node.write(f"/var/log/train/rank_{index}.log", f"step {index}\n" * 5)
     assert run(home, "nodeready deploy prod.py --yes -q").returncode == 0
