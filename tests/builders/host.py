@@ -11,6 +11,7 @@ from nodeready.subjects.host import checks
 from nodeready.subjects.host import facts as host
 from nodeready.subjects.host.facts import Host
 from tests.builders import judging
+from tests.builders.printed import grep_lines
 
 POLICY = Policy()
 FILES: Mapping[str, str] = {
@@ -77,15 +78,6 @@ def clock(name: str, text: str, rc: int = 0) -> str:
     return f"clock={name}\n{text}\nclock_rc={rc}\n"
 
 
-def lines(files: Mapping[str, str]) -> str:
-    """What grep prints of these files."""
-    return "".join(
-        f"{path}:{number}:{text}\n"
-        for path, content in files.items()
-        for number, text in enumerate(content.split("\n"), 1)
-    )
-
-
 def node(
     files: Mapping[str, str] | None = None,
     *printed: str,
@@ -99,7 +91,7 @@ def node(
 ) -> Host:
     """The observation of a node with these files and slow answers instead of the healthy ones."""
     first = "\n".join(("localtime=/usr/share/zoneinfo/Etc/UTC", *printed))
-    text = f"{first}\n{lines({**FILES, **(files or {})})}"
+    text = f"{first}\n{grep_lines({**FILES, **(files or {})})}"
     slow = packages + clock_text + processes + mounts
     outputs = {
         "host": Output(text, 0),

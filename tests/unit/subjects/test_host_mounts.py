@@ -18,7 +18,8 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.host import facts as host
 from nodeready.subjects.host import mounts
-from tests.builders.host import FILES, MOUNTS, judged, lines, node, wrong
+from tests.builders.host import FILES, MOUNTS, judged, node, wrong
+from tests.builders.printed import grep_lines
 from tests.cases import cases
 
 TABLE = FILES["/proc/self/mounts"]
@@ -155,7 +156,7 @@ def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
 def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
     files = {name: text for name, text in FILES.items() if name != "/proc/self/mounts"}
     outputs = {
-        "host": Output(f"localtime=Etc/UTC\n{lines(files)}", 0),
+        "host": Output(f"localtime=Etc/UTC\n{grep_lines(files)}", 0),
         "host_slow": Output("mounts=begin\nmounts=local\nmounts=end\n", 0),
         "sysctl": Output("", 0),
     }
