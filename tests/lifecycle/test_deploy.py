@@ -119,10 +119,9 @@ def test_audit_names_what_drifted_and_deploy_repairs_only_that(nodes, where, too
     assert tool("audit", where).out.startswith("ok ")
 
 
-def test_ready_lets_good_nodes_go_and_names_the_bad_one(nodes, fleet, tool, tmp_path):
+def test_ready_lets_nodes_go_whose_proofs_passed(nodes, fleet, tool, tmp_path):
     where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
-    words = ("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
-    good = tool(*words)
+    good = tool("ready", where, "--user", "ml", "--hostfile-out", hosts, "--format", "json")
     assert good.status == 0, good
     document = json.loads(good.out)
     proofs = {
@@ -136,8 +135,11 @@ def test_ready_lets_good_nodes_go_and_names_the_bad_one(nodes, fleet, tool, tmp_
     assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes)
     assert not [row for node in nodes for row in ours(node)]
 
+
+def test_ready_keeps_the_bad_node_from_the_job(nodes, fleet, tool, tmp_path):
+    where, hosts = fleet(nodes, waivers=WAIVERS), tmp_path / "hosts"
     nodes[2].run("rm /etc/pdsh/rcmd_default /etc/profile.d/*nodeready*")
-    bad = tool(*words)
+    bad = tool("ready", where, "--user", "ml", "--hostfile-out", hosts)
     assert bad.status == 3, bad
     assert hosts.read_text() == "".join(f"{node.name} slots=1\n" for node in nodes[:2])
     assert tool("deploy", where, "--yes", "-q").status == 0
@@ -164,9 +166,13 @@ def test_the_gate_decides_on_the_node_itself_without_us(nodes, fleet, tool):
     verdict = json.loads(node.run(f"cat {gate.VERDICT}").stdout)
     assert verdict["go"] is False
 
+
+def test_the_gate_goes_with_its_policy(nodes, fleet, tool):
+    node = nodes[0]
     node.enter(["rm", "/etc/slurm/slurm.conf"])
     off = fleet([node], gate=False)
     assert tool("deploy", off, "--yes").status == 0
+    host = node.testinfra()
     assert not host.file(gate.CRON).exists
     assert not host.file(gate.PROLOG).exists
     assert not host.file(gate.BUNDLE).exists

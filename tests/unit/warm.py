@@ -106,7 +106,9 @@ class WarmTool(Tool):
 
     def __call__(self, *words: object, **how: Any) -> Done:
         said = [str(word) for word in words]
-        if not said or said[0] not in WARM or how.keys() - {"cwd", "env"}:
+        # scripts/mutation.py: which test a line belongs to, a process of its own knows.
+        is_cold = "NODEREADY_COLD" in os.environ
+        if is_cold or not said or said[0] not in WARM or how.keys() - {"cwd", "env"}:
             return super().__call__(*words, **how)
         environment = self.environment(**(how.get("env") or {}))
         return self._server.run(said, environment, how.get("cwd", self.home), self._at)

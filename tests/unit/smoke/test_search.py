@@ -90,8 +90,8 @@ def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
         found = fleet.search(until=SWEEP)
         assert suspects_of(found) == nodes_named(*bad), seed
         assert found.tests == len(fleet.made("group", "half", "confirm", "merge", "control"))
-        # What looks slow is tried once more.
-        assert found.tests <= 4 * math.sqrt(len(nodes)) + (30 if noise else 20), seed
+        # What looks slow is tried once more: 32 more of these 400 seeds at most.
+        assert found.tests <= 4 * math.sqrt(len(nodes)) + (40 if noise else 20), seed
 
 
 def test_what_fails_now_and_then_is_named_and_blames_nobody_else():
