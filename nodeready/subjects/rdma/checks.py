@@ -407,8 +407,9 @@ def rate(seen: Rdma, want: Policy) -> Result:
     used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
     if not hardware(seen):
         return na(check, _NONE)
-    slow: dict[str, float | None] = {}
     wants: dict[str, object] = {}
+    #: Slower than a port whose model and board may be the same: its own cannot be read.
+    boardless: list[str] = []
     if want.rdma_ports:
         if not asked:
             return na(check, "the policy names no rate_gbps")
@@ -419,15 +420,22 @@ def rate(seen: Rdma, want: Policy) -> Result:
             if port.link_layer == "InfiniBand":
                 kind = kinds.setdefault((device.hca_type, device.board_id), {})
                 kind[name] = port.rate_gbps or 0.0
-        for kind in kinds.values():
+        for (model, board), kind in kinds.items():
             fastest = max(kind.values())
             if len(kind) > 1 and fastest:
                 wants.update(dict.fromkeys(kind, fastest))
+            alike = (
+                max(rates.values())
+                for other, rates in kinds.items()
+                if model in ("", other[0]) and board in ("", other[1])
+            )
+            most = max(alike)
+            boardless += [name for name, value in kind.items() if value < most]
         for name, (_, port) in used.items():
             if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
                 wants[name] = 4 * (port.rate_gbps or 0.0)
     slow = {n: used[n][1].rate_gbps for n in wants if used[n][1].rate_gbps != wants[n]}
-    if not wants:
+    if not wants and not boardless:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in wants.items()})
     unread = [name for name, value in slow.items() if value is None]
@@ -438,6 +446,8 @@ def rate(seen: Rdma, want: Policy) -> Result:
         return fail(check, expects, by_value(wrong), source(first, "rate"), fix)
     if unread:
         return unknown(check, f"no rate of {some(unread, ', ')}")
+    if boardless:
+        return unknown(check, f"no model or board of {some(boardless, ', ')} to compare its rate")
     return ok(check, expects)
 
 

@@ -360,14 +360,17 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
     software = not driver and re.match(r"rxe|siw", name)
     kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
-    firmware, board = values.get("fw_ver", ""), values.get("board_id", "")
+    firmware = values.get("fw_ver", "")
+    model, board = values.get("hca_type", ""), values.get("board_id", "")
     if cxi:
         firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
         board = files.get("device/fru", {}).get("part_number", "")
+    # The words for "cannot tell" have no digit; every model and board id has one.
+    model, board = (text if re.search("[0-9]", text) else "" for text in (model, board))
     return RdmaDevice(
         name=name,
         kind=kind or re.split(r"_?[0-9]", name)[0],
-        hca_type=values.get("hca_type", ""),
+        hca_type=model,
         firmware=firmware,
         board_id=board,
         node_type=_word(values.get("node_type", "")),
