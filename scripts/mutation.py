@@ -2,14 +2,16 @@
 """How many small faults in the product the tests notice.
 
     scripts/mutation.py map MAP [PYTEST ARGUMENTS...]
-    scripts/mutation.py run MAP [--seed WORD] [--count N] [--only PATH]... [--jobs N] [-o FILE]
+    scripts/mutation.py run MAP [--seed WORD] [--count N] [--only PATH]... [--missed FILE]
+                            [--jobs N] [-o FILE]
     scripts/mutation.py compare FILE FILE
 
 `map` runs the tests once and writes to MAP which test executes which line, also in the processes
 that a test starts. `run` breaks one place at a time in a copy of the checkout (a comparison, a
 constant, a boolean operator, a removed statement, two swapped arguments), runs the tests that
 execute that line, the quickest first, and counts the faults that no test notices. The places are
-drawn by WORD and stay the same when lines move, so that two states can be compared.
+drawn by WORD and stay the same when lines move, so that two states can be compared. `--missed`
+takes those that no test noticed in an earlier run: what do the tests of another tier notice?
 
 A line that the map does not know (a program sent to a node as text) is tried with the tests whose
 folder or file is named as its room or module. Python files of nodeready/ and operations/ only.
@@ -360,16 +362,18 @@ def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | 
     print(f"{noticed} of {len(mutants)} noticed ({share:.0f} %): {parts}")
 
 
+def read(path: Path) -> dict[str, bool]:
+    """place -> whether a test noticed it."""
+    rows = json.loads(path.read_text())
+    return {row["place"]: row["outcome"] in ("noticed", "late") for row in rows}
+
+
 def compare(first: Path, second: Path) -> None:
     """The places that only one of the two noticed."""
-    both = [
-        {row["place"]: row["outcome"] in ("noticed", "late") for row in json.loads(p.read_text())}
-        for p in (first, second)
-    ]
     # A line number moves; the rest of a place does not.
     before, after = (
-        {re.sub(r":[0-9]+:", ":", place, count=1): seen for place, seen in rows.items()}
-        for rows in both
+        {re.sub(r":[0-9]+:", ":", place, count=1): seen for place, seen in read(path).items()}
+        for path in (first, second)
     )
     for place in sorted(before.keys() & after.keys()):
         if before[place] != after[place]:
@@ -387,6 +391,7 @@ def main() -> None:
     running.add_argument("--seed", default="1")
     running.add_argument("--count", type=int, default=300)
     running.add_argument("--only", action="append", default=[])
+    running.add_argument("--missed", type=Path)
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("-o", "--output", type=Path)
     comparing = commands.add_parser("compare")
@@ -400,6 +405,11 @@ def main() -> None:
         compare(*arguments.files)
     else:
         mutants = draw(arguments.seed, arguments.count, arguments.only)
+        if arguments.missed:
+            missed = {
+                place for place, is_noticed in read(arguments.missed).items() if not is_noticed
+            }
+            mutants = [mutant for mutant in mutants if str(mutant) in missed]
         run(json.loads(arguments.map.read_text()), mutants, arguments.jobs, arguments.output)
 
 
