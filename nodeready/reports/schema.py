@@ -35,8 +35,6 @@ Perhaps = Annotated[str, {"pattern": f"^$|^{_SECOND}Z$"}]
 Number = Annotated[int, {"minimum": 0}]
 Name = Annotated[str, {"minLength": 1}]
 Names = Annotated[tuple[Name, ...], {"minItems": 1}]
-#: The value of a fact; null: the node has no such thing.
-Value = Annotated[Any, {"type": ["string", "number", "boolean", "null", "array", "object"]}]
 #: A field that is only there where it says something.
 OPTIONAL = {"optional": True}
 #: What was observed of one subject.

@@ -400,7 +400,8 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", gpus: bool = False) ->
     kind = kind or max(known, key=lambda one: len(having[one]))
     usable, instead = having[kind], ""
     if kind != known[0]:
-        lacks = Counter(_lack(hello, known[0]) for hello in there.values())
+        without = (hello for name, hello in there.items() if name not in having[known[0]])
+        lacks = Counter(_lack(hello, known[0]) for hello in without)
         instead = lacks.most_common(1)[0][0]
     out |= {one: _lack(hello, kind) for one, hello in there.items() if one not in usable}
     if not usable:
