@@ -168,7 +168,7 @@ def mutants_of(path: str, source: str) -> Iterator[Mutant]:
 
 def draw(seed: str, count: int, only: list[str]) -> list[Mutant]:
     """`count` faults of the product's files below `only`."""
-    mutants = []
+    mutants: list[Mutant] = []
     for top in ("nodeready", "operations"):
         for file in sorted((ROOT / top).rglob("*.py")):
             path = str(file.relative_to(ROOT))
@@ -202,17 +202,19 @@ def make_map(output: Path, arguments: list[str]) -> int:
         measured.combine([directory], keep=True)
         measured.save()
         data = measured.get_data()
-        lines: dict[str, dict[int, list[str]]] = {}
+        durations: dict[str, float] = {}
+        for part in Path(directory).glob("durations-*.json"):
+            durations.update(json.loads(part.read_text()))
+        #: A test is its number: its name stands at a hundred thousand lines.
+        numbers = {test: number for number, test in enumerate(durations)}
+        lines: dict[str, dict[int, list[int]]] = {}
         for path in data.measured_files():
             if not Path(path).is_relative_to(ROOT):
                 continue
             by_line = lines.setdefault(str(Path(path).relative_to(ROOT)), {})
             for line, contexts in data.contexts_by_lineno(path).items():
                 tests = {re.sub(r" \((setup|call|teardown)\)$", "", word) for word in contexts}
-                by_line[line] = sorted(test for test in tests if "::" in test)
-        durations = {}
-        for part in Path(directory).glob("durations-*.json"):
-            durations.update(json.loads(part.read_text()))
+                by_line[line] = sorted(numbers[test] for test in tests & numbers.keys())
         output.write_text(json.dumps({"lines": lines, "seconds": durations}))
         total = measured.report(file=io.StringIO())
         print(f"{len(durations)} tests; {total:.1f} % of lines and branches; {output}")
@@ -237,12 +239,12 @@ def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
     Of a line that runs at import, those of all lines of its module.
     """
     seconds = known["seconds"]
+    names = list(seconds)
     by_line = known["lines"].get(mutant.path, {})
     tests = {
-        test
+        names[number]
         for line in (by_line if mutant.at_import else range(mutant.line, mutant.last_line + 1))
-        for test in by_line.get(str(line), ())
-        if test in seconds
+        for number in by_line.get(str(line), ())
     } or set(related(mutant, seconds))
     taken, total = [], 0.0
     for test in sorted(tests, key=lambda test: seconds[test]):
