@@ -179,7 +179,7 @@ def test_the_gate_goes_with_its_policy(nodes, fleet, tool):
 
 
 @pytest.fixture
-def lab_name() -> Iterator[str]:
+def lab_name(lab_machine: None) -> Iterator[str]:
     name = "test-lifecycle"
     yield name
     down(name)
