@@ -18,14 +18,6 @@ def started():
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_process_of_ours_is_ended(started, monkeypatch, pidfd):
-    if not pidfd:
-        monkeypatch.delattr(runtime.os, "pidfd_open")
-    runtime.end_all({started.pid})
-    assert started.wait(timeout=10) == -9
-
-
-@pytest.mark.parametrize("pidfd", [True, False])
 def test_a_number_that_was_given_to_another_process_is_left_alone(started, monkeypatch, pidfd):
     """Its user can end a process of the session between our look and our signal."""
     if not pidfd:
@@ -43,3 +35,7 @@ def test_a_number_that_was_given_to_another_process_is_left_alone(started, monke
     runtime.end_all({started.pid})
     assert looks.count(started.pid) >= 2
     assert started.poll() is None
+    # As long as it is ours it is ended.
+    monkeypatch.setattr(runtime, "_known", known)
+    runtime.end_all({started.pid})
+    assert started.wait(timeout=10) == -9

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -52,31 +54,25 @@ def test_a_canary_waits_in_its_function_and_ends_with_us(supervisor):
     assert responds(canary)
     assert responds(canary)
     assert status(canary.pid).tracer == 0
-    with open(f"/proc/{canary.pid}/cmdline", encoding="utf-8") as file:
-        assert {FRAME in (text := file.read()), supervisor.tag in text} == {True}
+    text = Path(f"/proc/{canary.pid}/cmdline").read_text()
+    assert {FRAME in text, supervisor.tag in text} == {True}
     canary.stdin.close()
     assert canary.wait(5) == 0
     assert not responds(canary)
-
-
-def test_a_canary_that_was_stopped_does_not_answer_and_ends_all_the_same(supervisor):
-    canary = supervisor.canary()
-    os.kill(canary.pid, 19)
-    assert not responds(canary)
-    assert status(canary.pid).state == "T"
-    supervisor.stop(canary)
-    assert status(canary.pid).state == ""
+    # One that was stopped does not answer, and ends all the same.
+    stopped = supervisor.canary()
+    os.kill(stopped.pid, 19)
+    assert (responds(stopped), status(stopped.pid).state) == (False, "T")
+    supervisor.stop(stopped)
+    assert status(stopped.pid).state == ""
 
 
 def _marked(mark: str) -> list[str]:
     """Every process that has this in its environment."""
     pids = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                pids += [pid] if f"{mark}\0".encode() in file.read() else []
-        except OSError:
-            continue
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pids += [path.parent.name] * (f"{mark}\0".encode() in path.read_bytes())
     return pids
 
 

@@ -35,9 +35,8 @@ def tree(tmp_path: Path) -> Path:
     ("pattern", "paths"),
     [
         ("a/*.log", ["a/1.log"]),
-        ("a/?.log", ["a/1.log"]),
+        ("?/?.log", ["a/1.log"]),
         ("a/[!0].log", ["a/1.log"]),
-        ("*/*.log", ["a/1.log"]),
         ("latest/*.log", ["latest/1.log"]),
         ("a/b/loop/b/loop/1.log", ["a/b/loop/b/loop/1.log"]),
         ("**/*.log", ["a/1.log", "a/b/2.log", "a/b/c/3.log", "x[1].log"]),
@@ -48,7 +47,6 @@ def tree(tmp_path: Path) -> Path:
         ("./a/../a/1.log", ["./a/../a/1.log"]),
         ("$(touch x)/`touch x`;*", []),
         ("a/1.log/*", []),
-        ("none/**", []),
         ("[", []),
     ],
 )
@@ -71,17 +69,16 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "MAX_ANSWER", MAX_ANSWER // 8)
     for number in range(8):
         (tmp_path / f"{number}.log").write_text("\n".join(["ü" * 1900] * 12))
+    monkeypatch.setattr(program, "MAX_NAMES", 8)
     seen = tail(f"{tmp_path}/*", lines=12)
     assert len(seen.files) == 8
     assert "lines are missing" in seen.error
     assert sum(len(line) for file in seen.files for line in file.lines) < MAX_ANSWER // 8
-
-
-def test_more_names_than_the_bound(tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "MAX_NAMES", 50)
-    for number in range(60):
-        (tmp_path / f"{number}.log").touch()
-    assert "names: only some were looked at" in tail(f"{tmp_path}/*").error
+    (tmp_path / "8.log").touch()
+    assert "names: only some were looked at" in tail(f"{tmp_path}/*", lines=1).error
+    # The kernel's own files are not walked through.
+    assert tail("/proc/**/status").files == ()
+    assert [file.path for file in tail("/proc/self/mountinfo").files] == ["/proc/self/mountinfo"]
 
 
 def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
@@ -89,8 +86,3 @@ def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [file.why for file in seen.unread] == ["not read within 30 s"]
-
-
-def test_the_kernels_own_files_are_not_walked_through():
-    assert tail("/proc/**/status").files == ()
-    assert [file.path for file in tail("/proc/self/mountinfo").files] == ["/proc/self/mountinfo"]

@@ -9,7 +9,7 @@ import pytest
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
-from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, StackTable, Target
+from nodeready.node.stacks.ranks import ENDED, EXITING, NO_TIME, Identity, Rank, StackTable, Target
 from nodeready.triage.stacks.classify import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
@@ -38,6 +38,7 @@ def trace_of(*targets):
 @pytest.mark.parametrize(
     ("facts", "native", "euid", "why"),
     [
+        ([replace(FACTS, exiting=True)], False, 0, EXITING),
         ([FACTS], False, 0, ""),
         ([FACTS], True, 1000, ""),
         ([ASLEEP], False, 0, ""),
@@ -57,9 +58,14 @@ def test_why_a_process_is_not_looked_into(facts, native, euid, why):
     assert target(*facts).refusal(euid, native) == why
 
 
-def test_py_spy_is_not_left_hanging_twice():
-    again = target(FACTS, dumps=[Dump(error=HUNG)])
-    assert again.refusal(0) == "not tried again: py-spy did not finish"
+def test_py_spy_is_not_left_hanging_twice_and_that_it_ended_comes_first():
+    rank = target(FACTS, dumps=[Dump(error=HUNG)], note="its memory cannot be read")
+    assert rank.refusal(0) == "not tried again: py-spy did not finish"
+    rank.add_note("traced by process 9: not looked into")
+    rank.add_facts(None)
+    rank.add_facts(None)
+    words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
+    assert rank.plain(StackTable(), main=True, threads=True)["note"] == words
 
 
 RUNS = replace(FACTS, state="R", wait_channel="", kernel_stack=())
@@ -74,7 +80,6 @@ STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
         ((RUNS, FACTS, ASLEEP), FACTS),
         ((FACTS, RUNS, ASLEEP), FACTS),
         ((RUNS, ASLEEP), RUNS),
-        ((RUNS, RUNS), RUNS),
         ((ASLEEP, ASLEEP), ASLEEP),
         ((FACTS, STOPPED), STOPPED),
         # Somebody has sent SIGCONT since.
@@ -92,7 +97,6 @@ def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled)
         ([FACTS, FACTS], "S", "stack"),
         # Every process waits for a disk now and then.
         ([FACTS, ASLEEP], "S", "stack"),
-        ([ASLEEP, FACTS], "S", "stack"),
         ([ASLEEP, ASLEEP], "D", "uninterruptible"),
         ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
         ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
@@ -111,15 +115,6 @@ def test_the_kind_of_a_rank(facts, state, kind):
     assert process["wait_channel"] == {"D": "nfs_wait", "": ""}.get(state, "futex_wait_queue")
     assert len(process["command"]) == 200
     assert classify(process, places.numbers(trace), places, 2.0).kind == kind
-
-
-def test_that_it_ended_comes_first():
-    rank = target(FACTS, note="its memory cannot be read")
-    rank.add_note("traced by process 9: not looked into")
-    rank.add_facts(None)
-    rank.add_facts(None)
-    words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
-    assert rank.plain(StackTable(), main=True, threads=True)["note"] == words
 
 
 @pytest.mark.parametrize(
@@ -142,12 +137,12 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, lette
         monkeypatch.setattr(answer, name, getattr(answer, name) // 16)
     frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
     rest = tuple(Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
-    hers = [target(FACTS) for _ in range(4)]
-    for number, rank in enumerate(hers):
-        process = replace(rank.rank.process, uid=100_000 + number, person=100_000)
-        rank.rank = replace(rank.rank, process=process)
+    hers = []
+    for number in range(4):
         main = tuple((f"{name}{number}", file, line) for name, file, line in frames)
-        rank.dumps = [Dump(main, rest)] * 2
+        hers.append(target(FACTS, dumps=[Dump(main, rest)] * 2))
+        process = replace(hers[-1].rank.process, uid=100_000 + number, person=100_000)
+        hers[-1].rank = replace(hers[-1].rank, process=process)
     line, trace = trace_of(*hers, target(FACTS, dumps=[DUMP]))
     assert len(line) <= answer._MOST_ANSWER
     assert len(trace["processes"]) == 5
