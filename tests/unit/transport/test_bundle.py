@@ -16,8 +16,6 @@ from nodeready.node import payload
 from nodeready.policy.policy import make_policy
 from nodeready.transport import bundle
 
-OLD = "nodeready needs Python 3.9 or newer; this is "
-
 
 def run(python, *words, **how):
     argv = [python, *map(str, words)]
@@ -50,8 +48,7 @@ def test_the_policy_of_an_inventory_is_in_it(tmp_path, tool):
     assert done.status == 2
     (line,) = done.lines
     assert "gpu_count (gpu[1-2]: 8, login1: None)" in line
-    assert "--limit" in line
-    assert not out.exists()
+    assert ("--limit" in line, out.exists()) == (True, False)
     done = tool("bundle", inventory, "--limit", "h100", "-o", out)
     assert done.status == 0, done
     assert os.access(out, os.X_OK)
@@ -65,14 +62,11 @@ def test_the_policy_of_an_inventory_is_in_it(tmp_path, tool):
 
 def test_an_old_python_gets_one_line(bundle_file):
     """Also where no old one is installed: this one pretends to be one."""
-    for version in ((2, 7, 18), (3, 8, 20)):
-        code = (
-            f"import sys, runpy; sys.version_info = {version}; sys.argv = ['x', 'audit']; "
-            f"runpy.run_path({str(bundle_file)!r}, run_name='__main__')"
-        )
-        done = run(sys.executable, "-c", code)
-        line = f"{OLD}{'.'.join(map(str, version))} ({sys.executable})\n"
-        assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+    begin = "import sys, runpy; sys.version_info = (3, 8, 20); sys.argv = ['x', 'audit']; "
+    code = f"{begin}runpy.run_path({str(bundle_file)!r}, run_name='__main__')"
+    done = run(sys.executable, "-c", code)
+    line = f"nodeready needs Python 3.9 or newer; this is 3.8.20 ({sys.executable})\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
 
 
 def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp_path):
@@ -93,7 +87,6 @@ def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp
         ("", 2, "COMMAND"),
         ("--help", 0, ""),
         ("nosuch", 2, "nosuch"),
-        ("audit --help", 0, ""),
         ("audit --nosuch", 2, "--nosuch"),
         ("audit --only gate", 2, "no such check"),
         ("audit --only proof.core", 2, "is proved, by nodeready ready"),

@@ -167,10 +167,6 @@ def test_other_pythons(supervisor, pythons):
         assert done.stdout == "b\n", done.stderr
 
 
-def test_the_program_of_the_ranks_is_python_3_8():
-    ast.parse(Path(torch_ranks.__file__).read_text(), feature_version=(3, 8))
-
-
 # --- Parts of the program of the ranks.
 
 
@@ -221,6 +217,7 @@ print(waiting())
 def test_a_connection_that_is_not_answered_is_named_with_its_address():
     """A listener whose queue is full does not answer: the kernel drops what comes (listen(2))."""
     text = Path(torch_ranks.__file__).read_text() + WAITING
+    ast.parse(text, feature_version=(3, 8))
     done = subprocess.run(
         [sys.executable, "-"], input=text, capture_output=True, text=True, check=True
     )
@@ -246,53 +243,9 @@ def test_an_error_of_many_lines_is_the_line_that_says_what_happened(case):
 
 # --- nccl-tests: recorded outputs.
 
-HEAD = """\
-# nccl-tests version 2.17.6 nccl-headers=22808 nccl-library=22808
-# Using devices
-#  Rank  0 Group  0 Pid     52 on      gpu01 device  0 [0000:18:00] NVIDIA H200 NVL
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
-algbw   busbw #wrong
-"""
-GOOD = (
-    HEAD
-    + """\
-        4096          1024     float     sum      -1    19.25    0.21    0.21      0    18.43    \
-0.22    0.22      0
-   268435456      67108864     float     sum      -1   1555.75  172.54  172.54      0  1558.13  \
-172.28  172.28      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 86.3125
-#
-# Collective test concluded: all_reduce_perf
-"""
-)
+OUTPUTS = Path(__file__).parents[1] / "data" / "nccl_tests"
+FAILED, GOOD, OLD, RCCL = (path.read_text() for path in sorted(OUTPUTS.iterdir()))
 WRONG = GOOD.replace("172.54      0", "172.54     24").replace(": 0 OK", ": 1 FAILED")
-FAILED = (
-    HEAD
-    + """\
-gpu01:5068:5080 [1] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: \
-Not Found
-gpu01: Test NCCL failure common.cu:392 'unhandled cuda error (run with NCCL_DEBUG=INFO for \
-details) / '
- .. gpu01 pid 5068: Test failure common.cu:590
- .. gpu01 pid 5068: Test failure all_reduce.cu:90
-"""
-)
-RCCL = """\
-# rccl-tests version 2.17.9-develop:2596ca5f71 rccl-headers=22803 rccl-library=22707
-       65536         16384     float     sum      -1    18.95    3.46    6.05    N/A    18.63    \
-3.52    6.16    N/A
-# Out of bounds values : 0 OK
-"""
-OLD = """\
-       size         count    type   redop     time   algbw   busbw  error     time   algbw   \
-busbw  error
-        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-    33554432       8388608   float     sum   3241.9   10.35   18.11  4e-07   3227.2   10.40   \
-18.20  4e-07
- Out of bounds values : 0 OK
- Avg bus bandwidth    : 18.155
-"""
 
 
 @pytest.mark.parametrize(
@@ -345,7 +298,7 @@ def order(**changed: object) -> Collective:
     return Collective(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path):
+def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
     perf, ring = found.engines
     assert (perf.name, perf.why, perf.where) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
@@ -356,6 +309,11 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path):
     ]  # fmt: skip
     words = "1,0 -b 4096 -e 268435456 -f 65536 -g 2 -n 5 -w 2 -c 1\n"
     assert (tmp_path / "asked").read_text() == words
+    nowhere = Config("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={OUTPUTS}",))
+    found = engines.find(supervisor, nowhere)
+    rank, _ = found.run(order(), (), threading.Event())
+    assert found.engines[0].why == rank.said == "all_reduce_perf: not found"
+    assert rank.phase == "start"
 
 
 @pytest.mark.parametrize(
@@ -377,20 +335,6 @@ def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phas
         assert (rank.phase, rank.ok) == (phase, False)
         assert (rank.wrong or rank.said).startswith(error)
         assert (rank.gbps > 0) == (phase == "done")
-    processes = Path("/proc").glob("[0-9]*/cmdline")
-    assert not [path for path in processes if f"sleep\0{own}".encode() in read(path)]
-
-
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def test_no_nccl_tests(supervisor, tmp_path):
-    config = Config("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={tmp_path}",))
-    found = engines.find(supervisor, config)
-    assert found.engines[0].why == "all_reduce_perf: not found"
-    rank, _ = found.run(order(), (), threading.Event())
-    assert (rank.phase, rank.said) == ("start", "all_reduce_perf: not found")
+    show = ["sh", "-c", "cat /proc/[0-9]*/cmdline"]
+    lines = subprocess.run(show, capture_output=True, check=False).stdout
+    assert f"sleep\0{own}\0".encode() not in lines
