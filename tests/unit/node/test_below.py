@@ -34,22 +34,19 @@ def processes_of(rows):
     return [process(pid, parent, command) for pid, (parent, command) in rows.items()]
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "stack", "kind"),
-    [
-        ("python train.py", "pt_data_worker", (), "loader worker"),
-        ("python train.py", "python3", WORKER, "loader worker"),
-        (SPAWN, "python3", WORKER, "loader worker"),
-        ("sh -c gcc x.c", "sh", (), "shell"),
-        ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
-        ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
-        ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
-        ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
-        (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
-        ("sleep 9", "sleep", (), "process"),
-        ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name", "stack", "kind"), [
+    ("python train.py", "pt_data_worker", (), "loader worker"),
+    ("python train.py", "python3", WORKER, "loader worker"),
+    (SPAWN, "python3", WORKER, "loader worker"),
+    ("sh -c gcc x.c", "sh", (), "shell"),
+    ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
+    ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
+    ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
+    ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
+    (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
+    ("sleep 9", "sleep", (), "process"),
+    ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
+])  # fmt: skip
 def test_the_kind_of_a_process(command, name, stack, kind):
     dump = Dump(stack) if stack else None
     assert below.kind(process(1, command=command, name=name), dump) == kind
@@ -156,19 +153,16 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     assert row["note"] == "what is below and beside it is left out: there is too much"
 
 
-@pytest.mark.parametrize(
-    ("gil", "switches", "timed", "own", "told"),
-    [
-        (("holder", "holder"), (0, 390), True, False, True),
-        # One that comes to hold it at times, a lock of the program's own, and itself.
-        (("", "holder"), (0, 390), True, False, False),
-        (("holder", "other"), (0, 390), True, False, False),
-        (("holder", "holder"), (0, 3), True, False, False),
-        (("holder", "holder"), (0, 390), False, False, False),
-        (("MainThread", "MainThread"), (0, 390), True, True, False),
-        (("holder",), (0,), True, False, False),
-    ],
-)
+@pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [
+    (("holder", "holder"), (0, 390), True, False, True),
+    # One that comes to hold it at times, a lock of the program's own, and itself.
+    (("", "holder"), (0, 390), True, False, False),
+    (("holder", "other"), (0, 390), True, False, False),
+    (("holder", "holder"), (0, 3), True, False, False),
+    (("holder", "holder"), (0, 390), False, False, False),
+    (("MainThread", "MainThread"), (0, 390), True, True, False),
+    (("holder",), (0,), True, False, False),
+])  # fmt: skip
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
     rank = target(10, dumps=[Dump(LOOP, gil=name, own=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"
@@ -193,20 +187,17 @@ BY_HAND = {10: (1, "python j.py 0"), 11: (1, "python j.py 1"), 12: (11, "python 
 KERNELS = dict.fromkeys((10, 11), (1, "python -m ipykernel_launcher"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "dumps", "ends_here", "ranks"),
-    [
-        (SPAWNED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
-        (FORKED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
-        # On several nodes a place is no rank.
-        (SPAWNED, PLACES, False, [(12, None, None), (11, None, None)]),
-        # A training alone with its loader is no job of ranks.
-        (SPAWNED, {}, True, []),
-        (KERNELS, {}, True, []),
-        (BY_HAND, {}, True, [(10, None, None), (11, None, None)]),
-        ({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}, {}, True, []),
-    ],
-)
+@pytest.mark.parametrize(("rows", "dumps", "ends_here", "ranks"), [
+    (SPAWNED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+    (FORKED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+    # On several nodes a place is no rank.
+    (SPAWNED, PLACES, False, [(12, None, None), (11, None, None)]),
+    # A training alone with its loader is no job of ranks.
+    (SPAWNED, {}, True, []),
+    (KERNELS, {}, True, []),
+    (BY_HAND, {}, True, [(10, None, None), (11, None, None)]),
+    ({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}, {}, True, []),
+])  # fmt: skip
 def test_ranks_that_no_launcher_has_numbered(monkeypatch, rows, dumps, ends_here, ranks):
     """torch.multiprocessing, spawned and by a fork server, and what somebody started by hand."""
     monkeypatch.setattr(below, "_holds", lambda pid: pid < 100)
@@ -225,15 +216,12 @@ RAY_LINE = (
 RAY_LOG = "ray-train-sys-worker-0f5880afd5f8ce488e716bb3.log"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "number"),
-    [
-        (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
-        (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
-        (RAY_LOG, '{"message": "Killed"}\n', None),
-        (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "number"), [
+    (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
+    (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
+    (RAY_LOG, '{"message": "Killed"}\n', None),
+    (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
+])  # fmt: skip
 def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text, number):
     path = tmp_path / name
     with path.open("w") as log:
@@ -242,16 +230,13 @@ def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text
         assert below._number_in_ray(os.getpid(), os.getuid()) == number
 
 
-@pytest.mark.parametrize(
-    ("told", "ranks"),
-    [
-        ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3)]),
-        ({11: (1, 3)}, None),
-        ({11: (1, 3), 12: (1, 3)}, None),
-        ({11: (1, 2), 12: (0, 3)}, None),
-        ({11: (3, 3), 12: (0, 3)}, None),
-    ],
-)
+@pytest.mark.parametrize(("told", "ranks"), [
+    ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3)]),
+    ({11: (1, 3)}, None),
+    ({11: (1, 3), 12: (1, 3)}, None),
+    ({11: (1, 2), 12: (0, 3)}, None),
+    ({11: (3, 3), 12: (0, 3)}, None),
+])  # fmt: skip
 def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, ranks):
     monkeypatch.setattr(below, "_number_in_ray", lambda pid, uid: told.get(pid))
     jobs = {11: "01000000", 12: "01000000", 13: "02000000"}

@@ -101,18 +101,15 @@ def test_hostile_notes_tell_nothing():
         assert (notes.pid, notes.comm, notes.files, notes.executable()) == (None, "", (), (0, ""))
 
 
-@pytest.mark.parametrize(
-    ("head", "why"),
-    [
-        (b"", "it is empty"),
-        (b"no", "it is no ELF file"),
-        (header()[:40], "it ends within its header"),
-        (header().replace(b"\x02\x01\x01", b"\x01\x01\x01"), "no 64-bit little-endian"),
-        (header(kind=2), "but no core"),
-        (header(machine=21), "another machine (ELF number 21)"),
-        (header(size=1), "make no sense"),
-    ],
-)
+@pytest.mark.parametrize(("head", "why"), [
+    (b"", "it is empty"),
+    (b"no", "it is no ELF file"),
+    (header()[:40], "it ends within its header"),
+    (header().replace(b"\x02\x01\x01", b"\x01\x01\x01"), "no 64-bit little-endian"),
+    (header(kind=2), "but no core"),
+    (header(machine=21), "another machine (ELF number 21)"),
+    (header(size=1), "make no sense"),
+])  # fmt: skip
 def test_why_a_file_is_no_core_of_ours(head, why):
     with pytest.raises(NoCore, match=re.escape(why)):
         core_file.header(head)
@@ -148,17 +145,14 @@ def test_the_build_id_is_read_from_a_files_first_page():
 SHELL = os.path.realpath("/bin/sh")
 
 
-@pytest.mark.parametrize(
-    ("path", "wanted", "problem"),
-    [
-        (SHELL, "", ""),
-        (SHELL, "c0ffee", f"{SHELL} has changed since: build id "),
-        ("", "", "the core does not say which program it was"),
-        ("python3", "", "the program is called python3, which is no path"),
-        ("/tmp/x (deleted)", "c0ffee", "/tmp/x (deleted): is no longer there"),
-        ("/dev/zero", "", "/dev/zero: it is a device"),
-    ],
-)
+@pytest.mark.parametrize(("path", "wanted", "problem"), [
+    (SHELL, "", ""),
+    (SHELL, "c0ffee", f"{SHELL} has changed since: build id "),
+    ("", "", "the core does not say which program it was"),
+    ("python3", "", "the program is called python3, which is no path"),
+    ("/tmp/x (deleted)", "c0ffee", "/tmp/x (deleted): is no longer there"),
+    ("/dev/zero", "", "/dev/zero: it is a device"),
+])  # fmt: skip
 def test_another_program_than_the_one_that_crashed_is_named(path, wanted, problem):
     text = program_problem(path, wanted)
     assert (text.startswith(problem), bool(text)) == (True, bool(problem))
@@ -169,21 +163,18 @@ TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN
 ADDRESS = {"MASTER_ADDR": "gpu001", "MASTER_PORT": "29500"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank", "names"),
-    [
-        ({}, None, ()),
-        (TORCHRUN | ADDRESS, 3, ("gpu001:29500",)),
-        (TORCHRUN | ADDRESS | {"TORCHELASTIC_RUN_ID": "run7"}, 3, ("run7", "gpu001:29500")),
-        (TORCHRUN | ADDRESS | SLURM, 3, ("88", "gpu001:29500")),
-        # A batch script is no task of a step.
-        (SLURM, None, ("88",)),
-        (SLURM | {"SLURM_STEP_ID": "0"}, 0, ("88",)),
-        # mpirun in a step: each of its ranks has the step's number, too.
-        (SLURM | {"SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_RANK": "5"}, 5, ("88",)),
-        ({"MASTER_ADDR": "gpu001"}, None, ()),
-    ],
-)
+@pytest.mark.parametrize(("environment", "rank", "names"), [
+    ({}, None, ()),
+    (TORCHRUN | ADDRESS, 3, ("gpu001:29500",)),
+    (TORCHRUN | ADDRESS | {"TORCHELASTIC_RUN_ID": "run7"}, 3, ("run7", "gpu001:29500")),
+    (TORCHRUN | ADDRESS | SLURM, 3, ("88", "gpu001:29500")),
+    # A batch script is no task of a step.
+    (SLURM, None, ("88",)),
+    (SLURM | {"SLURM_STEP_ID": "0"}, 0, ("88",)),
+    # mpirun in a step: each of its ranks has the step's number, too.
+    (SLURM | {"SLURM_STEP_ID": "0", "OMPI_COMM_WORLD_RANK": "5"}, 5, ("88",)),
+    ({"MASTER_ADDR": "gpu001"}, None, ()),
+])  # fmt: skip
 def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch, environment, rank, names):
     monkeypatch.setattr(core_file.Reader, "environment", lambda self: environment)
     reader = object.__new__(core_file.Reader)

@@ -255,17 +255,14 @@ def test_a_gpu_that_the_hardware_slows_down(tools, monkeypatch):
     assert throttles == [(), ("hw_thermal_slowdown",), ("performance level low",)]
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch"),
-        ("echo 'NVIDIA-SMI has failed because ...' >&2; exit 9", "NVIDIA-SMI has failed"),
-        ("exec sleep 60", "gave no answer in"),
-        ("echo '<nvidia_smi_log><gpu'", "nvidia-smi: "),
-        ("exit 0", "nvidia-smi: "),
-        (None, "nvidia-smi is not installed"),
-    ],
-)
+@pytest.mark.parametrize(("script", "words"), [
+    ("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18", "mismatch"),
+    ("echo 'NVIDIA-SMI has failed because ...' >&2; exit 9", "NVIDIA-SMI has failed"),
+    ("exec sleep 60", "gave no answer in"),
+    ("echo '<nvidia_smi_log><gpu'", "nvidia-smi: "),
+    ("exit 0", "nvidia-smi: "),
+    (None, "nvidia-smi is not installed"),
+])  # fmt: skip
 def test_a_tool_that_fails(tools, script, words):
     if script:
         tools("nvidia-smi", script)

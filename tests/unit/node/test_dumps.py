@@ -237,16 +237,13 @@ def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
 # --- The node's answer.
 
 
-@pytest.mark.parametrize(
-    ("data", "why"),
-    [
-        (b"no gzip at all", "damaged"),
-        (b"", "cut off"),
-        (gzip.compress(b"{}" * 99, mtime=0)[:-9], "cut off"),
-        (gzip.compress(b"[" * 100_000, mtime=0), "nested too deep"),
-        (gzip.compress(b" " * (1 << 20) + b" ", mtime=0), "more than 1 MiB"),
-    ],
-)
+@pytest.mark.parametrize(("data", "why"), [
+    (b"no gzip at all", "damaged"),
+    (b"", "cut off"),
+    (gzip.compress(b"{}" * 99, mtime=0)[:-9], "cut off"),
+    (gzip.compress(b"[" * 100_000, mtime=0), "nested too deep"),
+    (gzip.compress(b" " * (1 << 20) + b" ", mtime=0), "more than 1 MiB"),
+])  # fmt: skip
 def test_an_answer_there_and_back_and_what_is_none(data, why, monkeypatch):
     trace = {"processes": [{"note": "ü\n\u2028"}], "error": ""}
     assert answer.unpack(f"noise N trace x\nmotd N {answer.pack(trace)}\nbye", "N") == trace

@@ -33,40 +33,34 @@ def changed(**how) -> Identity:
     return replace(PLAIN, credentials=frozenset({replace(USER, **how)}))
 
 
-@pytest.mark.parametrize(
-    ("seen", "why"),
-    [
-        (PLAIN, ""),
-        (ROOT, ""),
-        # In a namespace of the user's own, capabilities are none here.
-        (replace(changed(capabilities=0x1FFFFFFFFFF), namespace=(4, 9)), ""),
-        (changed(users=(4001, 4001, 0, 4001)), "more than one user"),
-        (changed(users=(4001, 4001, 4001, 0)), "more than one user"),
-        (changed(groups=(4001, 4001, 42, 4001)), "more than one user or group"),
-        (changed(capabilities=1 << 19), "has capabilities"),
-        (replace(PLAIN, credentials=frozenset({USER, replace(USER, users=(1,) * 4)})), "threads"),
-        (replace(PLAIN, owner=0), "not dumpable"),
-        (replace(PLAIN, auxv=((23, 1),)), "started with more rights"),
-        (replace(ROOT, auxv=((23, 1),)), "started with more rights"),
-        (replace(PLAIN, auxv=()), "no 64-bit program"),
-    ],
-)
+@pytest.mark.parametrize(("seen", "why"), [
+    (PLAIN, ""),
+    (ROOT, ""),
+    # In a namespace of the user's own, capabilities are none here.
+    (replace(changed(capabilities=0x1FFFFFFFFFF), namespace=(4, 9)), ""),
+    (changed(users=(4001, 4001, 0, 4001)), "more than one user"),
+    (changed(users=(4001, 4001, 4001, 0)), "more than one user"),
+    (changed(groups=(4001, 4001, 42, 4001)), "more than one user or group"),
+    (changed(capabilities=1 << 19), "has capabilities"),
+    (replace(PLAIN, credentials=frozenset({USER, replace(USER, users=(1,) * 4)})), "threads"),
+    (replace(PLAIN, owner=0), "not dumpable"),
+    (replace(PLAIN, auxv=((23, 1),)), "started with more rights"),
+    (replace(ROOT, auxv=((23, 1),)), "started with more rights"),
+    (replace(PLAIN, auxv=()), "no 64-bit program"),
+])  # fmt: skip
 def test_why_memory_may_be_more_than_its_users(seen, why):
     mixed = seen.mixed(OURS)
     assert (why in mixed, bool(mixed)) == (True, bool(why))
 
 
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (PLAIN, ""),
-        (replace(PLAIN, started=78), "another one has its number"),
-        (changed(users=(4001, 0, 0, 0)), "it runs with the rights of more than one user"),
-        (replace(PLAIN, executable=(8, 16)), "it runs another program"),
-        (replace(PLAIN, auxv=((23, 0), (9, 0x501000))), "it runs another program"),
-        (ROOT, "it has another user or group"),
-    ],
-)
+@pytest.mark.parametrize(("now", "words"), [
+    (PLAIN, ""),
+    (replace(PLAIN, started=78), "another one has its number"),
+    (changed(users=(4001, 0, 0, 0)), "it runs with the rights of more than one user"),
+    (replace(PLAIN, executable=(8, 16)), "it runs another program"),
+    (replace(PLAIN, auxv=((23, 0), (9, 0x501000))), "it runs another program"),
+    (ROOT, "it has another user or group"),
+])  # fmt: skip
 def test_the_change_of_a_process(now, words):
     change = PLAIN.change(now, OURS)
     assert (words in change, bool(change)) == (True, bool(words))

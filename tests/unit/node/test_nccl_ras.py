@@ -114,16 +114,13 @@ def shared() -> Iterator[Path]:
 
 
 @ROOT_ONLY
-@pytest.mark.parametrize(
-    ("mode", "uid", "absent"),
-    [
-        (0o644, 65534, ""),
-        # A library that its user may not read is not read by root either.
-        (0o600, 65534, "the version of the job's NCCL is not known"),
-        # The process is another's by now.
-        (0o644, 0, "another user's rights"),
-    ],
-)
+@pytest.mark.parametrize(("mode", "uid", "absent"), [
+    (0o644, 65534, ""),
+    # A library that its user may not read is not read by root either.
+    (0o600, 65534, "the version of the job's NCCL is not known"),
+    # The process is another's by now.
+    (0o644, 0, "another user's rights"),
+])  # fmt: skip
 def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, uid, absent):
     with running(shared / "rank", answer=healthy(), uid=uid) as port:
         os.chmod(shared / "rank/libnccl.so.2", mode)
@@ -148,17 +145,14 @@ def test_a_report_of_a_healthy_job(tmp_path):
     assert second == Member(1, "10.0.0.2", 4712, (), world_rank=1)
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
-        ("hangs", "gave no whole answer in time"),
-        ("drips", "gave no whole answer in time"),
-        ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
-        ("closes", "broke off: "),
-        ("endless", "longer than 1 MiB"),
-        ("half", "what makes no sense: {"),
-    ],
-)
+@pytest.mark.parametrize(("manner", "words"), [
+    ("hangs", "gave no whole answer in time"),
+    ("drips", "gave no whole answer in time"),
+    ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
+    ("closes", "broke off: "),
+    ("endless", "longer than 1 MiB"),
+    ("half", "what makes no sense: {"),
+])  # fmt: skip
 def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
     monkeypatch.setattr(nccl_ras, "_MOST_BYTES", 1 << 20)
     with running(tmp_path, manner=manner, answer=healthy()) as port:
@@ -268,13 +262,10 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
 # --- Listeners as /proc shows them.
 
 
-@pytest.mark.parametrize(
-    ("address", "inode", "expected"),
-    [
-        ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
-        ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
-    ],
-)
+@pytest.mark.parametrize(("address", "inode", "expected"), [
+    ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
+    ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
+])  # fmt: skip
 def test_listeners_of_both_families(address, inode, expected):
     zero = "0" * len(address.partition(":")[0])
     text = f"""\

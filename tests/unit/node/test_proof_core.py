@@ -77,17 +77,14 @@ def elf(*ends: int, kind: bytes = b"\x02\x01") -> bytes:
     return bytes(head)
 
 
-@pytest.mark.parametrize(
-    ("head", "size"),
-    [
-        (elf(4096, 471040, 8192), 471040),
-        (elf(), 0),
-        (elf(4096)[:100], None),
-        (elf(4096, kind=b"\x07\x01"), None),
-        (b"\x7fELF", None),
-        (b"#!/bin/sh\n" * 20, None),
-    ],
-)
+@pytest.mark.parametrize(("head", "size"), [
+    (elf(4096, 471040, 8192), 471040),
+    (elf(), 0),
+    (elf(4096)[:100], None),
+    (elf(4096, kind=b"\x07\x01"), None),
+    (b"\x7fELF", None),
+    (b"#!/bin/sh\n" * 20, None),
+])  # fmt: skip
 def test_the_headers_of_a_core_tell_its_size(head, size):
     assert core.whole_bytes(head) == size
 
@@ -177,25 +174,22 @@ NO_FORMAT = "not in executable format: file format not recognized"
 UNREAD = {"whole_bytes": None, "frames": 0, "gdb_said": "coredumpctl: No such file"}
 
 
-@pytest.mark.parametrize(
-    ("seen", "want", "expected", "words"),
-    [
-        (GOOD, WANT, ("ok", "ok"), ""),
-        (replace(GOOD, limit_bytes=10**9), WANT, ("ok", "ok"), ""),
-        (KEPT, SYSTEMD, ("ok", "ok"), ""),
-        (replace(GOOD, frames=0, gdb_said=NO_FORMAT), WANT, ("ok", "fail"), "not recognized"),
-        (replace(KEPT, **UNREAD), SYSTEMD, ("ok", "fail"), "No such file"),
-        (
-            replace(GOOD, gdb="", frames=0),
-            WANT,
-            ("ok", "na"),
-            "gdb is not installed: see proof.gdb",
-        ),
-        (replace(GOOD, left="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
-        (None, WANT, ("na", "na"), ""),
-        (Unknown("timed out"), WANT, ("unknown", "unknown"), "timed out"),
-    ],
-)
+@pytest.mark.parametrize(("seen", "want", "expected", "words"), [
+    (GOOD, WANT, ("ok", "ok"), ""),
+    (replace(GOOD, limit_bytes=10**9), WANT, ("ok", "ok"), ""),
+    (KEPT, SYSTEMD, ("ok", "ok"), ""),
+    (replace(GOOD, frames=0, gdb_said=NO_FORMAT), WANT, ("ok", "fail"), "not recognized"),
+    (replace(KEPT, **UNREAD), SYSTEMD, ("ok", "fail"), "No such file"),
+    (
+        replace(GOOD, gdb="", frames=0),
+        WANT,
+        ("ok", "na"),
+        "gdb is not installed: see proof.gdb",
+    ),
+    (replace(GOOD, left="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
+    (None, WANT, ("na", "na"), ""),
+    (Unknown("timed out"), WANT, ("unknown", "unknown"), "timed out"),
+])  # fmt: skip
 def test_a_core_and_its_backtrace_are_judged_apart(seen, want, expected, words):
     results = judged(seen, want)
     assert tuple(result.status for result in results) == expected

@@ -27,21 +27,18 @@ def supervisor():
         yield supervisor
 
 
-@pytest.mark.parametrize(
-    ("gdb", "strace", "expected"),
-    [
-        (GOOD, GOOD, ("ok", "ok")),
-        (replace(BAD, said="boo"), GOOD, ("fail", "ok")),
-        (GOOD, replace(BAD, said="boo"), ("ok", "fail")),
-        (GOOD, None, ("ok", "unknown")),
-        (None, GOOD, ("unknown", "ok")),
-        (replace(GOOD, tool=""), GOOD, ("fail", "ok")),
-        # It showed all that it should, and broke what it looked at.
-        (replace(GOOD, answers=False, state="T"), GOOD, ("fail", "ok")),
-        (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
-        (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
-    ],
-)
+@pytest.mark.parametrize(("gdb", "strace", "expected"), [
+    (GOOD, GOOD, ("ok", "ok")),
+    (replace(BAD, said="boo"), GOOD, ("fail", "ok")),
+    (GOOD, replace(BAD, said="boo"), ("ok", "fail")),
+    (GOOD, None, ("ok", "unknown")),
+    (None, GOOD, ("unknown", "ok")),
+    (replace(GOOD, tool=""), GOOD, ("fail", "ok")),
+    # It showed all that it should, and broke what it looked at.
+    (replace(GOOD, answers=False, state="T"), GOOD, ("fail", "ok")),
+    (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
+    (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
+])  # fmt: skip
 def test_each_tool_is_judged_for_itself(gdb, strace, expected):
     results = judged(replace(WELL, tracers=replace(WELL.tracers, gdb=gdb, strace=strace)))
     assert (results["gdb"][0], results["strace"][0]) == expected
@@ -100,20 +97,17 @@ def test_what_was_started_ends_when_we_are_killed():
     wait_for(lambda: not _marked(mark))
 
 
-@pytest.mark.parametrize(
-    ("err", "refused"),
-    [
-        ("strace: attach: ptrace(PTRACE_SEIZE, 9): Operation not permitted", True),
-        ("Could not attach to process.  If your uid\nptrace: Operation not permitted.", True),
-        ("Error: Permission Denied: Try running again with elevated permissions", True),
-        ("Error: Failed to suspend process\nReason: EPERM: Operation not permitted", True),
-        ("Error: Failed to open /proc/9/maps\nReason: Permission denied (os error 13)", True),
-        ("Error: Failed to find python version from target process", False),
-        ("Reason: No such file or directory (os error 2)", False),
-        ("Reason: Input/output error (os error 131)", False),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("err", "refused"), [
+    ("strace: attach: ptrace(PTRACE_SEIZE, 9): Operation not permitted", True),
+    ("Could not attach to process.  If your uid\nptrace: Operation not permitted.", True),
+    ("Error: Permission Denied: Try running again with elevated permissions", True),
+    ("Error: Failed to suspend process\nReason: EPERM: Operation not permitted", True),
+    ("Error: Failed to open /proc/9/maps\nReason: Permission denied (os error 13)", True),
+    ("Error: Failed to find python version from target process", False),
+    ("Reason: No such file or directory (os error 2)", False),
+    ("Reason: Input/output error (os error 131)", False),
+    ("", False),
+])  # fmt: skip
 def test_what_the_tools_say_when_they_are_refused(supervisor, err, refused):
     canary = supervisor.canary()
     argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]

@@ -97,25 +97,22 @@ JOBS = processes(
 )
 
 
-@pytest.mark.parametrize(
-    ("selection", "pids"),
-    [
-        (Selection(), [10, 11]),
-        (Selection(job="88"), [10]),
-        (Selection(job="exp7"), [11]),
-        (Selection(job="a:29500"), [10]),
-        (Selection(job="b:29500"), [11]),
-        (Selection(job="8"), []),
-        # A program may write its title over its environment: then its cgroup tells.
-        (Selection(job="91"), [14]),
-        (Selection(match=r"serve\.py"), [12]),
-        (Selection(match="^python"), [10, 11, 12, 14]),
-        (Selection(match="train", job="88"), [10]),
-        (Selection(match="nothing"), []),
-        (Selection(pids=(13, 10, 13, 999)), [10, 13]),
-        (Selection(pids=(13,), job="88", match="x"), [13]),
-    ],
-)
+@pytest.mark.parametrize(("selection", "pids"), [
+    (Selection(), [10, 11]),
+    (Selection(job="88"), [10]),
+    (Selection(job="exp7"), [11]),
+    (Selection(job="a:29500"), [10]),
+    (Selection(job="b:29500"), [11]),
+    (Selection(job="8"), []),
+    # A program may write its title over its environment: then its cgroup tells.
+    (Selection(job="91"), [14]),
+    (Selection(match=r"serve\.py"), [12]),
+    (Selection(match="^python"), [10, 11, 12, 14]),
+    (Selection(match="train", job="88"), [10]),
+    (Selection(match="nothing"), []),
+    (Selection(pids=(13, 10, 13, 999)), [10, 13]),
+    (Selection(pids=(13,), job="88", match="x"), [13]),
+])  # fmt: skip
 def test_selected_processes(selection, pids):
     found = {rank.process.pid: rank.identity for rank in select(JOBS, selection, OWN)}
     assert sorted(found) == pids
@@ -134,16 +131,13 @@ RENDEZVOUS = processes(
 )
 
 
-@pytest.mark.parametrize(
-    ("selection", "pids"),
-    [
-        (Selection(), [22, 30, 51]),
-        (Selection(job="88"), [22]),
-        (Selection(job="exp7"), [22]),
-        (Selection(job="exp8"), []),
-        (Selection(uid=7), []),
-    ],
-)
+@pytest.mark.parametrize(("selection", "pids"), [
+    (Selection(), [22, 30, 51]),
+    (Selection(job="88"), [22]),
+    (Selection(job="exp7"), [22]),
+    (Selection(job="exp8"), []),
+    (Selection(uid=7), []),
+])  # fmt: skip
 def test_launchers_whose_ranks_have_not_begun(selection, pids):
     ranks = launchers(RENDEZVOUS, selection, OWN)
     assert [rank.process.pid for rank in ranks] == pids
@@ -190,18 +184,15 @@ RAY_START = "19 9000 python /usr/bin/ray start --block --head | step 0"
 SLURM_RAY = on_ray("9000 1 slurmstepd: [88.0]", RAY_START, services=19, fact="step 0")
 
 
-@pytest.mark.parametrize(
-    ("rows", "selection", "job"),
-    [
-        (on_ray(DRIVER, services=10), Selection(), "01000000"),
-        (on_ray(DRIVER, services=1), Selection(job="01000000"), "01000000"),
-        # srun has numbered the nodes, and the driver's own step.
-        (SLURM_RAY, Selection(), "88"),
-        (SLURM_RAY, Selection(job="01000000"), "88"),
-        ([*SLURM_RAY, process("12 1 python driver.py | step 0 2 1")], Selection(), "88"),
-        (on_ray(f"{DRIVER} | ompi 0", services=10, fact="ompi 0"), Selection(), "01000000"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "selection", "job"), [
+    (on_ray(DRIVER, services=10), Selection(), "01000000"),
+    (on_ray(DRIVER, services=1), Selection(job="01000000"), "01000000"),
+    # srun has numbered the nodes, and the driver's own step.
+    (SLURM_RAY, Selection(), "88"),
+    (SLURM_RAY, Selection(job="01000000"), "88"),
+    ([*SLURM_RAY, process("12 1 python driver.py | step 0 2 1")], Selection(), "88"),
+    (on_ray(f"{DRIVER} | ompi 0", services=10, fact="ompi 0"), Selection(), "01000000"),
+])  # fmt: skip
 def test_workers_of_ray_train(rows, selection, job):
     beside = processes("60 1 python train.py | torch 0", "61 1 python train.py | torch 1")
     ranks = select([*beside, *rows], selection, OWN)
@@ -271,18 +262,15 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
 USERS = "0::/user.slice/user-4001.slice/user@4001.service"
 
 
-@pytest.mark.parametrize(
-    ("text", "job"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
-        ("0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n", "88"),
-        ("7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n", "88"),
-        ("7:freezer:/slurm_gpu1/uid_1000/job_88\n", "88"),
-        ("0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
-        (f"{USERS}/slurmstepd.scope/job_88/x\n", ""),
-        (f"{USERS}/slurm/uid_7/job_88\n", ""),
-        ("0::/job_88/x\n0::/system.slice/slurmstepd.scope/job_88x\n", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "job"), [
+    ("0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+    ("0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n", "88"),
+    ("7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n", "88"),
+    ("7:freezer:/slurm_gpu1/uid_1000/job_88\n", "88"),
+    ("0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+    (f"{USERS}/slurmstepd.scope/job_88/x\n", ""),
+    (f"{USERS}/slurm/uid_7/job_88\n", ""),
+    ("0::/job_88/x\n0::/system.slice/slurmstepd.scope/job_88x\n", ""),
+])  # fmt: skip
 def test_only_slurms_own_cgroups_tell_the_job(text, job):
     assert slurm_job(text) == job

@@ -106,18 +106,15 @@ def bystander(pid: int) -> int:
 # --- Who and where.
 
 
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [
-        ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
-        ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
-        ({"SLURM_PROCID": "0"}, ""),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
-        ({"RANK": "../../etc"}, ""),
-        ({"RANK": "٣"}, ""),
-    ],
-)
+@pytest.mark.parametrize(("variables", "rank"), [
+    ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
+    ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
+    ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
+    ({"SLURM_PROCID": "0"}, ""),
+    ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
+    ({"RANK": "../../etc"}, ""),
+    ({"RANK": "٣"}, ""),
+])  # fmt: skip
 def test_the_rank_is_the_launchers(variables, rank):
     assert supervisor.rank_of(variables) == rank
 
@@ -146,25 +143,22 @@ def lines_of(*parts: bytes) -> bytes:
     return shown + b"".join(lines.rest(101.0))
 
 
-@pytest.mark.parametrize(
-    ("parts", "shown"),
-    [
-        ((b"one\ntw", b"o\n"), b"[n:0] one\n[n:0] two\n"),
-        ((b"no end",), b"[n:0] no end\n"),
-        ((b"\n\n",), b"[n:0] \n[n:0] \n"),
-        ((b"\xff\x00\x1b[31mred\n",), b"[n:0] \xff\x00\x1b[31mred\n"),
-        ((b"dos\r\n",), b"[n:0] dos\r\n"),
-        ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
-        ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
-        ((), b""),
-        ((b"x" * supervisor.LONGEST + b"\n",), b"[n:0] " + b"x" * supervisor.LONGEST + b"\n"),
-        # A line beyond the limit is several lines.
-        (
-            (b"x" * supervisor.LONGEST + b"y\n",),
-            b"[n:0] " + b"x" * supervisor.LONGEST + b"\n[n:0] y\n",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("parts", "shown"), [
+    ((b"one\ntw", b"o\n"), b"[n:0] one\n[n:0] two\n"),
+    ((b"no end",), b"[n:0] no end\n"),
+    ((b"\n\n",), b"[n:0] \n[n:0] \n"),
+    ((b"\xff\x00\x1b[31mred\n",), b"[n:0] \xff\x00\x1b[31mred\n"),
+    ((b"dos\r\n",), b"[n:0] dos\r\n"),
+    ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
+    ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
+    ((), b""),
+    ((b"x" * supervisor.LONGEST + b"\n",), b"[n:0] " + b"x" * supervisor.LONGEST + b"\n"),
+    # A line beyond the limit is several lines.
+    (
+        (b"x" * supervisor.LONGEST + b"y\n",),
+        b"[n:0] " + b"x" * supervisor.LONGEST + b"\n[n:0] y\n",
+    ),
+])  # fmt: skip
 def test_output_becomes_whole_lines(parts, shown):
     assert lines_of(*parts) == shown
 
@@ -192,18 +186,15 @@ def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
     assert list(supervisor._pieces(lines)) == pieces
 
 
-@pytest.mark.parametrize(
-    ("pieces", "whole"),
-    [
-        ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
-        ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
-        ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
-        ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
-        ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
-    ],
-)
+@pytest.mark.parametrize(("pieces", "whole"), [
+    ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+    ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+    ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
+    ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
+    ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
+    ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
+    ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
+])  # fmt: skip
 def test_a_block_is_written_in_one_piece(pieces, whole):
     blocks = supervisor.Blocks()
     assert [block for piece in pieces for block in blocks.add(piece, 0.0)] == whole
@@ -514,16 +505,13 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
     assert len(set(re.findall(r"trace of process (\d+)", text))) >= 3
 
 
-@pytest.mark.parametrize(
-    ("path", "is_mine"),
-    [
-        ("/v/site-packages/mine/x.py", True),
-        ("/v/site-packages/torch/x.py", False),
-        ("/home/ada/train.py", True),
-        (os.__file__, False),
-        ("<frozen importlib>", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "is_mine"), [
+    ("/v/site-packages/mine/x.py", True),
+    ("/v/site-packages/torch/x.py", False),
+    ("/home/ada/train.py", True),
+    (os.__file__, False),
+    ("<frozen importlib>", False),
+])  # fmt: skip
 def test_a_package_that_is_asked_for_is_traced(path, is_mine):
     ring = supervisor.Ring("/nonexistent", 4, ("mine",))
     assert ring.is_mine(compile("pass", path, "exec")) == is_mine

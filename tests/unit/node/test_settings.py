@@ -91,17 +91,14 @@ def test_where_the_recorder_writes(idle, tmp_path):
     assert (without.dump_place, without.dump_wrong) == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("", "no pattern"),
-        ("|/no/such/program %p", "there is no program /no/such/program"),
-        ("|", "there is no program"),
-        ("|/bin/false", "drops it"),
-        ("/no/such/directory/core.%p", "there is no directory /no/such/directory"),
-        *((place, "") for place in ("/tmp/core.%p", "/tmp/%u/core", "core")),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "words"), [
+    ("", "no pattern"),
+    ("|/no/such/program %p", "there is no program /no/such/program"),
+    ("|", "there is no program"),
+    ("|/bin/false", "drops it"),
+    ("/no/such/directory/core.%p", "there is no directory /no/such/directory"),
+    *((place, "") for place in ("/tmp/core.%p", "/tmp/%u/core", "core")),
+])  # fmt: skip
 def test_where_a_core_would_go(idle, pattern, words):
     problem = settings._core_wrong(idle, pattern)
     assert (words in problem, bool(problem)) == (True, bool(words))

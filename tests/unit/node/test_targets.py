@@ -35,25 +35,22 @@ def trace_of(*targets):
     return line, read(answer.unpack(f"N {line}", "N"), "n")
 
 
-@pytest.mark.parametrize(
-    ("facts", "native", "euid", "why"),
-    [
-        ([replace(FACTS, exiting=True)], False, 0, EXITING),
-        ([FACTS], False, 0, ""),
-        ([FACTS], True, 1000, ""),
-        ([ASLEEP], False, 0, ""),
-        ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
-        ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
-        ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
-        ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
-        ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
-        ([FACTS, None], False, 0, ENDED),
-        ([FACTS, replace(FACTS, state="Z")], False, 0, ENDED),
-        # Its number is another's now.
-        ([FACTS, replace(FACTS, start_s=6.0)], False, 0, ENDED),
-        ([], False, 0, NO_TIME),
-    ],
-)
+@pytest.mark.parametrize(("facts", "native", "euid", "why"), [
+    ([replace(FACTS, exiting=True)], False, 0, EXITING),
+    ([FACTS], False, 0, ""),
+    ([FACTS], True, 1000, ""),
+    ([ASLEEP], False, 0, ""),
+    ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
+    ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
+    ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
+    ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
+    ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
+    ([FACTS, None], False, 0, ENDED),
+    ([FACTS, replace(FACTS, state="Z")], False, 0, ENDED),
+    # Its number is another's now.
+    ([FACTS, replace(FACTS, start_s=6.0)], False, 0, ENDED),
+    ([], False, 0, NO_TIME),
+])  # fmt: skip
 def test_why_a_process_is_not_looked_into(facts, native, euid, why):
     assert target(*facts).refusal(euid, native) == why
 
@@ -72,39 +69,33 @@ RUNS = replace(FACTS, state="R", wait_channel="", kernel_stack=())
 STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
 
 
-@pytest.mark.parametrize(
-    ("facts", "settled"),
-    [
-        ((), None),
-        ((FACTS, RUNS), FACTS),
-        ((RUNS, FACTS, ASLEEP), FACTS),
-        ((FACTS, RUNS, ASLEEP), FACTS),
-        ((RUNS, ASLEEP), RUNS),
-        ((ASLEEP, ASLEEP), ASLEEP),
-        ((FACTS, STOPPED), STOPPED),
-        # Somebody has sent SIGCONT since.
-        ((STOPPED, RUNS), RUNS),
-        ((STOPPED, ASLEEP), ASLEEP),
-    ],
-)
+@pytest.mark.parametrize(("facts", "settled"), [
+    ((), None),
+    ((FACTS, RUNS), FACTS),
+    ((RUNS, FACTS, ASLEEP), FACTS),
+    ((FACTS, RUNS, ASLEEP), FACTS),
+    ((RUNS, ASLEEP), RUNS),
+    ((ASLEEP, ASLEEP), ASLEEP),
+    ((FACTS, STOPPED), STOPPED),
+    # Somebody has sent SIGCONT since.
+    ((STOPPED, RUNS), RUNS),
+    ((STOPPED, ASLEEP), ASLEEP),
+])  # fmt: skip
 def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled):
     assert target(*facts).settled is settled
 
 
-@pytest.mark.parametrize(
-    ("facts", "state", "kind"),
-    [
-        ([FACTS, FACTS], "S", "stack"),
-        # Every process waits for a disk now and then.
-        ([FACTS, ASLEEP], "S", "stack"),
-        ([ASLEEP, ASLEEP], "D", "uninterruptible"),
-        ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
-        ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
-        ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
-        ([FACTS, None], "S", "dead"),
-        ([], "", "stack"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "state", "kind"), [
+    ([FACTS, FACTS], "S", "stack"),
+    # Every process waits for a disk now and then.
+    ([FACTS, ASLEEP], "S", "stack"),
+    ([ASLEEP, ASLEEP], "D", "uninterruptible"),
+    ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
+    ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
+    ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
+    ([FACTS, None], "S", "dead"),
+    ([], "", "stack"),
+])  # fmt: skip
 def test_the_kind_of_a_rank(facts, state, kind):
     table, places = StackTable(), StackNumbers()
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)

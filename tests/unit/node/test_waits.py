@@ -161,17 +161,14 @@ TCP6 = (
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="recorded on a little-endian machine")
-@pytest.mark.parametrize(
-    ("text", "inode", "row"),
-    [
-        (TCP, 4711, ("127.0.0.1:29500", "127.0.0.1:41394", 1)),
-        (TCP, 99, ("0.0.0.0:22", "0.0.0.0:0", 10)),
-        (TCP, 7, None),
-        (TCP6, 5, ("10.0.0.2:29500", "10.0.0.1:53", 2)),
-        ("", 5, None),
-        ("   0: 01:0000 02:0000 01 x 5 1 \n", 5, None),
-    ],
-)
+@pytest.mark.parametrize(("text", "inode", "row"), [
+    (TCP, 4711, ("127.0.0.1:29500", "127.0.0.1:41394", 1)),
+    (TCP, 99, ("0.0.0.0:22", "0.0.0.0:0", 10)),
+    (TCP, 7, None),
+    (TCP6, 5, ("10.0.0.2:29500", "10.0.0.1:53", 2)),
+    ("", 5, None),
+    ("   0: 01:0000 02:0000 01 x 5 1 \n", 5, None),
+])  # fmt: skip
 def test_a_row_of_the_sockets(text, inode, row):
     assert tcp_row(text, inode) == row
 
@@ -181,18 +178,15 @@ INET, INET6, UNIX = (
 )
 
 
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (INET + b"\x73\x3c\x0a\0\0\x02" + bytes(8), "10.0.0.2:29500"),
-        (INET6 + b"\0\x35" + bytes(4) + bytes(15) + b"\x01", "[::1]:53"),
-        (UNIX + b"/run/x\0y", "the socket /run/x"),
-        (UNIX + b"\0abstract", "the socket abstract"),
-        (b"", ""),
-        (b"\xff\xff\xff", ""),
-        (INET + b"\0", ""),
-    ],
-)
+@pytest.mark.parametrize(("data", "text"), [
+    (INET + b"\x73\x3c\x0a\0\0\x02" + bytes(8), "10.0.0.2:29500"),
+    (INET6 + b"\0\x35" + bytes(4) + bytes(15) + b"\x01", "[::1]:53"),
+    (UNIX + b"/run/x\0y", "the socket /run/x"),
+    (UNIX + b"\0abstract", "the socket abstract"),
+    (b"", ""),
+    (b"\xff\xff\xff", ""),
+    (INET + b"\0", ""),
+])  # fmt: skip
 def test_an_address(data, text):
     assert address(data) == text
 

@@ -181,18 +181,15 @@ def _file(path, data):
     return number
 
 
-@pytest.mark.parametrize(
-    ("why", "output"),
-    [
-        ("its output goes to /dev/null", lambda _: os.open("/dev/null", os.O_WRONLY)),
-        ("its output goes to a device", lambda _: os.open("/dev/full", os.O_WRONLY)),
-        ("its output goes to a terminal (/dev/pts/", lambda _: os.openpty()[1]),
-        ("its output goes to a socket", lambda _: socket.socketpair()[0].detach()),
-        ("the file that it writes was deleted: ", lambda path: _file(path, b"")),
-        ("a pipe that no process of its user reads", _fifo),
-        ("what it writes is no text: ", lambda path: _file(path, b"ab\0cd\nef\0\1gh\n")),
-    ],
-)
+@pytest.mark.parametrize(("why", "output"), [
+    ("its output goes to /dev/null", lambda _: os.open("/dev/null", os.O_WRONLY)),
+    ("its output goes to a device", lambda _: os.open("/dev/full", os.O_WRONLY)),
+    ("its output goes to a terminal (/dev/pts/", lambda _: os.openpty()[1]),
+    ("its output goes to a socket", lambda _: socket.socketpair()[0].detach()),
+    ("the file that it writes was deleted: ", lambda path: _file(path, b"")),
+    ("a pipe that no process of its user reads", _fifo),
+    ("what it writes is no text: ", lambda path: _file(path, b"ab\0cd\nef\0\1gh\n")),
+])  # fmt: skip
 def test_why_there_is_no_log(run, tmp_path, why, output):
     number = output(tmp_path / "log")
     log = observe(run(stdout=number, stderr=number))
@@ -257,16 +254,13 @@ def test_reports_in_lines_of_real_logs(case):
     assert list(reports(case["lines"])) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"Ranks {'1, ' * 1300} failed to pass monitoredBarrie",
-        f"[{'11111, ' * 600}] finished collective #",
-        "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=" + "9" * 3000,
-        "[PG ID " * 600 + "watchdog",
-        "[rank99999999999999999999]: Watchdog caught collective operation timeout: SeqNum=--1",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    f"Ranks {'1, ' * 1300} failed to pass monitoredBarrie",
+    f"[{'11111, ' * 600}] finished collective #",
+    "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=" + "9" * 3000,
+    "[PG ID " * 600 + "watchdog",
+    "[rank99999999999999999999]: Watchdog caught collective operation timeout: SeqNum=--1",
+])  # fmt: skip
 def test_a_line_that_is_made_to_take_long_takes_none(line):
     began = time.process_time()
     reports([line] * 20)

@@ -81,21 +81,18 @@ def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp
     assert "no such check" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "words"),
-    [
-        ("", 2, "COMMAND"),
-        ("--help", 0, ""),
-        ("nosuch", 2, "nosuch"),
-        ("audit --nosuch", 2, "--nosuch"),
-        ("audit --only gate", 2, "no such check"),
-        ("audit --only proof.core", 2, "is proved, by nodeready ready"),
-        ("audit --policy /nosuch", 2, "/nosuch: there is no such file"),
-        ("ready --ports x", 2, "--ports x: must be FIRST-LAST"),
-        ("ready --gpus 65", 2, "must be between 0 and 64"),
-        ("ready --user a;b", 2, "no user name"),
-    ],
-)
+@pytest.mark.parametrize(("line", "status", "words"), [
+    ("", 2, "COMMAND"),
+    ("--help", 0, ""),
+    ("nosuch", 2, "nosuch"),
+    ("audit --nosuch", 2, "--nosuch"),
+    ("audit --only gate", 2, "no such check"),
+    ("audit --only proof.core", 2, "is proved, by nodeready ready"),
+    ("audit --policy /nosuch", 2, "/nosuch: there is no such file"),
+    ("ready --ports x", 2, "--ports x: must be FIRST-LAST"),
+    ("ready --gpus 65", 2, "must be between 0 and 64"),
+    ("ready --user a;b", 2, "no user name"),
+])  # fmt: skip
 def test_a_mistake_is_one_line(line, status, words, monkeypatch, capsys):
     monkeypatch.setattr(program, "_handle", lambda handler: None)
     try:

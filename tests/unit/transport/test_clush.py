@@ -55,16 +55,13 @@ def run(script, most=1000, login=("sh",)):
     return lines.answer(request, WAY, done.returncode, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("script", "stdout", "stderr", "rc"),
-    [
-        ("echo well", "well\n", "", 0),
-        (r"printf '\001\r\n\377'; echo two >&2; exit 3", "\x01\r\n\udcff", "two\n", 3),
-        ("exit 255", "", "", 255),
-        ("kill -9 $$", "", "", None),
-        ("exec >&-; exit 4", "", "", 4),
-    ],
-)
+@pytest.mark.parametrize(("script", "stdout", "stderr", "rc"), [
+    ("echo well", "well\n", "", 0),
+    (r"printf '\001\r\n\377'; echo two >&2; exit 3", "\x01\r\n\udcff", "two\n", 3),
+    ("exit 255", "", "", 255),
+    ("kill -9 $$", "", "", None),
+    ("exec >&-; exit 4", "", "", 4),
+])  # fmt: skip
 def test_a_framed_command_brings_its_output_and_status(script, stdout, stderr, rc):
     assert run(script) == Reply(stdout, stderr, seconds=1.0, rc=rc)
 
@@ -92,15 +89,12 @@ BEGIN, END = f"{NONCE} b".encode(), f"{NONCE} z 0".encode()
 SPOILED = "the answer cannot be read: something else was written into it"
 
 
-@pytest.mark.parametrize(
-    ("rows", "status", "kind", "error"),
-    [
-        ([b"welcome"], 255, "unreachable", "n1: no answer in 15 s"),
-        ([b"welcome", BEGIN], 255, "lost", "connection lost"),
-        ([FLOOD], 137, "output", "too much output, beginning with ''"),
-        ([BEGIN, b"%%%", END], 0, "failed", SPOILED),
-    ],
-)
+@pytest.mark.parametrize(("rows", "status", "kind", "error"), [
+    ([b"welcome"], 255, "unreachable", "n1: no answer in 15 s"),
+    ([b"welcome", BEGIN], 255, "lost", "connection lost"),
+    ([FLOOD], 137, "output", "too much output, beginning with ''"),
+    ([BEGIN, b"%%%", END], 0, "failed", SPOILED),
+])  # fmt: skip
 def test_an_incomplete_answer_is_a_failure(rows, status, kind, error):
     answer = lines_of(rows).answer(Request("n1", "true", 9), WAY, status, 1.0)
     assert isinstance(answer, Failure)

@@ -250,33 +250,30 @@ def causes(text: str) -> str:
     return connect_error(text, "h", user="u", key="k", known_hosts="/k", limit_s=15)
 
 
-@pytest.mark.parametrize(
-    ("read", "text", "expected"),
-    [
-        # The older form of a jump.
-        (jump_of, "ssh -W %h:%p jump", ("jump", "")),
-        (jump_of, "/usr/bin/ssh -q -x bob@jump -W [%h]:%p", ("bob@jump", "")),
-        (jump_of, "ssh -l bob -p 2222 -F /x -W %h:%p jump", ("bob@jump:2222", "/x")),
-        (jump_of, "ssh -W other:22 jump", ("", "")),
-        (jump_of, "ssh -W %h:%p -i key jump", ("", "")),
-        (jump_of, "ssh jump nc %h %p", ("", "")),
-        (jump_of, "ssh -W %h:%p jump; true", ("", "")),
-        (jump_of, "nc %h %p", ("", "")),
-        (jump_of, "ssh 'unclosed", ("", "")),
-        (place, "jump", ("", "jump", 0)),
-        (place, "ssh://bob@jump:33", ("bob", "jump", 33)),
-        (place, "[fe80::1]:33", ("", "fe80::1", 33)),
-        (place, "fe80::1", ("", "fe80::1", 0)),
-        (place, "bob@dom@jump", ("bob@dom", "jump", 0)),
-        (causes, "SSH error (revoked)", "host key of h is revoked in /k; refused"),
-        (causes, "SSH error (certificate has expired)", "host key of h is refused: its certif"),
-        (causes, "Could not connect ([Errno 24] Too many open files)", "h: too many open files"),
-        (causes, "Could not connect ([Errno 105] No buffer space available)", "gc_thresh3"),
-        (causes, "Could not connect ([Errno 22] Invalid argument)", "gc_thresh3"),
-        (causes, "Could not connect ([Errno 99] Cannot assign requested address)", "BindAddr"),
-        (causes, ASKING, "h: ssh -G does not end"),
-    ],
-)
+@pytest.mark.parametrize(("read", "text", "expected"), [
+    # The older form of a jump.
+    (jump_of, "ssh -W %h:%p jump", ("jump", "")),
+    (jump_of, "/usr/bin/ssh -q -x bob@jump -W [%h]:%p", ("bob@jump", "")),
+    (jump_of, "ssh -l bob -p 2222 -F /x -W %h:%p jump", ("bob@jump:2222", "/x")),
+    (jump_of, "ssh -W other:22 jump", ("", "")),
+    (jump_of, "ssh -W %h:%p -i key jump", ("", "")),
+    (jump_of, "ssh jump nc %h %p", ("", "")),
+    (jump_of, "ssh -W %h:%p jump; true", ("", "")),
+    (jump_of, "nc %h %p", ("", "")),
+    (jump_of, "ssh 'unclosed", ("", "")),
+    (place, "jump", ("", "jump", 0)),
+    (place, "ssh://bob@jump:33", ("bob", "jump", 33)),
+    (place, "[fe80::1]:33", ("", "fe80::1", 33)),
+    (place, "fe80::1", ("", "fe80::1", 0)),
+    (place, "bob@dom@jump", ("bob@dom", "jump", 0)),
+    (causes, "SSH error (revoked)", "host key of h is revoked in /k; refused"),
+    (causes, "SSH error (certificate has expired)", "host key of h is refused: its certif"),
+    (causes, "Could not connect ([Errno 24] Too many open files)", "h: too many open files"),
+    (causes, "Could not connect ([Errno 105] No buffer space available)", "gc_thresh3"),
+    (causes, "Could not connect ([Errno 22] Invalid argument)", "gc_thresh3"),
+    (causes, "Could not connect ([Errno 99] Cannot assign requested address)", "BindAddr"),
+    (causes, ASKING, "h: ssh -G does not end"),
+])  # fmt: skip
 def test_a_text_is_read(read, text, expected):
     found = read(text)
     assert expected in found if read is causes else found == expected

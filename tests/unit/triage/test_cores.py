@@ -209,14 +209,11 @@ VmFlags: rd mr pf io de dd sd
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        (SMAPS, 0x45000 + 0x3FDF000 + 0x1000 + 0x1000),
-        ("", 0),
-        ("nonsense\nVmFlags:\nVmFlags: rd\n", 0),
-        ("x-y rw-p 0 0:0 0\nffff rw-p\n\x1b-\n", 0),
-    ],
-)
+@pytest.mark.parametrize(("text", "size"), [
+    (SMAPS, 0x45000 + 0x3FDF000 + 0x1000 + 0x1000),
+    ("", 0),
+    ("nonsense\nVmFlags:\nVmFlags: rd\n", 0),
+    ("x-y rw-p 0 0:0 0\nffff rw-p\n\x1b-\n", 0),
+])  # fmt: skip
 def test_a_core_of_a_live_process_is_as_large_as_what_gdb_copies(text, size):
     assert core_bytes(text.splitlines()) == size

@@ -137,15 +137,12 @@ def test_only_its_owner_can_read_it(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("hang/notes.txt", "holds other files (notes.txt) already: name a new directory"),
-        ("hang/incident.json", "holds an incident already: name a new directory"),
-        ("hang.tar.gz", "hang.tar.gz: is there already: name a new directory"),
-        ("hang", "is no directory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "problem"), [
+    ("hang/notes.txt", "holds other files (notes.txt) already: name a new directory"),
+    ("hang/incident.json", "holds an incident already: name a new directory"),
+    ("hang.tar.gz", "hang.tar.gz: is there already: name a new directory"),
+    ("hang", "is no directory"),
+])  # fmt: skip
 def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -179,18 +176,15 @@ def test_the_index_begins_with_the_verdict():
     assert rows[-1] == "all of it: /tmp/hang.tar.gz"
 
 
-@pytest.mark.parametrize(
-    ("parts", "given", "code"),
-    [
-        ((Part("stacks", "kept"), Part("cores", "empty")), {}, 0),
-        ((Part("stacks", "partial"),), {}, 3),
-        ((Part("stacks", "missing"),), {}, 3),
-        ((Part("stacks", "partial", unreached=("gpu001",)),), {}, 4),
-        ((Part("stacks", "missing", failed=True),), {}, 1),
-        ((Part("stacks", "kept"),), {"archive": ""}, 1),
-        ((Part("stacks", "kept"),), {"complete": False}, 130),
-    ],
-)
+@pytest.mark.parametrize(("parts", "given", "code"), [
+    ((Part("stacks", "kept"), Part("cores", "empty")), {}, 0),
+    ((Part("stacks", "partial"),), {}, 3),
+    ((Part("stacks", "missing"),), {}, 3),
+    ((Part("stacks", "partial", unreached=("gpu001",)),), {}, 4),
+    ((Part("stacks", "missing", failed=True),), {}, 1),
+    ((Part("stacks", "kept"),), {"archive": ""}, 1),
+    ((Part("stacks", "kept"),), {"complete": False}, 130),
+])  # fmt: skip
 def test_the_exit_code(parts, given, code):
     assert incident_code(incident(*parts, **given)) == code
 

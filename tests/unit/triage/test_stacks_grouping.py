@@ -62,44 +62,41 @@ REST = ("stack", "blocked", "0-2,4-7")
 ALL = [("stack", "blocked", "0-7")]
 
 
-@pytest.mark.parametrize(
-    ("odd", "kind", "verdict", "why"),
-    [
-        (process(3, LOAD, LOAD), "stack", "blocked", ""),
-        (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
-        (process(3, REDUCE, LOAD), "stack", "progressing", ""),
-        # Of a rank that has stayed only the last line may differ.
-        (process(3, LOAD, LOAD.replace("359", "360")), "stack", "blocked", ""),
-        (process(3, LOAD, LOAD.replace("1251", "1252")), "stack", "progressing", ""),
-        # At the same place as the others.
-        (process(3, *TWICE, cpu=2.0), "stack", "spinning", ""),
-        (process(3, LOAD), "stack", None, ""),
-        (process(3, None, LOAD, error="did not finish"), "stack", None, ""),
-        (process(3, LOAD, LOAD, None), "stack", "blocked", ""),
-        (process(3, LOAD, LOAD, cpu=0.09), "stack", "blocked", ""),
-        (process(3, LOAD, LOAD, cpu=0.11), "stack", "spinning", ""),
-        (process(3, LOAD, LOAD, state="D"), "uninterruptible", None, "in futex_wait_queue"),
-        (
-            process(3, None, state="D", kernel_stack=["rpc_wait_bit_killable+0x1a/0x30", "x"]),
-            "uninterruptible", None, "in rpc_wait_bit_killable",
-        ),
-        (process(3, REDUCE, LOAD, state="D"), "stack", "progressing", ""),
-        (process(3, None, state="T"), "stopped", None, "by a signal"),
-        (process(3, LOAD, LOAD, state="t"), "traced", None, "a debugger"),
-        (process(3, None, tracer=4711), "traced", None, "a debugger"),
-        (process(3, LOAD, note="ended while it was looked at"), "dead", None, "ended while"),
-        (process(3, None, state="Z"), "dead", None, "a zombie"),
-        (process(3, None, error="it has ended"), "dead", None, "it has ended"),
-        (process(3, None), "no-data", None, "not permitted"),
-        (process(3, None, error="", note="another user's"), "no-data", None, "another user's"),
-        (process(3), "no-data", None, "no stack was taken"),
-        (
-            process(3, None, error="not Python, or one that py-spy does not know"),
-            "no-data", None, "not Python: it waits in futex_wait_queue",
-        ),
-        (process(3, None, error="not Python", state="R"), "no-data", None, "not Python: it runs"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("odd", "kind", "verdict", "why"), [
+    (process(3, LOAD, LOAD), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD, cpu=1.9), "stack", "spinning", ""),
+    (process(3, REDUCE, LOAD), "stack", "progressing", ""),
+    # Of a rank that has stayed only the last line may differ.
+    (process(3, LOAD, LOAD.replace("359", "360")), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD.replace("1251", "1252")), "stack", "progressing", ""),
+    # At the same place as the others.
+    (process(3, *TWICE, cpu=2.0), "stack", "spinning", ""),
+    (process(3, LOAD), "stack", None, ""),
+    (process(3, None, LOAD, error="did not finish"), "stack", None, ""),
+    (process(3, LOAD, LOAD, None), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD, cpu=0.09), "stack", "blocked", ""),
+    (process(3, LOAD, LOAD, cpu=0.11), "stack", "spinning", ""),
+    (process(3, LOAD, LOAD, state="D"), "uninterruptible", None, "in futex_wait_queue"),
+    (
+        process(3, None, state="D", kernel_stack=["rpc_wait_bit_killable+0x1a/0x30", "x"]),
+        "uninterruptible", None, "in rpc_wait_bit_killable",
+    ),
+    (process(3, REDUCE, LOAD, state="D"), "stack", "progressing", ""),
+    (process(3, None, state="T"), "stopped", None, "by a signal"),
+    (process(3, LOAD, LOAD, state="t"), "traced", None, "a debugger"),
+    (process(3, None, tracer=4711), "traced", None, "a debugger"),
+    (process(3, LOAD, note="ended while it was looked at"), "dead", None, "ended while"),
+    (process(3, None, state="Z"), "dead", None, "a zombie"),
+    (process(3, None, error="it has ended"), "dead", None, "it has ended"),
+    (process(3, None), "no-data", None, "not permitted"),
+    (process(3, None, error="", note="another user's"), "no-data", None, "another user's"),
+    (process(3), "no-data", None, "no stack was taken"),
+    (
+        process(3, None, error="not Python, or one that py-spy does not know"),
+        "no-data", None, "not Python: it waits in futex_wait_queue",
+    ),
+    (process(3, None, error="not Python", state="R"), "no-data", None, "not Python: it runs"),
+])  # fmt: skip
 def test_the_odd_rank_comes_first(odd, kind, verdict, why):
     made = group(fleet(odd))
     assert brief(made) == [(kind, verdict, "3"), REST]
@@ -185,17 +182,14 @@ def test_different_collectives_are_a_mismatch_and_accuse_nobody():
     assert {one.role for one in made.groups} == {"victim"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "errors", "more", "expected", "why"),
-    [
-        ("0123", {}, {}, (), ""),
-        ("012", {"n3": "timed out"}, {}, ("n3",), "expected on n3, without an answer"),
-        ("023", {}, {}, (), "nobody found them"),
-        ("02", {"n1": "x", "n3": "y"}, {}, ("n1", "n3"), "expected on n[1,3], without an answer"),
-        ("02", {"n1": "x"}, {}, (), "1 node gave no answer"),
-        ("012", {"n3": "timed out"}, {"complete": False}, (), ""),
-    ],
-)
+@pytest.mark.parametrize(("nodes", "errors", "more", "expected", "why"), [
+    ("0123", {}, {}, (), ""),
+    ("012", {"n3": "timed out"}, {}, ("n3",), "expected on n3, without an answer"),
+    ("023", {}, {}, (), "nobody found them"),
+    ("02", {"n1": "x", "n3": "y"}, {}, ("n1", "n3"), "expected on n[1,3], without an answer"),
+    ("02", {"n1": "x"}, {}, (), "1 node gave no answer"),
+    ("012", {"n3": "timed out"}, {"complete": False}, (), ""),
+])  # fmt: skip
 def test_missing_ranks_are_expected_where_they_should_be(nodes, errors, more, expected, why):
     ranks = {int(node): (2 * int(node), 2 * int(node) + 1) for node in nodes}
     traces = [
@@ -222,16 +216,13 @@ def test_a_rank_that_nobody_asked_for_is_not_missing(part, kinds):
     assert {one.nodes for one in made.groups} == {("n1",)}
 
 
-@pytest.mark.parametrize(
-    ("sizes", "world", "words"),
-    [
-        ((8, 4), None, "disagree on WORLD_SIZE"),
-        ((10**9, 10**9), 10**9, "which no job has"),
-        ((-1, -1), -1, "which no job has"),
-        ((1, 1), 1, "rank 1 is outside of WORLD_SIZE 1"),
-        ((None, None), None, ""),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "world", "words"), [
+    ((8, 4), None, "disagree on WORLD_SIZE"),
+    ((10**9, 10**9), 10**9, "which no job has"),
+    ((-1, -1), -1, "which no job has"),
+    ((1, 1), 1, "rank 1 is outside of WORLD_SIZE 1"),
+    ((None, None), None, ""),
+])  # fmt: skip
 def test_a_world_size_that_cannot_be_is_not_believed(sizes, world, words):
     tracemalloc.start()
     rows = [process(rank, *TWICE, world_size=size) for rank, size in enumerate(sizes)]
@@ -394,35 +385,29 @@ def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
 # --- What becomes of the groups.
 
 
-@pytest.mark.parametrize(
-    ("document", "how", "code"),
-    [
-        (stacks(bare("stack", 2), bare("stack", 1)), {}, 0),
-        (stacks(bare("uninterruptible", 1), bare("stack", 1)), {}, 0),
-        (stacks(bare("missing", 0, ()), bare("stack", 1)), {}, 3),
-        (stacks(bare("stopped", 1, ()), bare("stack", 1)), {}, 3),
-        (stacks(bare("stack", 1), errors={"gpu1": "no Python"}), {}, 3),
-        (stacks(bare("no-data", 0, ()), errors={"gpu1": "away"}), {"unreachable": True}, 4),
-        (stacks(bare("stack", 1)), {"unreachable": True, "failed": True}, 1),
-        (stacks(), {}, 2),
-        (stacks(complete=False), {}, 130),
-    ],
-)
+@pytest.mark.parametrize(("document", "how", "code"), [
+    (stacks(bare("stack", 2), bare("stack", 1)), {}, 0),
+    (stacks(bare("uninterruptible", 1), bare("stack", 1)), {}, 0),
+    (stacks(bare("missing", 0, ()), bare("stack", 1)), {}, 3),
+    (stacks(bare("stopped", 1, ()), bare("stack", 1)), {}, 3),
+    (stacks(bare("stack", 1), errors={"gpu1": "no Python"}), {}, 3),
+    (stacks(bare("no-data", 0, ()), errors={"gpu1": "away"}), {"unreachable": True}, 4),
+    (stacks(bare("stack", 1)), {"unreachable": True, "failed": True}, 1),
+    (stacks(), {}, 2),
+    (stacks(complete=False), {}, 130),
+])  # fmt: skip
 def test_the_exit_code(document, how, code):
     assert stacks_code(document, **how) == code
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([8, 7, 7], "7-8"),
-        ([0, 2, 4], "0,2,4"),
-        (range(1, 131_072, 8), "1-131065/8"),
-        ([0, 4, 8, 12, 13, 14], "0-12/4,13-14"),
-        ([0, 2, 3, 4, 5, 9, 10], "0,2-5,9-10"),
-    ],
-)
+@pytest.mark.parametrize(("ranks", "text"), [
+    ([], ""),
+    ([8, 7, 7], "7-8"),
+    ([0, 2, 4], "0,2,4"),
+    (range(1, 131_072, 8), "1-131065/8"),
+    ([0, 4, 8, 12, 13, 14], "0-12/4,13-14"),
+    ([0, 2, 3, 4, 5, 9, 10], "0,2-5,9-10"),
+])  # fmt: skip
 def test_ranks_are_folded(ranks, text):
     assert fold_ranks(ranks) == text
 

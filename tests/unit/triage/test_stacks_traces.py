@@ -87,21 +87,18 @@ def test_what_is_at_a_limit_and_unknown_fields_are_read(words):
     assert traces.read(document, "x") is document
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "it is empty"),
-        (" \n", "it is empty"),
-        ("[]", "no trace of nodeready"),
-        ("null", "no trace of nodeready"),
-        ("[" * 200_000, "no trace of nodeready"),
-        ('{"schema": "other/1"}', "no trace of nodeready"),
-        ("hello", "it is no JSON"),
-        (b"\x1f\x8b\x08\x00", "no trace of nodeready: no UTF-8"),
-        ('{"schema": "nodeready.trace/1", "node": \xff}', "it is no JSON"),
-        ('{"schema": "nodeready.trace/1", "pid": ' + "1" * 5000 + "}", "a number is too large"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), [
+    ("", "it is empty"),
+    (" \n", "it is empty"),
+    ("[]", "no trace of nodeready"),
+    ("null", "no trace of nodeready"),
+    ("[" * 200_000, "no trace of nodeready"),
+    ('{"schema": "other/1"}', "no trace of nodeready"),
+    ("hello", "it is no JSON"),
+    (b"\x1f\x8b\x08\x00", "no trace of nodeready: no UTF-8"),
+    ('{"schema": "nodeready.trace/1", "node": \xff}', "it is no JSON"),
+    ('{"schema": "nodeready.trace/1", "pid": ' + "1" * 5000 + "}", "a number is too large"),
+])  # fmt: skip
 def test_what_is_no_trace_is_one_line(text, why):
     with pytest.raises(TraceError, match=why):
         traces.parse(text, "x")
@@ -274,16 +271,13 @@ def functions(trace: dict[str, Any], stack: int) -> list[str]:
     return [trace["frames"][frame][0] for frame in trace["stacks"][stack]]
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes", "pids", "ranks"),
-    [
-        ("pdsh", ["gpu001", "gpu002", "gpu003", "gpu004"], [9339, 9340], [None, None]),
-        ("srun", ["task2", "task0", "task1"], [9341, 9339, 9340], [2, 0, 1]),
-        ("several", ["several"], [9339, 9340], [None, None]),
-        ("locals", ["locals"], [9339], [None]),
-        ("native", ["native"], [9339], [None]),
-    ],
-)
+@pytest.mark.parametrize(("name", "nodes", "pids", "ranks"), [
+    ("pdsh", ["gpu001", "gpu002", "gpu003", "gpu004"], [9339, 9340], [None, None]),
+    ("srun", ["task2", "task0", "task1"], [9341, 9339, 9340], [2, 0, 1]),
+    ("several", ["several"], [9339, 9340], [None, None]),
+    ("locals", ["locals"], [9339], [None]),
+    ("native", ["native"], [9339], [None]),
+])  # fmt: skip
 def test_every_process_is_there_with_its_node_and_path(name, nodes, pids, ranks):
     dumped = read(name)
     rows = [(trace, process) for trace in dumped for process in trace["processes"]]
@@ -327,17 +321,14 @@ def test_a_task_with_several_processes_tells_no_rank_and_one_without_a_thread_no
     assert (sample["main"], sample["error"]) == (None, "py-spy printed no stack of it")
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "it is empty"),
-        ("\n \n", "it is empty"),
-        ('[{"pid": 3}]', "it begins with '[{\"pid\": 3}]'"),
-        ("\x1b[2J\x9bx\n", "it begins with '\\\\x1b[2J\\\\x9bx'"),
-        ("Process 99999999999: python\n", "it begins with 'Process 99999999999: python'"),
-        ("Process: x\nThread 3 (idle)\n    f (x.py:3)\n", "it begins with 'Process: x'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), [
+    ("", "it is empty"),
+    ("\n \n", "it is empty"),
+    ('[{"pid": 3}]', "it begins with '[{\"pid\": 3}]'"),
+    ("\x1b[2J\x9bx\n", "it begins with '\\\\x1b[2J\\\\x9bx'"),
+    ("Process 99999999999: python\n", "it begins with 'Process 99999999999: python'"),
+    ("Process: x\nThread 3 (idle)\n    f (x.py:3)\n", "it begins with 'Process: x'"),
+])  # fmt: skip
 def test_what_py_spy_did_not_print_is_refused_in_one_line(text, why):
     with pytest.raises(TraceError) as error:
         parse_dump(text, "a.txt")

@@ -288,17 +288,14 @@ def test_a_node_that_gives_no_answer_is_where_its_ranks_are_gone():
 DUMPS = ROOT / "tests" / "unit" / "node" / "data" / "flight_recorder"
 
 
-@pytest.mark.parametrize(
-    ("names", "kind", "ranks", "words"),
-    [
-        (("late_0", "late_1", "late_1", "late_3"), "late", (3,),
-         ("has not called all_reduce #4 of default_pg (train.py:10 step)", "3 ranks")),
-        (("late_0", "late_1", "types_2", "late_1"), "disagree", (2,), ("broadcast", "train.py:37")),
-        (("late_0", "late_1", "late_1", "late_1"), "quiet", (), ("all_reduce #4",)),
-        (("group_0", "group_1", "group_1", "group_1"), "disagree", (0,), ("all_reduce #1 of tp",)),
-        (("late.json_0", "late.json_0", "late.json_0", "late.json_3"), "late", (3,), ("#4",)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("names", "kind", "ranks", "words"), [
+    (("late_0", "late_1", "late_1", "late_3"), "late", (3,),
+     ("has not called all_reduce #4 of default_pg (train.py:10 step)", "3 ranks")),
+    (("late_0", "late_1", "types_2", "late_1"), "disagree", (2,), ("broadcast", "train.py:37")),
+    (("late_0", "late_1", "late_1", "late_1"), "quiet", (), ("all_reduce #4",)),
+    (("group_0", "group_1", "group_1", "group_1"), "disagree", (0,), ("all_reduce #1 of tp",)),
+    (("late.json_0", "late.json_0", "late.json_0", "late.json_3"), "late", (3,), ("#4",)),
+])  # fmt: skip
 def test_what_a_real_recorder_wrote_leads_to_the_culprit(names, kind, ranks, words):
     recordings = [plain(parse((DUMPS / name).read_bytes())) for name in names]
     witnesses = {rank: {"flight_recorder": one} for rank, one in enumerate(recordings)}

@@ -59,25 +59,22 @@ def test_what_differs_trivially_makes_no_difference_and_what_tells_something_sta
 ENDLESS = "9" * 8000
 
 
-@pytest.mark.parametrize(
-    ("node", "ranks", "line", "normal"),
-    [
-        # Without a rank in the path every rank is a placeholder.
-        ("n1", (None,), "[rank3]: rank 3 of 8", "[<rank>]: rank <rank> of 8"),
-        ("n1", (None,), "100: loss", "100: loss"),
-        ("", (None,), "", ""),
-        ("10.0.0.1", (None,), "10.0.0.1 is 10.0.0.1.", "<host> is <host>."),
-        # Its name is no part of another's, and no expression.
-        ("gpu001", (None,), "gpu0011 my-gpu001", "gpu0011 my-gpu001"),
-        ("(a+)+", (None,), "(a+)+ b", "<host> b"),
-        # A global rank that is another rank's local rank is no placeholder.
-        ("n1", (2, 0), "rank 0 is late", "rank 0 is late"),
-        ("n1", (2, 0), "local_rank 0 of rank 2", "local_rank <rank> of rank <rank>"),
-        # A number without end is no rank and no exception.
-        ("n1", (7,), f"rank {ENDLESS} is slow", f"rank {ENDLESS} is slow"),
-        ("n1", (7,), f"[{ENDLESS}]: up", f"[{ENDLESS}]: up"),
-    ],
-)
+@pytest.mark.parametrize(("node", "ranks", "line", "normal"), [
+    # Without a rank in the path every rank is a placeholder.
+    ("n1", (None,), "[rank3]: rank 3 of 8", "[<rank>]: rank <rank> of 8"),
+    ("n1", (None,), "100: loss", "100: loss"),
+    ("", (None,), "", ""),
+    ("10.0.0.1", (None,), "10.0.0.1 is 10.0.0.1.", "<host> is <host>."),
+    # Its name is no part of another's, and no expression.
+    ("gpu001", (None,), "gpu0011 my-gpu001", "gpu0011 my-gpu001"),
+    ("(a+)+", (None,), "(a+)+ b", "<host> b"),
+    # A global rank that is another rank's local rank is no placeholder.
+    ("n1", (2, 0), "rank 0 is late", "rank 0 is late"),
+    ("n1", (2, 0), "local_rank 0 of rank 2", "local_rank <rank> of rank <rank>"),
+    # A number without end is no rank and no exception.
+    ("n1", (7,), f"rank {ENDLESS} is slow", f"rank {ENDLESS} is slow"),
+    ("n1", (7,), f"[{ENDLESS}]: up", f"[{ENDLESS}]: up"),
+])  # fmt: skip
 def test_a_line_without_its_ranks_and_hosts(node, ranks, line, normal):
     assert shape(line, node, *ranks) == normal
 
@@ -87,28 +84,25 @@ def test_a_line_without_its_ranks_and_hosts(node, ranks, line, normal):
 BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
 
 
-@pytest.mark.parametrize(
-    ("data", "is_whole", "lines"),
-    [
-        (b"one\ntwo\nthree\n", True, ("two", "three")),
-        (b"one\r\ntwo\r\n", True, ("one", "two")),
-        (b"one\n\n  \ntwo\n\n", True, ("one", "two")),
-        (b"", True, ()),
-        (b"\n\n", True, ()),
-        (b"lf the line\ntwo\nthree", False, ("two", "three")),
-        (b"only a part", False, ("only a part",)),
-        (b"only a part\n", False, ("only a part",)),
-        (b"\0" * 9000 + b"end\n", False, ("end",)),
-        (BAR, True, ("start", " 99%|### |")),
-        (BAR + b"\r              \r", True, ("start", " 99%|### |")),
-        (b"caf\xe9 \xff", True, ("caf\ufffd \ufffd",)),
-        ("héé".encode()[1:], True, ("éé",)),
-        (b"\0" * 5000 + b"after copytruncate\n", True, ("after copytruncate",)),
-        (b"x" * 5000, True, ("x" * 2000 + "...",)),
-        ("é".encode() * 2000, True, ("é" * 2000,)),
-        (b"\x1b]0;title\x07\x1b[2J\n", True, ("\x1b]0;title\x07\x1b[2J",)),
-    ],
-)
+@pytest.mark.parametrize(("data", "is_whole", "lines"), [
+    (b"one\ntwo\nthree\n", True, ("two", "three")),
+    (b"one\r\ntwo\r\n", True, ("one", "two")),
+    (b"one\n\n  \ntwo\n\n", True, ("one", "two")),
+    (b"", True, ()),
+    (b"\n\n", True, ()),
+    (b"lf the line\ntwo\nthree", False, ("two", "three")),
+    (b"only a part", False, ("only a part",)),
+    (b"only a part\n", False, ("only a part",)),
+    (b"\0" * 9000 + b"end\n", False, ("end",)),
+    (BAR, True, ("start", " 99%|### |")),
+    (BAR + b"\r              \r", True, ("start", " 99%|### |")),
+    (b"caf\xe9 \xff", True, ("caf\ufffd \ufffd",)),
+    ("héé".encode()[1:], True, ("éé",)),
+    (b"\0" * 5000 + b"after copytruncate\n", True, ("after copytruncate",)),
+    (b"x" * 5000, True, ("x" * 2000 + "...",)),
+    ("é".encode() * 2000, True, ("é" * 2000,)),
+    (b"\x1b]0;title\x07\x1b[2J\n", True, ("\x1b]0;title\x07\x1b[2J",)),
+])  # fmt: skip
 def test_the_last_lines_of_a_text(data, is_whole, lines):
     rows = node_tail.text_lines(data, whole=is_whole)
     assert node_tail.last_lines(rows, 2).lines == lines
@@ -146,16 +140,13 @@ def test_the_mount_of_a_path_is_known_without_asking_it(case):
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 
 
-@pytest.mark.parametrize(
-    ("words", "moment"),
-    [
-        ("2026-03-01T08:30:00Z", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
-        ("2026-03-01 10:30+02:00", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
-        ("2026-02-28", datetime(2026, 2, 28).astimezone()),
-        ("2h", datetime(2026, 3, 1, 10, tzinfo=timezone.utc)),
-        ("00:05", datetime(2026, 3, 1, 0, 5).astimezone()),
-    ],
-)
+@pytest.mark.parametrize(("words", "moment"), [
+    ("2026-03-01T08:30:00Z", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
+    ("2026-03-01 10:30+02:00", datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)),
+    ("2026-02-28", datetime(2026, 2, 28).astimezone()),
+    ("2h", datetime(2026, 3, 1, 10, tzinfo=timezone.utc)),
+    ("00:05", datetime(2026, 3, 1, 0, 5).astimezone()),
+])  # fmt: skip
 def test_a_moment(words, moment):
     assert options.epoch_seconds(words, NOW) == moment.timestamp()
 
@@ -368,23 +359,20 @@ def packed(data: object) -> str:
 GOOD = asdict(node(log(1, "x")))
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        ("", "gave no answer"),
-        ("N no Python 3.9 or newer", "no Python 3.9 or newer"),
-        ('N tail "x"', "makes no sense"),
-        ('N tail "!!"', "makes no sense"),
-        ('N tail {"host":1}', "gave no answer"),
-        (packed([]), "makes no sense"),
-        (packed({**GOOD, "host": 1}), "makes no sense"),
-        (packed({**GOOD, "more": 1}), "makes no sense"),
-        (packed({**GOOD, "files": [{**GOOD["files"][0], "age_s": float("inf")}]}), "no sense"),
-        (packed({**GOOD, "older": 10**400}), "makes no sense"),
-        (packed({**GOOD, "host": "x" * (5 << 20)}), "makes no sense"),
-        (packed(GOOD).replace("N tail", "M tail"), "gave no answer"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "words"), [
+    ("", "gave no answer"),
+    ("N no Python 3.9 or newer", "no Python 3.9 or newer"),
+    ('N tail "x"', "makes no sense"),
+    ('N tail "!!"', "makes no sense"),
+    ('N tail {"host":1}', "gave no answer"),
+    (packed([]), "makes no sense"),
+    (packed({**GOOD, "host": 1}), "makes no sense"),
+    (packed({**GOOD, "more": 1}), "makes no sense"),
+    (packed({**GOOD, "files": [{**GOOD["files"][0], "age_s": float("inf")}]}), "no sense"),
+    (packed({**GOOD, "older": 10**400}), "makes no sense"),
+    (packed({**GOOD, "host": "x" * (5 << 20)}), "makes no sense"),
+    (packed(GOOD).replace("N tail", "M tail"), "gave no answer"),
+])  # fmt: skip
 def test_an_answer_that_is_none(answer, words):
     with pytest.raises(ProbeError, match=words):
         read(answer, "N")

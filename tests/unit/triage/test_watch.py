@@ -95,14 +95,11 @@ def test_every_sign_says_what_was_seen_and_of_whom():
     }
 
 
-@pytest.mark.parametrize(
-    ("witness", "rate", "moves"),
-    [
-        ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
-        ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
-        ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("witness", "rate", "moves"), [
+    ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
+    ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
+    ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
+])  # fmt: skip
 def test_the_limits_of_a_sign(witness, rate, moves):
     changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
     step = {**NOTHING, **changes.get(witness, {})}
@@ -218,15 +215,12 @@ def test_a_look_has_every_rank_of_every_node():
 AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
 
 
-@pytest.mark.parametrize(
-    ("ask", "unreached"),
-    [
-        (answering(("motion", REST)), []),  # It is cut off.
-        (answering(text="Welcome!\n"), []),
-        (answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))), []),
-        (lambda what, asked: AWAY, ["gpu0"]),
-    ],
-)
+@pytest.mark.parametrize(("ask", "unreached"), [
+    (answering(("motion", REST)), []),  # It is cut off.
+    (answering(text="Welcome!\n"), []),
+    (answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))), []),
+    (lambda what, asked: AWAY, ["gpu0"]),
+])  # fmt: skip
 def test_what_makes_no_sense_costs_its_node_alone(ask, unreached):
     look = take(ask, ["gpu0"], CONFIG, 0)
     assert ([*look.errors], [*look.unreached]) == (["gpu0"], unreached)

@@ -111,13 +111,10 @@ TORCH_OF_TEXT = """
 BUILT = {"cuda": None, "there": True, "nccl": True, "gloo": True, "early": False, "gpus": 0}
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ("", "no import of torch in 90 s"),
-        ("imported", "the GPUs' driver did not answer in 90 s"),
-    ],
-)
+@pytest.mark.parametrize(("row", "why"), [
+    ("", "no import of torch in 90 s"),
+    ("imported", "the GPUs' driver did not answer in 90 s"),
+])  # fmt: skip
 def test_what_hangs_is_waited_for_no_longer_than_its_share(
     supervisor, package, monkeypatch, row, why
 ):
@@ -170,27 +167,21 @@ def test_other_pythons(supervisor, pythons):
 # --- Parts of the program of the ranks.
 
 
-@pytest.mark.parametrize(
-    ("resolved", "error", "why"),
-    [
-        (("10.0.0.1",), "", ""),
-        (("10.0.0.9", "10.0.0.1"), "", ""),
-        (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
-        ((), "Name or service not known", "gpu01: Name or service not known"),
-        ((), "", "gpu01: no address"),
-    ],
-)
+@pytest.mark.parametrize(("resolved", "error", "why"), [
+    (("10.0.0.1",), "", ""),
+    (("10.0.0.9", "10.0.0.1"), "", ""),
+    (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
+    ((), "Name or service not known", "gpu01: Name or service not known"),
+    ((), "", "gpu01: no address"),
+])  # fmt: skip
 def test_a_name_that_leads_elsewhere(resolved, error, why):
     assert engines.misled("gpu01", ("10.0.0.1",), resolved, error) == why
 
 
-@pytest.mark.parametrize(
-    ("wanted", "given", "visible"),
-    [
-        ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
-        ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wanted", "given", "visible"), [
+    ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
+    ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
+])  # fmt: skip
 def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visible):
     if visible:
         assert torch_ranks.visible(wanted, given) == visible
@@ -316,18 +307,15 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     assert rank.phase == "start"
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "phase", "error"),
-    [
-        ("cat wrong; exit 1", {}, "done", "all_reduce of 268435456 bytes: 24 numbers are wrong"),
-        ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
-        ("echo no libcudart >&2; exit 127", {}, "init",
-         "all_reduce_perf ended with status 127: no libcudart"),
-        ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
-        ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
-        ("exit 9", {"engine": "other"}, "start", "no engine other"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "changed", "phase", "error"), [
+    ("cat wrong; exit 1", {}, "done", "all_reduce of 268435456 bytes: 24 numbers are wrong"),
+    ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
+    ("echo no libcudart >&2; exit 127", {}, "init",
+     "all_reduce_perf ended with status 127: no libcudart"),
+    ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
+    ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
+    ("exit 9", {"engine": "other"}, "start", "no engine other"),
+])  # fmt: skip
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
     # A number that no other test sleeps.
     own = str(1_000_000 + os.getpid())

@@ -174,14 +174,11 @@ def test_it_ends_in_its_time_and_the_others_with_it(listen):
     assert second.seconds < 20
 
 
-@pytest.mark.parametrize(
-    ("name", "resolve", "error"),
-    [
-        ("localhost", None, r"localhost resolves to \S+, which is not localhost's"),
-        ("gpu03", socket.gaierror(-2, "Name or service not known"), r".* \(Name or service not.*"),
-        ("gpu03", lambda *_, **__: time.sleep(2) or [], "gpu03 does not resolve .*"),
-    ],
-)
+@pytest.mark.parametrize(("name", "resolve", "error"), [
+    ("localhost", None, r"localhost resolves to \S+, which is not localhost's"),
+    ("gpu03", socket.gaierror(-2, "Name or service not known"), r".* \(Name or service not.*"),
+    ("gpu03", lambda *_, **__: time.sleep(2) or [], "gpu03 does not resolve .*"),
+])  # fmt: skip
 def test_a_name_that_does_not_lead_to_the_next_node(listen, monkeypatch, name, resolve, error):
     monkeypatch.setattr(mesh, "RESOLVE_S", 0.3)
     look = Mock(wraps=socket.getaddrinfo, side_effect=resolve)
@@ -213,13 +210,10 @@ def stranger(answer: bytes | None) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("answer", "cause"),
-    [
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "another program answers"),
-        (None, "connected, then silence"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "cause"), [
+    (b"SSH-2.0-OpenSSH_9.6\r\n", "another program answers"),
+    (None, "connected, then silence"),
+])  # fmt: skip
 def test_another_program_on_the_port(listen, answer, cause):
     with stranger(answer) as port:
         rank = Party(listen, 2).alone(port=port, name="127.0.0.1")
