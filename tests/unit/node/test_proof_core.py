@@ -180,12 +180,7 @@ UNREAD = {"whole_bytes": None, "frames": 0, "gdb_said": "coredumpctl: No such fi
     (KEPT, SYSTEMD, ("ok", "ok"), ""),
     (replace(GOOD, frames=0, gdb_said=NO_FORMAT), WANT, ("ok", "fail"), "not recognized"),
     (replace(KEPT, **UNREAD), SYSTEMD, ("ok", "fail"), "No such file"),
-    (
-        replace(GOOD, gdb="", frames=0),
-        WANT,
-        ("ok", "na"),
-        "gdb is not installed: see proof.gdb",
-    ),
+    (replace(GOOD, gdb="", frames=0), WANT, ("ok", "na"), "gdb is not installed: see proof.gdb"),
     (replace(GOOD, left="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
     (None, WANT, ("na", "na"), ""),
     (Unknown("timed out"), WANT, ("unknown", "unknown"), "timed out"),

@@ -109,8 +109,7 @@ def test_the_kind_of_a_rank(facts, state, kind):
 
 
 @pytest.mark.parametrize(
-    ("most", "threads", "error"),
-    [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")],
+    ("most", "threads", "error"), [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")]
 )
 def test_too_much_for_an_answer(monkeypatch, most, threads, error):
     monkeypatch.setattr(answer, "_MOST_FRAMES", most)

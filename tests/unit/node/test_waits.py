@@ -94,10 +94,7 @@ PHRASES = {
 @pytest.mark.parametrize("code", PHRASES, ids=lambda code: code.strip()[:30])
 def test_the_phrase_of_a_wait(tmp_path, code):
     os.mkfifo(tmp_path / "a fifo")
-    with (
-        open(tmp_path / "locked", "w") as held,
-        socket.create_server(("127.0.0.1", 0)) as server,
-    ):
+    with open(tmp_path / "locked", "w") as held, socket.create_server(("127.0.0.1", 0)) as server:
         (fcntl.flock if "flock" in code else fcntl.lockf)(held, fcntl.LOCK_EX)
         port = server.getsockname()[1]
         with waiting(code, port, cwd=tmp_path) as process:
