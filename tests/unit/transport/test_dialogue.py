@@ -56,9 +56,7 @@ def test_lines_go_both_ways_and_noise_is_passed_over(begin):
 def test_a_silent_command_is_waited_for_and_then_ended(begin):
     channel = begin(f"echo {MARK} $$; exec cat")
     process = f"/proc/{channel.read_line(10).split()[1]}"
-    assert channel.read_line(0.1) is None
-    assert channel.error == ""
-    assert os.path.exists(process)
+    assert (channel.read_line(0.1), channel.error, os.path.exists(process)) == (None, "", True)
     channel.close()
     wait_for(lambda: not os.path.exists(process))
     assert channel.read_line(1) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -22,28 +23,8 @@ def test_a_frame_is_what_does_not_change_from_crash_to_crash(case):
     assert backtraces.frame(case["row"]) == frame
 
 
-TEXT = """[New LWP 22591]
-Program terminated with signal SIGABRT, Aborted.
-#0  __pthread_kill_implementation () at ./nptl/pthread_kill.c:44
-
-== the thread of the signal
-#0  __pthread_kill_implementation () at ./nptl/pthread_kill.c:44
-#1  0x00007f0758a44472 in __GI_abort () at ./stdlib/abort.c:79
-#2  0x00005613e6f0a4a9 in ?? ()
-#3  0x00005613e6f0a218 in g (x=3) at a.cc:6
-
-== every thread
-
-Thread 2 (Thread 0x7f0758a1d6c0 (LWP 22592)):
-#0  0x00007f0758b278ec in clone3 () at clone3.S:81
-
-Thread 1 (LWP 22591):
-#0  __pthread_kill_implementation () at ./nptl/pthread_kill.c:44
-
-== Python
-Traceback (most recent call first):
-  File "train.py", line 8, in step
-"""
+DATA = Path(__file__).with_name("data")
+TEXT = (DATA / "gdb_of_a_core.txt").read_text()
 
 
 def test_all_of_gdbs_words_become_threads_and_pythons_lines():
@@ -186,31 +167,8 @@ def test_every_text_has_a_name_of_its_own_in_the_directory():
     assert names == ["gpu1-7.txt", "gpu1-7-2.txt", "_docker_x_y_.._..-7.txt"]
 
 
-SMAPS = """\
-00a85000-00aca000 rw-p 00000000 00:00 0
-Rss: 4 kB
-VmFlags: rd wr mr mw me ac sd
-7fee5c021000-7fee60000000 ---p 00000000 00:00 0
-VmFlags: mr mw me nr sd
-200000000-300000000 ---p 00000000 00:00 0
-VmFlags: mr mw me dd sd
-7fee64000000-7fee64001000 r-xp 00000000 08:01 77                 /usr/lib/x.so
-VmFlags: rd ex mr mw me sd
-7fee64002000-7fee64003000 rw-p 00000000 08:01 77                 /usr/lib/x.so
-VmFlags: rd wr mr mw me ac sd
-7fee65000000-7fee65001000 rw-s 00000000 00:01 9                  /dev/shm/torch_1 (deleted)
-VmFlags: rd wr sh mr mw me ms sd
-7fee66000000-7fee67000000 rw-s 00000000 00:05 9                  /dev/nvidia0
-VmFlags: rd wr sh mr mw me ms io pf dd sd
-7fee68000000-7fee69000000 rw-s 00000000 08:01 9                  /data/set.bin
-VmFlags: rd wr sh mr mw me ms sd
-7ffd00000000-7ffd00004000 r--p 00000000 00:00 0                  [vvar]
-VmFlags: rd mr pf io de dd sd
-"""
-
-
 @pytest.mark.parametrize(("text", "size"), [
-    (SMAPS, 0x45000 + 0x3FDF000 + 0x1000 + 0x1000),
+    ((DATA / "smaps.txt").read_text(), 0x45000 + 0x3FDF000 + 0x1000 + 0x1000),
     ("", 0),
     ("nonsense\nVmFlags:\nVmFlags: rd\n", 0),
     ("x-y rw-p 0 0:0 0\nffff rw-p\n\x1b-\n", 0),

@@ -124,19 +124,17 @@ CALLED_LATER = REDUCE.replace("step train.py 40", "step train.py 44")
 
 def test_lines_of_a_library_are_equal_and_lines_of_the_user_are_not():
     assert brief(group(fleet(process(5, REDUCE)))) == ALL
+    # Addresses make no difference.
+    one, two = (f"{TRAIN} > {at} libc.so 0 > f+{at} x.so 0" for at in ("0x7f01", "0x7f02"))
+    made = group([trace("a", process(0, one, one), process(1, two, two))])
+    assert brief(made) == [("stack", "blocked", "0-1")]
+    assert [frame.function for frame in made.groups[0].frames[-2:]] == ["?", "f"]
     made = group(fleet(process(3, C10D_LATER, C10D_LATER)))
     assert brief(made) == ALL
     assert [frame.line for frame in made.groups[0].frames] == [90, 70, 40, 0]
     made = group(fleet(process(3, CALLED_LATER, CALLED_LATER)))
     assert brief(made) == [("stack", "blocked", "3"), REST]
     assert "rank 3 in all_reduce, called at train.py:44, ranks 0-2,4-7 in all_red" in advice(made)
-
-
-def test_addresses_make_no_difference():
-    one, two = (f"{TRAIN} > {at} libc.so 0 > f+{at} x.so 0" for at in ("0x7f01", "0x7f02"))
-    made = group([trace("a", process(0, one, one), process(1, two, two))])
-    assert brief(made) == [("stack", "blocked", "0-1")]
-    assert [frame.function for frame in made.groups[0].frames[-2:]] == ["?", "f"]
 
 
 def test_a_fork_is_where_a_group_leaves_all_larger_ones():
@@ -255,16 +253,14 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     assert (made.job, made.user, brief(made)) == ("88", "ada", ALL)
     assert {row.node for row in made.processes} == {"gpu1", "gpu2"}
     assert [tuple(other) for other in made.others] == [("88", "mallory", 3, True)]
+    # Many processes of the same rank are no larger job.
+    crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
+    assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
     assert made.advice[-2:] == (
         "shown is job 88 of ada; there are also 88 (3 processes of mallory): choose with "
         "--user NAME",
         "3 processes claim to be of job 88 and are not: of mallory",
     )
-
-
-def test_many_processes_of_the_same_rank_are_no_larger_job():
-    crowd = [process(n % 4, LOAD, LOAD, user="mallory", pid=9000 + n) for n in range(300)]
-    assert group([trace("gpu9", *crowd), *fleet()]).user == "ada"
 
 
 def test_the_job_of_slurms_own_cgroup_is_shown_whatever_others_claim():
@@ -291,16 +287,13 @@ def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
 
 def test_nodes_without_an_answer_are_together_by_their_reason():
     errors = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
-    made = group(fleet(), errors)
+    part = trace("a", process(8, *TWICE), error="the native round: connection lost")
+    made = group([*fleet(), part], errors)
+    # A node with a part of an answer is not silent.
+    assert made.errors == {**errors, "a": "the native round: connection lost"}
+    assert "a: a part of the answer" in advice(made)
     rows = [(one.ranks, one.nodes, one.why) for one in made.groups if one.kind == "no-data"]
     assert rows == [((), ("gpu8",), "timed out"), ((), ("gpu7", "gpu10"), "NODE: refused")]
-
-
-def test_a_node_with_a_part_of_an_answer_is_not_silent():
-    made = group([trace("a", process(0, *TWICE), error="the native round: connection lost")])
-    assert [one.kind for one in made.groups] == ["stack"]
-    assert made.errors == {"a": "the native round: connection lost"}
-    assert "a: a part of the answer" in advice(made)
 
 
 def test_without_a_rank_the_advice_is_what_runs_instead():
@@ -308,14 +301,6 @@ def test_without_a_rank_the_advice_is_what_runs_instead():
     assert (made.groups, made.processes, made.world_size) == ((), (), None)
     assert "a runs python3 serve.py (pid 77, user bob)" in advice(made)
     assert group([]).advice == ()
-
-
-def test_what_a_node_says_is_data():
-    evil = "\x1b[31m[bold]\u202e"
-    row = process(-1, f"{evil} {evil} 1", job=evil, note=evil, state=evil, wait_channel=evil)
-    made = group([trace(evil, row, error=evil, instead=[evil])], {evil: evil})
-    assert made.groups[0].ranks == ()
-    assert "\x1b" not in "".join(json_report.stacks(made))
 
 
 def test_deep_stacks_that_all_differ_are_groups_of_their_own():
@@ -363,11 +348,9 @@ def test_a_process_of_each_group_gives_its_native_stack_and_all_odd_ones_do():
     pids = [pid for numbers in choose_native(many).values() for pid in numbers]
     assert pids == [9 * index for index in range(MOST)]
     assert choose_native(stacks(bare("no-data", 3, ()))) == {}
-
-
-@pytest.mark.parametrize("state", ["D", "D (disk sleep)", "T", "t", "Z"])
-def test_nobody_is_paused_who_would_not_come_back(state):
-    assert choose_native(stacks(bare("stack", 3), state=state)) == {}
+    # Nobody is paused who would not come back.
+    for state in ("D", "D (disk sleep)", "T", "t", "Z"):
+        assert choose_native(stacks(bare("stack", 3), state=state)) == {}
 
 
 def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():

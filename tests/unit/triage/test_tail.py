@@ -299,18 +299,6 @@ def test_many_groups_are_cut_but_never_the_largest():
     assert "more groups" not in table(grouped(nodes), 1)
 
 
-def test_what_a_node_says_is_shown_as_text():
-    evil = "\x1b[2J[red]\u202e\n$(reboot)"
-    path = "/log/a\nrank_1\x1b.log\udcff"
-    file = File(path, 1, 0.0, 0.0, (evil,), None)
-    tail = grouped({"n1": node(file, unread=(Unread(path, evil, True),), host=evil, error=evil)})
-    for text in (table(tail), "".join(json_report.tail(tail))):
-        assert not {"\x1b", "\u202e", "\udcff"} & {*text}
-        assert "x1b[2J[red]" in text
-    assert "| \\x1b[2J[red]\\u202e\\x0a$(reboot)" in table(tail)
-    checked(tail)
-
-
 # --- Logs of two nodes with two ranks each, as torchrun 2.15 --log-dir wrote them.
 
 LOGS = Path(__file__).parent / "logs" / "torchrun"
