@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 from nodeready.node.cores import gdb
 
 # gdb 13 on a Python whose interpreter has ended.
@@ -29,3 +31,12 @@ def test_calls_are_root_to_leaf():
     ]
     for text in ("", "No stack.", "#x y", "#0", "#0  (" * 9, "#0 " + "a " * 9999):
         assert gdb.calls(text) == []
+
+
+def test_a_gdb_that_does_not_start_is_named(monkeypatch):
+    supervisor = Mock(left_s=9)
+    supervisor.run.side_effect = PermissionError(13, "Permission denied")
+    with open("/dev/null") as core:
+        known = {"program": "", "threads": 1, "rights": None}
+        said = gdb.backtrace(supervisor, "/x/gdb", core.fileno(), **known)
+    assert said == ("", "/x/gdb: Permission denied", "", False)

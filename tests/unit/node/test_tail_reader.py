@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     assert len(seen.files) == 8
     assert "lines are missing" in seen.error
     assert sum(len(line) for file in seen.files for line in file.lines) < MAX_ANSWER // 8
+    # No more is kept meanwhile than twice as much.
+    kept = program._Answer(Config("N", "nodeready:test", ""))
+    for file in seen.files * 3:
+        kept.add_file(replace(file, path=f"{len(kept.files)}", lines=("x" * 30_000,)))
+        assert kept.size <= 2 * program.MAX_ANSWER
     (tmp_path / "8.log").touch()
     assert "names: only some were looked at" in tail(f"{tmp_path}/*", lines=1).error
     # The kernel's own files are not walked through.

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import gevent
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    SSHCertificateBuilder,
+    SSHCertificateType,
+)
 from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from nodeready.inventory.load import ssh_lines
+from nodeready.transport import ssh
+from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
 from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
 from nodeready.transport.identities import Identity, offered
@@ -75,11 +86,8 @@ def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
 
 
 def key() -> Ed25519Key:
-    from cryptography.hazmat.primitives import serialization as s
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     own = Ed25519PrivateKey.generate().public_key()
-    text = own.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH).decode()
+    text = own.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     return Ed25519Key(data=PublicBlob.from_string(text).key_blob)
 
 
@@ -127,6 +135,57 @@ def test_a_new_key_is_remembered_and_known_from_then_on(tmp_path):
     # At another port, the key of the usual one will do, and another one is a new one.
     assert judge(tmp_path, f"{row('n1', OWN)}\n", "yes", "[n1]:2222") == ""
     assert judge(tmp_path, f"{row('n1', OTHER)}\n", "yes", "[n1]:2222") == "unknown"
+
+
+def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ssh/known_hosts"
+    HostKey(KnownHosts([str(file)]), "n1", "n1", "accept-new").missing_host_key(None, "n1", OWN)
+    assert file.read_text() == f"{row('n1', OWN)}\n"
+    assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
+
+
+def certificate(authority, **changed) -> Ed25519Key:
+    """The key of n1, with a certificate of this authority."""
+    given = {"type": SSHCertificateType.HOST, "valid_after": 0, "valid_before": 1 << 40, **changed}
+    made = SSHCertificateBuilder().key_id(b"x").public_key(authority_key("ed25519").public_key())
+    for name, value in {"valid_principals": [b"n1"], **given}.items():
+        made = getattr(made, name)(value)
+    text = made.sign(authority).public_bytes().decode()
+    shown = PublicBlob.from_string(text)
+    item = Ed25519Key(data=OWN.asbytes())
+    item.public_blob = shown
+    return item
+
+
+def authority_key(kind: str):
+    if kind == "rsa":
+        return rsa.generate_private_key(65537, 2048)
+    is_curve = kind == "ecdsa"
+    return ec.generate_private_key(ec.SECP256R1()) if is_curve else Ed25519PrivateKey.generate()
+
+
+@pytest.mark.parametrize(("kind", "mark", "changed", "why"), [
+    ("ed25519", "@cert-authority", {}, ""),
+    ("ecdsa", "@cert-authority", {}, ""),
+    ("rsa", "@cert-authority", {}, ""),
+    ("ed25519", "@revoked", {}, "revoked"),
+    ("ed25519", "", {}, "certificate is of an authority that is not known"),
+    ("ed25519", "@cert-authority", {"type": SSHCertificateType.USER}, "is no host's"),
+    ("ed25519", "@cert-authority", {"valid_before": 1}, "certificate has expired"),
+    ("ed25519", "@cert-authority", {"valid_after": 1 << 39}, "is not valid yet"),
+    ("ed25519", "@cert-authority", {"valid_principals": [b"n2"]}, "certificate is for n2"),
+])  # fmt: skip
+def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why):
+    own = authority_key(kind)
+    public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (tmp_path / "known").write_text(f"{mark} n* {public}\n" if mark else "")
+    host = HostKey(KnownHosts([str(tmp_path / "known")]), "n1", "n1", "yes")
+    if not why:
+        host.missing_host_key(None, "n1", certificate(own))
+        return
+    with pytest.raises(HostKeyError, match=why):
+        host.missing_host_key(None, "n1", certificate(own, **changed))
 
 
 def test_keys_that_are_known_are_asked_for_first(tmp_path):
@@ -218,6 +277,37 @@ def test_a_deadline_stands_still_while_others_have_their_turn():
     with pytest.raises(gevent.Timeout) as raised, patience:
         gevent.sleep(60)
     assert patience.owns(raised.value)
+
+
+@pytest.mark.parametrize(("limits", "room", "raised", "words"), [
+    ((1024, 4096), (9, 4), None, []),
+    ((-1, -1), (9, 4), None, []),
+    ((32, 4096), (9, 4), (40, 4096), []),
+    ((32, -1), (9, 4), (40, -1), []),
+    ((28, 32), (4, 4), (32, 32), []),
+    ((24, 26), (1, 1), (26, 26), ["1 nodes at once and not 4: this machine allows 26 open files"]),
+])  # fmt: skip
+def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, room, raised, words):
+    """Eight nodes: two descriptors each, beside 24 of our own."""
+    monkeypatch.setattr(ssh.os, "listdir", lambda path: [])
+    calls, told = [], []
+    monkeypatch.setattr(ssh.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(ssh.resource, "setrlimit", lambda which, pair: calls.append(pair))
+    made, parallel = ssh._room_for(8, 4, told.append)
+    assert (made.most, parallel, calls) == (*room, [raised] * bool(raised))
+    assert [line.partition(";")[0] for line in told] == words
+
+
+def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):
+    calls, failures = [], [Failure(error="gone"), None]
+    monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
+    monkeypatch.setattr(ssh, "become", lambda host: calls.append("become") or "rights")
+    monkeypatch.setattr(ssh, "_met", lambda host: "met")
+    link = ssh._Link(host := SimpleNamespace(connected=False))
+    assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
+    assert (link.connect(), link.met, link.rights) == (None, "met", "rights")
+    host.connected = True
+    assert (link.connect(), calls) == (None, ["connect", "connect", "become"])
 
 
 ROUTE = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT

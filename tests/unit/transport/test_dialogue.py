@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from pyinfra.api import Config, Inventory, State
 
 from nodeready.transport.base import Request
+from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.local import Local
 from nodeready.transport.ssh import Connected
 from tests.command import wait_for
@@ -86,6 +88,12 @@ def test_why_there_is_no_answer(begin, command, error):
 
 
 def test_a_connector_without_a_channel_is_an_error(host):
+    for problem, error in (
+        (TimeoutError(), "no channel in 15 s"),
+        (ValueError("why"), "why"),
+        (EOFError(), "connection lost (EOFError)"),
+    ):
+        assert Dialogue(Mock(side_effect=problem), "", MARK).error == error
     carrier = Connected([host])
     host.connector = object()
     assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"

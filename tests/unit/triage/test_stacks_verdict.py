@@ -244,6 +244,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     # --- GPUs, network, kernel.
     ("GPUs that spin, bytes that stand", job(usual=(SYNC, SYNC), by_node={n: {**SPINS[n], **QUIET[n]} for n in SPINS}), "quiet", (), ("no bytes move",), ()),
     ("bytes move", job(by_node=MOVING), "moving", (), ("800 MB/s", "look again"), ()),
+    ("bytes of no time", job(by_node={n: {"network": {**MOVING[n]["network"], "seconds": -1.0}} for n in MOVING}), "quiet", (), (), ("MB/s",)),
     ("a management port's bytes are not the job's", job(by_node={n: network(port(0), port(9_000_000, "eno1", kind="ethernet")) for n in QUIET}), "quiet", (), ("no bytes move",), ()),
     ("one GPU computes while the others spin", job(usual=(SYNC, SYNC), by_node={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 99, 60, 650), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "computes"), ()),
     ("one GPU idle while the others spin", job(usual=(SYNC, SYNC), by_node={**SPINS, "gpu2": gpus(gpu(1004, 97, 0), gpu(1005, 0, 0, 90), gpu(1006, 97, 0), gpu(1007, 97, 0))}), "unclear", (5,), ("only sign", "idle"), ()),
