@@ -171,9 +171,6 @@ def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, tol
     assert rank.waits_on == (phrase if told else "futex")
 
 
-# --- Ranks that no launcher has numbered.
-
-
 def numbers(ranks):
     return [(row.process.pid, row.identity.rank, row.identity.world_size) for row in ranks]
 

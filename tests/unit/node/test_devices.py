@@ -46,8 +46,6 @@ def tools(tmp_path, monkeypatch):
     return add
 
 
-# --- Ports.
-
 #: Where a port is, its files, and the port itself where nothing moves.
 PORTS = {
     "ib": (
@@ -147,9 +145,6 @@ def test_a_node_without_counters_or_with_such_that_hang(tmp_path, monkeypatch):
     assert "hangs" in counters(str(tmp_path))["absent"]
 
 
-# --- The kernel's log.
-
-
 @pytest.mark.parametrize("case", cases(__file__, "cases/kernel_messages.json"))
 def test_lines_of_the_kernels_that_a_job_dies_or_hangs_of(case):
     """The name of a case is the kind of its lines; a line has the pid that it names, or 0."""
@@ -199,9 +194,6 @@ def test_a_flood_of_one_line_hides_no_other(tools):
     many = [(30.0 + n, f"nfs: server {'n' * (n + 1)} not responding") for n in range(200)]
     tools("dmesg", log((0.0, "Linux"), (10.0, OOM), *many))
     assert len(read().messages) == 50
-
-
-# --- GPUs.
 
 
 def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> Gpus:

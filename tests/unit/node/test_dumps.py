@@ -43,9 +43,6 @@ def read(*threads) -> Dump:
     return parse(json.dumps(threads), 5)
 
 
-# --- Stacks of py-spy.
-
-
 def test_a_dump_is_turned_round():
     dump = read(
         thread("Thread-2", frame("b")),
@@ -142,8 +139,6 @@ def test_py_spy_is_looked_for(tmp_path, monkeypatch):
     assert py_spy.find("/bin/sh") == "/bin/sh"
 
 
-# --- Files of /proc.
-
 STAT = "4711 (a) R (b)) S 10 4711 4711 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 37 0 2770550 1 1"
 STATUS = "Name:\ta\nState:\tS\nTracerPid:\t12\nUid:\t1000\t0\t0\t0\n"
 SWITCHES = "voluntary_ctxt_switches:\t163\nnonvoluntary_ctxt_switches:\t9\n"
@@ -232,9 +227,6 @@ def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
     seen = processes.observe([here], time.monotonic() + 60)[here]
     assert (seen.kernel_stack, seen.calls) == ((), None)
     assert seen.state
-
-
-# --- The node's answer.
 
 
 @pytest.mark.parametrize(("data", "why"), [

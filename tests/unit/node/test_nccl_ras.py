@@ -40,9 +40,6 @@ def asked(*ports: Port, allow: bool = False, limit_s: float = 5.0, uid=None, **h
         return nccl_ras.observe(supervisor, ranks, environment, allow, limit_s, **how)
 
 
-# --- The gate: the stand-in that must not be asked.
-
-
 @contextmanager
 def listening(directory: Path, case: dict) -> Iterator[Port]:
     names = {"version": "version", "library": "name", "host": "host"}
@@ -127,9 +124,6 @@ def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, uid, abse
         ras = asked(port, uid=65534)
         assert absent in ras.absent
         assert bool(ras.absent) == bool(absent) != port.asked
-
-
-# --- What the port says, and how.
 
 
 def test_a_report_of_a_healthy_job(tmp_path):
@@ -229,8 +223,6 @@ def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path, monkey
         assert asked(port, world=161, initialising=False).absent == ""
 
 
-# --- The older report: text that names who differs (NCCL 2.24 to 2.28; rasClientRunComms).
-
 WRONG = Path(__file__).with_name("data").joinpath("nccl_ras_2.27.txt").read_text()
 
 
@@ -259,9 +251,6 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
     }
 
 
-# --- Listeners as /proc shows them.
-
-
 @pytest.mark.parametrize(("address", "inode", "expected"), [
     ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
     ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
@@ -277,8 +266,6 @@ def test_listeners_of_both_families(address, inode, expected):
     (one,) = nccl_ras.listeners(text)
     assert (one.address, one.port, one.uid, one.inode) == expected
 
-
-# --- Who is who in the whole job.
 
 NODES = {
     "FIRST": [[0, "10.0.0.1", 70], [1, "10.0.0.1", 71]],

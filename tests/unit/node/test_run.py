@@ -103,9 +103,6 @@ def bystander(pid: int) -> int:
     return 0
 
 
-# --- Who and where.
-
-
 @pytest.mark.parametrize(("variables", "rank"), [
     ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
     ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
@@ -132,9 +129,6 @@ def test_stacks_finds_the_program_and_not_its_supervisor(script):
         rows = [row for row in rows if row.pid in (job.pid, *pids)]
         found = ranks.select(rows, ranks.Selection(), 1)
         assert [(rank.process.pid, rank.identity.rank) for rank in found] == [(program, 3)]
-
-
-# --- Lines.
 
 
 def lines_of(*parts: bytes) -> bytes:
@@ -273,9 +267,6 @@ def test_a_program_whose_output_nobody_reads_fails_as_without_us(script):
         assert job.wait(20) == 1  # BrokenPipeError
 
 
-# --- Logs.
-
-
 def test_a_restart_gets_a_log_of_its_own(tmp_path):
     logs = tmp_path / "logs"
     for restart in ("0", "0", "2"):
@@ -294,9 +285,6 @@ def test_a_full_disk_ends_the_log_alone():
     log.write(b"a\n")
     log.write(b"b\n")
     assert complaints == ["the log stops here: /logs/x.log: No space left on device"]
-
-
-# --- Ends and signals.
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cases/run.json"))
@@ -349,9 +337,6 @@ def test_a_hangup_that_our_starter_ignores_is_ignored_and_there_is_no_orphan_aft
         os.kill(job.pid, signal.SIGKILL)
         job.wait()
         wait_for(lambda: runtime.status(program).state in ("", "Z"))
-
-
-# --- In the job.
 
 
 def test_all_stacks_on_a_signal_also_in_c_with_the_lock(script, python):
@@ -515,9 +500,6 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
 def test_a_package_that_is_asked_for_is_traced(path, is_mine):
     ring = supervisor.Ring("/nonexistent", 4, ("mine",))
     assert ring.is_mine(compile("pass", path, "exec")) == is_mine
-
-
-# --- The command line.
 
 
 @pytest.mark.parametrize(

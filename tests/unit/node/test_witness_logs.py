@@ -46,9 +46,6 @@ def observe(process, uid=None):
     return logs.observe(process.pid, os.getuid() if uid is None else uid)
 
 
-# --- The file behind the output.
-
-
 def test_the_file_behind_standard_output(run, tmp_path):
     path = tmp_path / "rank_1.log"
     path.write_text("".join(f"step {n}\n" for n in range(9)) + WATCHDOG)
@@ -238,9 +235,6 @@ def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
     log = observe(receiver, 65534)
     assert "permission denied" in log.absent
     assert log.lines == ()
-
-
-# --- The watchdog's lines.
 
 
 #: What a row leaves out at its end: rank, group, kind, sequence, operation, enqueued, completed.

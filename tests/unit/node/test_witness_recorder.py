@@ -35,9 +35,6 @@ def summary(recording):
     return groups, calls
 
 
-# --- Real dumps.
-
-
 @pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*_?")))
 def test_a_real_dump_is_read_as_python_reads_it(name):
     recording = parse(real(name))
@@ -75,9 +72,6 @@ def test_a_dump_that_was_cut_off_tells_nothing_that_the_whole_does_not(name, str
     # As is one of too many steps.
     monkeypatch.setattr(flight_recorder, "_MOST_STEPS", 400)
     assert parse(real("late_0")).partial
-
-
-# --- The forms of other versions.
 
 
 def entry(sequence, state="completed", changes=()):
@@ -142,9 +136,6 @@ def test_of_many_ranks_none_are_told_and_of_many_calls_the_oldest_of_each_group(
     assert recording.entries[-1].group == "3"
 
 
-# --- Hostile ones.
-
-
 class _Calls:
     def __reduce__(self):
         return os.system, ("touch /tmp/never",)
@@ -207,9 +198,6 @@ def test_lists_that_contain_themselves_are_told_in_few_words():
     }
     dump = pickle.dumps(nccl((3, "s" * 9999, long), version="v" * 9999), 2)
     assert len(str(parse(dump))) < 3000
-
-
-# --- The file.
 
 
 @pytest.fixture
@@ -328,9 +316,6 @@ def test_the_process_of_another_root_is_asked_there(tmp_path):
             found = look(process.pid, dumps_at(prefix))
             assert (found.absent, found.path) == ("", f"{prefix}0")
         process.kill()
-
-
-# --- Asking for one.
 
 
 @pytest.fixture

@@ -82,9 +82,6 @@ def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
         SshConfig(str(tmp_path / "broken")).about("gpu1")
 
 
-# --- Host keys.
-
-
 def key() -> Ed25519Key:
     own = Ed25519PrivateKey.generate().public_key()
     text = own.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
@@ -209,9 +206,6 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     assert KnownHosts([str(directory)], shared=[str(directory)]).about("x") == []
 
 
-# --- Keys, and the order in which they are offered.
-
-
 class Held:
     """A key of an agent."""
 
@@ -230,9 +224,6 @@ def test_keys_are_offered_in_the_order_of_ssh():
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
     blobs = [item.asbytes() for item in offered(identities, [], agent, only=True)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), filed.asbytes()]
-
-
-# --- Turns, deadlines, and what this machine can hold.
 
 
 def test_an_address_has_few_turns_and_is_dead_for_all_at_once():

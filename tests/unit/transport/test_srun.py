@@ -29,9 +29,6 @@ def program(tmp_path, monkeypatch):
     return write
 
 
-# --- The job.
-
-
 @pytest.fixture
 def squeue(program, monkeypatch):
     """A Slurm whose squeue prints this row, for a user."""
@@ -60,9 +57,6 @@ def test_ones_own_job_that_runs_can_be_asked_and_every_job_by_root(squeue):
         assert str(caught.value).startswith(f"--job 7: {why}")
     for uid, user in ((1000, "ada"), (0, "bob"), (1000, "1000")):
         assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
-
-
-# --- Its output.
 
 
 def step(*nodes: str) -> tuple[StepOutput, dict[str, Answer]]:
@@ -139,8 +133,6 @@ def test_why_a_step_of_a_dialogue_ended(case):
     output.add_error(case["said"].encode())
     assert output.ended("gpu1", case["well"]) == case["why"]
 
-
-# --- Slurm before 20.11, which no machine here has.
 
 OLD = """
 echo "$*" >>{log}

@@ -232,9 +232,6 @@ def test_a_world_size_that_cannot_be_is_not_believed(sizes, world, words):
     assert words in advice(made)
 
 
-# --- Several jobs, several users.
-
-
 def test_a_rank_that_two_processes_claim_is_there_twice():
     made = group([*fleet(), trace("gpu9", process(3, *TWICE, pid=77))])
     twice = [(row.node, row.pid) for row in made.processes if row.rank == 3]
@@ -282,9 +279,6 @@ def test_a_node_that_makes_up_a_job_hides_no_other_node_s(lie):
     assert ("99 (300 processes): choose with --job" in advice(made)) == ("user" not in lie)
 
 
-# --- Nodes without an answer, and hostile ones.
-
-
 def test_nodes_without_an_answer_are_together_by_their_reason():
     errors = {"gpu7": "gpu7: refused", "gpu10": "gpu10: refused", "gpu8": "timed out"}
     part = trace("a", process(8, *TWICE), error="the native round: connection lost")
@@ -307,9 +301,6 @@ def test_deep_stacks_that_all_differ_are_groups_of_their_own():
     deep = " > ".join(f"f{at} x.py {at + 1}" for at in range(1200))
     rows = [process(rank, *[f"{deep} > g{rank} y.py 1"] * 2) for rank in range(5)]
     assert len(grouping.group([trace("a", *rows)], {}).groups) == 5
-
-
-# --- Threads and native frames.
 
 
 def test_all_threads_split_what_the_main_threads_have_in_common():
@@ -363,9 +354,6 @@ def test_native_stacks_go_into_the_first_trace_and_a_process_without_is_named():
     assert [process["native"] for process in whole["processes"]] == [1, None, None]
     assert missing == [(1002, "not permitted"), (1003, "it has ended")]
     assert first["stacks"] == [[0, 1]]
-
-
-# --- What becomes of the groups.
 
 
 @pytest.mark.parametrize(("document", "how", "code"), [

@@ -132,9 +132,6 @@ def test_the_schema_takes_what_is_read_and_no_more():
     assert not VALID.is_valid(spoiled('started = "yesterday"'))
 
 
-# --- A directory.
-
-
 def write(directory: Path, *names: str) -> None:
     for name in names:
         text = json.dumps(trace(name, process(0, REDUCE)))
@@ -228,8 +225,6 @@ def test_texts_of_py_spy_are_read_one_node_each_and_a_bad_text_is_named(tmp_path
         with pytest.raises(TraceError, match=words):
             list(archive.read(tmp_path / name)[0])
 
-
-# --- Texts of `py-spy dump`.
 
 DUMPS = {path.stem: path.read_text() for path in Path(__file__).with_name("dumps").iterdir()}
 FIRST, SECOND = (f"Process {part}" for part in DUMPS["several"].split("Process ")[1:])

@@ -27,8 +27,6 @@ from tests.paths import schema
 
 SCHEMA = schema("tail")
 
-# --- A path, a line.
-
 
 @pytest.mark.parametrize("case", cases(__file__, "tail.json", "path"))
 def test_the_rank_that_a_path_tells(case):
@@ -78,8 +76,6 @@ ENDLESS = "9" * 8000
 def test_a_line_without_its_ranks_and_hosts(node, ranks, line, normal):
     assert shape(line, node, *ranks) == normal
 
-
-# --- The last lines of a text.
 
 BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
 
@@ -135,8 +131,6 @@ def test_the_mount_of_a_path_is_known_without_asking_it(case):
     assert Mounts(node_tail.parse_mounts("no table")).of("/a/b").path == "/"
 
 
-# --- Words of the command line.
-
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
 
 
@@ -174,9 +168,6 @@ def test_what_is_no_moment_in_the_past(words):
         assert past(None, how) == 0
         with pytest.raises(Refused, match=r"^--since 2x: "):
             past("2x", how)
-
-
-# --- Groups and the table.
 
 
 def log(rank: object, *lines: str, age: float = 2.0) -> File:
@@ -299,8 +290,6 @@ def test_many_groups_are_cut_but_never_the_largest():
     assert "more groups" not in table(grouped(nodes), 1)
 
 
-# --- Logs of two nodes with two ranks each, as torchrun 2.15 --log-dir wrote them.
-
 LOGS = Path(__file__).parent / "logs" / "torchrun"
 
 
@@ -334,9 +323,6 @@ def test_the_reports_name_the_rank_that_has_not_come(torchrun):
     assert set(timeouts) == {0, 1, 2}
     (group,) = torchrun("timeout", "stdout.log").groups
     assert sorted(file.local_rank for file in group.files) == [0, 0, 1, 1]
-
-
-# --- A node's answer.
 
 
 def packed(data: object) -> str:

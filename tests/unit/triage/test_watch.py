@@ -184,8 +184,6 @@ def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     assert (watch.judgement.kind, watch.words) == ("gone", "the job has ended")
 
 
-# --- The answers of the nodes.
-
 CONFIG = motion.Config("", "nodeready:test", 20, "4711")
 
 

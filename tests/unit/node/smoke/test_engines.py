@@ -37,9 +37,6 @@ def executable(path: Path, text: str) -> str:
     return str(path)
 
 
-# --- Why there is no PyTorch.
-
-
 def torch_engines(supervisor: Supervisor, **config: object) -> tuple[Engine, Engine]:
     """Over NCCL, and over gloo."""
     given = Config("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
@@ -164,9 +161,6 @@ def test_other_pythons(supervisor, pythons):
         assert done.stdout == "b\n", done.stderr
 
 
-# --- Parts of the program of the ranks.
-
-
 @pytest.mark.parametrize(("resolved", "error", "why"), [
     (("10.0.0.1",), "", ""),
     (("10.0.0.9", "10.0.0.1"), "", ""),
@@ -231,8 +225,6 @@ def test_an_error_of_many_lines_is_the_line_that_says_what_happened(case):
     line = torch_ranks.last_line(case["text"])
     assert line == (case["name"] if case["text"] else "")
 
-
-# --- nccl-tests: recorded outputs.
 
 OUTPUTS = Path(__file__).parents[1] / "data" / "nccl_tests"
 FAILED, GOOD, OLD, RCCL = (path.read_text() for path in sorted(OUTPUTS.iterdir()))

@@ -318,9 +318,6 @@ def test_a_rank_that_sends_something_else(listen, with_rank):
     assert (rank.said, rank.waits_for) == (error, 1)
 
 
-# --- What the listeners do with strangers.
-
-
 def states(port: int) -> list[str]:
     """Of the connections with this port, as the kernel numbers them."""
     text = "".join(Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
@@ -407,9 +404,6 @@ def test_a_port_is_released_and_taken_again(listen):
     # It does not serve yet.
     assert listeners.take(port)
     listeners.release(port)
-
-
-# --- A pair.
 
 
 @pytest.fixture
