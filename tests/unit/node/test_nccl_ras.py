@@ -231,6 +231,7 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
     with running(tmp_path, version="2.27.3", manner="old", answer=WRONG) as port:
         ras = asked(port, allow=True)
     assert (ras.absent, ras.version, ras.timeouts) == ("", "2.27.3", 3)
+    assert ras == parsed(WRONG)
     groups = {group.hash: group for group in ras.communicators}
     broken = groups.pop("514e98cf4e44862b")
     behind = (

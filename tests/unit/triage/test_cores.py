@@ -11,7 +11,8 @@ import pytest
 from nodeready.node.cores.core_pattern import Place
 from nodeready.node.cores.gcore import core_bytes
 from nodeready.node.cores.program import Core, File, Listing, listing
-from nodeready.reports import cores_table
+from nodeready.reports import cores_table, json_report
+from nodeready.reports.registry import Options
 from nodeready.triage import cores as backtraces
 from nodeready.triage.cores import CoreFile, Cores, Crash, Frame, deduplicated, file_names, grouped
 from tests.cases import cases
@@ -159,6 +160,16 @@ def test_the_table_says_what_crashed_first_and_where_and_what_could_not_be_read(
     ):
         assert words in text, text
     assert text.index("fwd") < text.index("watchdog")
+
+
+def test_escapes_that_a_core_has_are_shown():
+    frame = "#0 0x1 in \x1b[31m\u202eevil (x=1) at \x1b]0;t\x07.c:1"
+    texts = {"command": "\x1b[2J", "user": "\udcff", "job": "[bold]x", "program": "/tmp/\x1b[1m"}
+    cores = Cores("", "", asked=("gpu1",), crashes=(crash("gpu1", 5, frame, **texts),))
+    text = "".join(json_report.cores(cores))
+    table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
+    assert text.isascii()
+    assert not {"\x1b", "\x07", "\u202e", "\udcff"} & {*text, *table}
 
 
 def test_every_text_has_a_name_of_its_own_in_the_directory():
