@@ -16,6 +16,7 @@ from nodeready.node.proofs import attach
 from nodeready.node.runtime import FRAME, Supervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
+from tests.cases import cases
 from tests.command import wait_for
 
 BAD = replace(GOOD, good=False, rc=1)
@@ -97,20 +98,9 @@ def test_what_was_started_ends_when_we_are_killed():
     wait_for(lambda: not _marked(mark))
 
 
-@pytest.mark.parametrize(("err", "refused"), [
-    ("strace: attach: ptrace(PTRACE_SEIZE, 9): Operation not permitted", True),
-    ("Could not attach to process.  If your uid\nptrace: Operation not permitted.", True),
-    ("Error: Permission Denied: Try running again with elevated permissions", True),
-    ("Error: Failed to suspend process\nReason: EPERM: Operation not permitted", True),
-    ("Error: Failed to open /proc/9/maps\nReason: Permission denied (os error 13)", True),
-    ("Error: Failed to find python version from target process", False),
-    ("Reason: No such file or directory (os error 2)", False),
-    ("Reason: Input/output error (os error 131)", False),
-    ("", False),
-])  # fmt: skip
-def test_what_the_tools_say_when_they_are_refused(supervisor, err, refused):
-    canary = supervisor.canary()
-    argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]
-    tried = attach.attempt(supervisor, canary, argv, 5, wrong=attach.complaint)
-    assert (tried.refused, tried.good, tried.rc) == (refused, False, 1)
-    assert tried.said.endswith(err.split("\n")[-1][-30:] or "exit status 1")
+@pytest.mark.parametrize("case", cases(__file__, "cases/refusals.json"))
+def test_what_the_tools_say_when_they_are_refused(supervisor, case):
+    argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", case["name"]]
+    tried = attach.attempt(supervisor, supervisor.canary(), argv, 5, wrong=attach.complaint)
+    assert (tried.refused, tried.good, tried.rc) == (case["refused"], False, 1)
+    assert tried.said.endswith(case["name"].split("\n")[-1][-30:] or "exit status 1")

@@ -11,6 +11,7 @@ import pytest
 from nodeready.node import tail as program
 from nodeready.node.tail import MAX_ANSWER, Config, Tail, packed, read_tail
 from nodeready.triage.logs import read
+from tests.cases import cases
 
 
 def tail(pattern: object, **how: object) -> Tail:
@@ -32,25 +33,10 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("pattern", "paths"), [
-    ("a/*.log", ["a/1.log"]),
-    ("?/?.log", ["a/1.log"]),
-    ("a/[!0].log", ["a/1.log"]),
-    ("latest/*.log", ["latest/1.log"]),
-    ("a/b/loop/b/loop/1.log", ["a/b/loop/b/loop/1.log"]),
-    ("**/*.log", ["a/1.log", "a/b/2.log", "a/b/c/3.log", "x[1].log"]),
-    ("a/**", ["a/1.log", "a/b/2.log", "a/b/c/3.log"]),
-    ("a/b/**/c/*", ["a/b/c/3.log"]),
-    ("a/.h*/*", ["a/.hidden/4.log"]),
-    ("x[[]1].log", ["x[1].log"]),
-    ("./a/../a/1.log", ["./a/../a/1.log"]),
-    ("$(touch x)/`touch x`;*", []),
-    ("a/1.log/*", []),
-    ("[", []),
-])  # fmt: skip
-def test_the_files_of_a_pattern(tree, pattern, paths):
-    seen = tail(f"{tree}/{pattern}")
-    assert sorted(file.path for file in seen.files) == [f"{tree}/{path}" for path in paths]
+@pytest.mark.parametrize("case", cases(__file__, "cases/patterns.json"))
+def test_the_files_of_a_pattern(tree, case):
+    seen = tail(f"{tree}/{case['name']}")
+    assert sorted(file.path for file in seen.files) == [f"{tree}/{path}" for path in case["paths"]]
     assert (seen.unread, seen.error) == ((), "")
     assert read(packed(Config("N", "t", ""), seen), "N") == seen
 

@@ -15,6 +15,7 @@ from nodeready.healthcheck import main as program
 from nodeready.node import payload
 from nodeready.policy.policy import make_policy
 from nodeready.transport import bundle
+from tests.cases import cases
 
 
 def run(python, *words, **how):
@@ -81,25 +82,14 @@ def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp
     assert "no such check" in done.stderr
 
 
-@pytest.mark.parametrize(("line", "status", "words"), [
-    ("", 2, "COMMAND"),
-    ("--help", 0, ""),
-    ("nosuch", 2, "nosuch"),
-    ("audit --nosuch", 2, "--nosuch"),
-    ("audit --only gate", 2, "no such check"),
-    ("audit --only proof.core", 2, "is proved, by nodeready ready"),
-    ("audit --policy /nosuch", 2, "/nosuch: there is no such file"),
-    ("ready --ports x", 2, "--ports x: must be FIRST-LAST"),
-    ("ready --gpus 65", 2, "must be between 0 and 64"),
-    ("ready --user a;b", 2, "no user name"),
-])  # fmt: skip
-def test_a_mistake_is_one_line(line, status, words, monkeypatch, capsys):
+@pytest.mark.parametrize("case", cases(__file__, "data/mistakes.json"))
+def test_a_mistake_is_one_line(case, monkeypatch, capsys):
     monkeypatch.setattr(program, "_handle", lambda handler: None)
     try:
-        code = program.main(line.split())
+        code = program.main(case["name"].split())
     except SystemExit as error:
         code = error.code
     stderr = capsys.readouterr().err
     lines = [row for row in stderr.splitlines() if not row.startswith("Try '")]
-    assert (code, len(lines)) == (status, 1 if status else 0), stderr
-    assert words in stderr
+    assert (code, len(lines)) == (case["status"], bool(code)), stderr
+    assert case["words"] in stderr

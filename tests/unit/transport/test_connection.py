@@ -27,6 +27,7 @@ from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
 from nodeready.transport.identities import Identity, offered
 from nodeready.transport.logins import HANDSHAKES, Client, Gate, Patience
 from nodeready.transport.ssh_config import SshConfig, Unusable, expand, jump_of, place
+from tests.cases import cases
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
@@ -331,33 +332,14 @@ def causes(text: str) -> str:
     return connect_error(text, "h", user="u", key="k", known_hosts="/k", limit_s=15)
 
 
-@pytest.mark.parametrize(("read", "text", "expected"), [
-    # The older form of a jump.
-    (jump_of, "ssh -W %h:%p jump", ("jump", "")),
-    (jump_of, "/usr/bin/ssh -q -x bob@jump -W [%h]:%p", ("bob@jump", "")),
-    (jump_of, "ssh -l bob -p 2222 -F /x -W %h:%p jump", ("bob@jump:2222", "/x")),
-    (jump_of, "ssh -W other:22 jump", ("", "")),
-    (jump_of, "ssh -W %h:%p -i key jump", ("", "")),
-    (jump_of, "ssh jump nc %h %p", ("", "")),
-    (jump_of, "ssh -W %h:%p jump; true", ("", "")),
-    (jump_of, "nc %h %p", ("", "")),
-    (jump_of, "ssh 'unclosed", ("", "")),
-    (place, "jump", ("", "jump", 0)),
-    (place, "ssh://bob@jump:33", ("bob", "jump", 33)),
-    (place, "[fe80::1]:33", ("", "fe80::1", 33)),
-    (place, "fe80::1", ("", "fe80::1", 0)),
-    (place, "bob@dom@jump", ("bob@dom", "jump", 0)),
-    (causes, "SSH error (revoked)", "host key of h is revoked in /k; refused"),
-    (causes, "SSH error (certificate has expired)", "host key of h is refused: its certif"),
-    (causes, "Could not connect ([Errno 24] Too many open files)", "h: too many open files"),
-    (causes, "Could not connect ([Errno 105] No buffer space available)", "gc_thresh3"),
-    (causes, "Could not connect ([Errno 22] Invalid argument)", "gc_thresh3"),
-    (causes, "Could not connect ([Errno 99] Cannot assign requested address)", "BindAddr"),
-    (causes, ASKING, "h: ssh -G does not end"),
-])  # fmt: skip
-def test_a_text_is_read(read, text, expected):
-    found = read(text)
-    assert expected in found if read is causes else found == expected
+@pytest.mark.parametrize("case", cases(__file__, "data/texts.json"))
+def test_a_text_is_read(case):
+    """The name of a case is what reads it, and the text."""
+    read, _, text = case["name"].partition(": ")
+    if read == "causes":
+        assert case["expected"] in causes(ASKING if text == "ASKING" else text)
+    else:
+        assert [*{"jump_of": jump_of, "place": place}[read](text)] == case["expected"]
 
 
 def test_a_path_is_filled_in(monkeypatch):
