@@ -224,6 +224,10 @@ def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text
     with path.open("w") as log:
         log.write(text)
         log.flush()
+        # What the process has open is meant, whatever has its name now.
+        path.rename(tmp_path / "moved")
+        path.write_text(RAY_LINE % (7, 8))
+        (tmp_path / "moved").rename(path)
         assert below._number_in_ray(os.getpid(), os.getuid()) == number
 
 

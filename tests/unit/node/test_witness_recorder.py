@@ -143,6 +143,7 @@ class _Calls:
 
 HOSTILE = {
     "calls os.system": pickle.dumps({"entries": [_Calls()]}, 2),
+    "calls os.system in the newest form": pickle.dumps({"entries": [_Calls()]}, 5),
     "imports": b"\x80\x02cos\nsystem\n.",
     "builds an object": b"\x80\x02)\x81}b.",
     "a persistent id": b"\x80\x02X\x01\x00\x00\x00aQ.",
@@ -150,6 +151,7 @@ HOSTILE = {
     "deep lists": b"\x80\x02" + b"](" * 20_000 + b".",
     "deep tuples": b"\x80\x02)" + b"\x85" * 20_000 + b".",
     "a huge number": b"\x80\x02\x8b\xff\xff\xff\x7f" + b"\xff" * 1000 + b".",
+    "a huge number that is there": b"\x80\x02\x8b\x00\x00\x10\x00" + b"\xff" * (1 << 20) + b".",
     "a number as text": b"L" + b"9" * 100_000 + b"L\n.",
     "a huge text that is not there": b"\x80\x02\x8d" + b"\xff" * 8 + b"a.",
     "a huge memo": b"\x80\x02}r\xff\xff\xff\x7f.",

@@ -68,6 +68,7 @@ def test_a_name_is_read_by_the_pattern(tmp_path, case):
     files = list(Place(f"{tmp_path}/{case['pattern']}", case.get("uses_pid", False)).find())
     assert [file.path for file in files] == ([] if case["values"] is None else [str(path)])
     assert all(case["values"].items() <= file.values.items() for file in files)
+    assert all(file.compressed == case.get("compressed", "") for file in files)
 
 
 def test_a_directory_of_the_pattern_is_entered_and_no_link_in_it(tmp_path):

@@ -305,12 +305,15 @@ def test_deep_stacks_that_all_differ_are_groups_of_their_own():
 
 def test_all_threads_split_what_the_main_threads_have_in_common():
     idle, busy = "run x.py 1 > wait threading.py 3", "run x.py 1 > read y.py 3"
-    odd = process(3, *TWICE, threads_at={"Thread-9": busy})
+    native = f"{TRAIN} > take_gil libpython3.so 0"
+    odd = process(3, *TWICE, threads_at={"Thread-9": busy}, native_at=native)
     rows = [process(rank, *TWICE, threads_at={f"Thread-{rank}": idle}) for rank in range(3)]
     made = group([trace("a", *rows, odd)], all_threads=True)
     assert [one.ranks for one in made.groups] == [(3,), (0, 1, 2)]
     (thread,) = made.groups[0].threads
     assert (thread.name, thread.frames[-1].function) == ("Thread-9", "read")
+    assert made.groups[0].native[-1].function == "take_gil"
+    assert "global lock" in made.groups[0].hint
     again = [process(rank, *TWICE, threads_at={"t": busy}) for rank in range(4)]
     assert len(group([trace("a", *again)]).groups) == 1
 
@@ -381,6 +384,14 @@ def test_the_exit_code(document, how, code):
 ])  # fmt: skip
 def test_ranks_are_folded(ranks, text):
     assert fold_ranks(ranks) == text
+
+
+def test_the_schema_refuses_values_that_cannot_be():
+    good = json.loads("".join(json_report.stacks(group(fleet(world_size=9)))))
+    for at, name, value in ((0, "processes", 1), (1, "kind", "odd"), (1, "ranks", [-1])):
+        groups = [*good["groups"]]
+        groups[at] = {**groups[at], name: value}
+        assert not VALID.is_valid({**good, "groups": groups})
 
 
 @pytest.mark.parametrize(

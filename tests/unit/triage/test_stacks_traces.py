@@ -279,6 +279,9 @@ def test_a_node_where_py_spy_failed_says_why():
     silent = {trace["node"]: trace["error"] for trace in read("pdsh") if trace["error"]}
     assert silent["gpu003"].startswith("Failed to get process executable name")
     assert silent["gpu004"] == "mcmd: connect failed: No route to host"
+    dumped = parse_dump("gpu1: Error: Permission Denied\ngpu2: Error: No such\n", "all")
+    errors = [(trace["node"], trace["error"]) for trace in dumped]
+    assert errors == [("gpu1", "Permission Denied"), ("gpu2", "No such")]
     (alone,) = parse_dump("Error: Permission Denied: try sudo\n", "gpu9")
     assert alone["error"].startswith("Permission")
 
