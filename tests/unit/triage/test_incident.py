@@ -12,16 +12,7 @@ import pytest
 
 from nodeready.reports.registry import find
 from nodeready.triage import incident as incidents
-from nodeready.triage.incident import (
-    Directory,
-    ForeignDirectory,
-    Incident,
-    Interrupted,
-    Part,
-    incident_code,
-    prepare,
-    take,
-)
+from nodeready.triage.incident import Part
 from nodeready.triage.stacks.document import Suspect, Verdict
 
 STARTED = "2026-11-21T03:00:00Z"
@@ -37,8 +28,8 @@ FORMS = {
 }
 
 
-def incident(*parts: Part, **given: object) -> Incident:
-    whole = Incident(
+def incident(*parts: Part, **given: object) -> incidents.Incident:
+    whole = incidents.Incident(
         *(STARTED, STARTED, "4711", "ada", "somebody asked for it", True, VERDICT, (), parts),
         archive="/tmp/hang.tar.gz",
     )
@@ -48,7 +39,7 @@ def incident(*parts: Part, **given: object) -> Incident:
 def writes(name: str, problem: BaseException | None = None, **part: object):
     """A part that writes one file, and then raises the problem."""
 
-    def write(directory: Directory) -> Part:
+    def write(directory: incidents.Directory) -> Part:
         directory.part(name)
         directory.write(f"{name}/one.txt", ["x\n"])
         if problem:
@@ -59,19 +50,19 @@ def writes(name: str, problem: BaseException | None = None, **part: object):
 
 
 def fails(problem: BaseException):
-    def write(directory: Directory) -> Part:
+    def write(directory: incidents.Directory) -> Part:
         raise problem
 
     return write
 
 
-def take_all(directory: Directory, **parts) -> tuple[tuple[Part, ...], bool]:
-    return take(directory, parts, itertools.count().__next__)
+def take_all(directory: incidents.Directory, **parts) -> tuple[tuple[Part, ...], bool]:
+    return incidents.take(directory, parts, itertools.count().__next__)
 
 
 def test_a_part_that_fails_is_named_and_costs_no_other(tmp_path):
     parts, is_complete = take_all(
-        prepare(tmp_path / "hang"),
+        incidents.prepare(tmp_path / "hang"),
         stacks=fails(ValueError("a mistake of ours")),
         logs=fails(OSError(28, "No space left on device", "/x/logs")),
         cores=writes("cores"),
@@ -87,12 +78,12 @@ def test_a_part_that_fails_is_named_and_costs_no_other(tmp_path):
     ]
     assert "ValueError: a mistake of ours" in parts[0].why
     assert parts[1].why == "No space left on device: /x/logs"
-    assert incident_code(incident(*parts)) == 1
+    assert incidents.incident_code(incident(*parts)) == 1
 
 
 def test_an_interrupt_keeps_what_there_is(tmp_path):
-    directory = prepare(tmp_path / "hang")
-    half = fails(Interrupted(Part("logs", "partial", "some", "interrupted")))
+    directory = incidents.prepare(tmp_path / "hang")
+    half = fails(incidents.Interrupted(Part("logs", "partial", "some", "interrupted")))
     every = {"stacks": writes("stacks"), "logs": half, "cores": writes("cores")}
     parts, is_complete = take_all(directory, **every)
     assert not is_complete
@@ -100,7 +91,7 @@ def test_an_interrupt_keeps_what_there_is(tmp_path):
     assert rows == [("kept", ""), ("partial", "interrupted"), ("missing", "interrupted")]
     whole, problem = incidents.finish(directory, incident(*parts, complete=False), FORMS)
     assert problem == ""
-    assert incident_code(whole) == 130
+    assert incidents.incident_code(whole) == 130
     assert "PARTIAL" in (directory.path / incidents.README).read_text()
     with tarfile.open(whole.archive) as tar:
         assert "hang/stacks/one.txt" in tar.getnames()
@@ -110,7 +101,7 @@ def test_the_same_evidence_makes_the_same_archive(tmp_path):
     archives = set()
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
-        directory = prepare(tmp_path / place / "hang")
+        directory = incidents.prepare(tmp_path / place / "hang")
         take_all(directory, stacks=writes("stacks"), audit=writes("audit"))
         os.utime(directory.path / "stacks/one.txt", (1, ord(place)))
         incidents.pack(directory, STARTED, directory.files())
@@ -119,7 +110,7 @@ def test_the_same_evidence_makes_the_same_archive(tmp_path):
 
 
 def test_only_its_owner_can_read_it(tmp_path):
-    directory = prepare(tmp_path / "hang")
+    directory = incidents.prepare(tmp_path / "hang")
     before = os.umask(0)
     try:
         parts, _ = take_all(directory, stacks=writes("stacks"))
@@ -147,14 +138,14 @@ def test_nothing_that_is_there_is_written_over(tmp_path, name, problem):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
-    with pytest.raises(ForeignDirectory) as error:
-        prepare(tmp_path / "hang")
+    with pytest.raises(incidents.ForeignDirectory) as error:
+        incidents.prepare(tmp_path / "hang")
     assert problem in str(error.value)
     assert path.read_text() == "mine"
 
 
 def test_the_index_has_no_secret(tmp_path):
-    directory = prepare(tmp_path / "hang")
+    directory = incidents.prepare(tmp_path / "hang")
     errors = {"gpu001": f"no answer: --token {SECRET}"}
     parts, _ = take_all(directory, cores=writes("cores", errors=errors, why=f"HF_TOKEN={SECRET}"))
     whole = incident(*parts, advice=(f"look at https://ada:{SECRET}@gpu001/",))
@@ -186,7 +177,7 @@ def test_the_index_begins_with_the_verdict():
     ((Part("stacks", "kept"),), {"complete": False}, 130),
 ])  # fmt: skip
 def test_the_exit_code(parts, given, code):
-    assert incident_code(incident(*parts, **given)) == code
+    assert incidents.incident_code(incident(*parts, **given)) == code
 
 
 def test_neither_a_job_nor_a_log_makes_a_path():
