@@ -66,13 +66,6 @@ def test_the_gate_opens(tmp_path, case):
     assert ras.communicators[0].members
 
 
-def test_the_version_is_that_of_the_package_where_the_library_does_not_tell(tmp_path):
-    site = tmp_path / "site-packages"
-    (site / "nvidia_nccl_cu13-2.30.7.dist-info").mkdir(parents=True)
-    with running(site / "nvidia/nccl/lib", version="", answer=healthy()) as port:
-        assert asked(port).absent == ""
-
-
 def test_a_library_that_was_replaced_or_an_answer_of_another_job_tells_nothing(tmp_path):
     with running(tmp_path / "a", answer=report(TWO)) as port:
         assert "another job has answered at 127.0.0.1:" in asked(port).absent
@@ -82,6 +75,11 @@ def test_a_library_that_was_replaced_or_an_answer_of_another_job_tells_nothing(t
         assert "not known" in asked(port).absent
         assert not port.asked
     assert "no rank" in asked().absent
+    # Where the library does not tell, the version is that of its package.
+    site = tmp_path / "site-packages"
+    (site / "nvidia_nccl_cu13-2.30.7.dist-info").mkdir(parents=True)
+    with running(site / "nvidia/nccl/lib", version="", answer=healthy()) as port:
+        assert asked(port).absent == ""
 
 
 def test_another_process_at_the_same_port_is_not_asked(tmp_path):

@@ -249,13 +249,11 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     turns = Turns(ranks, limit_s=100)
     looks = []
     while taken := turns.take():
-        place, owner = taken
-        looks.append(ranks[place].process.uid)
-        turns.back(owner, 10 if looks[-1] == 4001 else 1)
+        looks.append(ranks[taken[0]].process.uid)
+        turns.back(taken[1], 10 if looks[-1] == 4001 else 1)
     # One look of hers is as long as ten of the job's.
     assert looks[:3] in ([7, 4001, 7], [4001, 7, 7])
-    assert looks.count(7) == len(plain)
-    assert looks.count(4001) == 10
+    assert (looks.count(7), looks.count(4001)) == (len(plain), 10)
 
 
 #: What a user can name below the login's own cgroups is none of Slurm's.

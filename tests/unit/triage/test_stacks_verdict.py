@@ -45,7 +45,6 @@ VALID = jsonschema.Draft202012Validator(schema("stacks"))
 
 GATHER = f"{TRAIN} > all_gather {C10D} 3300"
 RECV = f"{TRAIN} > recv {C10D} 2300"
-BARRIER = f"{TRAIN} > barrier {C10D} 4100"
 SLEEP = f"{TRAIN} > preprocess data.py 12"
 ELSEWHERE = f"{TRAIN} > evaluate eval.py 30"
 SAVE = f"{TRAIN} > save torch/serialization.py 900"
