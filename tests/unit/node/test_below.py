@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from nodeready.node.stacks import below, processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import Dump, Thread
-from nodeready.node.stacks.ranks import EXITING, INTERPRETER_LOCK, Identity, Rank, Target
+from nodeready.node.stacks.ranks import INTERPRETER_LOCK, Identity, Rank, Target
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
@@ -35,23 +34,19 @@ def processes_of(rows):
     return [process(pid, parent, command) for pid, (parent, command) in rows.items()]
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "stack", "kind"),
-    [
-        ("python train.py", "pt_data_worker", (), "loader worker"),
-        ("python train.py", "python3", WORKER, "loader worker"),
-        (SPAWN, "python3", WORKER, "loader worker"),
-        ("sh -c gcc x.c", "sh", (), "shell"),
-        ("/usr/bin/ninja -v", "ninja", (), "compiler"),
-        ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
-        ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
-        ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
-        ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
-        (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
-        ("sleep 9", "sleep", (), "process"),
-        ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name", "stack", "kind"), [
+    ("python train.py", "pt_data_worker", (), "loader worker"),
+    ("python train.py", "python3", WORKER, "loader worker"),
+    (SPAWN, "python3", WORKER, "loader worker"),
+    ("sh -c gcc x.c", "sh", (), "shell"),
+    ("/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus x", "cc1plus", (), "compiler"),
+    ("/usr/local/cuda/bin/nvcc -x", "nvcc", (), "compiler"),
+    ("python -m torch._inductor.compile_worker --workers=8", "python3", (), "compiler"),
+    ("python /x/torch/_inductor/compile_worker/__main__.py", "python3", (), "compiler"),
+    (SPAWN, "python3", (("_checkpointing_subprocess", "x.py", 1),), "checkpoint writer"),
+    ("sleep 9", "sleep", (), "process"),
+    ("python train.py", "python3", (("read_worker_loop", "mine.py", 1),), "process"),
+])  # fmt: skip
 def test_the_kind_of_a_process(command, name, stack, kind):
     dump = Dump(stack) if stack else None
     assert below.kind(process(1, command=command, name=name), dump) == kind
@@ -59,10 +54,6 @@ def test_the_kind_of_a_process(command, name, stack, kind):
 
 def target(pid, known=None, **more) -> Target:
     return Target(Rank(known or process(pid, 1), Identity(0, owner="uid 0")), [FACTS], **more)
-
-
-def pids(target):
-    return [child.pid for child in target.below]
 
 
 @pytest.fixture
@@ -76,7 +67,7 @@ def find(monkeypatch):
         monkeypatch.setattr(processes, "children", lambda: children)
         monkeypatch.setattr(processes, "scan", lambda deadline, numbers: ([], 0))
         below.find(targets, processes_of(rows), set(own), time.monotonic() + 9)
-        return [pids(target) for target in targets]
+        return [[child.pid for child in target.below] for target in targets]
 
     return found
 
@@ -87,10 +78,12 @@ def test_descendants_without_other_ranks_and_trackers(find):
         **{15: (14, "sh -c x"), 20: (10, "python rank1.py"), 21: (20, "python worker")},
         **{30: (10, "python ours"), 40: (99, "python somebody")},
     }
-    assert find(rows, [target(10), target(20)], {30}) == [[11, 13, 14, 15], [21]]
-
-
-def test_a_circle_of_parents_ends(find):
+    stranger = target(40)
+    stranger.rank = replace(stranger.rank, stranger=True)
+    rows[41] = (40, "python w")
+    found = find(rows, [target(10), target(20), stranger], {30})
+    assert found == [[11, 13, 14, 15], [21], []]
+    # A circle of parents ends.
     assert find({11: (10, "x"), 10: (11, "x")}, [target(10)]) == [[11]]
 
 
@@ -102,33 +95,24 @@ def test_the_descendants_of_a_rank_are_bounded(find, count, notes):
     assert rank.notes == [f"{n} more processes below it are not looked at" for n in notes]
 
 
-def test_nobody_looks_below_a_stranger(find):
-    rank = target(10)
-    rank.rank = replace(rank.rank, stranger=True)
-    assert find({11: (10, "python w")}, [rank]) == [[]]
-
-
 def test_a_new_child_is_found_with_what_it_runs():
     """One that came after the first look at all processes."""
     own, _ = processes.scan(time.monotonic() + 9, [os.getpid()])
     rank = Target(Rank(own[0], Identity(0)), [FACTS])
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        try:
-            below.find([rank], own, set(), time.monotonic() + 20)
-            (row,) = [row for row in rank.below if row.pid == child.pid]
-            assert "input()" in row.rank.process.command
-        finally:
-            child.kill()
+    with subprocess.Popen(["sh", "-c", "read go; :"], stdin=subprocess.PIPE) as child:
+        below.find([rank], own, set(), time.monotonic() + 20)
+        child.kill()
+    assert "read go" in {row.pid: row.rank.process.command for row in rank.below}[child.pid]
 
 
 def test_the_odd_ones_are_looked_at_first():
     rank = target(10)
-    for pid in range(20, 26):
-        last = pid == 25
-        waits = "read of /data/x (nfs4)" if last else f"poll of a pipe that pid {pid} (x) writes"
-        rank.below.append(Target(Rank(process(pid), Identity()), [FACTS], waits_on=waits))
-    rank.below.append(Target(Rank(process(26, command="gcc", name="gcc"), Identity()), [FACTS]))
-    rank.below.append(Target(Rank(process(27), Identity())))
+    waits = {pid: f"poll of a pipe that pid {pid} (x) writes" for pid in range(20, 25)}
+    waits[25] = "read of /data/x (nfs4)"
+    own = Identity()
+    rank.below = [Target(Rank(process(at), own), [FACTS], waits_on=waits[at]) for at in waits]
+    rank.below.append(Target(Rank(process(26, command="gcc", name="gcc"), own), [FACTS]))
+    rank.below.append(Target(Rank(process(27), own)))
     assert [child.pid for child in below.in_order([rank])] == [20, 25, 21, 22, 23, 24]
 
 
@@ -150,12 +134,11 @@ def test_the_part_of_the_trace():
     rank.below = [worker, shell, gone, server]
     trace = trace_of(rank)
     rows = trace["processes"][0]["below"]
-    assert [(row["pid"], row["kind"], row["error"]) for row in rows] == [
-        (20, "loader worker", ""),
-        (21, "shell", "not Python"),
-        (22, "process", "it has ended"),
+    assert [(row["pid"], row["kind"], row["error"], row["cpu_s"]) for row in rows] == [
+        (20, "loader worker", "", [1.0, 2.0]),
+        (21, "shell", "not Python", []),
+        (22, "process", "it has ended", []),
     ]
-    assert rows[0]["cpu_s"] == [1.0, 2.0]
     frames = [tuple(trace["frames"][index]) for index in trace["stacks"][rows[0]["main"]]]
     assert frames == list(WORKER)
 
@@ -170,35 +153,22 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     assert row["note"] == "what is below and beside it is left out: there is too much"
 
 
-@pytest.mark.parametrize(
-    ("gil", "switches", "timed", "own", "told"),
-    [
-        (("holder", "holder"), (0, 390), True, False, True),
-        # One that comes to hold it at times, a lock of the program's own, and itself.
-        (("", "holder"), (0, 390), True, False, False),
-        (("holder", "other"), (0, 390), True, False, False),
-        (("holder", "holder"), (0, 3), True, False, False),
-        (("holder", "holder"), (0, 390), False, False, False),
-        (("MainThread", "MainThread"), (0, 390), True, True, False),
-        (("holder",), (0,), True, False, False),
-    ],
-)
+@pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [
+    (("holder", "holder"), (0, 390), True, False, True),
+    # One that comes to hold it at times, a lock of the program's own, and itself.
+    (("", "holder"), (0, 390), True, False, False),
+    (("holder", "other"), (0, 390), True, False, False),
+    (("holder", "holder"), (0, 3), True, False, False),
+    (("holder", "holder"), (0, 390), False, False, False),
+    (("MainThread", "MainThread"), (0, 390), True, True, False),
+    (("holder",), (0,), True, False, False),
+])  # fmt: skip
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
     rank = target(10, dumps=[Dump(LOOP, gil=name, own=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"
     rank.tell_interpreter_lock(2.0)
     phrase = f"{INTERPRETER_LOCK}, which thread holder holds"
     assert rank.waits_on == (phrase if told else "futex")
-
-
-def test_a_process_that_exits_is_not_looked_into():
-    rank = target(10)
-    rank.add_facts(replace(FACTS, exiting=True))
-    assert rank.refusal(0) == EXITING
-    assert rank.notes == [EXITING]
-
-
-# --- Ranks that no launcher has numbered.
 
 
 def numbers(ranks):
@@ -214,21 +184,17 @@ BY_HAND = {10: (1, "python j.py 0"), 11: (1, "python j.py 1"), 12: (11, "python 
 KERNELS = dict.fromkeys((10, 11), (1, "python -m ipykernel_launcher"))
 
 
-@pytest.mark.parametrize(
-    ("rows", "dumps", "ends_here", "ranks"),
-    [
-        (SPAWNED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
-        (FORKED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
-        # On several nodes a place is no rank.
-        (SPAWNED, PLACES, False, [(12, None, None), (11, None, None)]),
-        # A training alone with its loader is no job of ranks.
-        (SPAWNED, {}, True, []),
-        ({10: (1, "python t.py"), 20: (1, "python other.py")}, {}, True, []),
-        (KERNELS, {}, True, []),
-        (BY_HAND, {}, True, [(10, None, None), (11, None, None)]),
-        ({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}, {}, True, []),
-    ],
-)
+@pytest.mark.parametrize(("rows", "dumps", "ends_here", "ranks"), [
+    (SPAWNED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+    (FORKED, PLACES, True, [(12, 0, 3), (11, 2, 3)]),
+    # On several nodes a place is no rank.
+    (SPAWNED, PLACES, False, [(12, None, None), (11, None, None)]),
+    # A training alone with its loader is no job of ranks.
+    (SPAWNED, {}, True, []),
+    (KERNELS, {}, True, []),
+    (BY_HAND, {}, True, [(10, None, None), (11, None, None)]),
+    ({10: (1, "python j.py 0"), 200: (1, "python j.py 1")}, {}, True, []),
+])  # fmt: skip
 def test_ranks_that_no_launcher_has_numbered(monkeypatch, rows, dumps, ends_here, ranks):
     """torch.multiprocessing, spawned and by a fork server, and what somebody started by hand."""
     monkeypatch.setattr(below, "_holds", lambda pid: pid < 100)
@@ -247,37 +213,31 @@ RAY_LINE = (
 RAY_LOG = "ray-train-sys-worker-0f5880afd5f8ce488e716bb3.log"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "number"),
-    [
-        (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
-        (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
-        (RAY_LOG, '{"message": "Killed"}\n', None),
-        (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "number"), [
+    (RAY_LOG, RAY_LINE % (1, 2), (1, 2)),
+    (RAY_LOG, "{}\n" + RAY_LINE % (0, 4) + RAY_LINE % (3, 4), (3, 4)),
+    (RAY_LOG, '{"message": "Killed"}\n', None),
+    (RAY_LOG.replace("sys", "app"), RAY_LINE % (1, 2), None),
+])  # fmt: skip
 def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text, number):
-    """The log is that which the process has open, whatever has its name now."""
     path = tmp_path / name
     with path.open("w") as log:
         log.write(text)
         log.flush()
-        path.rename(tmp_path / f"moved-{name}")
+        # What the process has open is meant, whatever has its name now.
+        path.rename(tmp_path / "moved")
         path.write_text(RAY_LINE % (7, 8))
-        (tmp_path / f"moved-{name}").rename(path)
+        (tmp_path / "moved").rename(path)
         assert below._number_in_ray(os.getpid(), os.getuid()) == number
 
 
-@pytest.mark.parametrize(
-    ("told", "ranks"),
-    [
-        ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3)]),
-        ({11: (1, 3)}, None),
-        ({11: (1, 3), 12: (1, 3)}, None),
-        ({11: (1, 2), 12: (0, 3)}, None),
-        ({11: (3, 3), 12: (0, 3)}, None),
-    ],
-)
+@pytest.mark.parametrize(("told", "ranks"), [
+    ({11: (1, 3), 12: (0, 3)}, [(12, 0, 3), (11, 1, 3)]),
+    ({11: (1, 3)}, None),
+    ({11: (1, 3), 12: (1, 3)}, None),
+    ({11: (1, 2), 12: (0, 3)}, None),
+    ({11: (3, 3), 12: (0, 3)}, None),
+])  # fmt: skip
 def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, ranks):
     monkeypatch.setattr(below, "_number_in_ray", lambda pid, uid: told.get(pid))
     jobs = {11: "01000000", 12: "01000000", 13: "02000000"}

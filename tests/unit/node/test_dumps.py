@@ -15,7 +15,15 @@ import pytest
 from nodeready.node.runtime import Ended
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import HANGS, each, environment, facts, kernel_stack, stat
+from nodeready.node.stacks.processes import (
+    HANGS,
+    Facts,
+    each,
+    environment,
+    facts,
+    kernel_stack,
+    stat,
+)
 from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, parse, words
 from nodeready.subjects.base import ProbeError
 from tests.cases import cases
@@ -35,9 +43,6 @@ def read(*threads) -> Dump:
     return parse(json.dumps(threads), 5)
 
 
-# --- Stacks of py-spy.
-
-
 def test_a_dump_is_turned_round():
     dump = read(
         thread("Thread-2", frame("b")),
@@ -47,18 +52,12 @@ def test_a_dump_is_turned_round():
     assert dump.main == (("main", "main.py", 1), ("wait", "wait.py", 9))
     assert [other.name for other in dump.threads] == ["Thread-2", "Thread-1"]
     assert (dump.gil, dump.error) == ("MainThread", "")
-
-
-def test_a_main_thread_by_any_name():
     assert read(thread("x", frame("a"), tid=5), thread("y", frame("b"))).main[0][0] == "a"
     assert read(thread("x", frame("a")), thread(None, frame("b"))).main[0][0] == "b"
-
-
-def test_a_main_thread_without_a_call():
-    """As while the functions that atexit has registered are called."""
+    # Without a call, as while the functions that atexit has registered are called.
     dump = read(thread("Thread-1", frame("a")), thread("MainThread"))
-    assert (dump.main, dump.error) == (None, NO_CALL)
-    assert [other.name for other in dump.threads] == ["Thread-1"]
+    others = [other.name for other in dump.threads]
+    assert (dump.main, dump.error, others) == (None, NO_CALL, ["Thread-1"])
 
 
 def test_addresses_are_no_places():
@@ -82,7 +81,7 @@ def test_a_deep_stack_is_cut_in_the_middle():
 
 FRAMES = [{"name": "f"}, frame("f", "1"), frame("f", True), "f"]
 NO_DUMPS = [
-    *("", "Process 5: python", "[", "{}", "null", "[1]", "[{}]", "[[]]", '"x"', "[" * 100_000),
+    *("", "[", "{}", "null", "[1]", "[{}]", "[[]]", "[" * 100_000),
     *(json.dumps([thread("MainThread", wrong)]) for wrong in FRAMES),
     json.dumps([{**thread("MainThread"), "frames": {}}]),
     '[{"thread_name": "MainThread", "frames": [{"name": "f", "line": NaN}]}]',
@@ -125,11 +124,9 @@ def test_variables_of_the_users_innermost_calls_without_secrets():
     assert len(names[-1]) <= 130
     assert "".join(names).count("wait:") == 0
     assert read(thread("MainThread", wait)).locals == ("wait: y = 2",)
-
-
-@pytest.mark.parametrize("bad", [7, "x", [7], [{}], [{"name": 1, "repr": None}], {"a": 1}])
-def test_variables_that_make_no_sense_cost_no_stack(bad):
-    assert read(thread("MainThread", frame("a", locals=bad))).main == (("a", "a.py", 1),)
+    # Such that make no sense cost no stack.
+    for bad in (7, "x", [7], [{}], [{"name": 1, "repr": None}], {"a": 1}):
+        assert read(thread("MainThread", frame("a", locals=bad))).main == (("a", "a.py", 1),)
 
 
 def test_py_spy_is_looked_for(tmp_path, monkeypatch):
@@ -142,8 +139,6 @@ def test_py_spy_is_looked_for(tmp_path, monkeypatch):
     assert py_spy.find("/bin/sh") == "/bin/sh"
 
 
-# --- Files of /proc.
-
 STAT = "4711 (a) R (b)) S 10 4711 4711 0 -1 4194304 1 0 0 0 150 50 0 0 20 0 37 0 2770550 1 1"
 STATUS = "Name:\ta\nState:\tS\nTracerPid:\t12\nUid:\t1000\t0\t0\t0\n"
 SWITCHES = "voluntary_ctxt_switches:\t163\nnonvoluntary_ctxt_switches:\t9\n"
@@ -154,10 +149,11 @@ IO = "rchar: 9000\nwchar: 800\nsyscr: 7\nsyscw: 2\nread_bytes: 4096\n"
 def test_the_facts_of_a_process():
     main = ("1500000000 77 12\n", STAT)
     seen = facts(STAT, STATUS + SWITCHES, "futex_wait_queue", STACK, main, io=IO)
-    assert (seen.state, seen.threads, seen.tracer, seen.uid) == ("S", 37, 12, 1000)
-    assert (seen.cpu_s, seen.start_s, seen.main_cpu_s) == (2.0, 27705.5, 1.5)
-    assert (seen.switches, seen.calls, seen.exiting) == (163, 9, False)
-    assert seen.kernel_stack == ("futex_wait_queue", "do_futex")
+    stack = ("futex_wait_queue", "do_futex")
+    assert seen == Facts(
+        *("S", "futex_wait_queue", stack, 2.0, 27705.5, 37, 12, 1000),
+        **{"main_cpu_s": 1.5, "switches": 163, "calls": 9},
+    )
     assert (stat(STAT).name, stat(STAT).parent) == ("a) R (b)", 10)
 
 
@@ -169,13 +165,10 @@ def test_facts_that_the_kernel_does_not_tell():
     assert facts(STAT, STATUS, "0", "", ("", STAT)).main_cpu_s == 2.0
     assert facts(STAT.replace(" 4194304 ", " 4194308 "), "", "", "").exiting
     assert facts("", STATUS, "", "") is None
+    for text in ("x", "1 (a S 1", "1 (a) S 1 2 3", "1 (a) S" + " x" * 40):
+        assert stat(text) is None
     assert kernel_stack("") == ()
     assert len(kernel_stack("[<0>] f+0x1/0x2\n" * 1000)) == 64
-
-
-@pytest.mark.parametrize("text", ["", "x", "1 (a S 1", "1 (a) S 1 2 3", "1 (a) S" + " x" * 40])
-def test_what_is_no_process(text):
-    assert stat(text) is None
 
 
 def test_the_environment_but_for_what_is_nobodys_business():
@@ -209,8 +202,7 @@ def test_a_look_that_hangs_costs_itself(monkeypatch):
 def test_this_process_is_shown_as_it_is():
     rows = {process.pid: process for process in processes.scan(time.monotonic() + 60)[0]}
     mine = rows[os.getpid()]
-    assert mine.python
-    assert mine.parent == os.getppid()
+    assert (mine.python, mine.parent) == (True, os.getppid())
     argv = Path("/proc/self/cmdline").read_bytes().split(b"\0")
     assert mine.command.startswith(argv[0].decode())
     assert 2 not in rows  # kthreadd, or nobody
@@ -237,33 +229,18 @@ def test_a_process_that_hangs_in_execve_costs_what_its_lock_guards(monkeypatch):
     assert seen.state
 
 
-# --- The node's answer.
-
-
-def test_an_answer_there_and_back():
+@pytest.mark.parametrize(("data", "why"), [
+    (b"no gzip at all", "damaged"),
+    (b"", "cut off"),
+    (gzip.compress(b"{}" * 99, mtime=0)[:-9], "cut off"),
+    (gzip.compress(b"[" * 100_000, mtime=0), "nested too deep"),
+    (gzip.compress(b" " * (1 << 20) + b" ", mtime=0), "more than 1 MiB"),
+])  # fmt: skip
+def test_an_answer_there_and_back_and_what_is_none(data, why, monkeypatch):
     trace = {"processes": [{"note": "ü\n\u2028"}], "error": ""}
-    line = f"noise N1 trace x\nmotd N1 {answer.pack(trace)}\nbye"
-    assert answer.unpack(line, "N1") == trace
-
-
-def packed(data: bytes) -> str:
-    return f"N trace {base64.b64encode(data).decode()}"
-
-
-NO_ANSWERS = {
-    "": "no answer",
-    "N2 trace x": "no answer",
-    "N trace %%%": "damaged",
-    packed(b"no gzip at all"): "damaged",
-    packed(b""): "cut off",
-    packed(gzip.compress(b"{}" * 99, mtime=0)[:-9]): "cut off",
-    packed(gzip.compress(b"[" * 100_000, mtime=0)): "nested too deep",
-    packed(gzip.compress(b" " * (1 << 20) + b" ", mtime=0)): "more than 1 MiB",
-}
-
-
-@pytest.mark.parametrize("text", NO_ANSWERS, ids=lambda text: NO_ANSWERS[text] + text[:12])
-def test_what_is_no_answer(text, monkeypatch):
+    assert answer.unpack(f"noise N trace x\nmotd N {answer.pack(trace)}\nbye", "N") == trace
     monkeypatch.setattr(answer, "MOST_BYTES", 1 << 20)
-    with pytest.raises(ProbeError, match=NO_ANSWERS[text]):
-        answer.unpack(text, "N")
+    texts = {"": "no answer", "N2 trace x": "no answer", "N trace %%%": "damaged"}
+    for text, known in {**texts, f"N trace {base64.b64encode(data).decode()}": why}.items():
+        with pytest.raises(ProbeError, match=known):
+            answer.unpack(text, "N")

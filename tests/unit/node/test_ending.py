@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import time
 
 import pytest
 
@@ -15,14 +17,6 @@ def started():
     yield process
     process.kill()
     process.wait()
-
-
-@pytest.mark.parametrize("pidfd", [True, False])
-def test_a_process_of_ours_is_ended(started, monkeypatch, pidfd):
-    if not pidfd:
-        monkeypatch.delattr(runtime.os, "pidfd_open")
-    runtime.end_all({started.pid})
-    assert started.wait(timeout=10) == -9
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
@@ -43,3 +37,21 @@ def test_a_number_that_was_given_to_another_process_is_left_alone(started, monke
     runtime.end_all({started.pid})
     assert looks.count(started.pid) >= 2
     assert started.poll() is None
+    # As long as it is ours it is ended.
+    monkeypatch.setattr(runtime, "_known", known)
+    runtime.end_all({started.pid})
+    assert started.wait(timeout=10) == -9
+
+
+def test_the_first_line_of_a_tool_is_that_of_its_errors():
+    for out, err, first in (("out", " \n a \nb", "a"), ("out\n", "", "out"), ("", "", "")):
+        assert runtime.Ended(1, out, err, 0.1).first == first
+    assert runtime.Ended(1, "", "x" * 300, 0.1).first == "x" * 200
+
+
+def test_a_fork_that_says_nothing_is_waited_for_up_to_the_deadline():
+    worker = runtime.ForkedWorker(lambda send: (send({"a": 1}), time.sleep(60)), 60)
+    messages = worker.messages(0.05, time.monotonic() + 0.5)
+    assert [next(messages) for _ in range(3)] == [{"a": 1}, None, None]
+    os.kill(worker.pid, 9)
+    os.waitpid(worker.pid, 0)

@@ -33,53 +33,42 @@ def changed(**how) -> Identity:
     return replace(PLAIN, credentials=frozenset({replace(USER, **how)}))
 
 
-def test_a_process_of_one_user():
-    assert PLAIN.mixed(OURS) == ROOT.mixed(OURS) == ""
+@pytest.mark.parametrize(("seen", "why"), [
+    (PLAIN, ""),
+    (ROOT, ""),
     # In a namespace of the user's own, capabilities are none here.
-    inner = replace(changed(capabilities=0x1FFFFFFFFFF), namespace=(4, 9))
-    assert inner.mixed(OURS) == ""
-
-
-@pytest.mark.parametrize(
-    ("seen", "why"),
-    [
-        (changed(users=(4001, 0, 0, 0)), "more than one user"),
-        (changed(users=(4001, 4001, 0, 4001)), "more than one user"),
-        (changed(users=(4001, 4001, 4001, 0)), "more than one user"),
-        (changed(groups=(4001, 4001, 42, 4001)), "more than one user or group"),
-        (changed(capabilities=1 << 19), "has capabilities"),
-        (replace(PLAIN, credentials=frozenset({USER, replace(USER, users=(1,) * 4)})), "threads"),
-        (replace(PLAIN, owner=0), "not dumpable"),
-        (replace(PLAIN, auxv=((23, 1),)), "started with more rights"),
-        (replace(ROOT, auxv=((23, 1),)), "started with more rights"),
-        (replace(PLAIN, auxv=()), "no 64-bit program"),
-    ],
-)
+    (replace(changed(capabilities=0x1FFFFFFFFFF), namespace=(4, 9)), ""),
+    (changed(users=(4001, 4001, 0, 4001)), "more than one user"),
+    (changed(users=(4001, 4001, 4001, 0)), "more than one user"),
+    (changed(groups=(4001, 4001, 42, 4001)), "more than one user or group"),
+    (changed(capabilities=1 << 19), "has capabilities"),
+    (replace(PLAIN, credentials=frozenset({USER, replace(USER, users=(1,) * 4)})), "threads"),
+    (replace(PLAIN, owner=0), "not dumpable"),
+    (replace(PLAIN, auxv=((23, 1),)), "started with more rights"),
+    (replace(ROOT, auxv=((23, 1),)), "started with more rights"),
+    (replace(PLAIN, auxv=()), "no 64-bit program"),
+])  # fmt: skip
 def test_why_memory_may_be_more_than_its_users(seen, why):
-    assert why in seen.mixed(OURS)
+    mixed = seen.mixed(OURS)
+    assert (why in mixed, bool(mixed)) == (True, bool(why))
 
 
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (PLAIN, ""),
-        (replace(PLAIN, started=78), "another one has its number"),
-        (changed(users=(4001, 0, 0, 0)), "it runs with the rights of more than one user"),
-        (replace(PLAIN, executable=(8, 16)), "it runs another program"),
-        (replace(PLAIN, auxv=((23, 0), (9, 0x501000))), "it runs another program"),
-        (ROOT, "it has another user or group"),
-    ],
-)
+@pytest.mark.parametrize(("now", "words"), [
+    (PLAIN, ""),
+    (replace(PLAIN, started=78), "another one has its number"),
+    (changed(users=(4001, 0, 0, 0)), "it runs with the rights of more than one user"),
+    (replace(PLAIN, executable=(8, 16)), "it runs another program"),
+    (replace(PLAIN, auxv=((23, 0), (9, 0x501000))), "it runs another program"),
+    (ROOT, "it has another user or group"),
+])  # fmt: skip
 def test_the_change_of_a_process(now, words):
     change = PLAIN.change(now, OURS)
-    assert words in change
-    assert bool(change) == bool(words)
+    assert (words in change, bool(change)) == (True, bool(words))
 
 
 def test_the_pairs_of_the_kernel_end_with_the_null():
     raw = struct.pack("<6Q", 23, 0, 0, 0, 23, 1)
-    assert auxv(raw) == ((23, 0),)
-    assert auxv(raw[:8]) == auxv(b"") == ()
+    assert (auxv(raw), auxv(raw[:8]), auxv(b"")) == (((23, 0),), (), ())
 
 
 def test_a_process_has_another_identity_after_every_exec():
@@ -121,35 +110,27 @@ def test_a_file_has_no_name_until_it_is_published(directory, tmp_path):
     new.publish("core.1", os.geteuid(), os.getegid())
     new.tidy()
     new.tidy()
+    # What has the name already stays.
+    with pytest.raises(FileExistsError):
+        (other := NewFile(directory)).publish("core.1", os.geteuid(), os.getegid())
+    other.tidy()
     (core,) = tmp_path.iterdir()
     assert (core.name, core.read_bytes()) == ("core.1", b"memory")
     assert core.stat().st_mode & 0o777 == 0o600
     os.close(new.number)
-
-
-def test_what_has_the_name_already_stays(directory, tmp_path):
-    (tmp_path / "core.1").symlink_to(tmp_path / "elsewhere")
-    new = NewFile(directory)
-    with pytest.raises(FileExistsError):
-        new.publish("core.1", os.geteuid(), os.getegid())
-    new.tidy()
-    assert [path.name for path in tmp_path.iterdir()] == ["core.1"]
-    os.close(new.number)
+    os.close(other.number)
 
 
 def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(identities.os, "O_TMPFILE", os.O_DIRECTORY)
     number = open_directory(str(tmp_path))
     alive = NewFile(number)
-    dead = tmp_path / ".nodeready.core.dead"
+    dead, other = (tmp_path / f".nodeready.core.{name}" for name in ("dead", "other"))
     dead.mkdir(0o700)
     (dead / "core").write_text("half")
-    other = tmp_path / ".nodeready.core.other"
     other.mkdir(0o755)
     remove_leftovers(number)
-    assert not dead.exists()
-    assert other.exists()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert (dead.exists(), other.exists(), len(list(tmp_path.iterdir()))) == (False, True, 2)
     alive.tidy()
     assert list(tmp_path.iterdir()) == [other]
     os.close(number)
@@ -160,12 +141,12 @@ def test_a_link_where_others_may_write_is_refused_by_its_name(tmp_path):
     (tmp_path / "link").symlink_to("real")
     tmp_path.chmod(0o777)
     os.close(open_directory(str(tmp_path / "real" / "cores")))
-    with pytest.raises(OSError, match="is a link that another user may have made") as refused:
-        open_directory(str(tmp_path / "link" / "cores"))
-    assert refused.value.filename == str(tmp_path / "link")
-    with pytest.raises(FileNotFoundError) as missing:
-        open_directory(str(tmp_path / "none" / "cores"))
-    assert missing.value.filename == str(tmp_path / "none")
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError):
-        open_directory(str(tmp_path / "file"))
+    for name, error, words in (
+        ("link", OSError, "is a link that another user may have made"),
+        ("none", FileNotFoundError, "No such file"),
+        ("file", NotADirectoryError, "Not a dir"),
+    ):
+        with pytest.raises(error, match=words) as refused:
+            open_directory(str(tmp_path / name / "cores"))
+        assert refused.value.filename == str(tmp_path / name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import Mock
 
 from nodeready.node.cores import gdb
 
@@ -29,8 +29,14 @@ def test_calls_are_root_to_leaf():
         ("__run_exit_handlers", "exit.c", 92),
         ("__libc_pause", "pause.c", 29),
     ]
+    for text in ("", "No stack.", "#x y", "#0", "#0  (" * 9, "#0 " + "a " * 9999):
+        assert gdb.calls(text) == []
 
 
-@pytest.mark.parametrize("text", ["", "No stack.", "#x y", "#0", "#0  (" * 9, "#0 " + "a " * 9999])
-def test_a_text_without_a_stack_has_no_call(text):
-    assert gdb.calls(text) == []
+def test_a_gdb_that_does_not_start_is_named(monkeypatch):
+    supervisor = Mock(left_s=9)
+    supervisor.run.side_effect = PermissionError(13, "Permission denied")
+    with open("/dev/null") as core:
+        known = {"program": "", "threads": 1, "rights": None}
+        said = gdb.backtrace(supervisor, "/x/gdb", core.fileno(), **known)
+    assert said == ("", "/x/gdb: Permission denied", "", False)

@@ -44,20 +44,14 @@ def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
     def start(program: str, rank: int = 0, variable: str = "RANK") -> int:
         address, _, port = JOB.partition(":")
-        words = {
-            variable: str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": address,
-            "MASTER_PORT": port,
-        }
+        job = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
         text = f"import sys, time\nprint('there', flush=True)\n{program}"
         log = tmp_path / f"log{rank}"
         script = 'log=$1; shift; "$@" > "$log" 2>&1 & echo $!'
         argv = ["sh", "-c", script, "sh", log, sys.executable, "-c", text, tmp_path / "written"]
-        environment = {**os.environ, **words}
-        with subprocess.Popen(
-            argv, env=environment, stdout=subprocess.PIPE, start_new_session=True
-        ) as shell:
+        how = {"stdout": subprocess.PIPE, "start_new_session": True}
+        environment = {**os.environ, variable: str(rank), **job}
+        with subprocess.Popen(argv, env=environment, **how) as shell:
             groups.append(shell.pid)
             pid = int(shell.stdout.readline())
         wait_for(lambda: log.exists() and b"there" in log.read_bytes())
@@ -76,9 +70,8 @@ def look(job: str = JOB) -> list[Motion]:
 
 def test_the_program_of_a_node_prints_its_ranks_its_ports_and_its_end(starts):
     pid = starts(WAITS)
-    config = f"motion.Config('nonce', 'nodeready:test', 20, {JOB!r})"
     code = "import os; os.nice = int; from nodeready.node.witnesses import motion"
-    code += f"; motion.main({config})"
+    code += f"; motion.main(motion.Config('nonce', 'nodeready:test', 20, {JOB!r}))"
     text = subprocess.check_output([sys.executable, "-c", code], text=True)
     rows = [row.split(" ", 2) for row in text.splitlines()]
     assert [row[:2] for row in rows] == [["nonce", kind] for kind in ("motion", "ports", "found")]
@@ -89,8 +82,8 @@ def test_a_rank_that_waits_is_found_by_its_job_and_does_nothing(starts):
     pid = starts(WAITS, 1)
     (before,), (after,) = look(), look()
     assert (before.pid, before.rank, before.state, before.below) == (pid, 1, "S", 0)
-    for name in COUNTERS:
-        assert getattr(before, name) == getattr(after, name), name
+    same = [name for name in COUNTERS if getattr(before, name) == getattr(after, name)]
+    assert same == [*COUNTERS]
     assert look("4711") == []
 
 

@@ -40,9 +40,6 @@ def asked(*ports: Port, allow: bool = False, limit_s: float = 5.0, uid=None, **h
         return nccl_ras.observe(supervisor, ranks, environment, allow, limit_s, **how)
 
 
-# --- The gate: the stand-in that must not be asked.
-
-
 @contextmanager
 def listening(directory: Path, case: dict) -> Iterator[Port]:
     names = {"version": "version", "library": "name", "host": "host"}
@@ -69,18 +66,20 @@ def test_the_gate_opens(tmp_path, case):
     assert ras.communicators[0].members
 
 
-def test_the_version_is_that_of_the_package_where_the_library_does_not_tell(tmp_path):
+def test_a_library_that_was_replaced_or_an_answer_of_another_job_tells_nothing(tmp_path):
+    with running(tmp_path / "a", answer=report(TWO)) as port:
+        assert "another job has answered at 127.0.0.1:" in asked(port).absent
+    with running(tmp_path / "b", version="2.27.3", answer=healthy()) as port:
+        new = ras_port.library(tmp_path / "b", "2.30.7", "new")
+        os.rename(new, tmp_path / "b/libnccl.so.2")
+        assert "not known" in asked(port).absent
+        assert not port.asked
+    assert "no rank" in asked().absent
+    # Where the library does not tell, the version is that of its package.
     site = tmp_path / "site-packages"
     (site / "nvidia_nccl_cu13-2.30.7.dist-info").mkdir(parents=True)
     with running(site / "nvidia/nccl/lib", version="", answer=healthy()) as port:
         assert asked(port).absent == ""
-
-
-def test_a_library_that_was_replaced_after_the_start_tells_nothing(tmp_path):
-    with running(tmp_path, version="2.27.3", answer=healthy()) as port:
-        os.rename(ras_port.library(tmp_path, "2.30.7", "new"), tmp_path / "libnccl.so.2")
-        assert "not known" in asked(port).absent
-        assert not port.asked
 
 
 def test_another_process_at_the_same_port_is_not_asked(tmp_path):
@@ -94,15 +93,6 @@ def test_another_process_at_the_same_port_is_not_asked(tmp_path):
         assert not other.asked
         # Both are ranks of one job.
         assert asked(mine, other).absent == ""
-
-
-def test_the_answer_of_another_job_is_none(tmp_path):
-    with running(tmp_path, answer=report(TWO)) as port:
-        assert "another job has answered at 127.0.0.1:" in asked(port).absent
-
-
-def test_no_rank_is_no_question():
-    assert "no rank" in asked().absent
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cases/nccl_ras.json", "frames"))
@@ -119,27 +109,19 @@ def shared() -> Iterator[Path]:
 
 
 @ROOT_ONLY
-@pytest.mark.parametrize(
-    ("mode", "absent"), [(0o644, ""), (0o600, "the version of the job's NCCL is not known")]
-)
-def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, absent):
-    """A library that its user may not read is not read by root either."""
-    with running(shared / "rank", answer=healthy(), uid=65534) as port:
+@pytest.mark.parametrize(("mode", "uid", "absent"), [
+    (0o644, 65534, ""),
+    # A library that its user may not read is not read by root either.
+    (0o600, 65534, "the version of the job's NCCL is not known"),
+    # The process is another's by now.
+    (0o644, 0, "another user's rights"),
+])  # fmt: skip
+def test_as_root_it_is_asked_with_the_users_rights_alone(shared, mode, uid, absent):
+    with running(shared / "rank", answer=healthy(), uid=uid) as port:
         os.chmod(shared / "rank/libnccl.so.2", mode)
         ras = asked(port, uid=65534)
-        assert ras.absent.startswith(absent)
-        assert bool(ras.absent) == bool(absent)
-        assert port.asked is not bool(absent)
-
-
-@ROOT_ONLY
-def test_a_process_that_is_anothers_by_now_is_not_asked(tmp_path):
-    with running(tmp_path, answer=healthy()) as port:
-        assert "another user's rights" in asked(port, uid=65534).absent
-        assert not port.asked
-
-
-# --- What the port says, and how.
+        assert absent in ras.absent
+        assert bool(ras.absent) == bool(absent) != port.asked
 
 
 def test_a_report_of_a_healthy_job(tmp_path):
@@ -155,17 +137,14 @@ def test_a_report_of_a_healthy_job(tmp_path):
     assert second == Member(1, "10.0.0.2", 4712, (), world_rank=1)
 
 
-@pytest.mark.parametrize(
-    ("manner", "words"),
-    [
-        ("hangs", "gave no whole answer in time"),
-        ("drips", "gave no whole answer in time"),
-        ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
-        ("closes", "broke off: "),
-        ("endless", "longer than 1 MiB"),
-        ("half", "what makes no sense: {"),
-    ],
-)
+@pytest.mark.parametrize(("manner", "words"), [
+    ("hangs", "gave no whole answer in time"),
+    ("drips", "gave no whole answer in time"),
+    ("garbage", "is no RAS port: SSH-2.0-OpenSSH_9.2"),
+    ("closes", "broke off: "),
+    ("endless", "longer than 1 MiB"),
+    ("half", "what makes no sense: {"),
+])  # fmt: skip
 def test_a_port_that_misbehaves(tmp_path, monkeypatch, manner, words):
     monkeypatch.setattr(nccl_ras, "_MOST_BYTES", 1 << 20)
     with running(tmp_path, manner=manner, answer=healthy()) as port:
@@ -189,11 +168,8 @@ def test_the_status_of_a_rank(case):
 
 @pytest.mark.parametrize("comma", [True, False])
 def test_missing_ranks_also_without_the_comma_of_some_versions(comma):
-    gone = [
-        missing(2, 30, unresponsive=True),
-        missing(3, 31, unresponsive=True, considered_dead=True),
-        missing(4, 32),
-    ]
+    gone = [missing(2, 30, unresponsive=True), missing(4, 32)]
+    gone.append(missing(3, 31, unresponsive=True, considered_dead=True))
     ras = parsed(report(TWO, gone, version="2.28.7", timeouts=2, comma=comma))
     assert (ras.version, ras.timeouts) == ("2.28.7", 2)
     states = {one.rank: one.missing for one in nccl_ras.bounded(ras.communicators)[0].members}
@@ -214,16 +190,10 @@ def test_what_is_no_report(text):
     assert nccl_ras.read_text(text) is None
 
 
-@pytest.mark.parametrize(
-    "groups",
-    [
-        '[{}, 3, null, {"ranks": 7, "size": -1, "hash": 8}]',
-        '[{"ranks": [{"pid": -1, "rank": "x", "host": 9, "status": []}]}]',
-        '[{"ranks": [{"collective_counts": {"A": "x", "B": 1e9}}]}], "ras": 1',
-    ],
-)
-def test_fields_of_a_strange_type_are_unknown(groups):
-    for group in parsed(f'{{"communicators": {groups}}}').communicators:
+def test_fields_of_a_strange_type_are_unknown():
+    ranks = '{"pid": -1, "rank": "x", "host": 9, "status": [], "collective_counts": {"A": "x"}}'
+    groups = f'{{}}, 3, null, {{"ranks": 7, "size": -1, "hash": 8}}, {{"ranks": [{ranks}]}}'
+    for group in parsed(f'{{"communicators": [{groups}], "ras": 1}}').communicators:
         assert group.size == 0
         assert all(one.pid == 0 and one.rank == -1 for one in group.members)
 
@@ -251,83 +221,7 @@ def test_of_a_job_too_large_to_be_told_its_own_process_is_known(tmp_path, monkey
         assert asked(port, world=161, initialising=False).absent == ""
 
 
-# --- The older report: text that names who differs (NCCL 2.24 to 2.28; rasClientRunComms).
-
-HEAD = """\
-NCCL version 2.27.3 compiled with CUDA 12.9
-CUDA runtime version 12090, driver version 12090
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      2          4            1          8        8
-
-Communicators... (0.01s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-"""
-OK = HEAD + "    0         1         2         4         8         8   RUNNING      OK\n"
-WRONG = (
-    HEAD
-    + """\
-    0         1         2         4         8         8   RUNNING  MISMATCH
-    1         2         1         4         4         8   RUNNING      OK
-    2         1         2       3-4         8         7   RUNNING  INCOMPLETE,ERROR,MISMATCH
-
-Errors
-======
-
-INCOMPLETE
-  Missing communicator data from 1 job process
-  Process 812 on node 10.0.0.2 managing GPU 1
-
-DEAD
-  1 job process is considered dead (unreachable via the RAS network)
-  Process 813 on node 10.0.0.2 managing GPU 2
-
-#2-0 (514e98cf4e44862b) INCOMPLETE
-  Missing communicator data from 2 ranks
-  Rank 5 -- GPU 1 managed by process 812 on node 10.0.0.2
-  Rank 6 -- GPU 2 managed by process 813 on node 10.0.0.2
-
-#2-0 (514e98cf4e44862b) ERROR
-  Asynchronous error on 1 rank
-  Rank 0 reported Remote process error -- GPU 0 managed by process 4711 on node 10.0.0.1
-
-Warnings
-========
-
-TIMEOUT
-  Encountered 3 communication timeouts while gathering communicator data
-
-#0-0 (9723b2ac2b5f5a15) MISMATCH
-  Communicator ranks have different AllReduce operation counts
-  6 ranks have launched up to operation 41
-  2 ranks have launched up to operation 40
-  Rank 3 -- GPU 3 managed by process 4714 on node 10.0.0.1
-  Rank 5 -- GPU 1 (NVML 5) managed by process 812 on node 10.0.0.2
-
-  Communicator ranks have different AllGather operation counts
-  7 ranks have launched up to operation 7
-  Rank 5 has not launched any operations -- GPU 1 managed by process 812 on node 10.0.0.2
-
-#2-0 (514e98cf4e44862b) MISMATCH
-  Communicator ranks have different status
-  5 ranks have status RUNNING
-  Rank 1 has status INIT -- GPU 1 managed by process 4712 on node 10.0.0.1
-  Rank 2 has status NOCOMM -- GPU 2 managed by process 4713 on node 10.0.0.1
-"""
-)
-
-
-def test_an_old_report_of_a_healthy_job():
-    ras = parsed(OK)
-    assert (ras.version, ras.timeouts) == ("2.27.3", 0)
-    assert ras.communicators == (Communicator("group 0", 8, ()),)
+WRONG = Path(__file__).with_name("data").joinpath("nccl_ras_2.27.txt").read_text()
 
 
 def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path):
@@ -335,16 +229,18 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
     with running(tmp_path, version="2.27.3", manner="old", answer=WRONG) as port:
         ras = asked(port, allow=True)
     assert (ras.absent, ras.version, ras.timeouts) == ("", "2.27.3", 3)
+    assert ras == parsed(WRONG)
     groups = {group.hash: group for group in ras.communicators}
-    assert groups.keys() == {"9723b2ac2b5f5a15", "514e98cf4e44862b", "group 1"}
-    behind, broken = groups["9723b2ac2b5f5a15"], groups["514e98cf4e44862b"]
-    assert behind.size == 8
-    assert behind.usual == (("AllReduce", 41), ("AllGather", 7))
-    assert behind.members == (
+    broken = groups.pop("514e98cf4e44862b")
+    behind = (
         Member(3, "10.0.0.1", 4714, (("AllReduce", 40),)),
         Member(5, "10.0.0.2", 812, (("AllReduce", 40), ("AllGather", 0))),
     )
-    assert groups["group 1"] == Communicator("group 1", 4, ())
+    usual = (("AllReduce", 41), ("AllGather", 7))
+    assert groups == {
+        "9723b2ac2b5f5a15": Communicator("9723b2ac2b5f5a15", 8, behind, usual),
+        "group 1": Communicator("group 1", 4, ()),
+    }
     assert {one.rank: (one.pid, one.missing or one.problem) for one in broken.members} == {
         0: (4711, "error: remote process error"),
         1: (4712, "in initialisation"),
@@ -354,16 +250,10 @@ def test_an_old_report_of_ranks_that_are_behind_or_gone_or_have_failed(tmp_path)
     }
 
 
-# --- Listeners as /proc shows them.
-
-
-@pytest.mark.parametrize(
-    ("address", "inode", "expected"),
-    [
-        ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
-        ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
-    ],
-)
+@pytest.mark.parametrize(("address", "inode", "expected"), [
+    ("0100007F:6D7C", 77, ("127.0.0.1", 28028, 1000, 77)),
+    ("00000000000000000000000001000000:6D7C", 9, ("::1", 28028, 1000, 9)),
+])  # fmt: skip
 def test_listeners_of_both_families(address, inode, expected):
     zero = "0" * len(address.partition(":")[0])
     text = f"""\
@@ -375,8 +265,6 @@ def test_listeners_of_both_families(address, inode, expected):
     (one,) = nccl_ras.listeners(text)
     assert (one.address, one.port, one.uid, one.inode) == expected
 
-
-# --- Who is who in the whole job.
 
 NODES = {
     "FIRST": [[0, "10.0.0.1", 70], [1, "10.0.0.1", 71]],

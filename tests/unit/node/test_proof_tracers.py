@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from nodeready.node.proofs import attach
 from nodeready.node.runtime import FRAME, Supervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
+from tests.cases import cases
 from tests.command import wait_for
 
 BAD = replace(GOOD, good=False, rc=1)
@@ -25,21 +28,18 @@ def supervisor():
         yield supervisor
 
 
-@pytest.mark.parametrize(
-    ("gdb", "strace", "expected"),
-    [
-        (GOOD, GOOD, ("ok", "ok")),
-        (replace(BAD, said="boo"), GOOD, ("fail", "ok")),
-        (GOOD, replace(BAD, said="boo"), ("ok", "fail")),
-        (GOOD, None, ("ok", "unknown")),
-        (None, GOOD, ("unknown", "ok")),
-        (replace(GOOD, tool=""), GOOD, ("fail", "ok")),
-        # It showed all that it should, and broke what it looked at.
-        (replace(GOOD, answers=False, state="T"), GOOD, ("fail", "ok")),
-        (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
-        (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
-    ],
-)
+@pytest.mark.parametrize(("gdb", "strace", "expected"), [
+    (GOOD, GOOD, ("ok", "ok")),
+    (replace(BAD, said="boo"), GOOD, ("fail", "ok")),
+    (GOOD, replace(BAD, said="boo"), ("ok", "fail")),
+    (GOOD, None, ("ok", "unknown")),
+    (None, GOOD, ("unknown", "ok")),
+    (replace(GOOD, tool=""), GOOD, ("fail", "ok")),
+    # It showed all that it should, and broke what it looked at.
+    (replace(GOOD, answers=False, state="T"), GOOD, ("fail", "ok")),
+    (GOOD, replace(GOOD, tracer=4), ("ok", "fail")),
+    (replace(BAD, rc=None, full=False), GOOD, ("unknown", "ok")),
+])  # fmt: skip
 def test_each_tool_is_judged_for_itself(gdb, strace, expected):
     results = judged(replace(WELL, tracers=replace(WELL.tracers, gdb=gdb, strace=strace)))
     assert (results["gdb"][0], results["strace"][0]) == expected
@@ -52,31 +52,25 @@ def test_a_canary_waits_in_its_function_and_ends_with_us(supervisor):
     assert responds(canary)
     assert responds(canary)
     assert status(canary.pid).tracer == 0
-    with open(f"/proc/{canary.pid}/cmdline", encoding="utf-8") as file:
-        assert {FRAME in (text := file.read()), supervisor.tag in text} == {True}
+    text = Path(f"/proc/{canary.pid}/cmdline").read_text()
+    assert {FRAME in text, supervisor.tag in text} == {True}
     canary.stdin.close()
     assert canary.wait(5) == 0
     assert not responds(canary)
-
-
-def test_a_canary_that_was_stopped_does_not_answer_and_ends_all_the_same(supervisor):
-    canary = supervisor.canary()
-    os.kill(canary.pid, 19)
-    assert not responds(canary)
-    assert status(canary.pid).state == "T"
-    supervisor.stop(canary)
-    assert status(canary.pid).state == ""
+    # One that was stopped does not answer, and ends all the same.
+    stopped = supervisor.canary()
+    os.kill(stopped.pid, 19)
+    assert (responds(stopped), status(stopped.pid).state) == (False, "T")
+    supervisor.stop(stopped)
+    assert status(stopped.pid).state == ""
 
 
 def _marked(mark: str) -> list[str]:
     """Every process that has this in its environment."""
     pids = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                pids += [pid] if f"{mark}\0".encode() in file.read() else []
-        except OSError:
-            continue
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            pids += [path.parent.name] * (f"{mark}\0".encode() in path.read_bytes())
     return pids
 
 
@@ -104,23 +98,9 @@ def test_what_was_started_ends_when_we_are_killed():
     wait_for(lambda: not _marked(mark))
 
 
-@pytest.mark.parametrize(
-    ("err", "refused"),
-    [
-        ("strace: attach: ptrace(PTRACE_SEIZE, 9): Operation not permitted", True),
-        ("Could not attach to process.  If your uid\nptrace: Operation not permitted.", True),
-        ("Error: Permission Denied: Try running again with elevated permissions", True),
-        ("Error: Failed to suspend process\nReason: EPERM: Operation not permitted", True),
-        ("Error: Failed to open /proc/9/maps\nReason: Permission denied (os error 13)", True),
-        ("Error: Failed to find python version from target process", False),
-        ("Reason: No such file or directory (os error 2)", False),
-        ("Reason: Input/output error (os error 131)", False),
-        ("", False),
-    ],
-)
-def test_what_the_tools_say_when_they_are_refused(supervisor, err, refused):
-    canary = supervisor.canary()
-    argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", err]
-    tried = attach.attempt(supervisor, canary, argv, 5, wrong=attach.complaint)
-    assert (tried.refused, tried.good, tried.rc) == (refused, False, 1)
-    assert tried.said.endswith(err.split("\n")[-1][-30:] or "exit status 1")
+@pytest.mark.parametrize("case", cases(__file__, "cases/refusals.json"))
+def test_what_the_tools_say_when_they_are_refused(supervisor, case):
+    argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", case["name"]]
+    tried = attach.attempt(supervisor, supervisor.canary(), argv, 5, wrong=attach.complaint)
+    assert (tried.refused, tried.good, tried.rc) == (case["refused"], False, 1)
+    assert tried.said.endswith(case["name"].split("\n")[-1][-30:] or "exit status 1")

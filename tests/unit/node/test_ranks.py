@@ -97,35 +97,28 @@ JOBS = processes(
 )
 
 
-@pytest.mark.parametrize(
-    ("selection", "pids"),
-    [
-        (Selection(), [10, 11]),
-        (Selection(job="88"), [10]),
-        (Selection(job="exp7"), [11]),
-        (Selection(job="a:29500"), [10]),
-        (Selection(job="b:29500"), [11]),
-        (Selection(job="8"), []),
-        (Selection(job="none"), []),
-        # A program may write its title over its environment: then its cgroup tells.
-        (Selection(job="91"), [14]),
-        (Selection(match=r"serve\.py"), [12]),
-        (Selection(match="^python"), [10, 11, 12, 14]),
-        (Selection(match="train", job="88"), [10]),
-        (Selection(match="nothing"), []),
-        (Selection(pids=(13, 10, 13, 999)), [10, 13]),
-        (Selection(pids=(13,), job="88", match="x"), [13]),
-    ],
-)
+@pytest.mark.parametrize(("selection", "pids"), [
+    (Selection(), [10, 11]),
+    (Selection(job="88"), [10]),
+    (Selection(job="exp7"), [11]),
+    (Selection(job="a:29500"), [10]),
+    (Selection(job="b:29500"), [11]),
+    (Selection(job="8"), []),
+    # A program may write its title over its environment: then its cgroup tells.
+    (Selection(job="91"), [14]),
+    (Selection(match=r"serve\.py"), [12]),
+    (Selection(match="^python"), [10, 11, 12, 14]),
+    (Selection(match="train", job="88"), [10]),
+    (Selection(match="nothing"), []),
+    (Selection(pids=(13, 10, 13, 999)), [10, 13]),
+    (Selection(pids=(13,), job="88", match="x"), [13]),
+])  # fmt: skip
 def test_selected_processes(selection, pids):
-    assert sorted(rank.process.pid for rank in select(JOBS, selection, OWN)) == pids
-
-
-def test_the_identity_of_a_rank():
-    (rank,) = select([JOBS[1]], Selection(), OWN)
-    identity = rank.identity
-    assert (identity.rank, identity.local_rank, identity.world_size) == (1, 1, 8)
-    assert (identity.job, identity.master) == ("exp7", "b:29500")
+    found = {rank.process.pid: rank.identity for rank in select(JOBS, selection, OWN)}
+    assert sorted(found) == pids
+    if one := found.get(11):
+        numbers = (one.rank, one.local_rank, one.world_size)
+        assert selection.match or (numbers, one.job, one.master) == ((1, 1, 8), "exp7", "b:29500")
 
 
 RENDEZVOUS = processes(
@@ -138,16 +131,13 @@ RENDEZVOUS = processes(
 )
 
 
-@pytest.mark.parametrize(
-    ("selection", "pids"),
-    [
-        (Selection(), [22, 30, 51]),
-        (Selection(job="88"), [22]),
-        (Selection(job="exp7"), [22]),
-        (Selection(job="exp8"), []),
-        (Selection(uid=7), []),
-    ],
-)
+@pytest.mark.parametrize(("selection", "pids"), [
+    (Selection(), [22, 30, 51]),
+    (Selection(job="88"), [22]),
+    (Selection(job="exp7"), [22]),
+    (Selection(job="exp8"), []),
+    (Selection(uid=7), []),
+])  # fmt: skip
 def test_launchers_whose_ranks_have_not_begun(selection, pids):
     ranks = launchers(RENDEZVOUS, selection, OWN)
     assert [rank.process.pid for rank in ranks] == pids
@@ -194,54 +184,44 @@ RAY_START = "19 9000 python /usr/bin/ray start --block --head | step 0"
 SLURM_RAY = on_ray("9000 1 slurmstepd: [88.0]", RAY_START, services=19, fact="step 0")
 
 
-@pytest.mark.parametrize(
-    ("rows", "selection", "job"),
-    [
-        (on_ray(DRIVER, services=10), Selection(), "01000000"),
-        (on_ray(DRIVER, services=1), Selection(job="01000000"), "01000000"),
-        # srun has numbered the nodes, and the driver's own step.
-        (SLURM_RAY, Selection(), "88"),
-        (SLURM_RAY, Selection(job="01000000"), "88"),
-        ([*SLURM_RAY, process("12 1 python driver.py | step 0 2 1")], Selection(), "88"),
-        (on_ray(f"{DRIVER} | ompi 0", services=10, fact="ompi 0"), Selection(), "01000000"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "selection", "job"), [
+    (on_ray(DRIVER, services=10), Selection(), "01000000"),
+    (on_ray(DRIVER, services=1), Selection(job="01000000"), "01000000"),
+    # srun has numbered the nodes, and the driver's own step.
+    (SLURM_RAY, Selection(), "88"),
+    (SLURM_RAY, Selection(job="01000000"), "88"),
+    ([*SLURM_RAY, process("12 1 python driver.py | step 0 2 1")], Selection(), "88"),
+    (on_ray(f"{DRIVER} | ompi 0", services=10, fact="ompi 0"), Selection(), "01000000"),
+])  # fmt: skip
 def test_workers_of_ray_train(rows, selection, job):
-    ranks = select(rows, selection, OWN)
-    assert [(rank.process.pid, rank.identity.rank) for rank in ranks] == [(33, None), (34, None)]
-    assert {rank.identity.job for rank in ranks} == {job}
-
-
-def test_a_job_beside_one_of_ray_train_keeps_its_ranks():
-    beside = processes("10 1 python train.py | torch 0", "11 1 python train.py | torch 1")
-    ranks = select([*beside, *SLURM_RAY], Selection(), OWN)
-    identities = [(rank.process.pid, rank.identity.rank, rank.identity.job) for rank in ranks]
-    assert identities[:2] == [(10, 0, "a:29500"), (11, 1, "a:29500")]
-    assert identities[2:] == [(33, None, "88"), (34, None, "88")]
+    beside = processes("60 1 python train.py | torch 0", "61 1 python train.py | torch 1")
+    ranks = select([*beside, *rows], selection, OWN)
+    found = [(rank.process.pid, rank.identity.rank, rank.identity.job) for rank in ranks]
+    # A job beside it keeps its ranks.
+    own = [] if selection.job else [(60, 0, "a:29500"), (61, 1, "a:29500")]
+    assert found == [*own, (33, None, job), (34, None, job)]
 
 
 def test_an_actor_of_rays_that_has_been_given_a_number_is_a_rank():
     """As verl does, by the environment of each actor."""
     rows = on_ray(DRIVER, services=10, fact="step 0")
-    rows += processes(
-        *(f"{40 + rank} 24 ray::WorkerDict.update | step 0 | torch {rank} 2" for rank in (0, 1))
-    )
+    own = (f"{40 + rank} 24 ray::WorkerDict.update | step 0 | torch {rank} 2" for rank in (0, 1))
+    rows += processes(*own)
     ranks = select([row for row in rows if "TrainWorker" not in row.command], Selection(), OWN)
     assert [(rank.process.pid, rank.identity.rank) for rank in ranks] == [(40, 0), (41, 1)]
 
 
-PROGRAMS = {
-    **{"python": "python", "python -c import": "python", "python -m": "python", "": "x"},
-    **{"python train.py torchrun": "train.py", "python -u -X dev train.py --x": "train.py"},
-    "/opt/conda/bin/python3.11 -m torch.distributed.run t.py": "torch.distributed.run",
-    "/usr/bin/srun -N2 torchrun": "srun",
-}
-
-
-@pytest.mark.parametrize("command", PROGRAMS)
-def test_the_program_of_a_process(command):
-    exe = "python3" if command.startswith(("python", "/opt")) else ""
-    assert program(Process(1, 0, "x", command=command, program=exe)) == PROGRAMS[command]
+def test_the_program_of_a_process():
+    for exe, command, name in (
+        ("python3", "python", "python"),
+        ("python3", "python -c import", "python"),
+        ("python3", "python -m", "python"),
+        ("python3", "python -u -X dev train.py torchrun", "train.py"),
+        ("python3", "/opt/bin/python3.11 -m torch.distributed.run t.py", "torch.distributed.run"),
+        ("", "/usr/bin/srun -N2 torchrun", "srun"),
+        ("", "", "x"),
+    ):
+        assert program(Process(1, 0, "x", command=command, program=exe)) == name
 
 
 def test_the_busiest_are_offered_where_there_is_no_rank():
@@ -253,12 +233,9 @@ def test_the_busiest_are_offered_where_there_is_no_rank():
 def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     # Ranks in C++ of a step of Slurm's; a Python of another user's says the same of itself.
     own = processes(*(f"{30 + n} 1 train | step {n} | uid 7 | cgroup 88" for n in (0, 1)))
-    fakes = processes(
-        *(
-            f"{50 + n} 1 python train.py | torch {n % 2} 2 | SLURM_JOB_ID=88 | uid 4001"
-            for n in range(200)
-        )
-    )
+    claims = "SLURM_JOB_ID=88 | uid 4001"
+    rows = (f"{50 + n} 1 python train.py | torch {n % 2} 2 | {claims}" for n in range(200))
+    fakes = processes(*rows)
     ranks = select([*fakes, *own], Selection(job="88"), OWN)
     first = [(rank.process.pid, rank.identity.rank, rank.stranger) for rank in ranks[:2]]
     assert first == [(30, 0, False), (31, 1, False)]
@@ -272,30 +249,26 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     turns = Turns(ranks, limit_s=100)
     looks = []
     while taken := turns.take():
-        place, owner = taken
-        looks.append(ranks[place].process.uid)
-        turns.back(owner, 10 if looks[-1] == 4001 else 1)
+        looks.append(ranks[taken[0]].process.uid)
+        turns.back(taken[1], 10 if looks[-1] == 4001 else 1)
     # One look of hers is as long as ten of the job's.
     assert looks[:3] in ([7, 4001, 7], [4001, 7, 7])
-    assert looks.count(7) == len(plain)
-    assert looks.count(4001) == 10
+    assert (looks.count(7), looks.count(4001)) == (len(plain), 10)
 
 
-#: Of Slurm's own, and what a user can name below the login's own cgroups.
-SLICES = (
-    "0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n",
-    "0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n",
-    "7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n",
-    "7:freezer:/slurm_gpu1/uid_1000/job_88\n",
-    "0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n",
-)
-OTHERS = (
-    "0::/user.slice/user-4001.slice/user@4001.service/slurmstepd.scope/job_88/x\n",
-    "0::/user.slice/user-4001.slice/user@4001.service/slurm/uid_7/job_88\n",
-    *("0::/job_88/x\n", "0::/system.slice/slurmstepd.scope/job_88x\n", ""),
-)
+#: What a user can name below the login's own cgroups is none of Slurm's.
+USERS = "0::/user.slice/user-4001.slice/user@4001.service"
 
 
-@pytest.mark.parametrize("text", SLICES + OTHERS)
-def test_only_slurms_own_cgroups_tell_the_job(text):
-    assert slurm_job(text) == ("88" if text in SLICES else "")
+@pytest.mark.parametrize(("text", "job"), [
+    ("0::/system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+    ("0::/system.slice/gpu1_slurmstepd.scope/job_88/step_batch/slurm\n", "88"),
+    ("7:memory:/slurm/uid_1000/job_88/step_0/task_0\n1:name=systemd:/\n", "88"),
+    ("7:freezer:/slurm_gpu1/uid_1000/job_88\n", "88"),
+    ("0::/../../system.slice/slurmstepd.scope/job_88/step_0/user/task_0\n", "88"),
+    (f"{USERS}/slurmstepd.scope/job_88/x\n", ""),
+    (f"{USERS}/slurm/uid_7/job_88\n", ""),
+    ("0::/job_88/x\n0::/system.slice/slurmstepd.scope/job_88x\n", ""),
+])  # fmt: skip
+def test_only_slurms_own_cgroups_tell_the_job(text, job):
+    assert slurm_job(text) == job

@@ -43,9 +43,8 @@ def words(*command: str, python: str = sys.executable, options: tuple[str, ...] 
 
 
 def run(*command: str, python=sys.executable, options=(), env=None, **more):
-    argv = words(*command, python=python, options=options)
-    env = env or environment()
-    return subprocess.run(argv, env=env, capture_output=True, timeout=60, check=False, **more)
+    how = {"env": env or environment(), "capture_output": True, "timeout": 60, **more}
+    return subprocess.run(words(*command, python=python, options=options), check=False, **how)
 
 
 @pytest.fixture
@@ -104,27 +103,15 @@ def bystander(pid: int) -> int:
     return 0
 
 
-def waits(pid: int) -> bool:
-    return runtime.status(pid).state == "S"
-
-
-# --- Who and where.
-
-
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [
-        ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
-        ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
-        ({"PMI_RANK": "7"}, "7"),
-        ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
-        ({"SLURM_PROCID": "0"}, ""),
-        ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
-        ({"RANK": "../../etc"}, ""),
-        ({"RANK": "٣"}, ""),
-        ({}, ""),
-    ],
-)
+@pytest.mark.parametrize(("variables", "rank"), [
+    ({"RANK": "3", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "3"),
+    ({"OMPI_COMM_WORLD_RANK": "12"}, "12"),
+    ({"SLURM_PROCID": "5", "SLURM_STEP_ID": "0"}, "5"),
+    ({"SLURM_PROCID": "0"}, ""),
+    ({"LOCAL_RANK": "1", "NODE_RANK": "2"}, "local1"),
+    ({"RANK": "../../etc"}, ""),
+    ({"RANK": "٣"}, ""),
+])  # fmt: skip
 def test_the_rank_is_the_launchers(variables, rank):
     assert supervisor.rank_of(variables) == rank
 
@@ -144,46 +131,37 @@ def test_stacks_finds_the_program_and_not_its_supervisor(script):
         assert [(rank.process.pid, rank.identity.rank) for rank in found] == [(program, 3)]
 
 
-# --- Lines.
-
-
 def lines_of(*parts: bytes) -> bytes:
     lines = supervisor.Lines(b"[n:0] ", terminal=False)
     shown = b"".join(line for part in parts for line in lines.add(part, 100.0))
     return shown + b"".join(lines.rest(101.0))
 
 
-@pytest.mark.parametrize(
-    ("parts", "shown"),
-    [
-        ((b"one\ntw", b"o\n"), b"[n:0] one\n[n:0] two\n"),
-        ((b"no end",), b"[n:0] no end\n"),
-        ((b"\n\n",), b"[n:0] \n[n:0] \n"),
-        ((b"\xff\x00\x1b[31mred\n",), b"[n:0] \xff\x00\x1b[31mred\n"),
-        ((b"dos\r\n",), b"[n:0] dos\r\n"),
-        ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
-        ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
-        ((), b""),
-    ],
-)
+@pytest.mark.parametrize(("parts", "shown"), [
+    ((b"one\ntw", b"o\n"), b"[n:0] one\n[n:0] two\n"),
+    ((b"no end",), b"[n:0] no end\n"),
+    ((b"\n\n",), b"[n:0] \n[n:0] \n"),
+    ((b"\xff\x00\x1b[31mred\n",), b"[n:0] \xff\x00\x1b[31mred\n"),
+    ((b"dos\r\n",), b"[n:0] dos\r\n"),
+    ((b"\r 10%\r 20%", b"\r100%\n"), b"[n:0] 100%\n"),
+    ((b" 10%\r 20%\r",), b"[n:0]  20%\n"),
+    ((), b""),
+    ((b"x" * supervisor.LONGEST + b"\n",), b"[n:0] " + b"x" * supervisor.LONGEST + b"\n"),
+    # A line beyond the limit is several lines.
+    (
+        (b"x" * supervisor.LONGEST + b"y\n",),
+        b"[n:0] " + b"x" * supervisor.LONGEST + b"\n[n:0] y\n",
+    ),
+])  # fmt: skip
 def test_output_becomes_whole_lines(parts, shown):
     assert lines_of(*parts) == shown
 
 
-def test_a_terminal_shows_bars_and_prompts_at_once():
-    lines = supervisor.Lines(b"[n:0] ", True)
-    assert b"".join(lines.add(b"name: ", 0.0)) == b"[n:0] name: "
-    assert b"".join(lines.add(b"ada\n\r 10%", 0.0)) == b"ada\n\r[n:0]  10%"
-    assert b"".join(lines.add(b"\r 20%\n", 0.0)) == b"\r[n:0]  20%\n"
-
-
-@pytest.mark.parametrize(("extra", "sizes"), [(0, []), (5, [5 + 6])])
-def test_a_line_beyond_the_limit_is_several_lines(extra, sizes):
-    shown = lines_of(b"x" * (supervisor.LONGEST + extra) + b"\n")
-    assert [len(line) for line in shown.split(b"\n")] == [supervisor.LONGEST + 6, *sizes, 0]
-
-
 def test_an_unfinished_line_is_written_after_a_while_and_a_bar_now_and_then():
+    terminal = supervisor.Lines(b"[n:0] ", True)
+    assert b"".join(terminal.add(b"name: ", 0.0)) == b"[n:0] name: "
+    assert b"".join(terminal.add(b"ada\n\r 10%", 0.0)) == b"ada\n\r[n:0]  10%"
+    assert b"".join(terminal.add(b"\r 20%\n", 0.0)) == b"\r[n:0]  20%\n"
     lines = supervisor.Lines(b"> ", False)
     assert lines.add(b"(Pdb) ", 10.0) == []
     assert lines.waiting(9.9 + supervisor.STOOD_S) == []
@@ -202,26 +180,20 @@ def test_lines_are_written_in_pieces_that_a_pipe_takes_at_once():
     assert list(supervisor._pieces(lines)) == pieces
 
 
-@pytest.mark.parametrize(
-    ("pieces", "whole"),
-    [
-        ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
-        ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
-        ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
-        ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
-        ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
-        ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
-    ],
-)
+@pytest.mark.parametrize(("pieces", "whole"), [
+    ([b"a\n\x1enodeready-block 4\nb\nc\n", b"d\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+    ([b"a\n\x1enodere", b"ady-block 4", b"\nb\n", b"c\nd\n"], [b"a\n", b"b\nc\n", b"d\n"]),
+    ([b"\x1e", b"a\n"], [b"\x1ea\n"]),
+    ([b"\x1enodeready-block x\n"], [b"\x1enodeready-block ", b"x\n"]),
+    ([b"\x1enodeready-block \n"], [b"\x1enodeready-block ", b"\n"]),
+    ([b"\x1enodeready-block 99999999\n"], [b"\x1enodeready-block ", b"99999999\n"]),
+    ([b"\x1enodeready-block 2\na\n\x1enodeready-block 2\nb\n"], [b"a\n", b"b\n"]),
+])  # fmt: skip
 def test_a_block_is_written_in_one_piece(pieces, whole):
     blocks = supervisor.Blocks()
     assert [block for piece in pieces for block in blocks.add(piece, 0.0)] == whole
     assert not blocks.unfinished
-
-
-def test_a_block_without_its_end_is_written_after_a_while():
-    blocks = supervisor.Blocks()
+    # One without its end is written after a while.
     assert list(blocks.add(b"\x1enodeready-block 9\nab", 1.0)) == []
     assert blocks.waiting(0.9 + supervisor.STOOD_S) == b""
     assert blocks.waiting(1.0 + supervisor.STOOD_S) == b"ab"
@@ -240,21 +212,18 @@ def test_ranks_that_share_a_pipe_tear_neither_lines_nor_blocks(script):
         """
     )
     read, write = os.pipe()
-    argv = words(sys.executable, path)
-    jobs = [
-        subprocess.Popen(argv, stdout=write, env=environment(RANK=f"{rank}1")) for rank in range(4)
-    ]
+    envs = [environment(RANK=f"{rank}1") for rank in range(4)]
+    jobs = [subprocess.Popen(words(sys.executable, path), stdout=write, env=env) for env in envs]
     os.close(write)
     with open(read, "rb") as pipe:
         rows = pipe.read().decode().splitlines()
     assert [job.wait() for job in jobs] == [0] * 4
     shown = [re.fullmatch(rf"\[{NODE}:(\d\d)\] ((?:\1)*)", row) for row in rows]
-    assert all(shown), [row[:100] for row, match in zip(rows, shown, strict=True) if not match]
+    assert all(shown), [row[:100] for row in rows]
     sizes = [(match[1], len(match[2])) for match in shown]
     assert sorted(size for _, size in sizes) == sorted([20000, 3000, 3000, 0] * 8 * 4)
-    for place, (rank, size) in enumerate(sizes):
-        if not size:
-            assert sizes[place - 2 : place] == [(rank, 3000)] * 2
+    ends = [place for place, (_, size) in enumerate(sizes) if not size]
+    assert all(sizes[at - 2 : at] == [(sizes[at][0], 3000)] * 2 for at in ends)
 
 
 def test_nothing_of_a_crash_is_lost_when_the_reader_is_slow(script):
@@ -270,12 +239,14 @@ def test_nothing_of_a_crash_is_lost_when_the_reader_is_slow(script):
     assert text.endswith(f"[{NODE}:3] last\n".encode())
 
 
-def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us():
+def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us_and_nothing_is_left(tmp_path):
     begun = time.monotonic()
-    done = run("sh", "-c", "sleep 50 & echo $!; exit 4")
-    assert done.returncode == 4
+    env = environment(TMPDIR=str(tmp_path))
+    done = run("sh", "-c", 'ls "$TMPDIR"; sleep 50 & echo $!; exit 4', env=env)
+    assert (done.returncode, done.stdout.count(b"nodeready-run-")) == (4, 1)
     assert time.monotonic() - begun < 30
     os.kill(int(done.stdout.split()[-1]), signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_terminal_stays_one_and_a_file_is_none(script):
@@ -296,9 +267,6 @@ def test_a_program_whose_output_nobody_reads_fails_as_without_us(script):
         assert job.wait(20) == 1  # BrokenPipeError
 
 
-# --- Logs.
-
-
 def test_a_restart_gets_a_log_of_its_own(tmp_path):
     logs = tmp_path / "logs"
     for restart in ("0", "0", "2"):
@@ -317,9 +285,6 @@ def test_a_full_disk_ends_the_log_alone():
     log.write(b"a\n")
     log.write(b"b\n")
     assert complaints == ["the log stops here: /logs/x.log: No space left on device"]
-
-
-# --- Ends and signals.
 
 
 @pytest.mark.parametrize("case", cases(__file__, "cases/run.json"))
@@ -363,29 +328,15 @@ def test_a_signal_arrives_once_whomever_it_was_sent_to(script, whom):
     assert re.findall(rb"got (\d+)", text) == [b"%d" % number for number in SIGNALS]
 
 
-def test_a_hangup_that_our_starter_ignores_is_ignored():
-    path = f"trap '' HUP; exec {sys.executable} {FILE} -- sh -c 'kill -HUP $$; echo on'"
-    done = subprocess.run(["sh", "-c", path], capture_output=True, check=False, env=environment())
-    assert done.stdout == f"[{NODE}:3] on\n".encode()
-
-
-def test_there_is_no_orphan_after_sigkill(script):
-    path = script("print('on', flush=True); import time; time.sleep(60)")
-    with started(sys.executable, path) as job:
+def test_a_hangup_that_our_starter_ignores_is_ignored_and_there_is_no_orphan_after_sigkill():
+    text = "kill -HUP $$; echo on; exec sleep 60"
+    ignores = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)}
+    with started("sh", "-c", text, **ignores) as job:
         until(job.stdout, b"on")
         program = children(job.pid)[0]
         os.kill(job.pid, signal.SIGKILL)
         job.wait()
         wait_for(lambda: runtime.status(program).state in ("", "Z"))
-
-
-def test_nothing_is_left_behind(tmp_path):
-    env = environment(TMPDIR=str(tmp_path))
-    assert run("sh", "-c", 'ls "$TMPDIR"; exit 1', env=env).stdout.count(b"nodeready-run-") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-# --- In the job.
 
 
 def test_all_stacks_on_a_signal_also_in_c_with_the_lock(script, python):
@@ -407,7 +358,7 @@ def test_all_stacks_on_a_signal_also_in_c_with_the_lock(script, python):
     with started(python, path, python=python) as job:
         until(job.stdout, b"stuck")
         program = children(job.pid)[0]
-        wait_for(lambda: waits(program))
+        wait_for(lambda: runtime.status(program).state == "S")
         os.killpg(job.pid, signal.SIGURG)
         text = until(job.stdout, b"in <module>").decode()
         assert f'[{NODE}:3]   File "{path}", line 10 in stuck\n' in text
@@ -472,8 +423,7 @@ def test_an_older_torch_has_other_variables(tmp_path, header):
     header.with_name("NCCLUtils.hpp").write_text("TORCH_NCCL_TRACE_BUFFER_SIZE")
     variables = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     assert supervisor.recorder(str(tmp_path / "torch"), {}, "") == variables
-    own = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
-    assert supervisor.recorder(str(tmp_path / "torch"), own, "") == {}
+    assert supervisor.recorder(str(tmp_path / "torch"), variables, "") == {}
     assert supervisor.recorder(str(tmp_path), {}, "/x") == {}
 
 
@@ -502,25 +452,19 @@ raise SystemExit("gone" if "fail" in sys.argv else 0)
 def test_the_last_lines_are_written_when_it_fails(script, python, word, status):
     done = run(python, script(TRACED), word, python=python, options=("--trace-lines", "4"))
     assert done.returncode == status
-    rows = [row.partition("] ")[2] for row in done.stderr.decode().splitlines()]
-    if not status:
-        assert rows == []
-        return
-    titles = [re.sub(r"\d+", "N", row) for row in rows if row.startswith("trace of process")]
-    assert sorted(re.sub(r", thread N|, the last N lines", "", row) for row in titles) == [
-        "trace of process N (MainThread):",
-        "trace of process N (loader):",
-    ]
-    line = r"\S+ train.py:5 (step) \|     return value \+ number"
-    assert any(re.fullmatch(line, row) for row in rows)
-    assert not [row for row in rows if "json" in row and "train.py" not in row]
+    text = done.stderr.decode()
+    titles = sorted(re.findall(r"\] trace of process \d+.*\((\w+)", text))
+    assert titles == ["MainThread", "loader"] * bool(status)
+    line = rf"(?m)^\[{NODE}:3\] \S+ train.py:5 (step) \|     return value \+ number$"
+    assert bool(re.search(line, text)) == bool(status)
+    assert not re.search(r"(?m)^(?!.*train\.py).*json", text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGURG, signal.SIGTERM])
 def test_the_last_lines_are_written_on_a_signal(script, number):
     with started(sys.executable, script(TRACED), "hang", options=("--trace-lines", "50")) as job:
         until(job.stdout, b"hangs")
-        wait_for(lambda: waits(children(job.pid)[0]))
+        wait_for(lambda: runtime.status(children(job.pid)[0]).state == "S")
         os.killpg(job.pid, number)
         text = until(job.stdout, b"time.sleep(60)\n").decode()
         assert text.count("trace of process") == 2
@@ -546,22 +490,16 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
     assert len(set(re.findall(r"trace of process (\d+)", text))) >= 3
 
 
-@pytest.mark.parametrize(
-    ("path", "is_mine"),
-    [
-        ("/v/site-packages/mine/x.py", True),
-        ("/v/site-packages/torch/x.py", False),
-        ("/home/ada/train.py", True),
-        (os.__file__, False),
-        ("<frozen importlib>", False),
-    ],
-)
+@pytest.mark.parametrize(("path", "is_mine"), [
+    ("/v/site-packages/mine/x.py", True),
+    ("/v/site-packages/torch/x.py", False),
+    ("/home/ada/train.py", True),
+    (os.__file__, False),
+    ("<frozen importlib>", False),
+])  # fmt: skip
 def test_a_package_that_is_asked_for_is_traced(path, is_mine):
     ring = supervisor.Ring("/nonexistent", 4, ("mine",))
     assert ring.is_mine(compile("pass", path, "exec")) == is_mine
-
-
-# --- The command line.
 
 
 @pytest.mark.parametrize(
@@ -579,16 +517,21 @@ def test_a_mistake_is_a_line_and_status_2(capsys, line):
 def test_the_command_is_the_file_and_imports_no_engine(script):
     path = script("import os; print(os.environ['PATH'], 'pyinfra' in os.environ)")
     odd = "relative:" + os.environ["PATH"]
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "nodeready", "run", "--", sys.executable, path],
-        env=environment(PATH=odd),
-        capture_output=True,
-        check=False,
-    )
+    argv = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "nodeready",
+        "run",
+        "--",
+        sys.executable,
+        path,
+    ]
+    done = subprocess.run(argv, env=environment(PATH=odd), capture_output=True, check=False)
     assert done.stdout.decode() == f"[{NODE}:3] {odd} False\n"
-    assert b"pyinfra" not in done.stderr
-    assert b"gevent" not in done.stderr
-    assert b"nodeready.node.run" in done.stderr
+    engines = ("pyinfra", "gevent", "nodeready.node.run")
+    assert [name for name in engines if name in done.stderr.decode()] == ["nodeready.node.run"]
 
 
 def test_the_command_has_the_options_of_the_file(capsys):

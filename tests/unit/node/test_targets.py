@@ -9,7 +9,7 @@ import pytest
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, Process
 from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
-from nodeready.node.stacks.ranks import ENDED, NO_TIME, Identity, Rank, StackTable, Target
+from nodeready.node.stacks.ranks import ENDED, EXITING, NO_TIME, Identity, Rank, StackTable, Target
 from nodeready.triage.stacks.classify import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
@@ -35,72 +35,67 @@ def trace_of(*targets):
     return line, read(answer.unpack(f"N {line}", "N"), "n")
 
 
-@pytest.mark.parametrize(
-    ("facts", "native", "euid", "why"),
-    [
-        ([FACTS], False, 0, ""),
-        ([FACTS], True, 1000, ""),
-        ([ASLEEP], False, 0, ""),
-        ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
-        ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
-        ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
-        ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
-        ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
-        ([FACTS, None], False, 0, ENDED),
-        ([FACTS, replace(FACTS, state="Z")], False, 0, ENDED),
-        # Its number is another's now.
-        ([FACTS, replace(FACTS, start_s=6.0)], False, 0, ENDED),
-        ([], False, 0, NO_TIME),
-    ],
-)
+@pytest.mark.parametrize(("facts", "native", "euid", "why"), [
+    ([replace(FACTS, exiting=True)], False, 0, EXITING),
+    ([FACTS], False, 0, ""),
+    ([FACTS], True, 1000, ""),
+    ([ASLEEP], False, 0, ""),
+    ([ASLEEP], True, 0, "in state D: a native look would wait with it"),
+    ([FACTS], False, 1001, "another user's: only that user and root may look into it"),
+    ([replace(FACTS, state="T")], False, 0, "stopped by a signal: not looked into"),
+    ([replace(FACTS, tracer=9)], False, 0, "traced by process 9: not looked into"),
+    ([replace(FACTS, state="t", tracer=9)], False, 0, "traced by process 9: not looked into"),
+    ([FACTS, None], False, 0, ENDED),
+    ([FACTS, replace(FACTS, state="Z")], False, 0, ENDED),
+    # Its number is another's now.
+    ([FACTS, replace(FACTS, start_s=6.0)], False, 0, ENDED),
+    ([], False, 0, NO_TIME),
+])  # fmt: skip
 def test_why_a_process_is_not_looked_into(facts, native, euid, why):
     assert target(*facts).refusal(euid, native) == why
 
 
-def test_py_spy_is_not_left_hanging_twice():
-    again = target(FACTS, dumps=[Dump(error=HUNG)])
-    assert again.refusal(0) == "not tried again: py-spy did not finish"
+def test_py_spy_is_not_left_hanging_twice_and_that_it_ended_comes_first():
+    rank = target(FACTS, dumps=[Dump(error=HUNG)], note="its memory cannot be read")
+    assert rank.refusal(0) == "not tried again: py-spy did not finish"
+    rank.add_note("traced by process 9: not looked into")
+    rank.add_facts(None)
+    rank.add_facts(None)
+    words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
+    assert rank.plain(StackTable(), main=True, threads=True)["note"] == words
 
 
 RUNS = replace(FACTS, state="R", wait_channel="", kernel_stack=())
 STOPPED = replace(FACTS, state="T", wait_channel="do_signal_stop")
 
 
-@pytest.mark.parametrize(
-    ("facts", "settled"),
-    [
-        ((), None),
-        ((FACTS, RUNS), FACTS),
-        ((RUNS, FACTS, ASLEEP), FACTS),
-        ((FACTS, RUNS, ASLEEP), FACTS),
-        ((RUNS, ASLEEP), RUNS),
-        ((RUNS, RUNS), RUNS),
-        ((ASLEEP, ASLEEP), ASLEEP),
-        ((FACTS, STOPPED), STOPPED),
-        # Somebody has sent SIGCONT since.
-        ((STOPPED, RUNS), RUNS),
-        ((STOPPED, ASLEEP), ASLEEP),
-    ],
-)
+@pytest.mark.parametrize(("facts", "settled"), [
+    ((), None),
+    ((FACTS, RUNS), FACTS),
+    ((RUNS, FACTS, ASLEEP), FACTS),
+    ((FACTS, RUNS, ASLEEP), FACTS),
+    ((RUNS, ASLEEP), RUNS),
+    ((ASLEEP, ASLEEP), ASLEEP),
+    ((FACTS, STOPPED), STOPPED),
+    # Somebody has sent SIGCONT since.
+    ((STOPPED, RUNS), RUNS),
+    ((STOPPED, ASLEEP), ASLEEP),
+])  # fmt: skip
 def test_a_state_of_a_moment_counts_only_where_there_is_no_other(facts, settled):
     assert target(*facts).settled is settled
 
 
-@pytest.mark.parametrize(
-    ("facts", "state", "kind"),
-    [
-        ([FACTS, FACTS], "S", "stack"),
-        # Every process waits for a disk now and then.
-        ([FACTS, ASLEEP], "S", "stack"),
-        ([ASLEEP, FACTS], "S", "stack"),
-        ([ASLEEP, ASLEEP], "D", "uninterruptible"),
-        ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
-        ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
-        ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
-        ([FACTS, None], "S", "dead"),
-        ([], "", "stack"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "state", "kind"), [
+    ([FACTS, FACTS], "S", "stack"),
+    # Every process waits for a disk now and then.
+    ([FACTS, ASLEEP], "S", "stack"),
+    ([ASLEEP, ASLEEP], "D", "uninterruptible"),
+    ([FACTS, replace(FACTS, state="T")], "T", "stopped"),
+    ([FACTS, replace(FACTS, tracer=9)], "S", "traced"),
+    ([FACTS, replace(FACTS, state="Z")], "Z", "dead"),
+    ([FACTS, None], "S", "dead"),
+    ([], "", "stack"),
+])  # fmt: skip
 def test_the_kind_of_a_rank(facts, state, kind):
     table, places = StackTable(), StackNumbers()
     data = target(*facts, dumps=[DUMP, DUMP]).plain(table, main=True, threads=True)
@@ -113,18 +108,8 @@ def test_the_kind_of_a_rank(facts, state, kind):
     assert classify(process, places.numbers(trace), places, 2.0).kind == kind
 
 
-def test_that_it_ended_comes_first():
-    rank = target(FACTS, note="its memory cannot be read")
-    rank.add_note("traced by process 9: not looked into")
-    rank.add_facts(None)
-    rank.add_facts(None)
-    words = f"{ENDED}; its memory cannot be read; traced by process 9: not looked into"
-    assert rank.plain(StackTable(), main=True, threads=True)["note"] == words
-
-
 @pytest.mark.parametrize(
-    ("most", "threads", "error"),
-    [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")],
+    ("most", "threads", "error"), [(1000, 20, ""), (10, 0, ""), (1, 0, "its stack is too large")]
 )
 def test_too_much_for_an_answer(monkeypatch, most, threads, error):
     monkeypatch.setattr(answer, "_MOST_FRAMES", most)
@@ -142,12 +127,12 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, lette
         monkeypatch.setattr(answer, name, getattr(answer, name) // 16)
     frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
     rest = tuple(Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
-    hers = [target(FACTS) for _ in range(4)]
-    for number, rank in enumerate(hers):
-        process = replace(rank.rank.process, uid=100_000 + number, person=100_000)
-        rank.rank = replace(rank.rank, process=process)
+    hers = []
+    for number in range(4):
         main = tuple((f"{name}{number}", file, line) for name, file, line in frames)
-        rank.dumps = [Dump(main, rest)] * 2
+        hers.append(target(FACTS, dumps=[Dump(main, rest)] * 2))
+        process = replace(hers[-1].rank.process, uid=100_000 + number, person=100_000)
+        hers[-1].rank = replace(hers[-1].rank, process=process)
     line, trace = trace_of(*hers, target(FACTS, dumps=[DUMP]))
     assert len(line) <= answer._MOST_ANSWER
     assert len(trace["processes"]) == 5

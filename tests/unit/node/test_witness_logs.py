@@ -46,17 +46,10 @@ def observe(process, uid=None):
     return logs.observe(process.pid, os.getuid() if uid is None else uid)
 
 
-def age(path, seconds=100):
-    os.utime(path, (time.time() - seconds,) * 2)
-
-
-# --- The file behind the output.
-
-
 def test_the_file_behind_standard_output(run, tmp_path):
     path = tmp_path / "rank_1.log"
     path.write_text("".join(f"step {n}\n" for n in range(9)) + WATCHDOG)
-    age(path)
+    os.utime(path, (time.time() - 100,) * 2)
     with path.open("a") as file:
         log = observe(run(stdout=file))
     assert (log.absent, log.path) == ("", str(path))
@@ -73,7 +66,7 @@ def test_of_two_files_the_lines_are_of_the_newest_that_has_some(run, tmp_path, o
     out, err = tmp_path / "stdout.log", tmp_path / "stderr.log"
     out.write_text(out_text)
     err.write_text(WATCHDOG)
-    age(err)
+    os.utime(err, (0, 0))
     with out.open("a") as output, err.open("a") as errors:
         log = observe(run(stdout=output, stderr=errors))
     assert (log.path, log.lines) == (str(out if out_text else err), lines)
@@ -112,27 +105,19 @@ def test_the_log_of_tee_is_followed_through_filters(run, tmp_path, filters):
     assert (log.path, log.lines) == (str(path), ("step 3",))
 
 
-def test_errors_go_to_the_launchers_errors(run, tmp_path):
+def test_the_output_of_a_launcher_is_the_log(run, tmp_path):
+    """mpirun and others take the ranks' output through pipes, and write it to their own."""
     out, err = tmp_path / "job.out", tmp_path / "job.err"
-    out.write_text("step 1\n")
+    out.write_text("[1,0]<stdout>: step 3\n")
     err.write_text(WATCHDOG)
     reading, writing = os.pipe()
     with out.open("a") as output, err.open("a") as errors:
-        run(stdout=output, stderr=errors, pass_fds=[reading])
+        launcher = run(stdout=output, stderr=errors, stdin=subprocess.PIPE, pass_fds=[reading])
     os.close(reading)
+    assert observe(run(stdout=launcher.stdin)).path == str(out)
     log = observe(run(stdout=subprocess.DEVNULL, stderr=writing))
     os.close(writing)
-    assert log.path == str(err)
-    assert len(log.reports) == 1
-
-
-def test_the_output_of_a_launcher_is_the_log(run, tmp_path):
-    """mpirun and others take the ranks' output through pipes, and write it to their own."""
-    path = tmp_path / "job.log"
-    path.write_text("[1,0]<stdout>: step 3\n")
-    with path.open("a") as file:
-        launcher = run(stdout=file, stdin=subprocess.PIPE)
-    assert observe(run(stdout=launcher.stdin)).path == str(path)
+    assert (log.path, len(log.reports)) == (str(err), 1)
 
 
 @pytest.fixture
@@ -175,12 +160,6 @@ def test_srun_writes_the_log_of_a_step_on_its_first_node(run, step, tmp_path):
     assert log().absent == "srun takes its output, and its job has 2 sruns here"
 
 
-def _deleted(path):
-    number = os.open(path, os.O_CREAT | os.O_WRONLY)
-    path.unlink()
-    return number
-
-
 def _fifo(path):
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -189,44 +168,40 @@ def _fifo(path):
     return number
 
 
-def _binary(path):
-    path.write_bytes(b"ab\0cd\nef\0\1gh\n")
-    return os.open(path, os.O_WRONLY)
+def _file(path, data):
+    path.write_bytes(data)
+    number = os.open(path, os.O_WRONLY)
+    if not data:
+        path.unlink()
+    return number
 
 
-NO_LOGS = {
-    "its output goes to /dev/null": lambda _: os.open("/dev/null", os.O_WRONLY),
-    "its output goes to a device": lambda _: os.open("/dev/full", os.O_WRONLY),
-    "its output goes to a terminal (/dev/pts/": lambda _: os.openpty()[1],
-    "its output goes to a socket": lambda _: socket.socketpair()[0].detach(),
-    "the file that it writes was deleted: ": _deleted,
-    "a pipe that no process of its user reads": _fifo,
-    "what it writes is no text: ": _binary,
-}
-
-
-@pytest.mark.parametrize("why", NO_LOGS)
-def test_why_there_is_no_log(run, tmp_path, why):
-    number = NO_LOGS[why](tmp_path / "log")
+@pytest.mark.parametrize(("why", "output"), [
+    ("its output goes to /dev/null", lambda _: os.open("/dev/null", os.O_WRONLY)),
+    ("its output goes to a device", lambda _: os.open("/dev/full", os.O_WRONLY)),
+    ("its output goes to a terminal (/dev/pts/", lambda _: os.openpty()[1]),
+    ("its output goes to a socket", lambda _: socket.socketpair()[0].detach()),
+    ("the file that it writes was deleted: ", lambda path: _file(path, b"")),
+    ("a pipe that no process of its user reads", _fifo),
+    ("what it writes is no text: ", lambda path: _file(path, b"ab\0cd\nef\0\1gh\n")),
+])  # fmt: skip
+def test_why_there_is_no_log(run, tmp_path, why, output):
+    number = output(tmp_path / "log")
     log = observe(run(stdout=number, stderr=number))
     os.close(number)
     assert why in log.absent
     assert (log.path, log.lines, log.reports) == ("", (), ())
 
 
-def test_a_reader_that_writes_no_file_is_named(run):
+def test_a_reader_that_writes_no_file_is_named_if_it_is_found(run, monkeypatch):
     reader = run(stdout=subprocess.DEVNULL, argv=["cat"], stdin=subprocess.PIPE)
-    log = observe(run(stdout=reader.stdin, stderr=reader.stdin))
-    assert f"through a pipe to cat ({reader.pid}), which writes no file" in log.absent
-
-
-def test_a_search_that_was_cut_off_does_not_say_that_nobody_reads(run, monkeypatch):
+    rank = run(stdout=reader.stdin, stderr=reader.stdin)
+    words = f"through a pipe to cat ({reader.pid}), which writes no file"
+    assert words in observe(rank).absent
+    # A search that was cut off does not say that nobody reads.
     monkeypatch.setattr(logs, "_SEARCH_S", -1)
-    reading, writing = os.pipe()
-    log = observe(run(stdout=writing, stderr=writing))
-    os.close(reading)
-    os.close(writing)
-    assert "whose reader -1 s did not find" in log.absent
+    logs._known.clear()
+    assert "whose reader -1 s did not find" in observe(rank).absent
 
 
 def test_a_process_that_has_ended_or_closed_its_output_has_no_log(run):
@@ -243,10 +218,8 @@ def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
     secret, path = tmp_path / "secret", tmp_path / "log"
     secret.write_text("root's own\n")
     secret.chmod(0o600)
-    tmp_path.chmod(0o777)
-    for above in tmp_path.parents:
-        if above.stat().st_mode & 0o1 == 0:
-            above.chmod(above.stat().st_mode | 0o1)
+    for above in (tmp_path, *tmp_path.parents):
+        above.chmod(above.stat().st_mode | 0o1)
     path.write_text("the user's\n")
     os.chown(path, 65534, 65534)
     with path.open("a") as file:
@@ -262,9 +235,6 @@ def test_no_link_and_no_other_users_file_is_opened_for_anybody(run, tmp_path):
     assert log.lines == ()
 
 
-# --- The watchdog's lines.
-
-
 #: What a row leaves out at its end: rank, group, kind, sequence, operation, enqueued, completed.
 REST = (None, "", "", None, "", None, None)
 
@@ -276,24 +246,17 @@ def test_reports_in_lines_of_real_logs(case):
     assert list(reports(case["lines"])) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"Ranks {'1' * 4000} failed to pass monitoredBarrier",
-        f"Ranks {'1, ' * 1300} failed to pass monitoredBarrie",
-        f"[{'11111, ' * 600}] finished collective #",
-        "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=" + "9" * 3000,
-        f"last enqueued work: {'9' * 3000}, last completed work: -",
-        "[PG ID " * 600 + "watchdog",
-        "[rank99999999999999999999]: Watchdog caught collective operation timeout: SeqNum=--1",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    f"Ranks {'1, ' * 1300} failed to pass monitoredBarrie",
+    f"[{'11111, ' * 600}] finished collective #",
+    "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=" + "9" * 3000,
+    "[PG ID " * 600 + "watchdog",
+    "[rank99999999999999999999]: Watchdog caught collective operation timeout: SeqNum=--1",
+])  # fmt: skip
 def test_a_line_that_is_made_to_take_long_takes_none(line):
     began = time.process_time()
     reports([line] * 20)
     assert time.process_time() - began < 5
-
-
-def test_no_more_reports_than_a_node_can_tell():
+    # No more are told than a node can tell.
     text = "[rank{0}]: Timed out waiting 1ms for recv operation to complete"
     assert len(reports(text.format(n) for n in range(2 * MOST_REPORTS))) == MOST_REPORTS

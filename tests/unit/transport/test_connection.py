@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import gevent
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    SSHCertificateBuilder,
+    SSHCertificateType,
+)
 from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
 from nodeready.inventory.load import ssh_lines
+from nodeready.transport import ssh
+from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
 from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
 from nodeready.transport.identities import Identity, offered
 from nodeready.transport.logins import HANDSHAKES, Client, Gate, Patience
 from nodeready.transport.ssh_config import SshConfig, Unusable, expand, jump_of, place
+from tests.cases import cases
 
 
 def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
-    config = SshConfig("/dev/null")
     monkeypatch.setattr(SshConfig, "_ask", lambda *how: pytest.fail(f"asked: {how}"))
-    names = ("-oProxyCommand=x", "a b", "a;b", "$(x)", "a\nb", "", "a`b`", "a|b")
-    users = ("-l", "$(x)", "x;y", "x y")
-    for name, user in [*((name, "") for name in names), *(("a", user) for user in users)]:
-        with pytest.raises(Unusable, match="can be no"):
-            config.about(name, user)
+    for text in ("-oProxyCommand=x", "a b", "a;b", "$(x)", "a\nb", "a`b`", "a|b"):
+        for name, user in ((text, ""), ("a", text), ("", "")):
+            with pytest.raises(Unusable, match="can be no"):
+                SshConfig("/dev/null").about(name, user)
 
 
 def test_lines_of_included_files_hold_where_their_include_does(tmp_path):
@@ -73,15 +83,9 @@ def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
         SshConfig(str(tmp_path / "broken")).about("gpu1")
 
 
-# --- Host keys.
-
-
 def key() -> Ed25519Key:
-    from cryptography.hazmat.primitives import serialization as s
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     own = Ed25519PrivateKey.generate().public_key()
-    text = own.public_bytes(s.Encoding.OpenSSH, s.PublicFormat.OpenSSH).decode()
+    text = own.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     return Ed25519Key(data=PublicBlob.from_string(text).key_blob)
 
 
@@ -131,6 +135,57 @@ def test_a_new_key_is_remembered_and_known_from_then_on(tmp_path):
     assert judge(tmp_path, f"{row('n1', OTHER)}\n", "yes", "[n1]:2222") == "unknown"
 
 
+def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / ".ssh/known_hosts"
+    HostKey(KnownHosts([str(file)]), "n1", "n1", "accept-new").missing_host_key(None, "n1", OWN)
+    assert file.read_text() == f"{row('n1', OWN)}\n"
+    assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
+
+
+def certificate(authority, **changed) -> Ed25519Key:
+    """The key of n1, with a certificate of this authority."""
+    given = {"type": SSHCertificateType.HOST, "valid_after": 0, "valid_before": 1 << 40, **changed}
+    made = SSHCertificateBuilder().key_id(b"x").public_key(authority_key("ed25519").public_key())
+    for name, value in {"valid_principals": [b"n1"], **given}.items():
+        made = getattr(made, name)(value)
+    text = made.sign(authority).public_bytes().decode()
+    shown = PublicBlob.from_string(text)
+    item = Ed25519Key(data=OWN.asbytes())
+    item.public_blob = shown
+    return item
+
+
+def authority_key(kind: str):
+    if kind == "rsa":
+        return rsa.generate_private_key(65537, 2048)
+    is_curve = kind == "ecdsa"
+    return ec.generate_private_key(ec.SECP256R1()) if is_curve else Ed25519PrivateKey.generate()
+
+
+@pytest.mark.parametrize(("kind", "mark", "changed", "why"), [
+    ("ed25519", "@cert-authority", {}, ""),
+    ("ecdsa", "@cert-authority", {}, ""),
+    ("rsa", "@cert-authority", {}, ""),
+    ("ed25519", "@revoked", {}, "revoked"),
+    ("ed25519", "", {}, "certificate is of an authority that is not known"),
+    ("ed25519", "@cert-authority", {"type": SSHCertificateType.USER}, "is no host's"),
+    ("ed25519", "@cert-authority", {"valid_before": 1}, "certificate has expired"),
+    ("ed25519", "@cert-authority", {"valid_after": 1 << 39}, "is not valid yet"),
+    ("ed25519", "@cert-authority", {"valid_principals": [b"n2"]}, "certificate is for n2"),
+])  # fmt: skip
+def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why):
+    own = authority_key(kind)
+    public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+    (tmp_path / "known").write_text(f"{mark} n* {public}\n" if mark else "")
+    host = HostKey(KnownHosts([str(tmp_path / "known")]), "n1", "n1", "yes")
+    if not why:
+        host.missing_host_key(None, "n1", certificate(own))
+        return
+    with pytest.raises(HostKeyError, match=why):
+        host.missing_host_key(None, "n1", certificate(own, **changed))
+
+
 def test_keys_that_are_known_are_asked_for_first(tmp_path):
     file = tmp_path / "known"
     file.write_text(f"{row('n1', RSA)}\n@cert-authority ca* {row('', OTHER).strip()}\n")
@@ -152,9 +207,6 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     assert KnownHosts([str(directory)], shared=[str(directory)]).about("x") == []
 
 
-# --- Keys, and the order in which they are offered.
-
-
 class Held:
     """A key of an agent."""
 
@@ -173,9 +225,6 @@ def test_keys_are_offered_in_the_order_of_ssh():
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
     blobs = [item.asbytes() for item in offered(identities, [], agent, only=True)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), filed.asbytes()]
-
-
-# --- Turns, deadlines, and what this machine can hold.
 
 
 def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
@@ -222,6 +271,37 @@ def test_a_deadline_stands_still_while_others_have_their_turn():
     assert patience.owns(raised.value)
 
 
+@pytest.mark.parametrize(("limits", "room", "raised", "words"), [
+    ((1024, 4096), (9, 4), None, []),
+    ((-1, -1), (9, 4), None, []),
+    ((32, 4096), (9, 4), (40, 4096), []),
+    ((32, -1), (9, 4), (40, -1), []),
+    ((28, 32), (4, 4), (32, 32), []),
+    ((24, 26), (1, 1), (26, 26), ["1 nodes at once and not 4: this machine allows 26 open files"]),
+])  # fmt: skip
+def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, room, raised, words):
+    """Eight nodes: two descriptors each, beside 24 of our own."""
+    monkeypatch.setattr(ssh.os, "listdir", lambda path: [])
+    calls, told = [], []
+    monkeypatch.setattr(ssh.resource, "getrlimit", lambda which: limits)
+    monkeypatch.setattr(ssh.resource, "setrlimit", lambda which, pair: calls.append(pair))
+    made, parallel = ssh._room_for(8, 4, told.append)
+    assert (made.most, parallel, calls) == (*room, [raised] * bool(raised))
+    assert [line.partition(";")[0] for line in told] == words
+
+
+def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):
+    calls, failures = [], [Failure(error="gone"), None]
+    monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
+    monkeypatch.setattr(ssh, "become", lambda host: calls.append("become") or "rights")
+    monkeypatch.setattr(ssh, "_met", lambda host: "met")
+    link = ssh._Link(host := SimpleNamespace(connected=False))
+    assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
+    assert (link.connect(), link.met, link.rights) == (None, "met", "rights")
+    host.connected = True
+    assert (link.connect(), calls) == (None, ["connect", "connect", "become"])
+
+
 ROUTE = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
 eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0
 eth0\t0000000A\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
@@ -248,20 +328,18 @@ def test_nodes_on_our_own_networks_are_counted_and_told_once():
     assert "net.ipv4.neigh.default.gc_thresh3" in line
 
 
-def test_the_older_form_of_a_jump_is_recognised():
-    for command, jump in (
-        ("ssh -W %h:%p jump", ("jump", "")),
-        ("/usr/bin/ssh -q -x bob@jump -W [%h]:%p", ("bob@jump", "")),
-        ("ssh -l bob -p 2222 -F /x -W %h:%p jump", ("bob@jump:2222", "/x")),
-        ("ssh -W other:22 jump", ("", "")),
-        ("ssh -W %h:%p -i key jump", ("", "")),
-        ("ssh -o X=y -W %h:%p jump", ("", "")),
-        ("ssh jump nc %h %p", ("", "")),
-        ("ssh -W %h:%p jump; true", ("", "")),
-        ("nc %h %p", ("", "")),
-        ("ssh 'unclosed", ("", "")),
-    ):
-        assert jump_of(command) == jump, command
+def causes(text: str) -> str:
+    return connect_error(text, "h", user="u", key="k", known_hosts="/k", limit_s=15)
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/texts.json"))
+def test_a_text_is_read(case):
+    """The name of a case is what reads it, and the text."""
+    read, _, text = case["name"].partition(": ")
+    if read == "causes":
+        assert case["expected"] in causes(ASKING if text == "ASKING" else text)
+    else:
+        assert [*{"jump_of": jump_of, "place": place}[read](text)] == case["expected"]
 
 
 def test_a_path_is_filled_in(monkeypatch):
@@ -269,28 +347,3 @@ def test_a_path_is_filled_in(monkeypatch):
     monkeypatch.setenv("SITE", "lab")
     path = expand("~/${SITE}/%h-%x-${NO}", {"h": "gpu1"})
     assert path == "/home/ml/lab/gpu1-%x-${NO}"
-
-
-def test_a_jump_host_is_read_as_ssh_does():
-    for text, parts in (
-        ("jump", ("", "jump", 0)),
-        ("bob@jump:33", ("bob", "jump", 33)),
-        ("ssh://bob@jump:33", ("bob", "jump", 33)),
-        ("[fe80::1]:33", ("", "fe80::1", 33)),
-        ("fe80::1", ("", "fe80::1", 0)),
-        ("bob@dom@jump", ("bob@dom", "jump", 0)),
-    ):
-        assert place(text) == parts, text
-
-
-def test_a_failure_names_its_cause():
-    for text, words in (
-        ("SSH error (revoked)", "host key of h is revoked in /k; refused"),
-        ("SSH error (certificate has expired)", "host key of h is refused: its certificate has"),
-        ("Could not connect ([Errno 24] Too many open files)", "h: too many open files here"),
-        ("Could not connect ([Errno 105] No buffer space available)", "gc_thresh3"),
-        ("Could not connect ([Errno 22] Invalid argument)", "gc_thresh3"),
-        ("Could not connect ([Errno 99] Cannot assign requested address)", "BindAddress"),
-        (ASKING, "h: ssh -G does not end"),
-    ):
-        assert words in connect_error(text, "h", user="u", key="k", known_hosts="/k", limit_s=15)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from unittest.mock import Mock
 
 import pytest
 from pyinfra.api import Config, Inventory, State
 
 from nodeready.transport.base import Request
+from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.local import Local
 from nodeready.transport.ssh import Connected
 from tests.command import wait_for
@@ -56,9 +58,7 @@ def test_lines_go_both_ways_and_noise_is_passed_over(begin):
 def test_a_silent_command_is_waited_for_and_then_ended(begin):
     channel = begin(f"echo {MARK} $$; exec cat")
     process = f"/proc/{channel.read_line(10).split()[1]}"
-    assert channel.read_line(0.1) is None
-    assert channel.error == ""
-    assert os.path.exists(process)
+    assert (channel.read_line(0.1), channel.error, os.path.exists(process)) == (None, "", True)
     channel.close()
     wait_for(lambda: not os.path.exists(process))
     assert channel.read_line(1) is None
@@ -69,18 +69,15 @@ def test_a_silent_command_is_waited_for_and_then_ended(begin):
     wait_for(lambda: not os.path.exists(process))
 
 
-@pytest.mark.parametrize(
-    ("command", "error"),
-    [
-        ("echo welcome; echo oh no >&2; exit 3", "ended by itself: oh no"),
-        ("exit 0", "ended by itself"),
-        ("kill -9 $$", "ended by itself: Killed"),
-        ("tr '\\0' x </dev/zero", "too much output"),
-        ("yes", "too much output"),
-        # A line that never ends is none.
-        (f"printf '{MARK} 1'", f"ended by itself: {MARK} 1"),
-    ],
-)
+@pytest.mark.parametrize(("command", "error"), [
+    ("echo welcome; echo oh no >&2; exit 3", "ended by itself: oh no"),
+    ("exit 0", "ended by itself"),
+    ("kill -9 $$", "ended by itself: Killed"),
+    ("tr '\\0' x </dev/zero", "too much output"),
+    ("yes", "too much output"),
+    # A line that never ends is none.
+    (f"printf '{MARK} 1'", f"ended by itself: {MARK} 1"),
+])  # fmt: skip
 def test_why_there_is_no_answer(begin, command, error):
     channel = begin(command)
     assert channel.read_line(30) is None
@@ -91,6 +88,12 @@ def test_why_there_is_no_answer(begin, command, error):
 
 
 def test_a_connector_without_a_channel_is_an_error(host):
+    for problem, error in (
+        (TimeoutError(), "no channel in 15 s"),
+        (ValueError("why"), "why"),
+        (EOFError(), "connection lost (EOFError)"),
+    ):
+        assert Dialogue(Mock(side_effect=problem), "", MARK).error == error
     carrier = Connected([host])
     host.connector = object()
     assert carrier.open(Request("@local", "true", 60, "", MARK)).error == "needs ssh"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -26,9 +27,6 @@ def program(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
 
     return write
-
-
-# --- The job.
 
 
 @pytest.fixture
@@ -59,9 +57,6 @@ def test_ones_own_job_that_runs_can_be_asked_and_every_job_by_root(squeue):
         assert str(caught.value).startswith(f"--job 7: {why}")
     for uid, user in ((1000, "ada"), (0, "bob"), (1000, "1000")):
         assert running("7", squeue(f"7|RUNNING|{user}|n[1-2]\n", uid)).number == "7"
-
-
-# --- Its output.
 
 
 def step(*nodes: str) -> tuple[StepOutput, dict[str, Answer]]:
@@ -139,8 +134,6 @@ def test_why_a_step_of_a_dialogue_ended(case):
     assert output.ended("gpu1", case["well"]) == case["why"]
 
 
-# --- Slurm before 20.11, which no machine here has.
-
 OLD = """
 echo "$*" >>{log}
 case " $* " in *" --overlap "*)
@@ -173,19 +166,15 @@ def test_an_older_slurm_is_asked_without_overlap(program):
 )
 def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
     """Each refusal ends a srun, and no line is lost."""
-    log = tmp_path / "log"
+    log, long = tmp_path / "log", "x" * 100_000
     program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
     with Srun(Job("1", ("gpu1",)), works=works) as carrier:
         channel = carrier.open(Request("gpu1", ECHO, 20, "first\n", "M "))
-        long = "x" * 100_000
-        channel.send_line(long)
-        assert channel.read_line(20) == "M first"
-        assert channel.read_line(20) == f"M {long}"
-        channel.send_line("last")
-        assert channel.read_line(20) == "M last"
-        assert channel.error == ""
+        for sent, told in ((long, "M first"), ("last", f"M {long}")):
+            channel.send_line(sent)
+            assert channel.read_line(20) == told
+        assert (channel.read_line(20), channel.error) == ("M last", "")
         channel.close()
-    rows = [row.split() for row in log.read_text().splitlines()]
-    options = [[word for word in row if word.startswith(("--gres", "--mem"))] for row in rows]
-    assert options == [[option] for option in steps]
+    rows = log.read_text().splitlines()
+    assert [re.findall(r"--(?:gres|mem)\S+", row) for row in rows] == [[one] for one in steps]
     assert ["--overlap" in row for row in rows] == [True, *[False] * (len(rows) - 1)]

@@ -12,14 +12,9 @@ from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 
 GOOD: dict[str, Any] = {
-    "torch": "2.15.0+cu132",
-    "nccl": "2.30.7",
-    "cuda": True,
-    "core_bytes": -1,
-    "core_place": "/var/crash/core.%p",
-    "core_wrong": "",
+    **{"torch": "2.15.0+cu132", "nccl": "2.30.7", "cuda": True, "core_bytes": -1},
+    **{"core_place": "/var/crash/core.%p", "core_wrong": "", "dump_wrong": ""},
     "dump_place": "/home/ada/.cache/torch/comm_lib_trace_rank_",
-    "dump_wrong": "",
     "variables": [
         ["PYTHONFAULTHANDLER", "1"],
         ["CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "1"],
@@ -51,6 +46,10 @@ def test_a_job_that_has_everything():
     assert [finding.item for finding in report.findings] == list(debuggable.ITEMS)
     assert {finding.ranks for finding in report.findings} == {(0, 1)}
     assert (report.job, code(report)) == ("88", 0)
+    # A node without an answer is no good news.
+    silent = judge([trace("gpu1", rank(0))], {"gpu2": "no answer"})
+    codes = (code(silent), code(silent, unreachable=True), code(judge([], {})))
+    assert codes == (3, 4, 2)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "debuggable.json"))
@@ -61,23 +60,20 @@ def test_each_item(case):
     assert bool(finding.fix) == (finding.result != "ok") or finding.result == "unknown"
 
 
-def test_without_a_variable_the_option_is_a_warning():
-    bare = rank(0)
-    bare["witnesses"]["settings"]["variables"] = []
-    report = judged(bare)
-    results = {finding.item: finding.result for finding in report.findings}
-    warned = {item for item, result in results.items() if result != "ok"}
-    assert warned == {"faulthandler", "gpu-core", "nccl-log"}
-    assert {results[item] for item in warned} == {"warn"}
-    assert code(report) == 0
-
-
 def test_ranks_that_differ_are_named_and_the_worst_is_first():
     report = judged(rank(0), rank(1, main=None), rank(2), rank(None, main=LOAD))
     stacks = [finding for finding in report.findings if finding.item == "stack"]
     rows = [(finding.result, finding.ranks, finding.processes) for finding in stacks]
     assert rows == [("fail", (1,), 1), ("ok", (0, 2), 3)]
     assert code(report) == 3
+
+
+def test_without_a_variable_the_option_is_a_warning():
+    bare = rank(0)
+    bare["witnesses"]["settings"]["variables"] = []
+    report = judged(bare)
+    warned = {finding.item for finding in report.findings if finding.result == "warn"}
+    assert (warned, code(report)) == ({"faulthandler", "gpu-core", "nccl-log"}, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,16 +83,7 @@ def test_settings_that_make_no_sense_are_unknown(settings):
     report = judged(process(0, REDUCE, witnesses={"logs": LOG, "settings": settings}))
     assert of("recorder", report).result == "unknown"
     assert code(report) == 3
-
-
-def test_what_nobody_looked_at_is_unknown():
+    # As what nobody has looked at.
     findings = judged(process(0, REDUCE)).findings
     unknown = {finding.item for finding in findings if finding.result == "unknown"}
     assert unknown == set(debuggable.ITEMS) - {"stack"}
-
-
-def test_a_node_without_an_answer_is_no_good_news():
-    report = judge([trace("gpu1", rank(0))], {"gpu2": "no answer"})
-    assert code(report) == 3
-    assert code(report, unreachable=True) == 4
-    assert code(judge([], {})) == 2

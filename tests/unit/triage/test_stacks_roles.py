@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.document import Group, Stacks, fold_ranks
+from nodeready.triage.stacks.document import Stacks, fold_ranks
 from tests.builders.traces import C10D, LOAD, REDUCE, TRAIN, process, trace
 
 RECV = f"{TRAIN} > recv {C10D} 3697"
@@ -44,83 +44,72 @@ def brief(made: Stacks) -> dict[str, str | None]:
 S, V = "suspect", "victim"
 
 
-@pytest.mark.parametrize(
-    ("rows", "roles"),
-    [
-        # Two ranks: the one that does not wait, whatever its number.
-        ([*ranks(REDUCE, 0), *sleeps(1)], {"1": S, "0": V}),
-        ([*sleeps(0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        # The most of them are in I/O, and one waits for them.
-        ([*ranks(SLEEP, *range(7)), *ranks(REDUCE, 7)], {"0-6": S, "7": V}),
-        # Below a pipeline, at each stage.
-        ([*ranks(RECV, 1, 2, 3), *sleeps(0)], {"0": S, "1-3": V}),
-        # A rank that spins in a collective waits; one that spins elsewhere does not.
-        ([*ranks(REDUCE, 0, cpu=2.0), *ranks(SLEEP, 1, cpu=2.0)], {"1": S, "0": V}),
-        ([*ranks(LOAD, 0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        ([*sleeps(0), *ranks(BACKWARD, 1)], {"0": S, "1": V}),
-        ([*ranks(BACKWARD, 0, cpu=2.0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        ([*sleeps(0), *ranks(SYNC, 1, cpu=2.0)], {"0": S, "1": V}),
-        ([*sleeps(0), *ranks(START, 1)], {"0": S, "1": V}),
-        # Different collectives, or the same: nobody is accused.
-        ([*ranks(RECV, 0), *ranks(REDUCE, 1, 2)], {"0": V, "1-2": V}),
-        (ranks(REDUCE, 0, 1), {"0-1": V}),
-        # Nobody waits for anybody.
-        ([*ranks(SLEEP, 0, cpu=1.0), *ranks(OWN, 1, 2, 3, cpu=1.0)], {"0": None, "1-3": None}),
-        (ranks(SLEEP, 0), {"0": None}),
-        (ranks(REDUCE, 0), {"0": None}),
-        # A call of C below the user's own code may wait for ranks, or not.
-        ([*sleeps(0), *ranks(OWN, 1, 2, 3)], {"0": S, "1-3": None}),
-        ([*ranks(OWN, 0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        ([*ranks(OWN, 0), *ranks(REDUCE, 1), *sleeps(2)], {"2": S, "0": None, "1": V}),
-        # Without a stack.
-        ([process(0, None, state="T"), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        ([process(0, None, state="T"), process(1, SLEEP, OWN)], {"0": None, "1": None}),
-        ([process(0, None), *sleeps(1), *ranks(REDUCE, 2)], {"1": S, "0": None, "2": V}),
-        # The holder of the lock is more suspicious than those that wait for it.
-        ([*ranks(BATON, 0), *sleeps(1, 2), *ranks(REDUCE, 3)], {"1-2": S, "0": S, "3": V}),
-        # A rank that moves keeps those waiting that do not.
-        ([process(0, SLEEP, OWN), *ranks(REDUCE, 1)], {"0": S, "1": V}),
-        ([process(0, REDUCE, RECV), *ranks(REDUCE, 1)], {"0": None, "1": V}),
-    ],
-)
+@pytest.mark.parametrize(("rows", "roles"), [
+    ([*ranks(REDUCE, 0), *sleeps(1)], {"1": S, "0": V}),
+    # The most of them are in I/O, and one waits for them.
+    ([*ranks(SLEEP, *range(7)), *ranks(REDUCE, 7)], {"0-6": S, "7": V}),
+    ([*ranks(RECV, 1, 2, 3), *sleeps(0)], {"0": S, "1-3": V}),
+    # A rank that spins in a collective waits; one that spins elsewhere does not.
+    ([*ranks(REDUCE, 0, cpu=2.0), *ranks(SLEEP, 1, cpu=2.0)], {"1": S, "0": V}),
+    ([*ranks(LOAD, 0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([*sleeps(0), *ranks(BACKWARD, 1)], {"0": S, "1": V}),
+    ([*ranks(BACKWARD, 0, cpu=2.0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([*sleeps(0), *ranks(SYNC, 1, cpu=2.0)], {"0": S, "1": V}),
+    ([*sleeps(0), *ranks(START, 1)], {"0": S, "1": V}),
+    # Different collectives, or the same: nobody is accused.
+    ([*ranks(RECV, 0), *ranks(REDUCE, 1, 2)], {"0": V, "1-2": V}),
+    (ranks(REDUCE, 0, 1), {"0-1": V}),
+    # Nobody waits for anybody.
+    ([*ranks(SLEEP, 0, cpu=1.0), *ranks(OWN, 1, 2, 3, cpu=1.0)], {"0": None, "1-3": None}),
+    (ranks(SLEEP, 0), {"0": None}),
+    (ranks(REDUCE, 0), {"0": None}),
+    # A call of C below the user's own code may wait for ranks, or not.
+    ([*sleeps(0), *ranks(OWN, 1, 2, 3)], {"0": S, "1-3": None}),
+    ([*ranks(OWN, 0), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([*ranks(OWN, 0), *ranks(REDUCE, 1), *sleeps(2)], {"2": S, "0": None, "1": V}),
+    # Without a stack.
+    ([process(0, None, state="T"), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([process(0, None, state="T"), process(1, SLEEP, OWN)], {"0": None, "1": None}),
+    ([process(0, None), *sleeps(1), *ranks(REDUCE, 2)], {"1": S, "0": None, "2": V}),
+    # The holder of the lock is more suspicious than those that wait for it.
+    ([*ranks(BATON, 0), *sleeps(1, 2), *ranks(REDUCE, 3)], {"1-2": S, "0": S, "3": V}),
+    # A rank that moves keeps those waiting that do not.
+    ([process(0, SLEEP, OWN), *ranks(REDUCE, 1)], {"0": S, "1": V}),
+    ([process(0, REDUCE, RECV), *ranks(REDUCE, 1)], {"0": None, "1": V}),
+])  # fmt: skip
 def test_a_suspect_is_a_rank_that_does_not_wait_for_others(rows, roles):
     made = look(*rows)
     assert list(brief(made).items()) == list(roles.items())
     assert all(bool(group.reason) for group in made.groups if group.role)
 
 
-@pytest.mark.parametrize(
-    ("switches", "main_cpu", "more", "verdict"),
-    [
-        ([9, 9], [1.0, 1.0], {}, "blocked"),
-        # The watchdog and the heartbeats of a process that hangs use CPU time.
-        ([9, 9], [1.0, 1.0], {"cpu": 0.9}, "blocked"),
-        ([0, 163], [1.0, 1.02], {}, "progressing"),
-        ([0, 880], [1.0, 1.05], {}, "progressing"),
-        ([0, 12], [1.0, 1.9], {}, "progressing"),
-        ([0, 3], [1.0, 2.9], {}, "spinning"),
-        ([0, 0], [1.0, 2.9], {}, "spinning"),
-        ([0, 1], [1.0, 1.0], {}, "unsure"),
-        ([0, 19], [1.0, 1.002], {}, "unsure"),
-        # A loop that sleeps and looks again, as filelock's and NCCL's blocking wait.
-        ([0, 40], [1.0, 1.01], NAP, "unsure"),
-        ([0, 1900], [1.0, 1.09], NAP, "unsure"),
-        # 1,500 steps a second, and queue.get(timeout=0.001) in a loop: they use the same time.
-        ([0, 3068], [1.0, 1.09], {"calls": [0, 15000]}, "progressing"),
-        ([0, 1830], [1.0, 1.08], {"calls": [70, 70]}, "unsure"),
-        ([0, 200], [1.0, 1.02], {"calls": [70, 80]}, "unsure"),
-        # A loop that sleeps, and reads a file each time.
-        ([0, 40], [1.0, 1.01], {"calls": [70, 160], **NAP}, "unsure"),
-        # Waiting for Python's lock: it looks every 5 ms, and does nothing.
-        ([0, 373], [1.0, 1.0077], {}, "unsure"),
-        ([0, 2], [1.0, 1.0], {"state": "D"}, None),
-        # Traces of earlier versions.
-        ([], [], {}, "blocked"),
-        ([], [], {"cpu": 0.9}, "spinning"),
-        ([7], [1.0], {}, "blocked"),
-        ([0, 163], [], {"cpu": 0.02}, "progressing"),
-    ],
-)
+@pytest.mark.parametrize(("switches", "main_cpu", "more", "verdict"), [
+    ([9, 9], [1.0, 1.0], {}, "blocked"),
+    # The watchdog and the heartbeats of a process that hangs use CPU time.
+    ([9, 9], [1.0, 1.0], {"cpu": 0.9}, "blocked"),
+    ([0, 880], [1.0, 1.05], {}, "progressing"),
+    ([0, 12], [1.0, 1.9], {}, "progressing"),
+    ([0, 3], [1.0, 2.9], {}, "spinning"),
+    ([0, 1], [1.0, 1.0], {}, "unsure"),
+    ([0, 19], [1.0, 1.002], {}, "unsure"),
+    # A loop that sleeps and looks again, as filelock's and NCCL's blocking wait.
+    ([0, 40], [1.0, 1.01], NAP, "unsure"),
+    ([0, 1900], [1.0, 1.09], NAP, "unsure"),
+    # 1,500 steps a second, and queue.get(timeout=0.001) in a loop: they use the same time.
+    ([0, 3068], [1.0, 1.09], {"calls": [0, 15000]}, "progressing"),
+    ([0, 1830], [1.0, 1.08], {"calls": [70, 70]}, "unsure"),
+    ([0, 200], [1.0, 1.02], {"calls": [70, 80]}, "unsure"),
+    # A loop that sleeps, and reads a file each time.
+    ([0, 40], [1.0, 1.01], {"calls": [70, 160], **NAP}, "unsure"),
+    # Waiting for Python's lock: it looks every 5 ms, and does nothing.
+    ([0, 373], [1.0, 1.0077], {}, "unsure"),
+    ([0, 2], [1.0, 1.0], {"state": "D"}, None),
+    # Traces of earlier versions.
+    ([], [], {}, "blocked"),
+    ([], [], {"cpu": 0.9}, "spinning"),
+    ([7], [1.0], {}, "blocked"),
+    ([0, 163], [], {"cpu": 0.02}, "progressing"),
+])  # fmt: skip
 def test_no_main_thread_that_moves_is_called_blocked(switches, main_cpu, more, verdict):
     (group,) = look(*ranks(REDUCE, 0, switches=switches, main_cpu_s=main_cpu, **more)).groups
     assert group.verdict == verdict
@@ -151,20 +140,17 @@ TQDM = f"{BOOT} > run tqdm/_monitor.py 60 > wait threading.py 3"
 HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
 
 
-@pytest.mark.parametrize(
-    ("main", "threads", "gil", "about", "own"),
-    [
-        (JOIN, {"worker": REDUCES}, "", "collective", "work"),
-        (JOIN, {"worker": WORKS}, "", "", "work"),
-        ("_shutdown threading.py 1590", {"worker": WORKS}, "", "exit", "work"),
-        (BACKWARD, {"worker": HOOK}, "", "hook", "backward"),
-        (LOOP, {"worker": REDUCES}, "", "collective", "work"),
-        (OWN, {"worker": WORKS}, "worker", "gil", "work"),
-        # Of several threads the one that waits for ranks is followed, and no server.
-        (JOIN, {"worker": WORKS, "reduce": REDUCES, "tqdm": TQDM}, "", "collective", "work"),
-        (JOIN, {"worker": WORKS, "tqdm": TQDM}, "", "", "work"),
-    ],
-)
+@pytest.mark.parametrize(("main", "threads", "gil", "about", "own"), [
+    (JOIN, {"worker": REDUCES}, "", "collective", "work"),
+    (JOIN, {"worker": WORKS}, "", "", "work"),
+    ("_shutdown threading.py 1590", {"worker": WORKS}, "", "exit", "work"),
+    (BACKWARD, {"worker": HOOK}, "", "hook", "backward"),
+    (LOOP, {"worker": REDUCES}, "", "collective", "work"),
+    (OWN, {"worker": WORKS}, "worker", "gil", "work"),
+    # Of several threads the one that waits for ranks is followed, and no server.
+    (JOIN, {"worker": WORKS, "reduce": REDUCES, "tqdm": TQDM}, "", "collective", "work"),
+    (JOIN, {"worker": WORKS, "tqdm": TQDM}, "", "", "work"),
+])  # fmt: skip
 def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
     main, threads, gil, about, own
 ):
@@ -201,12 +187,9 @@ def test_equal_processes_below_the_ranks_are_there_once_and_idle_ones_last():
         ]
         rows.append(process(rank, LOAD, LOAD, below=workers))
     (group,) = [group for group in look(*rows).groups if group.ranks == (0, 1)]
-    kinds = [(row.kind, row.processes, row.ranks, row.why) for row in group.below]
-    assert sorted(kinds) == [
-        ("loader worker", 2, (0, 1), ""),
-        ("loader worker", 2, (0, 1), ""),
-        ("process", 2, (0, 1), "not Python"),
-    ]
+    kinds = sorted((row.kind, row.processes, row.ranks, row.why) for row in group.below)
+    worker = ("loader worker", 2, (0, 1), "")
+    assert kinds == [worker, worker, ("process", 2, (0, 1), "not Python")]
     assert "asks for the next batch" not in group.below[0].hint
     assert group.below[-1].hint.startswith("is a data loader's worker that waits for its rank")
     assert group.below[-1].command == "spawn_main(tracker_fd=N, pipe_handle=N)"
@@ -218,9 +201,8 @@ def test_a_frame_of_the_interpreters_own_makes_no_difference():
 
 
 def test_states_and_what_is_waited_for_have_their_counts():
-    rows = ranks(REDUCE, 0, 1, 2, waits_on="recv from 10.0.0.9:4711")
-    rows += ranks(REDUCE, 3, wait_channel="0", state="R")
-    (group,) = look(*rows).groups
+    waits = ranks(REDUCE, 0, 1, 2, waits_on="recv from 10.0.0.9:4711")
+    (group,) = look(*waits, *ranks(REDUCE, 3, wait_channel="0", state="R")).groups
     assert group.states == ("S futex_wait_queue (3)", "R (1)")
     assert group.waits_on == ("recv from 10.0.0.9:4711 (3)",)
 
@@ -229,27 +211,19 @@ MOVED = f"<module> train.py 93 > train train.py 73 > step train.py 43 > all_redu
 CALL = REDUCE.replace("step train.py 40", "step train.py 44")
 
 
-@pytest.mark.parametrize(
-    ("stacks", "size", "words"),
-    [
-        ((REDUCE, MOVED), 1, "different code on different nodes"),
-        ((REDUCE, REDUCE, MOVED), 2, "different code on different nodes"),
-        ((REDUCE, CALL), 2, "another call there, or another version"),
-        # One rank of a node is always where all of that node are.
-        ((REDUCE, CALL), 1, ""),
-        ((REDUCE, REDUCE), 2, ""),
-    ],
-)
+@pytest.mark.parametrize(("stacks", "size", "words"), [
+    ((REDUCE, MOVED), 1, "different code on different nodes"),
+    ((REDUCE, REDUCE, MOVED), 2, "different code on different nodes"),
+    ((REDUCE, CALL), 2, "another call there, or another version"),
+    # One rank of a node is always where all of that node are.
+    ((REDUCE, CALL), 1, ""),
+    ((REDUCE, REDUCE), 2, ""),
+])  # fmt: skip
 def test_different_code_on_different_nodes_is_in_the_advice(stacks, size, words):
+    numbers = [range(size * node, size * node + size) for node in range(len(stacks))]
     traces = [
-        trace(f"n{node}", *ranks(stack, *range(size * node, size * node + size)))
-        for node, stack in enumerate(stacks)
+        trace(f"n{at[0]}", *ranks(one, *at)) for one, at in zip(stacks, numbers, strict=True)
     ]
     advice = [line for line in grouping.group(traces, {}).advice if "sha256sum" in line]
     assert bool(advice) == bool(words)
     assert all(words in line and "train.py:4" in line for line in advice)
-
-
-def test_a_group_without_anything_has_no_role():
-    empty = Group("stack", None, (), (), processes=2)
-    assert grouping.advise.with_roles([empty], 2)[0].role is None

@@ -29,19 +29,14 @@ def pair(
     *steps: dict[str, float], nodes: int = 1, ports: float | None = None
 ) -> tuple[Look, Look]:
     """Two looks a minute apart. steps: what each rank has done meanwhile; None of ports: untold"""
-    before, after = {}, {}
-    for rank, step in enumerate(steps):
-        key = Key(f"gpu{rank % nodes}", 100 + rank, 5.0)
-        first = replace(REST, pid=key.pid, rank=rank)
-        before[key] = first
-        after[key] = later(first, **step)
+    keys = [Key(f"gpu{rank % nodes}", 100 + rank, 5.0) for rank in range(len(steps))]
+    before = {key: replace(REST, pid=key.pid, rank=rank) for rank, key in enumerate(keys)}
+    after = {key: later(before[key], **step) for key, step in zip(keys, steps, strict=True)}
     if ports is None:
         return Look(0.0, before), Look(MINUTE, after)
     names = [f"gpu{number}" for number in range(nodes)]
-    first_bytes, last_bytes = (
-        dict.fromkeys(names, Ports(count, None)) for count in (1000, 1000 + int(ports * MINUTE))
-    )
-    return Look(0.0, before, first_bytes), Look(MINUTE, after, last_bytes)
+    moved = (dict.fromkeys(names, Ports(1000 + int(ports * at), None)) for at in (0, MINUTE))
+    return Look(0.0, before, next(moved)), Look(MINUTE, after, next(moved))
 
 
 #: What a rank does in a minute; a row of `watch.json` names it, or what it is like.
@@ -82,14 +77,10 @@ def test_where_witnesses_are_few_nobody_says_that_it_hangs():
         for look in looks
     )
     assert interval(before, after).kind == "unclear"
-
-
-def test_a_rank_that_was_started_again_moves():
-    before, _ = pair(NOTHING, NOTHING)
+    # Ranks that were started again move.
     fresh = {Key(key.node, key.pid + 7, 99.0): rank for key, rank in before.ranks.items()}
     minute = interval(before, Look(MINUTE, fresh))
-    assert minute.kind == "moves"
-    assert minute.signs[0].text == "processes of 2 ranks came or went"
+    assert (minute.kind, minute.signs[0].text) == ("moves", "processes of 1 rank came or went")
 
 
 def test_every_sign_says_what_was_seen_and_of_whom():
@@ -104,14 +95,11 @@ def test_every_sign_says_what_was_seen_and_of_whom():
     }
 
 
-@pytest.mark.parametrize(
-    ("witness", "rate", "moves"),
-    [
-        ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
-        ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
-        ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("witness", "rate", "moves"), [
+    ("bytes", 4096, True), ("bytes", 4095, None), ("bytes", 513, None), ("bytes", 512, False),
+    ("ports", 1e6, True), ("ports", 999_999, None), ("ports", 65_537, None),
+    ("ports", 65_536, False), ("switches", 13, None), ("switches", 12, False),
+])  # fmt: skip
 def test_the_limits_of_a_sign(witness, rate, moves):
     changes = {"bytes": {"moved_bytes": 60 * rate}, "switches": {"switches": 60 * rate}}
     step = {**NOTHING, **changes.get(witness, {})}
@@ -150,13 +138,10 @@ def test_when_an_incident_is_taken(intervals, armed, wanted):
 
 def looks(*steps: dict[str, float]) -> list[Look]:
     """Looks a minute apart, of two ranks that both do this."""
-    ranks = {
-        Key("gpu0", 100 + rank, 5.0): replace(REST, pid=100 + rank, rank=rank) for rank in (0, 1)
-    }
-    sequence = [Look(0.0, dict(ranks))]
+    sequence = [pair(NOTHING, NOTHING)[0]]
     for number, step in enumerate(steps, 1):
-        ranks = {key: later(rank, **step) for key, rank in ranks.items()}
-        sequence.append(Look(number * MINUTE, dict(ranks)))
+        ranks = {key: later(rank, **step) for key, rank in sequence[-1].ranks.items()}
+        sequence.append(Look(number * MINUTE, ranks))
     return sequence
 
 
@@ -164,6 +149,8 @@ def watched(sequence: list[Look]) -> tuple[list[str], list[int], Watch]:
     """The words after each look, and the numbers of those that fire."""
     watch = Watch(180)
     rows = [(watch.add(look).fire, watch.words) for look in sequence]
+    # What is kept of a long watch is bounded.
+    assert len(watch.intervals) < 10
     return [words for _, words in rows], [n for n, (fires, _) in enumerate(rows) if fires], watch
 
 
@@ -197,13 +184,6 @@ def test_a_node_without_an_answer_is_not_the_end_of_the_job():
     assert (watch.judgement.kind, watch.words) == ("gone", "the job has ended")
 
 
-def test_what_is_kept_of_a_long_watch_is_bounded():
-    _, _, watch = watched(looks(*[NOTHING] * 200))
-    assert len(watch.intervals) < 10
-
-
-# --- The answers of the nodes.
-
 CONFIG = motion.Config("", "nodeready:test", 20, "4711")
 
 
@@ -230,22 +210,15 @@ def test_a_look_has_every_rank_of_every_node():
     assert (look.at, look.errors) == (3.0, {})
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        answering(("motion", REST)),
-        answering(text="Welcome!\n"),
-        answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))),
-    ],
-    ids=["cut off", "a greeting", "a wrong type"],
-)
-def test_what_makes_no_sense_costs_its_node_alone(ask):
-    assert list(take(ask, ["gpu0"], CONFIG, 0).errors) == ["gpu0"]
+AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
 
 
-def test_a_node_that_is_away_is_known_apart():
-    def ask(what, asked):
-        return {name: Failure(kind=UNREACHABLE, error="connection refused") for name in asked}
-
+@pytest.mark.parametrize(("ask", "unreached"), [
+    (answering(("motion", REST)), []),  # It is cut off.
+    (answering(text="Welcome!\n"), []),
+    (answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))), []),
+    (lambda what, asked: AWAY, ["gpu0"]),
+])  # fmt: skip
+def test_what_makes_no_sense_costs_its_node_alone(ask, unreached):
     look = take(ask, ["gpu0"], CONFIG, 0)
-    assert (look.errors, look.unreached) == ({"gpu0": "connection refused"}, {"gpu0"})
+    assert ([*look.errors], [*look.unreached]) == (["gpu0"], unreached)

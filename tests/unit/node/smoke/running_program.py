@@ -272,3 +272,14 @@ def programs(port: int) -> Iterator[Callable[..., RunningProgram]]:
         with contextlib.suppress(OSError):
             os.killpg(program.process.pid, signal.SIGKILL)
         program.process.wait(10)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start(port: int) -> Iterator[Callable[..., RunningProgram]]:
+    with programs(port) as start:
+        yield start

@@ -37,9 +37,6 @@ def executable(path: Path, text: str) -> str:
     return str(path)
 
 
-# --- Why there is no PyTorch.
-
-
 def torch_engines(supervisor: Supervisor, **config: object) -> tuple[Engine, Engine]:
     """Over NCCL, and over gloo."""
     given = Config("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
@@ -111,13 +108,10 @@ TORCH_OF_TEXT = """
 BUILT = {"cuda": None, "there": True, "nccl": True, "gloo": True, "early": False, "gpus": 0}
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ("", "no import of torch in 90 s"),
-        ("imported", "the GPUs' driver did not answer in 90 s"),
-    ],
-)
+@pytest.mark.parametrize(("row", "why"), [
+    ("", "no import of torch in 90 s"),
+    ("imported", "the GPUs' driver did not answer in 90 s"),
+])  # fmt: skip
 def test_what_hangs_is_waited_for_no_longer_than_its_share(
     supervisor, package, monkeypatch, row, why
 ):
@@ -167,34 +161,21 @@ def test_other_pythons(supervisor, pythons):
         assert done.stdout == "b\n", done.stderr
 
 
-def test_the_program_of_the_ranks_is_python_3_8():
-    ast.parse(Path(torch_ranks.__file__).read_text(), feature_version=(3, 8))
-
-
-# --- Parts of the program of the ranks.
-
-
-@pytest.mark.parametrize(
-    ("resolved", "error", "why"),
-    [
-        (("10.0.0.1",), "", ""),
-        (("10.0.0.9", "10.0.0.1"), "", ""),
-        (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
-        ((), "Name or service not known", "gpu01: Name or service not known"),
-        ((), "", "gpu01: no address"),
-    ],
-)
+@pytest.mark.parametrize(("resolved", "error", "why"), [
+    (("10.0.0.1",), "", ""),
+    (("10.0.0.9", "10.0.0.1"), "", ""),
+    (("10.0.0.9",), "", "gpu01 resolves to 10.0.0.9, which is not gpu01's"),
+    ((), "Name or service not known", "gpu01: Name or service not known"),
+    ((), "", "gpu01: no address"),
+])  # fmt: skip
 def test_a_name_that_leads_elsewhere(resolved, error, why):
     assert engines.misled("gpu01", ("10.0.0.1",), resolved, error) == why
 
 
-@pytest.mark.parametrize(
-    ("wanted", "given", "visible"),
-    [
-        ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
-        ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("wanted", "given", "visible"), [
+    ([0, 3], "", "0,3"), ([2], "2, 3", "2"), ([1], "GPU-a,GPU-b", "GPU-b"),
+    ([0], "2,3", ""), ([2], "GPU-a,GPU-b", ""),
+])  # fmt: skip
 def test_only_gpus_of_the_session_are_visible_by_its_names(wanted, given, visible):
     if visible:
         assert torch_ranks.visible(wanted, given) == visible
@@ -221,6 +202,7 @@ print(waiting())
 def test_a_connection_that_is_not_answered_is_named_with_its_address():
     """A listener whose queue is full does not answer: the kernel drops what comes (listen(2))."""
     text = Path(torch_ranks.__file__).read_text() + WAITING
+    ast.parse(text, feature_version=(3, 8))
     done = subprocess.run(
         [sys.executable, "-"], input=text, capture_output=True, text=True, check=True
     )
@@ -244,55 +226,9 @@ def test_an_error_of_many_lines_is_the_line_that_says_what_happened(case):
     assert line == (case["name"] if case["text"] else "")
 
 
-# --- nccl-tests: recorded outputs.
-
-HEAD = """\
-# nccl-tests version 2.17.6 nccl-headers=22808 nccl-library=22808
-# Using devices
-#  Rank  0 Group  0 Pid     52 on      gpu01 device  0 [0000:18:00] NVIDIA H200 NVL
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   \
-algbw   busbw #wrong
-"""
-GOOD = (
-    HEAD
-    + """\
-        4096          1024     float     sum      -1    19.25    0.21    0.21      0    18.43    \
-0.22    0.22      0
-   268435456      67108864     float     sum      -1   1555.75  172.54  172.54      0  1558.13  \
-172.28  172.28      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 86.3125
-#
-# Collective test concluded: all_reduce_perf
-"""
-)
+OUTPUTS = Path(__file__).parents[1] / "data" / "nccl_tests"
+FAILED, GOOD, OLD, RCCL = (path.read_text() for path in sorted(OUTPUTS.iterdir()))
 WRONG = GOOD.replace("172.54      0", "172.54     24").replace(": 0 OK", ": 1 FAILED")
-FAILED = (
-    HEAD
-    + """\
-gpu01:5068:5080 [1] misc/nvmlwrap.cc:183 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: \
-Not Found
-gpu01: Test NCCL failure common.cu:392 'unhandled cuda error (run with NCCL_DEBUG=INFO for \
-details) / '
- .. gpu01 pid 5068: Test failure common.cu:590
- .. gpu01 pid 5068: Test failure all_reduce.cu:90
-"""
-)
-RCCL = """\
-# rccl-tests version 2.17.9-develop:2596ca5f71 rccl-headers=22803 rccl-library=22707
-       65536         16384     float     sum      -1    18.95    3.46    6.05    N/A    18.63    \
-3.52    6.16    N/A
-# Out of bounds values : 0 OK
-"""
-OLD = """\
-       size         count    type   redop     time   algbw   busbw  error     time   algbw   \
-busbw  error
-        (B)    (elements)                     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-    33554432       8388608   float     sum   3241.9   10.35   18.11  4e-07   3227.2   10.40   \
-18.20  4e-07
- Out of bounds values : 0 OK
- Avg bus bandwidth    : 18.155
-"""
 
 
 @pytest.mark.parametrize(
@@ -345,7 +281,7 @@ def order(**changed: object) -> Collective:
     return Collective(**{**given, **changed})  # type: ignore[arg-type]
 
 
-def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path):
+def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):
     found = vendor('echo "$CUDA_VISIBLE_DEVICES $*" >asked\ncat good')
     perf, ring = found.engines
     assert (perf.name, perf.why, perf.where) == (NCCL_TESTS, "", f"{tmp_path}/all_reduce_perf")
@@ -356,20 +292,22 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path):
     ]  # fmt: skip
     words = "1,0 -b 4096 -e 268435456 -f 65536 -g 2 -n 5 -w 2 -c 1\n"
     assert (tmp_path / "asked").read_text() == words
+    nowhere = Config("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={OUTPUTS}",))
+    found = engines.find(supervisor, nowhere)
+    rank, _ = found.run(order(), (), threading.Event())
+    assert found.engines[0].why == rank.said == "all_reduce_perf: not found"
+    assert rank.phase == "start"
 
 
-@pytest.mark.parametrize(
-    ("text", "changed", "phase", "error"),
-    [
-        ("cat wrong; exit 1", {}, "done", "all_reduce of 268435456 bytes: 24 numbers are wrong"),
-        ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
-        ("echo no libcudart >&2; exit 127", {}, "init",
-         "all_reduce_perf ended with status 127: no libcudart"),
-        ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
-        ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
-        ("exit 9", {"engine": "other"}, "start", "no engine other"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "changed", "phase", "error"), [
+    ("cat wrong; exit 1", {}, "done", "all_reduce of 268435456 bytes: 24 numbers are wrong"),
+    ("cat failed; exit 3", {}, "all_reduce", "unhandled cuda error"),
+    ("echo no libcudart >&2; exit 127", {}, "init",
+     "all_reduce_perf ended with status 127: no libcudart"),
+    ("sleep NUMBER & sleep NUMBER", {"limit_s": 0.7}, "init", "no end after"),
+    ("exit 9", {"world": 4}, "start", "nccl-tests without MPI proves the GPUs of one node"),
+    ("exit 9", {"engine": "other"}, "start", "no engine other"),
+])  # fmt: skip
 def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phase, error):
     # A number that no other test sleeps.
     own = str(1_000_000 + os.getpid())
@@ -377,20 +315,6 @@ def test_nccl_tests_that_fails_hangs_or_sums_wrongly(vendor, text, changed, phas
         assert (rank.phase, rank.ok) == (phase, False)
         assert (rank.wrong or rank.said).startswith(error)
         assert (rank.gbps > 0) == (phase == "done")
-    processes = Path("/proc").glob("[0-9]*/cmdline")
-    assert not [path for path in processes if f"sleep\0{own}".encode() in read(path)]
-
-
-def read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def test_no_nccl_tests(supervisor, tmp_path):
-    config = Config("nonce", "tag", engines=(NCCL_TESTS,), environment=(f"PATH={tmp_path}",))
-    found = engines.find(supervisor, config)
-    assert found.engines[0].why == "all_reduce_perf: not found"
-    rank, _ = found.run(order(), (), threading.Event())
-    assert (rank.phase, rank.said) == ("start", "all_reduce_perf: not found")
+    show = ["sh", "-c", "cat /proc/[0-9]*/cmdline"]
+    lines = subprocess.run(show, capture_output=True, check=False).stdout
+    assert f"sleep\0{own}\0".encode() not in lines

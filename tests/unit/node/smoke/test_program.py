@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,27 +12,9 @@ import pytest
 from nodeready.node.smoke import orders, program
 from nodeready.node.smoke.orders import End, Hello, Paired
 from tests.command import wait_for
-from tests.unit.node.smoke.running_program import (
-    HERE,
-    RunningProgram,
-    free_port,
-    pair,
-    programs,
-    ring,
-    stubborn,
-    torch,
-)
+from tests.unit.node.smoke.running_program import HERE, pair, port, ring, start, stubborn, torch
 
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def start(port) -> Iterator[Callable[..., RunningProgram]]:
-    with programs(port) as start:
-        yield start
+__all__ = ["port", "start"]
 
 
 def test_from_hello_to_the_end(start, port):
