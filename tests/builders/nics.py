@@ -126,8 +126,7 @@ def node(
 
 
 def gpu_node(
-    changed: dict[str, dict[str, object]] | None = None,
-    before: Counters | None = None,
+    changed: dict[str, dict[str, object]] | None = None, before: Counters | None = None
 ) -> Nics:
     """Two bonded ports to the nodes, one InfiniBand port, an unused one, and the usual company."""
     interfaces = {

@@ -173,9 +173,7 @@ def within_bounds(work: Callable[[], object], effort: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind", "effort"), drawn(PROGRAMS, VALUES))
-def test_a_node_whose_program_answers_nonsense_costs_itself(
-    run: Any, name: str, kind: str, effort: str
-) -> None:
+def test_a_node_whose_program_answers_nonsense_costs_itself(run, name, kind, effort):
     words = PROGRAMS[name].words.split()
     nodes = {"good1": sound(name, 1), "bad": sound(name, 2), "good2": sound(name, 3)}
     wanted = rows_of(name, json.loads(command(run, nodes, words)))
@@ -258,9 +256,7 @@ def results(out: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("name", "kind", "effort"), drawn(LOOKS, WORDS))
-def test_a_node_whose_look_is_nonsense_costs_itself(
-    run: Any, name: str, kind: str, effort: str
-) -> None:
+def test_a_node_whose_look_is_nonsense_costs_itself(run, name, kind, effort):
     words, word = LOOKS[name], WORDS[kind]
     nodes = {"good1": SOUND, "bad": SOUND, "good2": SOUND}
     wanted = results(command(run, nodes, words)) if "json" in words else None
@@ -282,9 +278,7 @@ BOMBS = {"noise": bomb, "zeros": zeros}
 
 
 @pytest.mark.parametrize(("name", "node", "effort"), drawn(LOOKS, BOMBS))
-def test_a_look_that_would_fill_the_memory_is_cut_off(
-    run: Any, name: str, node: str, effort: str
-) -> None:
+def test_a_look_that_would_fill_the_memory_is_cut_off(run, name, node, effort):
     nodes = {"good1": SOUND, "bad": BOMBS[node], "good2": SOUND}
     ended = alone(lambda: command(run, nodes, LOOKS[name]), 60, 2 * GROWN_BYTES)
     assert ended.status == 0, ended.said[-3000:]
@@ -343,7 +337,7 @@ SILENT = cache(
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_a_node_that_says_nonsense_in_the_mesh_is_out_of_it(kind: str) -> None:
+def test_a_node_that_says_nonsense_in_the_mesh_is_out_of_it(kind):
     """The rows of the others are as if it had been silent from the same moment on."""
     value = VALUES[kind][: 250 << 10]
     peers = {

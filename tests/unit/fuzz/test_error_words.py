@@ -137,7 +137,7 @@ def named(field: Field) -> str:
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=named)
-def test_a_field_that_cannot_be_read_is_not_healthy(field: Field) -> None:
+def test_a_field_that_cannot_be_read_is_not_healthy(field):
     probe, texts = PROBES[field.subject], sections(field.subject)
     assert verdicts(probe, texts)[field.check] in GOOD
     assert verdicts(probe, with_value(field, field.wrong, texts))[field.check] == field.status
@@ -157,7 +157,7 @@ def values(text: str) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("subject", ["nics", "rdma", "host"])
-def test_an_unreadable_field_beside_a_fault_hides_nothing(subject: str, effort: str) -> None:
+def test_an_unreadable_field_beside_a_fault_hides_nothing(subject, effort):
     """The wrong field, and an error word in any other value of the same look.
 
     Another check of the subject may say so instead: a port whose state cannot be read has no rate.
@@ -180,7 +180,7 @@ def test_an_unreadable_field_beside_a_fault_hides_nothing(subject: str, effort: 
     DO[effort](each, 600)
 
 
-def test_every_subject_of_the_audit_has_a_row_or_a_reason() -> None:
+def test_every_subject_of_the_audit_has_a_row_or_a_reason():
     """A new subject is asked for the fields on which its verdicts rest."""
     elsewhere = {
         "gpus": "tests/unit/subjects/test_gpus*.py: words of nvidia-smi, rocm-smi and amd-smi",

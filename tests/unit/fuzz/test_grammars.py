@@ -351,7 +351,7 @@ def tried(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_mutated_text_is_read_or_refused_in_one_line(name: str, effort: str) -> None:
+def test_mutated_text_is_read_or_refused_in_one_line(name, effort):
     pieces = st.lists(st.sampled_from(PIECES), max_size=60).map("".join)
 
     @given(st.one_of(mutated(*PARSERS[name][1]), pieces))
@@ -366,7 +366,7 @@ LONG = 1 << 17
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_piece_without_end_takes_no_more_than_it_is_long(name: str, effort: str) -> None:
+def test_a_piece_without_end_takes_no_more_than_it_is_long(name, effort):
     text = PARSERS[name][1][0]
 
     def all_pieces() -> None:
@@ -381,7 +381,7 @@ PROBES = {probe.subject: probe for probe in snapshot.probes()}
 
 
 @pytest.mark.parametrize("subject", PROBES)
-def test_a_section_without_end_takes_no_more_than_it_is_long(subject: str, effort: str) -> None:
+def test_a_section_without_end_takes_no_more_than_it_is_long(subject, effort):
     """The first line of each section, and a line in the middle, with a piece that does not end."""
     probe, one, other = PROBES[subject], recorded("h100"), recorded("mi300x")
     whole = {s.name: one.get(s.name) or other.get(s.name, "") for s in probe.sections}
@@ -456,7 +456,7 @@ def forget() -> None:
         getattr(known, "_known", known).clear()
 
 
-def test_every_parser_is_fuzzed() -> None:
+def test_every_parser_is_fuzzed():
     """ELSEWHERE has the parsers that the tables above do not reach."""
     forget()
     reached: set[str] = set()

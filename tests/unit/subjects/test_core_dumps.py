@@ -33,10 +33,7 @@ GOOD = core_dumps.CoreDumps(
     packaged=None,
 )
 STORED = replace(
-    GOOD,
-    packaged=Setting(PACKAGED, "/x:1"),
-    live=PACKAGED,
-    boot=Boot(Setting(PACKAGED, "/x:1")),
+    GOOD, packaged=Setting(PACKAGED, "/x:1"), live=PACKAGED, boot=Boot(Setting(PACKAGED, "/x:1"))
 )
 
 
@@ -63,7 +60,7 @@ def node(case: dict[str, Any]) -> core_dumps.CoreDumps:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/core_dumps.json", "verdict"))
-def test_each_fault_gives_its_own_finding_and_no_other(case: dict[str, Any]) -> None:
+def test_each_fault_gives_its_own_finding_and_no_other(case):
     """findings: the check, its status, and the fix where a person must act."""
     policy = STORE if case.get("store") else POLICY
     results = by_name(checks, node(case), policy)
@@ -80,13 +77,13 @@ def test_each_fault_gives_its_own_finding_and_no_other(case: dict[str, Any]) -> 
     ("text", "reason"),
     [("", "cannot be read"), ("live=core\nway=drwx 0 /var\n", "mode is no mode")],
 )
-def test_an_answer_without_sense_is_refused(text: str, reason: str) -> None:
+def test_an_answer_without_sense_is_refused(text, reason):
     with pytest.raises(ProbeError, match=reason):
         core_dumps.parse({"core_dumps": Output(text, 0), "sysctl": Output("", 0)}, POLICY)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/core_dumps.json", "coredump.conf"))
-def test_the_settings_of_systemd_coredump(case: dict[str, Any]) -> None:
+def test_the_settings_of_systemd_coredump(case):
     """coredump.conf(5)."""
     files = {
         f"{directory}/systemd/coredump.conf{name}": text for directory, name, text in case["files"]

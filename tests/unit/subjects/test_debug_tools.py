@@ -78,7 +78,7 @@ def plan(step: Any, observed: DebugTools, **policy: Any) -> tuple[Any, ...]:
         ("", {"packages": (), "py_spy_version": ""}, "na na"),
     ],
 )
-def test_judged(text: str, policy: dict[str, Any], statuses: str) -> None:
+def test_judged(text, policy, statuses):
     results = judge_all(checks, parse(text, **policy), Policy(**policy))
     assert [result.status for result in results] == statuses.split()
 
@@ -88,12 +88,12 @@ def test_judged(text: str, policy: dict[str, Any], statuses: str) -> None:
     ["", "machine=\n", "machine=$(reboot)\n", GOOD.replace("at=0 0 755", "at=0 0 rwx"),
      there(sha256="x")],
 )  # fmt: skip
-def test_answers_that_make_no_sense(text: str) -> None:
+def test_answers_that_make_no_sense(text):
     with pytest.raises(ProbeError):
         parse(text)
 
 
-def test_missing_packages_are_one_script_of_the_preferred_manager() -> None:
+def test_missing_packages_are_one_script_of_the_preferred_manager():
     assert parse("have=dnf\nhave=zypper\nmachine=x86_64\n").manager == "zypper"
     observed = parse("have=dnf\nmissing=gdb\nmissing=pdsh\n" + GOOD)
     (script,) = plan(debug_tools.packages, observed, package_lock_wait_s=7)
@@ -101,7 +101,7 @@ def test_missing_packages_are_one_script_of_the_preferred_manager() -> None:
     assert script.describe() == "install gdb pdsh with apt-get"
 
 
-def test_a_package_name_stays_one_word_in_the_shell() -> None:
+def test_a_package_name_stays_one_word_in_the_shell():
     text = probe.PROBE.sections[0].script(Policy(packages=("gdb; reboot", "$(x)")))
     assert "for nr_name in 'gdb; reboot' '$(x)'; do" in text
 
@@ -131,7 +131,7 @@ def binary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", [None, "0.4.0", ""])
 @pytest.mark.usefixtures("binary")
-def test_py_spy_is_written_whole_with_its_bits(version: str | None) -> None:
+def test_py_spy_is_written_whole_with_its_bits(version):
     observed = DebugTools(machine="aarch64", py_spy=version, mode=0o755)
     write, note = plan(debug_tools.py_spy, observed)
     assert note == NOTE
@@ -144,7 +144,7 @@ def test_py_spy_is_written_whole_with_its_bits(version: str | None) -> None:
     "changes", [{"exposed": (probe.PY_SPY,), "mode": 0o755}, {"linked": True, "py_spy": ""}]
 )
 @pytest.mark.usefixtures("binary")
-def test_what_others_can_change_goes_before_root_s_is_written(changes: dict[str, Any]) -> None:
+def test_what_others_can_change_goes_before_root_s_is_written(changes):
     """A link would lead to where they want, and a file keeps its owner when it is written."""
     tools = DebugTools(**{"machine": "x86_64", "py_spy": "0.4.3", **changes})
     remove, write, _ = plan(debug_tools.py_spy, tools)
@@ -153,7 +153,7 @@ def test_what_others_can_change_goes_before_root_s_is_written(changes: dict[str,
     assert write.old is None
 
 
-def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch) -> None:
+def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
     def none(*names: str) -> bytes:
         raise py_spy_binary.PySpyError("no wheel: put one there")
 

@@ -102,7 +102,7 @@ def observe(case: dict[str, Any]) -> Gate:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/gate.json"))
-def test_what_is_wrong_is_one_finding_and_somebodys(case: dict[str, Any]) -> None:
+def test_what_is_wrong_is_one_finding_and_somebodys(case):
     """bad: check -> "deploy": a failure that a deploy repairs, else its status: a person does."""
     observed, policy = observe(case), POLICIES[case.get("policy", "on")]
     bad = {
@@ -117,7 +117,7 @@ def test_what_is_wrong_is_one_finding_and_somebodys(case: dict[str, Any]) -> Non
 # --- What a deploy does.
 
 
-def test_a_fresh_node_gets_all_of_it_the_bundle_first() -> None:
+def test_a_fresh_node_gets_all_of_it_the_bundle_first():
     actions = planned(Gate(python="python3", systemd=True, slurm=True))
     modes = {action.path: action.mode for action in actions if isinstance(action, WriteFile)}
     assert list(modes)[:2] == [probe.BUNDLE, probe.POLICY]
@@ -130,7 +130,7 @@ def test_a_fresh_node_gets_all_of_it_the_bundle_first() -> None:
     ]
 
 
-def test_only_what_differs_is_written() -> None:
+def test_only_what_differs_is_written():
     policy, compiled = CONTENTS[probe.POLICY], f"compile {probe.BUNDLE} for python3"
     assert described(replace(GOOD, magic="cb0d0d0a"), POLICY=policy) == [compiled]
     assert described(replace(GOOD, exposed=(probe.COMPILED,)), POLICY=policy) == [
@@ -145,7 +145,7 @@ def test_only_what_differs_is_written() -> None:
     assert described(closed, **scripts) == [f"run chmod 0755 {probe.HEALTH_CHECK}"]
 
 
-def test_the_prolog_that_slurm_conf_names_is_never_taken_away() -> None:
+def test_the_prolog_that_slurm_conf_names_is_never_taken_away():
     gone = [a.path for a in planned(GOOD, OFF) if isinstance(a, RemoveFile)]
     assert {probe.PROLOG, probe.HEALTH_CHECK}.isdisjoint(gone)
     assert gone[0] == probe.WANTED
@@ -158,7 +158,7 @@ def test_the_prolog_that_slurm_conf_names_is_never_taken_away() -> None:
 # --- The files.
 
 
-def test_the_node_reads_the_policy_back_as_it_was_declared() -> None:
+def test_the_node_reads_the_policy_back_as_it_was_declared():
     settings = {"gate": True, "limit_memlock": 4096, "xid_ignore": [13], "waivers": {"x.y": "é"}}
     settings |= {"nics": {"eth0": {"mtu": 9000}}, "rdma_ports": {"mlx5_0/1": {"rate_gbps": 400}}}
     settings |= {"iommu_args": ["iommu=pt"], "ssh_known_hosts": ["host ssh-ed25519 AAAA"]}
@@ -168,7 +168,7 @@ def test_the_node_reads_the_policy_back_as_it_was_declared() -> None:
     assert data.keys() == {field.name for field in fields(Policy)} - {"ssh_known_hosts"}
 
 
-def test_what_the_fleet_told_changes_no_file() -> None:
+def test_what_the_fleet_told_changes_no_file():
     told = replace(ON, ssh_known_hosts=("n1 ssh-ed25519 AAAA",))
     completed = gate_files.complete(told, ON, bundle.program)
     assert completed.gate_files == COMPLETE.gate_files  # type: ignore[attr-defined]
@@ -177,13 +177,13 @@ def test_what_the_fleet_told_changes_no_file() -> None:
     assert gate_files.complete(OFF, OFF, bundle.program) is OFF
 
 
-def test_cron_runs_at_least_as_often() -> None:
+def test_cron_runs_at_least_as_often():
     wanted = {30: "* * * * *", 60: "* * * * *", 300: "*/5 * * * *", 3599: "*/59 * * * *"}
     wanted |= {3600: "7 * * * *", 7200: "7 */2 * * *", 86400: "7 0 * * *"}
     assert {interval_s: gate_files.cron_times(interval_s) for interval_s in wanted} == wanted
 
 
-def test_the_programs_are_sound_sh_and_end_in_time(posix_sh: list[str]) -> None:
+def test_the_programs_are_sound_sh_and_end_in_time(posix_sh):
     most = gate_files.contents(Policy(gate=True, gate_budget_s=50), bundle.program)
     for path in PROGRAMS:
         subprocess.run([*posix_sh, "-n"], input=most[path], check=True)
@@ -205,7 +205,7 @@ def parse(*lines: str, now: str = "2000") -> Gate:
     return observed
 
 
-def test_a_node_without_the_gate_starts_no_program_for_it() -> None:
+def test_a_node_without_the_gate_starts_no_program_for_it():
     (section,) = probe.PROBE.sections
     done = subprocess.run(
         ["/bin/sh", "-c", section.script(OFF)],
@@ -237,11 +237,11 @@ def test_a_node_without_the_gate_starts_no_program_for_it() -> None:
         ([], None),
     ],
 )  # fmt: skip
-def test_slurm_conf_is_read_as_slurm_reads_it(lines: list[str], conf: SlurmConf | None) -> None:
+def test_slurm_conf_is_read_as_slurm_reads_it(lines, conf):
     assert parse(*lines).slurm_conf == conf
 
 
-def test_the_python_that_can_run_it_is_found() -> None:
+def test_the_python_that_can_run_it_is_found():
     pythons = {
         "python=python3 3.11 a70d0d0a": ("python3", ""),
         "python=python3 3.11": ("python3", ""),
@@ -255,7 +255,7 @@ def test_the_python_that_can_run_it_is_found() -> None:
     assert {text: (gate.python, gate.old) for text, gate in observed.items()} == pythons
 
 
-def test_nothing_but_our_own_files_is_taken_from_an_answer() -> None:
+def test_nothing_but_our_own_files_is_taken_from_an_answer():
     observed = parse(
         f"{A}  {probe.BUNDLE}", f"{B}  /etc/shadow", "there=/etc/shadow", f"there={probe.BUNDLE}",
         "runs=/bin/sh", f"file=1900 0 644 {probe.BUNDLE}", f"file=2500 0 644 {probe.VERDICT}",
@@ -267,20 +267,20 @@ def test_nothing_but_our_own_files_is_taken_from_an_answer() -> None:
     assert observed.exposed == (probe.COMPILED,)
 
 
-def test_what_root_runs_is_roots_alone() -> None:
+def test_what_root_runs_is_roots_alone():
     exposed = {"0 755": False, "0 2755": False, "0 644": False, "0 400": False, "0 0": True}
     exposed |= {"0 775": True, "0 757": True, "1000 755": True, "": True}
     printed = {rights: f"file=1900 {rights} {probe.DIRECTORY}" for rights in exposed}
     assert {rights: bool(parse(line).exposed) for rights, line in printed.items()} == exposed
 
 
-def test_a_note_is_a_note_or_none() -> None:
+def test_a_note_is_a_note_or_none():
     assert parse(f"note={A} {B} a70d0d0a").note == (A, B, "a70d0d0a")
     for text in (f"{A} {B}", f"{A} {B} a70d0d0a x", "", f"{A} /etc/shadow a70d0d0a"):
         assert parse(f"note={text}").note is None
 
 
-def test_a_time_that_is_none_makes_no_sense() -> None:
+def test_a_time_that_is_none_makes_no_sense():
     with pytest.raises(ProbeError):
         parse("file=soon 0 644 /run/nodeready/verdict.json")
     with pytest.raises(ProbeError):

@@ -6,9 +6,7 @@ What one source of facts does not show is judged by the others, and nothing is g
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -39,7 +37,7 @@ NOTHING = Output("", 0)
 
 
 @pytest.mark.parametrize("node", [h100(), a100()], ids=["h100", "a100"])
-def test_a_healthy_node_of_the_lab_is_ready(node: Node) -> None:
+def test_a_healthy_node_of_the_lab_is_ready(node):
     results = node.judged(gpu_count=8, gpu_mig="off", gpu_idle=True)
     # The kernel's log is another module's, here it is empty.
     assert set(bad(results)) <= {"kernel_faults"}
@@ -64,7 +62,7 @@ VIRTUAL = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
          "0 on the PCI bus, and 8 of virtual machines"),
     ],
 )  # fmt: skip
-def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> None:
+def test_no_gpu_of_this_host_is_no_fault(bus, reason, count):
     node = Node(bus, smi=NOTHING, links=NOTHING)
     results = node.judged()
     assert {result.status for result in results.values()} == {"na"}, bad(results)
@@ -84,9 +82,7 @@ def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> N
         ({"mig_pending": "on"}, "", ""),
     ],
 )
-def test_a_field_is_judged_by_its_check_alone(
-    fields: Mapping[str, Any], check: str, words: str | None
-) -> None:
+def test_a_field_is_judged_by_its_check_alone(fields, check, words):
     observed = h100().observed()
     gpus = list(observed.nvidia)
     gpus[2] = replace(gpus[2], **fields)
@@ -96,7 +92,7 @@ def test_a_field_is_judged_by_its_check_alone(
     assert bad(results) == expected
 
 
-def test_equal_findings_stand_together() -> None:
+def test_equal_findings_stand_together():
     node = h100({n: {"ecc_uncorrectable": 1, "pcie_width": 8 if n < 4 else n} for n in range(8)})
     results = node.judged()
     assert results["ecc_errors"].actual == "gpus 0-7: 1 uncorrectable ECC errors"
@@ -123,7 +119,7 @@ def t4(**changes: str) -> Node:
     return replace(composed, smi=Output(text, 0))
 
 
-def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
+def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation():
     observed = t4().observed()
     # A learnt policy fits its node.
     results = judged(observed, **gpus.learned(observed))
@@ -138,12 +134,12 @@ def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
     )  # fmt: skip
 
 
-def test_the_slot_of_a_guest_is_not_known() -> None:
+def test_the_slot_of_a_guest_is_not_known():
     guest = t4(virtualization_mode="Pass-Through", current_link_width="8x")
     assert verdict_of(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
 
 
-def test_facts_to_compare_and_to_learn() -> None:
+def test_facts_to_compare_and_to_learn():
     assert gpus.compared(h100().observed()) == {
         "driver": "535.129.03", "cuda": "12.2", "count": 8, "on_bus": 8,
         "model": "NVIDIA H100 80GB HBM3", "vbios": "96.00.89.00.01", "ecc": "on", "mig": "off",
@@ -165,7 +161,7 @@ def test_facts_to_compare_and_to_learn() -> None:
 # --- Sources that fail.
 
 
-def test_an_instinct_without_its_tool_is_still_a_gpu() -> None:
+def test_an_instinct_without_its_tool_is_still_a_gpu():
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
     results = Node(bus, smi=NOTHING, links=NOTHING).judged()
     assert verdict_of(results, "tool") == ("warn", "amd-smi is not installed")
@@ -181,7 +177,7 @@ SEEN_BY_TOOL = {
 }  # fmt: skip
 
 
-def test_one_that_fell_off_the_bus() -> None:
+def test_one_that_fell_off_the_bus():
     results = h100(smi=LOST).judged()
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
     # One fault is one finding: what is shown is judged by itself.
@@ -207,9 +203,7 @@ def test_one_that_fell_off_the_bus() -> None:
         (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
     ],
 )  # fmt: skip
-def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
-    answer: Output, status: str, actual: str
-) -> None:
+def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(answer, status, actual):
     results = h100(smi=answer).judged(gpu_mig="off", gpu_idle=True, gpu_count=8)
     assert results["tool"].status == status
     assert results["tool"].actual.startswith(actual)
@@ -224,7 +218,7 @@ def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
     assert verdict_of(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
 
 
-def test_no_driver() -> None:
+def test_no_driver():
     bus = "".join(pci(address, driver="") for address in ADDRESSES)
     none = Output("nr_driver=none\n", 0)
     results = Node(bus, smi=none, links=none).judged()
@@ -240,7 +234,7 @@ def test_no_driver() -> None:
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: no driver")
 
 
-def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() -> None:
+def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest():
     text = f"{h100().smi.text}WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n"
     results = h100(smi=Output(text, 14)).judged()
     results.pop("kernel_faults")
@@ -252,7 +246,7 @@ def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() ->
 # --- Links, and the manager of their switches.
 
 
-def test_links_of_amd() -> None:
+def test_links_of_amd():
     links = tuple(Link(n, "active", 64.0) for n in range(7))
     instinct = Gpu(0, "amd", "0000:05:00.0", "AMD Instinct MI300X", links=links)
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
@@ -283,12 +277,12 @@ def test_links_of_amd() -> None:
          "nvidia-smi nvlink stuck: an earlier nvidia-smi hangs in the kernel"),
     ],
 )  # fmt: skip
-def test_nvlinks(text: str, rc: int | None, status: str, actual: str) -> None:
+def test_nvlinks(text, rc, status, actual):
     links = Output(PREFIX + text, rc)
     assert verdict_of(h100(links=links).judged(), "nvlink") == (status, actual)
 
 
-def test_a_guest_may_have_only_some_of_a_boards_gpus() -> None:
+def test_a_guest_may_have_only_some_of_a_boards_gpus():
     third = {(gpu, link) for gpu in range(8) for link in range(4)}
     links = Output(PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
     observed = Node(VERSION + BUS, a100().smi, links).observed()
@@ -297,7 +291,7 @@ def test_a_guest_may_have_only_some_of_a_boards_gpus() -> None:
     assert verdict_of(judged(replace(observed, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
 
 
-def test_the_fabric_manager() -> None:
+def test_the_fabric_manager():
     dead = Output(h100().smi.text.replace("nr_fabric_manager=4711\n", ""), 0)
     assert verdict_of(h100(smi=dead).judged(), "fabric_manager") == (
         "fail", "4 NVSwitches, but nv-fabricmanager does not run",

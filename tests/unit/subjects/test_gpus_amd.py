@@ -41,7 +41,7 @@ def parse_gpus(printed: dict[str, str], before: str = BEFORE) -> tuple[AmdGpu, .
     return gpus
 
 
-def test_a_healthy_node_of_eight() -> None:
+def test_a_healthy_node_of_eight():
     gpus, tool, driver = amd.parse(ran(amd_smi.outputs()))
     assert (len(gpus), tool, driver) == (8, Tool("amd-smi", "ok"), "6.12.12")
     assert [gpu.pci_address for gpu in gpus][:2] == ["0000:05:00.0", "0000:29:00.0"]
@@ -56,13 +56,13 @@ def test_a_healthy_node_of_eight() -> None:
     assert [link.state for link in gpu.links] == ["active"] * 7
 
 
-def test_a_link_that_is_down_and_a_gpu_that_is_gone() -> None:
+def test_a_link_that_is_down_and_a_gpu_that_is_gone():
     gpus = parse_gpus(amd_smi.outputs(changes={0: {"down": (2,)}}, missing=(7,)))
     assert len(gpus) == 7
     assert [link.index for link in gpus[0].links if link.state == "inactive"] == [2]
 
 
-def test_an_old_amd_smi_and_values_that_are_none() -> None:
+def test_an_old_amd_smi_and_values_that_are_none():
     static, metric = (DATA / "amd_smi_23_mi210.json").read_text().split("\n]\n", 1)
     (gpu,) = parse_gpus({"static": f"{static}\n]", "metric": metric})
     assert (gpu.pci_address, gpu.ecc, gpu.vbios, gpu.serial) == ("0000:c1:00.0", "off", None, None)
@@ -74,7 +74,7 @@ def test_an_old_amd_smi_and_values_that_are_none() -> None:
     assert (gpu.xgmi_errors, gpu.links) == (2, ())
 
 
-def test_the_partitions_of_a_gpu_are_one_gpu() -> None:
+def test_the_partitions_of_a_gpu_are_one_gpu():
     printed = amd_smi.outputs(buses=("05",))
     static = json.loads(printed["static"])["gpu_data"]
     second = {**static[0], "gpu": 1, "bus": {"bdf": "0000:05:00.1"}}
@@ -82,7 +82,7 @@ def test_the_partitions_of_a_gpu_are_one_gpu() -> None:
     assert len(parse_gpus({**printed, "static": json.dumps([static[0], second])})) == 1
 
 
-def test_rocm_smi_with_words_around_its_json() -> None:
+def test_rocm_smi_with_words_around_its_json():
     before = (
         "have=rocm-smi\n"
         "/sys/bus/pci/drivers/amdgpu/0000:c1:00.0/ras/umc_err_count:ue: 1\n"
@@ -101,7 +101,7 @@ def test_rocm_smi_with_words_around_its_json() -> None:
     assert nothing == AmdGpu(1, "amd", "")
 
 
-def test_the_kernel_names_processes_and_bad_pages() -> None:
+def test_the_kernel_names_processes_and_bad_pages():
     gpus = parse_gpus(amd_smi.outputs(), (DATA / "amd_kfd.txt").read_text())
     assert gpus[0].processes == (GpuProcess(4711, "python3 train", 8192),)
     assert [gpu.idle for gpu in gpus[:3]] == [False, True, None]
@@ -128,9 +128,7 @@ HALF = {"static": amd_smi.outputs()["static"]}
         (ran({"rocm": "WARNING: No JSON data to report"}, "have=rocm-smi\n"), "nonsense", "WARN"),
     ],
 )  # fmt: skip
-def test_a_tool_that_fails_is_named_with_its_reason(
-    output: Output, state: str, detail: str
-) -> None:
+def test_a_tool_that_fails_is_named_with_its_reason(output, state, detail):
     _, tool, _ = amd.parse(output)
     assert (tool.state, detail in tool.detail) == (state, True)
 
@@ -148,12 +146,12 @@ def test_a_tool_that_fails_is_named_with_its_reason(
     ],
 )
 @pytest.mark.parametrize("call", ["static", "metric", "xgmi", "rocm"])
-def test_hostile_output_harms_nothing(text: str, call: str) -> None:
+def test_hostile_output_harms_nothing(text, call):
     gpus, _, _ = amd.parse(ran({**amd_smi.outputs(), call: text}))
     assert all(gpu.pci_address == gpu.pci_address.strip("\x1b") for gpu in gpus)
 
 
-def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path: Path) -> None:
+def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path):
     files = {
         "bin/amd-smi": amd_smi.stand_in(amd_smi.outputs()),
         "sys/module/amdgpu/version": "6\n",
@@ -195,14 +193,12 @@ RENDER = "/dev/dri/renderD128"
         (Gpus(), "na", "no GPU"),
     ],
 )  # fmt: skip
-def test_jobs_must_be_able_to_open_the_device_files(
-    observed: Gpus, status: str, actual: str
-) -> None:
+def test_jobs_must_be_able_to_open_the_device_files(observed, status, actual):
     result = device_access(observed, POLICY)
     assert (result.status, actual in result.actual) == (status, True)
 
 
-def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero() -> None:
+def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero():
     def on(gpus: tuple[AmdGpu, ...], tool: str = "ok") -> Gpus:
         pci = tuple(
             PciGpu(f"0000:{bus}:00.0", "amd", "74a1", "amdgpu", pci_class="120000")
@@ -226,7 +222,7 @@ VERSIONS = ("23", "24", "25", "rocm5", "rocm6")
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_healthy_node_is_wholly_well(part: str, version: str) -> None:
+def test_a_healthy_node_is_wholly_well(part, version):
     name = PARTS[part].name
     results = Answer(part, version).judged(gpu_count=4, gpu_model=name)
     assert bad(results) == {}
@@ -234,7 +230,7 @@ def test_a_healthy_node_is_wholly_well(part: str, version: str) -> None:
     assert (results["model"].status, results["model"].actual) == ("ok", name)
 
 
-def test_the_recorded_outputs_are_wholly_well() -> None:
+def test_the_recorded_outputs_are_wholly_well():
     if not SAMPLES.is_dir():
         pytest.skip("no recorded outputs here")
     for path in sorted(SAMPLES.glob("*.json")):
@@ -253,7 +249,7 @@ def test_the_recorded_outputs_are_wholly_well() -> None:
             assert gpu.memory_total_mb
 
 
-def test_the_graphics_of_a_processor_are_no_accelerator() -> None:
+def test_the_graphics_of_a_processor_are_no_accelerator():
     answer = Answer("MI300X", "25")
     own = copy.deepcopy(answer.documents["static"][0])
     own |= {"gpu": 4, "bus": {"bdf": "0000:0e:00.0"}, "asic": {"device_id": "0x164e"}}
@@ -290,7 +286,7 @@ def answer_of(part: str, version: str) -> Answer:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/gpus/amd_values.json"))
-def test_a_wrong_value_gets_the_verdict_of_its_source(case: dict[str, Any]) -> None:
+def test_a_wrong_value_gets_the_verdict_of_its_source(case):
     """The name of a row is PART VERSION: PATH: what it is about."""
     form, path = case["name"].split(": ")[:2]
     part, version = form.rsplit(" ", 1)
@@ -309,7 +305,7 @@ def test_a_wrong_value_gets_the_verdict_of_its_source(case: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("part", ["MI50", "MI100", "MI210"])
-def test_rocm_smi_has_the_kernels_own_counts(part: str) -> None:
+def test_rocm_smi_has_the_kernels_own_counts(part):
     answer = Answer(part, "rocm5")
     answer.before += f"{DRIVER}/0000:05:00.0/ras/umc_err_count:ue: 2\n"
     result = answer.judged()["ecc_errors"]
@@ -320,7 +316,7 @@ def test_rocm_smi_has_the_kernels_own_counts(part: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_bus_tells_lanes_that_the_tool_does_not(version: str) -> None:
+def test_the_bus_tells_lanes_that_the_tool_does_not(version):
     """The tool may show the link inside of the board."""
     results = Answer("MI210", version).judged(lanes=(8, 16, 16, 16))
     assert results["pcie"].status == "fail"
@@ -338,7 +334,7 @@ def test_the_bus_tells_lanes_that_the_tool_does_not(version: str) -> None:
         ("[]", 0, "na"),
     ],
 )
-def test_links_that_could_not_be_asked_are_not_up(text: str, status: int, wanted: str) -> None:
+def test_links_that_could_not_be_asked_are_not_up(text, status, wanted):
     answer = Answer("MI300X", "25")
     answer.xgmi, answer.status["xgmi"] = text, status
     assert answer.judged()["nvlink"].status == wanted
@@ -348,7 +344,7 @@ def test_links_that_could_not_be_asked_are_not_up(text: str, status: int, wanted
     ("word", "wanted"),
     [("U", "ok"), ("N/A", "ok"), ("X", "ok"), ("D", "fail"), ("ERR!", "fail"), ("None", "fail")],
 )
-def test_a_link_of_which_the_tool_says_something_else_is_not_up(word: str, wanted: str) -> None:
+def test_a_link_of_which_the_tool_says_something_else_is_not_up(word, wanted):
     answer = Answer("MI300X", "25")
     rows = json.loads(answer.xgmi)
     rows[0]["link_status"] = ["X", "U", "U", word]
@@ -360,7 +356,7 @@ def test_a_link_of_which_the_tool_says_something_else_is_not_up(word: str, wante
     assert result.status == (wanted if word in ("U", "D") or wanted == "fail" else "warn")
 
 
-def test_rocm_smi_complains_and_shows_all() -> None:
+def test_rocm_smi_complains_and_shows_all():
     answer = Answer("MI100", "rocm5")
     answer.status["rocm"] = 1
     assert answer.judged()["tool"].status == "ok"
@@ -418,7 +414,7 @@ FAULTS: dict[str, list[tuple[str, Any]]] = {
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_a_word_in_the_place_of_a_value_makes_nothing_healthier(data: st.DataObject) -> None:
+def test_a_word_in_the_place_of_a_value_makes_nothing_healthier(data):
     version = data.draw(st.sampled_from(VERSIONS))
     path = data.draw(st.sampled_from(FIELDS[version]))
     word = data.draw(st.sampled_from(WORDS + ABSENT))
@@ -467,7 +463,7 @@ JUDGED = {
 
 @pytest.mark.parametrize("word", WORDS)
 @pytest.mark.parametrize("version", JUDGED)
-def test_each_judged_field_with_an_error_in_its_place_is_unknown(version: str, word: str) -> None:
+def test_each_judged_field_with_an_error_in_its_place_is_unknown(version, word):
     for check, fields in JUDGED[version].items():
         for path in fields:
             answer = answer_of(part_of(version), version).set(path, word)

@@ -94,7 +94,7 @@ def log_of_all() -> str:
     return "".join(lines)
 
 
-def test_each_line_gets_the_verdict_of_its_source(scan: Scan) -> None:
+def test_each_line_gets_the_verdict_of_its_source(scan):
     addresses = [f"{device(index)}.0" for index in range(len(LINES))]
     observed = node(scan(log_of_all()), addresses)
     wrong = []
@@ -108,19 +108,19 @@ def test_each_line_gets_the_verdict_of_its_source(scan: Scan) -> None:
     assert {fault.pci_address for fault in observed.kernel_faults} <= {*addresses}
 
 
-def test_each_line_without_a_device_gets_its_verdict(scan: Scan) -> None:
+def test_each_line_without_a_device_gets_its_verdict(scan):
     for wanted, source, text in UNNAMED:
         observed = node(scan(at_99_s(text)), ["0000:05:00.0"])
         assert kernel_faults(observed, POLICY).status == wanted, f"{text} ({source})"
 
 
-def test_a_port_tells_the_error_of_the_device_behind_it(scan: Scan) -> None:
+def test_a_port_tells_the_error_of_the_device_behind_it(scan):
     line = "pcieport 0000:3a:00.0: DPC: containment event, status:0x1f07 source:0x3b00"
     result = kernel_faults(node(scan(at_99_s(line)), ["0000:3b:00.0"]), POLICY)
     assert (result.status, "gpu 0 (0000:3b:00.0)" in result.actual) == ("fail", True)
 
 
-def test_the_fix_is_that_of_the_fault(scan: Scan) -> None:
+def test_the_fix_is_that_of_the_fault(scan):
     device = "amdgpu 0000:05:00.0"
     for line, words in (
         ("NVRM: API mismatch: the client has the version 570.133.20, but", "load the driver's"),
@@ -140,7 +140,7 @@ FALLEN = (
 )
 
 
-def test_a_sentence_of_three_lines_names_its_device(scan: Scan) -> None:
+def test_a_sentence_of_three_lines_names_its_device(scan):
     """In the journal, the lines of one record are indented behind its first."""
     pad = "\n" + " " * 28
     record = f"[   99.000001] gpu1 kernel: {pad.join(FALLEN)}\n"
@@ -179,7 +179,7 @@ def after(code: int, recovery: str | None, named: bool, driver: str | None = "57
     return kernel_faults(replace(gpus(fault), nvidia=(gpu,), driver=driver), POLICY).status
 
 
-def test_every_code_of_the_catalog() -> None:
+def test_every_code_of_the_catalog():
     for code, wanted in CODES:
         assert after(code, None, False) == wanted, code
         # Schema v12: `reset_required` says No.
@@ -202,9 +202,7 @@ def test_every_code_of_the_catalog() -> None:
         (95, "", "warn"),
     ],
 )
-def test_a_driver_answers_only_for_the_codes_that_it_links(
-    code: int, driver: str, wanted: str
-) -> None:
+def test_a_driver_answers_only_for_the_codes_that_it_links(code, driver, wanted):
     assert after(code, "none", True, driver) == wanted
 
 
@@ -213,7 +211,7 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="\n\0"), max_siz
 
 @settings(max_examples=60, deadline=None)
 @given(NAMES, st.sampled_from(("Fatal", "Nonfatal")))
-def test_no_name_of_a_process_changes_the_severity(name: str, severity: str) -> None:
+def test_no_name_of_a_process_changes_the_severity(name, severity):
     text = (
         f"NVRM: Xid (PCI:0000:5e:00): 145, pid=7, name={name}, RLW_REMAP {severity} XC1 i0 Link 02"
         " (0x00000082 0x00000001)"
@@ -225,7 +223,7 @@ def test_no_name_of_a_process_changes_the_severity(name: str, severity: str) -> 
 
 @settings(max_examples=60, deadline=None)
 @given(NAMES)
-def test_no_name_of_a_process_takes_the_drivers_demand_back(name: str) -> None:
+def test_no_name_of_a_process_takes_the_drivers_demand_back(name):
     text = (
         f"NVRM: Xid (PCI:0000:5e:00): 154, pid=7, name={name}, GPU recovery action changed from"
         " 0x0 (None) to 0x2 (Node Reboot Required)"
@@ -233,7 +231,7 @@ def test_no_name_of_a_process_takes_the_drivers_demand_back(name: str) -> None:
     assert kernel_log.action_of(154, text) == "REBOOT"
 
 
-def test_the_lines_of_amds_own_scraper(scan: Scan) -> None:
+def test_the_lines_of_amds_own_scraper(scan):
     """Recorded with another format of the time."""
     sample = SAMPLES / "dmesg-amd-node-scraper.txt"
     text = (
@@ -260,7 +258,7 @@ def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
 
 
-def test_sources_codes_and_counts(scan: Scan) -> None:
+def test_sources_codes_and_counts(scan):
     xid = "NVRM: Xid (PCI:0000:3b:00): 31, pid={}, name=python3, Ch 00000008, intr 00000000"
     lines = (
         f"[ T1234] {xid.format(4711)}",
@@ -285,7 +283,7 @@ def test_sources_codes_and_counts(scan: Scan) -> None:
     assert {fault.count for fault in faults if fault.code == 31} == {2}
 
 
-def test_a_storm_is_counted_and_hides_nothing(scan: Scan) -> None:
+def test_a_storm_is_counted_and_hides_nothing(scan):
     line = "[   10.000000] amdgpu 0000:05:00.0: amdgpu: [gfxhub0] no-retry page fault (pasid:{})\n"
     storm = "".join(line.format(number) for number in range(20_000))
     fatal = "[   11.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n"
@@ -295,7 +293,7 @@ def test_a_storm_is_counted_and_hides_nothing(scan: Scan) -> None:
     assert {f.source: f.count for f in faults} == {"amdgpu": 20_000, "xid": 1}
 
 
-def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan: Scan) -> None:
+def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan):
     load = "[  300.000000] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20\n"
     lines = "".join(
         f"[  {at}.000000] NVRM: Xid (PCI:0000:5e:00): {code}, pid=1\n"
@@ -306,7 +304,7 @@ def test_a_new_load_of_the_driver_ends_what_a_reset_would_have(scan: Scan) -> No
     assert {code for _, code, _ in actions(scan(BOOT + lines + load + after))} == {79, 95}
 
 
-def test_what_the_ring_has_lost_comes_from_the_journal(scan: Scan) -> None:
+def test_what_the_ring_has_lost_comes_from_the_journal(scan):
     journal = "[    0.000000] node7 kernel: Linux version\n" + (
         "[   10.000000] node7 kernel: NVRM: Xid (PCI:0000:5e:00): 79, pid=1\n"
     )
@@ -319,7 +317,7 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan: Scan) -> None:
 
 
 @pytest.mark.parametrize("journal", [None, ""])
-def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan: Scan, journal: str | None) -> None:
+def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal):
     refused = "dmesg: read kernel buffer failed: Operation not permitted\n"
     faults, tool = kernel_log.parse(scan(refused, 1, journal))
     assert (faults, tool) == ((), Tool("kernel log", "failed", "needs root"))
@@ -340,12 +338,12 @@ def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan: Scan, journal: str
         (Output("scan=dmesg\nstatus=0\nlines=" + "9" * 5000 + "\nend=dmesg\n", 0), "failed"),
     ],
 )
-def test_half_an_answer_is_no_clean_log(output: Output, state: str) -> None:
+def test_half_an_answer_is_no_clean_log(output, state):
     faults, tool = kernel_log.parse(output)
     assert (faults, tool.state) == ((), state)
 
 
-def test_hostile_lines_cost_nothing_else() -> None:
+def test_hostile_lines_cost_nothing_else():
     lines = [
         "fault=1 1 NVRM: Xid (" + "(" * 5000,
         "fault=99999999999999999999 1 NVRM: Xid (PCI:0000:5e:00): 79, x",
@@ -360,21 +358,21 @@ def test_hostile_lines_cost_nothing_else() -> None:
     assert [(f.code, f.pci_address, f.count) for f in faults] == [(48, "0000:5e:00.0", 2)]
 
 
-def test_a_log_that_begins_again_and_again_is_read_once() -> None:
+def test_a_log_that_begins_again_and_again_is_read_once():
     # Looking for the end of each beginning would take minutes.
     text = "scan=journal\n" * 80_000 + "scan=dmesg\nstatus=0\nlines=1\nbegins=0\nend=dmesg\n"
     faults, tool = kernel_log.parse(Output(text, 0))
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
 
 
-def test_every_recorded_log_is_read(scan: Scan) -> None:
+def test_every_recorded_log_is_read(scan):
     if not SAMPLES.is_dir():
         pytest.skip("no recorded logs here")
     log = (SAMPLES / "dmesg-xid-119.txt").read_text()
     assert actions(scan(log)) == {("xid", 119, "0000:9b:00.0"): "RESET"}
 
 
-def test_the_table_has_an_action_and_a_source_for_each_code() -> None:
+def test_the_table_has_an_action_and_a_source_for_each_code():
     assert {xid.action for xid in kernel_log.XIDS.values()} == set(kernel_log.ACTIONS)
     assert all(xid.code == code and xid.source for code, xid in kernel_log.XIDS.items())
     assert kernel_log.lookup(77777).action == "MONITOR"
@@ -414,14 +412,14 @@ def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFau
         (Gpus(kernel_log=Tool("kernel log", "failed")), "na", "no GPU on the PCI bus", ""),
     ],
 )  # fmt: skip
-def test_the_worst_fault_decides(observed: Gpus, status: str, actual: str, fix: str) -> None:
+def test_the_worst_fault_decides(observed, status, actual, fix):
     result = kernel_faults(observed, POLICY)
     assert result.status == status
     assert result.actual.startswith(actual)
     assert fix in result.fix
 
 
-def test_a_code_that_the_policy_ignores_is_not_reported() -> None:
+def test_a_code_that_the_policy_ignores_is_not_reported():
     observed = gpus(fault(119), fault(63))
     assert kernel_faults(observed, Policy(xid_ignore=(119,))).status == "warn"
     assert kernel_faults(observed, Policy(xid_ignore=(63, 119))).status == "ok"
@@ -454,14 +452,14 @@ FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
         f"process '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}' started with executable stack",
     ],
 )
-def test_a_process_whose_name_is_a_message_is_no_fault(scan: Scan, line: str) -> None:
+def test_a_process_whose_name_is_a_message_is_no_fault(scan, line):
     assert actions(scan(f"{BOOT}[   99.000001] {line}\n")) == {}
     journal = f"[   99.000001] gpu1 kernel: {line}\n"
     journal = journal.replace("\n[   99.000001] ", "\n" + " " * 28).rstrip(" ")
     assert actions(scan("", 1, f"{BOOT}{journal}")) == {}
 
 
-def test_a_fault_beside_such_a_process_counts(scan: Scan) -> None:
+def test_a_fault_beside_such_a_process_counts(scan):
     real = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=x[1]: segfault at , GPU has fallen off"
     log = f"[   99.000001] x[1]: {FAULT} x\n[   99.000002] {real}\n"
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
@@ -476,6 +474,6 @@ def test_a_fault_beside_such_a_process_counts(scan: Scan) -> None:
         "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
     ],
 )
-def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan: Scan, first: str) -> None:
+def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first):
     log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
     assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"

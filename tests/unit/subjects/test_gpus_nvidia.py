@@ -22,7 +22,7 @@ SAMPLES = paths.SAMPLES / "nvidia-smi"
 GOOD = nvidia_smi.query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0"}])
 
 
-def test_every_field_of_an_answer() -> None:
+def test_every_field_of_an_answer():
     """An A100 that says something in each place; the texts in which recordings differ are rows."""
     tree = trees_of("NVIDIA A100-SXM4-80GB", "535.183.06")[0]
     tree["processes"] = (
@@ -69,7 +69,7 @@ def test_every_field_of_an_answer() -> None:
         ("<dram_uncorrectable>0", "<dram_uncorrectable>N/A", "ecc_uncorrectable_volatile", 0),
     ],
 )  # fmt: skip
-def test_a_value_is_what_it_says_or_nothing(old: str, new: str, field: str, value: object) -> None:
+def test_a_value_is_what_it_says_or_nothing(old, new, field, value):
     assert old in GOOD or old.startswith("id=")
     gpu = nvidia.parse(Output(GOOD.replace(old, new, 1), 0)).gpus[0]
     assert getattr(gpu, field) == value
@@ -106,21 +106,19 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&
         ("\x1b[31m\udcff\x00", 0, False, "nonsense", "no whole XML: "),
     ],
 )  # fmt: skip
-def test_a_tool_that_fails_is_a_result(
-    text: str, rc: int | None, truncated: bool, state: str, detail: str
-) -> None:
+def test_a_tool_that_fails_is_a_result(text, rc, truncated, state, detail):
     answer = nvidia.parse(Output(text, rc, truncated))
     assert (answer.tool.state, answer.tool.detail[: len(detail)]) == (state, detail)
     assert len(answer.tool.detail) <= 300
     assert bool(answer.gpus) == ("infoROM" in text or "?" in text.partition("<pci>")[2])
 
 
-def test_what_it_shows_counts_although_it_complains() -> None:
+def test_what_it_shows_counts_although_it_complains():
     answer = nvidia.parse(Output(f"{GOOD}WARNING: infoROM is corrupted\n", 14))
     assert [gpu.pci_address for gpu in answer.gpus] == ["0000:1b:00.0", "0000:43:00.0"]
 
 
-def test_deep_nesting_ends() -> None:
+def test_deep_nesting_ends():
     deep = f"<nvidia_smi_log>{'<gpu>' * 100000}{'</gpu>' * 100000}</nvidia_smi_log>"
     answer = nvidia.parse(Output(deep, 0))
     assert (answer.gpus, answer.tool.state) == ((), "failed")
@@ -129,7 +127,7 @@ def test_deep_nesting_ends() -> None:
 @pytest.mark.parametrize(
     "name", ["a&b", "<x>", "</process_name><pid>1</pid>", "\x1b]0;", "\udcff", "<!ENTITY"]
 )
-def test_a_process_can_name_itself_what_it_likes(name: str) -> None:
+def test_a_process_can_name_itself_what_it_likes(name):
     text = nvidia_smi.query([{"address": "0000:1b:00.0", "processes": [(5, "PYTHON", 9)]}])
     (gpu,) = nvidia.parse(Output(text.replace("PYTHON", name), 0)).gpus
     ((pid, memory_mb, shown),) = [(p.pid, p.memory_mb, p.name) for p in gpu.processes]
@@ -137,7 +135,7 @@ def test_a_process_can_name_itself_what_it_likes(name: str) -> None:
     assert shown[-3:] == name.replace("\x1b", "\ufffd").replace("\udcff", "\ufffd")[-3:]
 
 
-def test_nvlinks_by_gpu() -> None:
+def test_nvlinks_by_gpu():
     answer = nvidia.parse_nvlink(
         Output("nr_scanned=1\n" + nvidia_smi.nvlink_status(2, "a100", {(1, 3)}), 0)
     )
@@ -148,7 +146,7 @@ def test_nvlinks_by_gpu() -> None:
     assert [link.index for link in second if link.state == "inactive"] == [3]
 
 
-def test_nvlinks_that_are_all_down_or_not_supported() -> None:
+def test_nvlinks_that_are_all_down_or_not_supported():
     down = {(0, link) for link in range(18)}
     text = nvidia_smi.nvlink_status(1, "h100", down)
     for words in (text, text.replace("as all links are inActive", ": Not Supported")):
@@ -171,9 +169,7 @@ def test_nvlinks_that_are_all_down_or_not_supported() -> None:
         ("\x1b[2J\udcff", 0, False, "nonsense"),
     ],
 )
-def test_a_status_of_nvlinks_that_fails(
-    text: str, rc: int | None, truncated: bool, state: str
-) -> None:
+def test_a_status_of_nvlinks_that_fails(text, rc, truncated, state):
     assert nvidia.parse_nvlink(Output(text, rc, truncated)).tool.state == state
 
 
@@ -186,7 +182,7 @@ def stat(pid: int, name: str, state: str = "S", start: int = 100) -> str:
 
 
 @in_each_shell
-def test_the_script_sees_what_runs(shell: list[str], tmp_path: Path) -> None:
+def test_the_script_sees_what_runs(shell, tmp_path):
     files = {
         "proc/uptime": "5000.10 1.0\n",
         "sys/module/nvidia/version": "535.1\n",
@@ -211,7 +207,7 @@ def test_the_script_sees_what_runs(shell: list[str], tmp_path: Path) -> None:
 
 
 @in_each_shell
-def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell: list[str]) -> None:
+def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell):
     """A permission that is refused counts, and in a step alone: for root, that is a cgroup's."""
     files = {
         "proc/uptime": "5000.10 1.0\n",
@@ -237,7 +233,7 @@ def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell: list[str]) -
 
 
 @pytest.mark.skipif(not SAMPLES.is_dir(), reason="no recorded samples beside the checkout")
-def test_recorded_answers_of_real_machines() -> None:
+def test_recorded_answers_of_real_machines():
     answer = {
         path.name: nvidia.parse(Output(path.read_text(), 0)) for path in SAMPLES.glob("*.xml")
     }

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -68,14 +67,14 @@ def drivers_of(part: str) -> list[str]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_healthy_node_of_each_part_is_well(part: str) -> None:
+def test_a_healthy_node_of_each_part_is_well(part):
     """With the first driver for it, and the last."""
     assert_well(part, drivers_of(part)[:: len(drivers_of(part)) - 1 or 1])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", PARTS)
-def test_a_healthy_node_of_each_part_with_each_driver_is_well(part: str) -> None:
+def test_a_healthy_node_of_each_part_with_each_driver_is_well(part):
     assert_well(part, drivers_of(part))
 
 
@@ -127,7 +126,7 @@ def everywhere(part: str, driver: str, path: str, value: str | None) -> Node:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/gpus/nvidia_values.json"))
-def test_one_value_that_differs(case: Case) -> None:
+def test_one_value_that_differs(case):
     """The name of a row is PART DRIVER: the end of an element's path=text; others."""
     form, _, values = case["name"].partition(": ")
     part, major = form.split()
@@ -287,18 +286,18 @@ def assert_an_error_is_unknown(part: str, driver: str, count: int) -> None:
 
 
 @in_each_form
-def test_an_error_in_the_place_of_a_value_is_unknown(part: str, driver: str) -> None:
+def test_an_error_in_the_place_of_a_value_is_unknown(part, driver):
     assert_an_error_is_unknown(part, driver, 11)
 
 
 @pytest.mark.nightly
 @in_each_form
-def test_each_error_in_each_place_of_a_value_is_unknown(part: str, driver: str) -> None:
+def test_each_error_in_each_place_of_a_value_is_unknown(part, driver):
     assert_an_error_is_unknown(part, driver, 1)
 
 
 @in_each_form
-def test_an_error_in_any_other_place_is_seen(part: str, driver: str) -> None:
+def test_an_error_in_any_other_place_is_seen(part, driver):
     for index, path in enumerate(leaves(trees_of(part, driver)[0])):
         if path not in JOBS:
             word = ("Unknown Error", "ERR!")[index % 2]
@@ -306,7 +305,7 @@ def test_an_error_in_any_other_place_is_seen(part: str, driver: str) -> None:
 
 
 @in_each_form
-def test_a_value_that_the_device_does_not_have_is_no_fault(part: str, driver: str) -> None:
+def test_a_value_that_the_device_does_not_have_is_no_fault(part, driver):
     # Of all GPUs: one that lacks what its peers have is unknown.
     for index, path in enumerate(leaves(trees_of(part, driver)[0])):
         if path not in NEEDED:
@@ -315,7 +314,7 @@ def test_a_value_that_the_device_does_not_have_is_no_fault(part: str, driver: st
 
 
 @in_each_form
-def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part: str, driver: str) -> None:
+def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part, driver):
     later = {535: ("fabric", "fabric/state"), 515: (ROWS,)}
     since = [path for major, more in later.items() for path in more if int(driver[:3]) >= major]
     for path in (*CORE, *since):
@@ -324,7 +323,7 @@ def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part: str, driv
         assert results[check].status == "unknown", (path, results[check].actual)
 
 
-def test_a_value_of_another_name_is_not_missed() -> None:
+def test_a_value_of_another_name_is_not_missed():
     margin = everywhere(H100, LATEST, "temperature/gpu_temp_tlimit", None)
     assert verdict_of(verdicts(margin), "temperature")[0] == "unknown"
     # Between 570 and 575 both stand there, and the old one says that it is no more.
@@ -339,7 +338,7 @@ def test_a_value_of_another_name_is_not_missed() -> None:
 
 
 @pytest.mark.parametrize("name", [*ERRORS, *NONE, None])
-def test_a_gpu_without_a_readable_name_is_not_skipped(name: str | None) -> None:
+def test_a_gpu_without_a_readable_name_is_not_skipped(name):
     variant = mutated(H100, LATEST, "product_name", name)
     assert verdict_of(verdicts(variant), "model")[0] == "unknown"
     # Nor is what is wrong with it, or what it does not say.
@@ -362,7 +361,7 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name: str | None) -> None:
         ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
     ],
 )  # fmt: skip
-def test_a_number_is_one_or_it_is_unknown(text: str, value: int | None) -> None:
+def test_a_number_is_one_or_it_is_unknown(text, value):
     assert nvidia.number(text) == value
 
 
@@ -396,7 +395,7 @@ IMPLAUSIBLE = (
 @pytest.mark.parametrize(
     ("part", "driver"), [(V100, "450.80.02"), (A100, "535.183.06"), (H100, LATEST)]
 )
-def test_a_number_that_a_value_cannot_be_is_unknown(part: str, driver: str) -> None:
+def test_a_number_that_a_value_cannot_be_is_unknown(part, driver):
     present, tried, healthy = [*leaves(trees_of(part, driver)[0])], 0, []
     for path, numbers, check in IMPLAUSIBLE:
         for text in numbers if path in present else ():
@@ -409,7 +408,7 @@ def test_a_number_that_a_value_cannot_be_is_unknown(part: str, driver: str) -> N
 
 
 @pytest.mark.parametrize("text", ["-1", "4294967295", "257", "Unknown Error", "ERR!", "", "x"])
-def test_a_number_of_gpus_that_is_none_is_unknown(text: str) -> None:
+def test_a_number_of_gpus_that_is_none_is_unknown(text):
     variant = node(H100, LATEST)
     shown = re.sub("(<attached_gpus>)[^<]*", rf"\g<1>{text}", variant.smi.text)
     results = verdicts(replace(variant, smi=Output(shown, 0)))
@@ -434,7 +433,7 @@ PROCESS_NAMES = [
 
 
 @pytest.mark.parametrize("name", PROCESS_NAMES, ids=range(len(PROCESS_NAMES)))
-def test_a_process_cannot_change_a_verdict_by_its_name(name: str) -> None:
+def test_a_process_cannot_change_a_verdict_by_its_name(name):
     def results(words: str) -> dict[str, tuple[str, str]]:
         trees = trees_of(H100, LATEST)[:3]
         trees[AT]["processes"] = (
@@ -488,9 +487,7 @@ ONE, EVERY = {1: range(2, 3)}, {1: range(18)}
         ("NVIDIA GH200 480GB", {}, "na", "no links"),
     ],
 )  # fmt: skip
-def test_links_that_are_down(
-    part: str, down: Mapping[int, range], status: str, words: str
-) -> None:
+def test_links_that_are_down(part, down, status, words):
     driver = drivers_of(part)[-1]
     # With and without switches to be seen, and where the fabric's state is not told (a guest).
     for without in (False, True):
@@ -523,7 +520,7 @@ def test_links_that_are_down(
         ("N/A", "unknown", "link 2: N/A"),
     ],
 )
-def test_the_state_of_a_link(text: str, status: str, words: str) -> None:
+def test_the_state_of_a_link(text, status, words):
     variant = node(B200, LATEST)
     lines = variant.links.text.split("\n")
     at = lines.index(next(line for line in lines if lab.uuid(1) in line)) + 3
@@ -532,7 +529,7 @@ def test_the_state_of_a_link(text: str, status: str, words: str) -> None:
     assert (result.status, words in result.actual) == (status, True), result.actual
 
 
-def test_links_that_are_all_slow_or_of_which_nothing_is_told() -> None:
+def test_links_that_are_all_slow_or_of_which_nothing_is_told():
     variant = node(H100, LATEST)
     slow = variant.links.text.replace("26.562", "25")
     result = verdicts(replace(variant, links=Output(slow, 0)))["nvlink"]
@@ -549,7 +546,7 @@ def test_links_that_are_all_slow_or_of_which_nothing_is_told() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "nr_scanned=1\n", PREFIX])
-def test_an_empty_answer_on_links_is_that_of_a_card_without_them(text: str) -> None:
+def test_an_empty_answer_on_links_is_that_of_a_card_without_them(text):
     for part in ("NVIDIA A10", "NVIDIA A10G", L40S):
         variant = replace(node(part, "525.147.05"), links=Output(text, 0))
         assert verdict_of(verdicts(variant), "nvlink") == ("na", "these GPUs use no links")
@@ -579,7 +576,7 @@ def aer(kind: str, words: str, above: bool = False) -> str:
         (aer("fatal", "DLP many;9 DLP;TLP -1;" + "x" * 500), "ok", ""),
     ],
 )
-def test_uncorrected_errors_of_a_link(lines: str, status: str, words: str) -> None:
+def test_uncorrected_errors_of_a_link(lines, status, words):
     variant = node(H100, LATEST)
     result = verdicts(replace(variant, bus=f"{variant.bus}\n{lines}"))["pcie"]
     assert (result.status, words in result.actual) == (status, True), result.actual
@@ -588,7 +585,7 @@ def test_uncorrected_errors_of_a_link(lines: str, status: str, words: str) -> No
     assert verdicts(silent)["pcie"].status == ("unknown" if status == "ok" else status)
 
 
-def test_cliques_are_compared_between_nodes() -> None:
+def test_cliques_are_compared_between_nodes():
     present = facts.compared(node(GB300, "595.58.03").observed())
     assert present["fabric_clique"] == "32766 of 00000001-0000-0000-0000-000000000001"
     assert "fabric_clique" not in facts.compared(node(L40S, "595.58.03").observed())
@@ -616,7 +613,7 @@ def recorded(text: str, before: str = "") -> Node:
 
 @pytest.mark.skipif(not RECORDED, reason="no recorded samples beside the checkout")
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_recorded_answers_are_judged_as_their_machines_are(path: Path) -> None:
+def test_recorded_answers_are_judged_as_their_machines_are(path):
     # Some of these machines have no persistence mode; one has MIG.
     results = recorded(path.read_text()).judged(gpu_persistence="any")
     results.pop("kernel_faults")
@@ -652,7 +649,7 @@ def good() -> dict[str, tuple[str, dict[str, Result]]]:
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_no_word_in_the_place_of_a_value_makes_a_node_healthier(data: st.DataObject) -> None:
+def test_no_word_in_the_place_of_a_value_makes_a_node_healthier(data):
     text, before = good()[data.draw(st.sampled_from(sorted(good())))]
     root = ElementTree.fromstring(text)
     gpus = root.findall("gpu")
@@ -672,13 +669,12 @@ def test_no_word_in_the_place_of_a_value_makes_a_node_healthier(data: st.DataObj
 
 
 @pytest.mark.parametrize("word", ERRORS)
-def test_a_whole_gpu_that_is_an_error(word: str) -> None:
+def test_a_whole_gpu_that_is_an_error(word):
     text = node(H100, LATEST).smi.text
     start = text.index(f'<gpu id="0000{ADDRESSES[AT].upper()}">')
     end = text.index("</gpu>", start)
     variant = replace(
-        node(H100, LATEST),
-        smi=Output(text[: text.index(">", start) + 1] + word + text[end:], 0),
+        node(H100, LATEST), smi=Output(text[: text.index(">", start) + 1] + word + text[end:], 0)
     )
     results = verdicts(variant)
     observed = {READ[path] for path in READ} - {"retired_pages", "nvlink", "tool", "device_access"}
@@ -712,7 +708,7 @@ _PROCESS = (
         ("processes", "<process_info><pid>x</pid><type>C</type></process_info>"),
     ],
 )
-def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines(element: str, value: str) -> None:
+def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines(element, value):
     text = node(H100, LATEST).smi.text
     nvidia._by_block(text)
     changed = re.sub(rf"(<{element}>)[^<]*", rf"\g<1>{value}", text, count=1)
@@ -759,5 +755,5 @@ test_what_the_lines_tell_is_what_the_whole_xml_tells = settings(max_examples=15,
 @pytest.mark.nightly
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_what_the_lines_tell_at_length(data: st.DataObject) -> None:
+def test_what_the_lines_tell_at_length(data):
     lines_against_whole(data)

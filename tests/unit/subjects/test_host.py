@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nodeready.policy import Policy
@@ -17,7 +15,7 @@ from tests.cases import cases
 PCI = "device=0x74a1"
 
 
-def test_a_healthy_node_fails_nothing() -> None:
+def test_a_healthy_node_fails_nothing():
     observed = node()
     assert wrong(observed) == {}
     assert (observed.os_release, observed.kernel_release) == ("ubuntu 22.04", "5.15.0-113-generic")
@@ -36,7 +34,7 @@ def test_a_healthy_node_fails_nothing() -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/kernels.json"))
-def test_what_a_file_says_of_the_kernel(case: dict[str, Any]) -> None:
+def test_what_a_file_says_of_the_kernel(case):
     policy = Policy(**case.get("policy", {}))
     observed = node(case.get("files"), policy=policy)
     status, _, actual = case["verdict"].partition(": ")
@@ -63,9 +61,7 @@ SYSCTL = "file=/etc/sysctl.d/9.conf\n/etc/sysctl.d/9.conf:3:kernel.numa_balancin
         ("", Policy(numa_balancing=2), "", "", "fail"),
     ],
 )
-def test_numa_balancing_now_and_at_the_next_boot(
-    pci: str, policy: Policy, live: str, boot: str, status: str
-) -> None:
+def test_numa_balancing_now_and_at_the_next_boot(pci, policy, live, boot, status):
     files = {"/proc/sys/kernel/numa_balancing": live}
     observed = node(files, pci, sysctl=SYSCTL.format(boot) if boot else "", policy=policy)
     result = judged(observed, policy)["numa_balancing"]
@@ -85,13 +81,13 @@ def test_numa_balancing_now_and_at_the_next_boot(
         ("/nowhere", "", ""),
     ],
 )
-def test_the_time_zone_is_where_localtime_leads(localtime: str, file: str, zone: str) -> None:
+def test_the_time_zone_is_where_localtime_leads(localtime, file, zone):
     text = f"localtime={localtime}\n/proc/meminfo:1:x\n/etc/timezone:1:{file}\n"
     outputs = {"host": Output(text, 0), "sysctl": Output("", 0)}
     assert host.parse(outputs, Policy()).timezone == zone
 
 
-def test_peers_share_what_is_not_one_machines_own() -> None:
+def test_peers_share_what_is_not_one_machines_own():
     facts = host.compared(node())
     assert facts["cmdline"] == "ro iommu=pt console=ttyS0"
     assert (facts["memory_gib"], facts["network_mounts"]) == (2016, "/home")
@@ -101,7 +97,7 @@ def test_peers_share_what_is_not_one_machines_own() -> None:
     assert "kernel" not in host.compared(node(empty, packages="", mounts="", slow_rc=None))
 
 
-def test_what_is_learnt_fits_the_node() -> None:
+def test_what_is_learnt_fits_the_node():
     observed = node()
     data = host.learned(observed)
     assert data["mounts"] == ["/home"]
@@ -111,13 +107,13 @@ def test_what_is_learnt_fits_the_node() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\x1b[31m" * 999, "/proc/self/mounts:1:x"])
-def test_a_node_that_shows_nothing_is_unknown(text: str) -> None:
+def test_a_node_that_shows_nothing_is_unknown(text):
     outputs = {"host": Output(text, 0), "host_slow": Output("", 0), "sysctl": Output("", 0)}
     with pytest.raises(ProbeError, match="nothing"):
         host.parse(outputs, Policy())
 
 
-def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
+def test_files_that_make_no_sense_cost_only_what_they_say():
     evil = "$(reboot)\x1b[2J\udcff [x] 9" + "9" * 5000
     observed = node(dict.fromkeys(FILES, evil), evil, policy=Policy(swap="off"))
     assert (observed.cpus, observed.memory_total_mb, observed.pids_max, observed.load) == (
@@ -143,5 +139,5 @@ def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
         ("packages=dpkg\nPackage: python3\nVersion:", {}),
     ],
 )  # fmt: skip
-def test_versions_of_packages(printed: str, versions: dict[str, str]) -> None:
+def test_versions_of_packages(printed, versions):
     assert packages.parse_versions(printed) == versions

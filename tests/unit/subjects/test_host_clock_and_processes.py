@@ -7,8 +7,6 @@ systemd-timesyncd.service(8); timedatectl for the kernel's flag (phc2sys, ptp4l,
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +28,7 @@ def tracking(changes: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/clocks.json"))
-def test_the_clock(case: dict[str, Any]) -> None:
+def test_the_clock(case):
     text = case.get("text", "".join(clock(*printed) for printed in case.get("printed", ())))
     if "tracking" in case:
         text = tracking(case["tracking"])
@@ -92,7 +90,7 @@ STUCK = line(42, "python3 (D) x", "D")
         (looked("1 (x\n2 (x) D\n3 (x) D 1 2 3\n", "(" * 90000 + "\n"), "ok", "none"),
     ],
 )  # fmt: skip
-def test_processes_that_no_signal_ends(printed: str, status: str, actual: str | None) -> None:
+def test_processes_that_no_signal_ends(printed, status, actual):
     result = judged(node(processes=printed))["stuck"]
     assert result.status == status
     assert actual in (None, result.actual)
@@ -109,9 +107,7 @@ AT_WILL = [
 
 @pytest.mark.parametrize(("wchan", "words"), AT_WILL)
 @pytest.mark.parametrize("uid", [0, 4001])
-def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(
-    wchan: str, words: str, uid: int
-) -> None:
+def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words, uid):
     result = judged(node(processes=owned(uid, wchan)))["stuck"]
     assert result.status == "warn"
     assert result.actual == f"python3 (D) x (pid 42, user ada) in {wchan} {words} for 600 s"
@@ -135,18 +131,16 @@ def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(
         (33, "", "fail"),
     ],
 )
-def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(
-    uid: int, wchan: str, status: str
-) -> None:
+def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(uid, wchan, status):
     assert judged(node(processes=owned(uid, wchan)))["stuck"].status == status
 
 
-def test_what_is_too_much_to_look_at_is_counted() -> None:
+def test_what_is_too_much_to_look_at_is_counted():
     result = judged(node(processes=looked("unseen=700\nmore=200\nzombies=0\n")))["stuck"]
     assert (result.status, result.actual) == ("warn", "900 not looked at")
 
 
-def test_many_zombies_name_their_parent() -> None:
+def test_many_zombies_name_their_parent():
     printed = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
     result = judged(node(processes=looked(printed.format(50))))["zombies"]
     assert result.status == "warn"
@@ -154,7 +148,7 @@ def test_many_zombies_name_their_parent() -> None:
     assert judged(node(processes=looked(printed.format(49))))["zombies"].status == "ok"
 
 
-def test_the_marks_of_both_scripts_agree() -> None:
+def test_the_marks_of_both_scripts_agree():
     """An earlier look is recognised by the format that it gave to stat."""
     assert f"'{processes.MARK}%S" in mounts.script(Policy())
     assert f"*'{processes.MARK}'*' %n '*" in processes.SCRIPT
@@ -163,13 +157,13 @@ def test_the_marks_of_both_scripts_agree() -> None:
 @pytest.mark.parametrize(
     "counts", ["zombies=x\nunseen=0\n", "zombies=0\nunseen=\n", "zombies=-1\n"]
 )
-def test_counts_that_make_no_sense_are_no_look(counts: str) -> None:
+def test_counts_that_make_no_sense_are_no_look(counts):
     results = wrong(node(processes=f"processes=1\n{counts}processes=end\n"))
     assert results == {"stuck": "unknown", "zombies": "unknown"}
 
 
 @pytest.mark.parametrize("shell", [["sh"], ["bash"]], ids=" ".join)
-def test_without_awk_the_processes_are_not_looked_at(shell: list[str], tmp_path: Path) -> None:
+def test_without_awk_the_processes_are_not_looked_at(shell, tmp_path):
     """A killed awk, or more processes than the kernel takes arguments for, finds none."""
     files = {"bin/awk": "#!/bin/sh\nexit 126\n", "proc/self/status": "Uid:\t0\t0\t0\t0\n"}
     done = run_on(tmp_path, processes.SCRIPT, shell, files)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,19 +67,19 @@ def mounts_asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[st
          ["/opt/img", "+/data\\040x"]),
     ],
 )  # fmt: skip
-def test_which_mounts_are_asked(tmp_path: Path, table: str, chosen: list[str], sh: str) -> None:
+def test_which_mounts_are_asked(tmp_path, table, chosen, sh):
     policy = Policy(mounts=("/opt/img", "/data x"))
     assert mounts_asked(tmp_path, table + "\n", policy, sh) == chosen
 
 
-def test_free_space_is_as_df_counts_it() -> None:
+def test_free_space_is_as_df_counts_it():
     root, shm, home = node().mounts
     assert (root.size_mb, root.free_percent, root.inodes_free_percent) == (3906, 57.9, 91.6)
     assert (shm.size_mb, home.inodes_free_percent, home.network) == (1024, None, True)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/mounts.json"))
-def test_a_system(case: dict[str, Any]) -> None:
+def test_a_system(case):
     """The kernel's table (root: the line of /, more: other lines), fstab, and the answers.
 
     stat: a network mount and its error; local: one more mount, that answers as / does.
@@ -111,7 +110,7 @@ def test_a_system(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("answers", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
-def test_a_look_that_never_came_to_the_mounts_is_unknown(answers: str) -> None:
+def test_a_look_that_never_came_to_the_mounts_is_unknown(answers):
     results = wrong(node(mounts=answers, slow_rc=None))
     assert results == dict.fromkeys(("dead_mounts", "space", "inodes", "shm"), "unknown")
 
@@ -134,16 +133,13 @@ def test_a_look_that_never_came_to_the_mounts_is_unknown(answers: str) -> None:
     ],
     ids=lambda line: line.split()[2],
 )
-def test_a_network_file_system_that_hangs(line: str) -> None:
-    for answer, expected in (
-        ("nr_fs=4096 100 1 1 0 0 /n\n", {}),
-        ("", {"dead_mounts": "fail"}),
-    ):
+def test_a_network_file_system_that_hangs(line):
+    for answer, expected in (("nr_fs=4096 100 1 1 0 0 /n\n", {}), ("", {"dead_mounts": "fail"})):
         answers = MOUNTS.replace("mounts=end", f"asked=/n\n{answer}mounts=end")
         assert wrong(node({"/proc/self/mounts": f"{TABLE}\n{line}"}, mounts=answers)) == expected
 
 
-def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
+def test_shared_memory_that_is_read_only_or_elsewhere():
     table = TABLE.replace("tmpfs rw,nosuid", "tmpfs ro,nosuid")
     answers = MOUNTS.replace(SHM, "").replace("asked=/dev/shm\n", "")
     observed = node({"/proc/self/mounts": table}, mounts=answers)
@@ -153,7 +149,7 @@ def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
     assert wrong(node({"/proc/self/mounts": elsewhere})) == {"shm": "fail"}
 
 
-def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
+def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass():
     files = {name: text for name, text in FILES.items() if name != "/proc/self/mounts"}
     outputs = {
         "host": Output(f"localtime=Etc/UTC\n{grep_lines(files)}", 0),
@@ -165,7 +161,7 @@ def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
     assert {name: results.get(name) for name in names} == dict.fromkeys(names, "unknown")
 
 
-def test_hostile_answers_stay_data() -> None:
+def test_hostile_answers_stay_data():
     evil = MOUNTS.replace(HOME, f"nr_fs={'9' * 20} {'9' * 20} 1 1 1 1 /home\n")
     evil += "asked=/$(reboot)\nnr_fs=1 2 3\nnr_fs=0 0 0 0 0 0 /\x1b[2J\n" + "stat: '/'': " * 9999
     observed = node(mounts=evil)

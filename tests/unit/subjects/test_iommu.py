@@ -30,12 +30,12 @@ Case = dict[str, Any]
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "tokens"))
-def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(case: Case) -> None:
+def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(case):
     assert kernel_arguments(case["text"]) == tuple(case["tokens"])
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "compare"))
-def test_missing_and_contradicting_arguments(case: Case) -> None:
+def test_missing_and_contradicting_arguments(case):
     """The kernel's kernel-parameters.txt, arch/x86/kernel/pci-dma.c, drivers/iommu/iommu.c and
     drivers/iommu/{intel/iommu.c,amd/init.c}."""
     wanted = kernel_arguments(case["wanted"])
@@ -47,7 +47,7 @@ def test_missing_and_contradicting_arguments(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "configured"))
-def test_what_grubs_configuration_makes(case: Case) -> None:
+def test_what_grubs_configuration_makes(case):
     lines = [Line("/etc/default/grub", at, text) for at, text in enumerate(case["lines"], 1)]
     tokens = case["tokens"]
     assert probe.configured(lines).tokens == (None if tokens is None else tuple(tokens))
@@ -112,7 +112,7 @@ def booting(family: str, files: dict[str, str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "menu"))
-def test_the_entry_of_its_menu_that_grub_boots(case: Case) -> None:
+def test_the_entry_of_its_menu_that_grub_boots(case):
     """GRUB's manual, "default"; grub-core/normal/menu.c (get_entry_number, run_menu)."""
     script = "40_custom" if case["entry"] == "own" else "10_linux"
     settings = [(default, "") for default in case["default"]]
@@ -123,7 +123,7 @@ def test_the_entry_of_its_menu_that_grub_boots(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "entries"))
-def test_the_boot_loader_entry_that_boots(case: Case) -> None:
+def test_the_boot_loader_entry_that_boots(case):
     """blscfg.c of RHEL's grub2; systemd-boot(7), loader.conf(5)."""
     files = {
         f"/boot/loader/entries/{name}.conf": f"title {title}\nlinux /vmlinuz\noptions ro {word}"
@@ -161,21 +161,21 @@ def run_piece(posix_sh: list[str], before: str, args: tuple[str, ...]) -> list[s
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "piece"))
-def test_other_arguments_keep_their_order_and_text(posix_sh: list[str], case: Case) -> None:
+def test_other_arguments_keep_their_order_and_text(posix_sh, case):
     args, after = tuple(case.get("args", ["iommu=pt"])), case["after"]
     for linux, default in ((case["linux"], case.get("default", "")), after):
         before = f"GRUB_CMDLINE_LINUX='{linux}'\nGRUB_CMDLINE_LINUX_DEFAULT='{default}'"
         assert run_piece(posix_sh, before, args) == after
 
 
-def test_an_open_quote_and_an_unset_variable_are_left_as_they_are(posix_sh: list[str]) -> None:
+def test_an_open_quote_and_an_unset_variable_are_left_as_they_are(posix_sh):
     before = "GRUB_CMDLINE_LINUX='a b=\"open iommu=soft'"
     assert run_piece(posix_sh, before, ("iommu=pt",))[0] == 'a b="open iommu=soft iommu=pt'
     before = "unset GRUB_CMDLINE_LINUX"
     assert run_piece(posix_sh, before, ("iommu=pt",)) == ["iommu=pt", ""]
 
 
-def test_what_another_spelling_sets_goes_too() -> None:
+def test_what_another_spelling_sets_goes_too():
     assert b"iommu | iommu=* | iommu.passthrough=*" in grub_piece(("iommu=pt",))
 
 
@@ -231,7 +231,7 @@ def plan(observed: Iommu, files: dict[str, bytes] | None = None) -> tuple[Any, .
     return tuple(change.actions) if change else ()
 
 
-def test_ubuntu_with_a_contradicting_argument_in_a_later_file() -> None:
+def test_ubuntu_with_a_contradicting_argument_in_a_later_file():
     observed = parse(UBUNTU + exact("/etc/default/grub", OWN_GRUB, "n"))
     assert (observed.family, observed.cpus) == ("debian", 192)
     assert observed.tools == ("update-grub", "grub-mkconfig")
@@ -248,7 +248,7 @@ def test_ubuntu_with_a_contradicting_argument_in_a_later_file() -> None:
     assert run == Run(("update-grub",))
 
 
-def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host() -> None:
+def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host():
     observed = parse(ROCKY)
     assert [entry.tokens[2:] for entry in observed.boot] == [("amd_iommu=off", "crashkernel=1G")]
     assert result(observed, "iommu.args").expected == "intel_iommu=on iommu=pt"
@@ -260,12 +260,12 @@ def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host() -> N
     assert off.source == "/boot/loader/entries/1-5.14.0-503.conf:5"
 
 
-def test_a_node_without_amd_hardware_prints_nothing_and_everything_is_na() -> None:
+def test_a_node_without_amd_hardware_prints_nothing_and_everything_is_na():
     assert {r.status for r in judge_all(checks, parse(""), Policy())} == {"na"}
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "wanted"))
-def test_what_is_wanted_for_the_hardware(case: Case) -> None:
+def test_what_is_wanted_for_the_hardware(case):
     observed = Iommu(devices=tuple(case["devices"]), cpus=case["cpus"])
     policy = Policy(iommu_args=tuple(case["policy"])) if "policy" in case else Policy()
     wanted = case["wanted"]
@@ -274,7 +274,7 @@ def test_what_is_wanted_for_the_hardware(case: Case) -> None:
 
 
 @pytest.mark.parametrize("cpus", ["0-", "many", "0-99999999999"])
-def test_a_list_of_cpus_that_makes_no_sense(cpus: str) -> None:
+def test_a_list_of_cpus_that_makes_no_sense(cpus):
     with pytest.raises(ProbeError):
         parse(f"device=0x74a1\nlive=ro\ncpus={cpus}\n")
 
@@ -334,7 +334,7 @@ GENERATED = {"boot": WRONG, "config": (OURS, LAST), "ours": OURS}
         (good(unreadable=("/boot/grub/grub.cfg",)), "unknown", "ok", 0),
     ],
 )
-def test_judged_and_planned(observed: Iommu, args: str, live: str, actions: int) -> None:
+def test_judged_and_planned(observed, args, live, actions):
     verdicts = result(observed, "iommu.args"), result(observed, "iommu.live")
     assert [verdict.status for verdict in verdicts] == [args, live]
     assert len(plan(observed)) == actions
@@ -351,21 +351,21 @@ def test_judged_and_planned(observed: Iommu, args: str, live: str, actions: int)
          "no supported boot loader", "set iommu=pt on the kernel's command line by hand"),
     ],
 )  # fmt: skip
-def test_what_no_tool_repairs_is_a_persons(changes: dict[str, Any], actual: str, fix: str) -> None:
+def test_what_no_tool_repairs_is_a_persons(changes, actual, fix):
     verdict = result(good(**changes), "iommu.args")
     assert (verdict.status, verdict.fixable) == ("fail", False)
     assert actual in verdict.actual
     assert verdict.fix.startswith(fix)
 
 
-def test_the_running_kernel_waits_for_a_reboot() -> None:
+def test_the_running_kernel_waits_for_a_reboot():
     verdict = result(good(live=("ro", "iommu=soft")), "iommu.live")
     assert verdict.actual.startswith("pending reboot: iommu=soft contradicts")
     assert (verdict.fix, verdict.owner) == ("reboot the node", "admin")
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "off"))
-def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case: Case) -> None:
+def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case):
     observed = good(live=tuple(case["live"].split()))
     policy = {"iommu_args": tuple(case["policy"])} if "policy" in case else {}
     if "boot" in case:
@@ -381,7 +381,7 @@ def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case: Case)
 # --- What a deploy does.
 
 
-def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes() -> None:
+def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes():
     observed = good(config=(OURS, LAST, drop_in("zzz-x.cfg", APPEND)), ours=OURS)
     write, remove, _ = plan(observed, {OURS.path: b"old"})
     assert remove == RemoveFile(OURS.path, b"old")
@@ -389,7 +389,7 @@ def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes() -> None:
     assert "nodeready" in write.path
 
 
-def test_suse_has_a_block_at_the_end_that_costs_no_other_byte() -> None:
+def test_suse_has_a_block_at_the_end_that_costs_no_other_byte():
     raw = b'GRUB_DEFAULT=saved\r\nGRUB_CMDLINE_LINUX="a iommu=soft \xff"'
     changes = {"family": "suse", "tools": ("grub2-mkconfig",), "config": (SOFT,)}
     write, run = plan(good(boot=WRONG, default_grub=raw, **changes))
@@ -415,7 +415,7 @@ def test_grubby_takes_contradictions_out_of_all_entries(boot, entries, removed):
     assert run.argv[2:] == (f"--remove-args={removed}", "--args=iommu=pt")
 
 
-def test_hostile_values_stay_data() -> None:
+def test_hostile_values_stay_data():
     hostile = '";reboot;\x1b[2J$(reboot)'
     words = f"x={hostile} iommu={hostile}"
     own = exact("/etc/default/grub", OWN_GRUB.replace("iommu=soft", words), "n")

@@ -54,7 +54,7 @@ def assert_wrong(observed: Nics, expected: dict[str, str], **policy: Any) -> Non
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/bonded.json"))
-def test_a_node_with_a_bond(case: dict[str, Any]) -> None:
+def test_a_node_with_a_bond(case):
     """The node of two bonded ports, with other attributes, a policy, or another mode."""
     changed = {name: attributes(row) for name, row in case.get("set", {}).items()}
     if "mode" in case:
@@ -69,7 +69,7 @@ def test_a_node_with_a_bond(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/nodes.json"))
-def test_a_node(case: dict[str, Any]) -> None:
+def test_a_node(case):
     master = case.get("master", {})
     printed = [f"master={name} {above}" for name, above in master.items()]
     upper = {**master, **case.get("upper", {})}
@@ -79,7 +79,7 @@ def test_a_node(case: dict[str, Any]) -> None:
     assert_wrong(node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
 
 
-def test_a_good_node() -> None:
+def test_a_good_node():
     observed = gpu_node()
     assert wrong(observed) == {}
     assert {c for c, (status, _) in judged(observed).items() if status == "ok"} == {
@@ -103,7 +103,7 @@ def test_a_good_node() -> None:
     assert json.loads(json.dumps(plain(observed)))["nccl_socket_ifname"] == "bond0"
 
 
-def test_a_node_without_network() -> None:
+def test_a_node_without_network():
     observed = node({})
     assert {status for status, _ in judged(observed).values()} == {"na"}
     assert socket_ifname(observed)[0] is None
@@ -111,19 +111,19 @@ def test_a_node_without_network() -> None:
     assert nics.learned(observed) == {}
 
 
-def test_the_empty_bond_of_the_module_is_nobodys() -> None:
+def test_the_empty_bond_of_the_module_is_nobodys():
     empty = {"bonding/mode": "balance-rr 0", "bonding/mii_status": "down", "bonding/slaves": ""}
     assert wrong(node({"bond0": {**BOND, **empty, "carrier": 0}})) == {}
 
 
-def test_a_port_of_a_container_counts_before_its_wire() -> None:
+def test_a_port_of_a_container_counts_before_its_wire():
     interfaces = {"eth0": UP, "net1": PORT, "tunl0": UP}
     routes = ("10.244.0.0/24 eth0", "10.9.0.0/16 net1")
     assert node(interfaces, routes=routes).configured().keys() == {"net1"}
     assert node(interfaces, routes=routes[:1]).configured().keys() == {"eth0"}
 
 
-def test_a_containers_wire_counts_when_the_default_route_leads_through_it() -> None:
+def test_a_containers_wire_counts_when_the_default_route_leads_through_it():
     wire = {"eth0": {**UP, "speed": 10000, "duplex": "full"}}
     routes = ("0.0.0.0/0 eth0", "10.213.0.0/23 eth0")
     observed = node(wire, routes=routes, own=("10.213.0.2",))
@@ -151,9 +151,7 @@ def test_a_containers_wire_counts_when_the_default_route_leads_through_it() -> N
         (600, "tx_errors", 121, "errors", "warn"),
     ],
 )
-def test_only_what_changed_since_the_last_look_counts(
-    seconds: float, counter: str, grown: int, check: str, status: str
-) -> None:
+def test_only_what_changed_since_the_last_look_counts(seconds, counter, grown, check, status):
     attribute = counter if counter == "carrier_changes" else f"statistics/{counter}"
     old = gpu_node({"ib0": {attribute: 7000}})
     new = gpu_node(
@@ -164,7 +162,7 @@ def test_only_what_changed_since_the_last_look_counts(
     assert wrong(new).keys() <= {check}
 
 
-def test_a_counter_that_began_anew_counts_in_full() -> None:
+def test_a_counter_that_began_anew_counts_in_full():
     old = Counters(600, {"ib0.carrier_changes": 900})
     assert judged(gpu_node({"ib0": {"carrier_changes": 1}}, before=old))["flaps"][0] == "warn"
     assert judged(gpu_node(before=Counters(600, {"eth7.carrier_changes": 1})))["flaps"][0] == "na"
@@ -179,7 +177,7 @@ def test_a_counter_that_began_anew_counts_in_full() -> None:
         (Output(text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
     ],
 )
-def test_no_sense_is_no_observation(output: Output, reason: str) -> None:
+def test_no_sense_is_no_observation(output, reason):
     with pytest.raises(ProbeError, match=reason):
         nics.parse({"nics": output, "nic_routes": Output("", 0)}, POLICY)
 
@@ -187,7 +185,7 @@ def test_no_sense_is_no_observation(output: Output, reason: str) -> None:
 @pytest.mark.parametrize(
     "value", ["", "NaN", "-1", "9" * 5000, "[bold]x[/]\x1b]0;x\x07", "$(reboot)", "\udcff\u0661"]
 )
-def test_hostile_values_are_none_or_text(value: str) -> None:
+def test_hostile_values_are_none_or_text(value):
     hostile: dict[str, object] = dict.fromkeys([*SLAVE, *BOND], value)
     observed = node(
         {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
@@ -203,7 +201,7 @@ def test_hostile_values_are_none_or_text(value: str) -> None:
     assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
 
 
-def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
+def test_what_peers_are_compared_by_and_what_is_learnt():
     observed = gpu_node()
     facts = nics.compared(observed)
     assert facts["interfaces"] == "eno4,eth0,eth1,ib0"
@@ -214,7 +212,7 @@ def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
     assert wrong(observed, nics=table(**learnt)) == {}
 
 
-def test_a_name_from_a_node_is_one_word_of_a_command_to_paste() -> None:
+def test_a_name_from_a_node_is_one_word_of_a_command_to_paste():
     name = "x;id>y$(id)"
     observed = replace(gpu_node({name: OFF}), peers_via=(name,))
     assert by_name(checks, observed, Policy())["link"].fix == f"ip link set '{name}' up"

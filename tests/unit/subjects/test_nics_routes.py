@@ -42,16 +42,14 @@ PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", 
         (("fd00::/64 a", "::/0 b"), ("fd00::5", "fd00::6", "2001:db8::1"), ("a", "b")),
     ],
 )
-def test_the_narrowest_route_reaches_a_peer(
-    routes: tuple[str, ...], addresses: tuple[str, ...], via: tuple[str, ...]
-) -> None:
+def test_the_narrowest_route_reaches_a_peer(routes, addresses, via):
     observed = node(dict.fromkeys("abc", PORT), routes=routes)
     assert nics.reaching(observed, addresses) == via
     if via:
         assert nics.with_peers(observed, addresses).nccl_socket_ifname == via[0]
 
 
-def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
+def test_a_nodes_own_networks_are_no_way_to_the_others():
     observed = node(
         {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP},
         routes=("10.1.0.0/16 eth0", "192.168.31.0/24 usb1", "10.244.7.0/24 br1",
@@ -63,7 +61,7 @@ def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
     assert wrong(nics.with_peers(observed, everyones)) == {}
 
 
-def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
+def test_counting_by_slices_is_the_same_as_address_by_address():
     networks = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
                 "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24")  # fmt: skip
     names = {network: f"n{index % 4}" for index, network in enumerate(networks)}
@@ -95,16 +93,14 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
         ({"bond0": {"carrier": 0}}, (), "ib0"),
     ],
 )
-def test_the_interface_for_nccl(
-    changed: dict[str, dict[str, object]], peers: tuple[str, ...], name: str | None
-) -> None:
+def test_the_interface_for_nccl(changed, peers, name):
     observed = nics.with_peers(gpu_node(changed), peers)
     chosen, reason = socket_ifname(observed)
     assert chosen == observed.nccl_socket_ifname == name
     assert reason
 
 
-def test_interfaces_in_one_subnet_cannot_be_told_apart() -> None:
+def test_interfaces_in_one_subnet_cannot_be_told_apart():
     rails = {f"eth{at}": dict(PORT) for at in range(4)}
     observed = node(
         rails, routes=tuple(f"10.1.0.0/16 {name}" for name in rails), own=("10.1.0.7",)
@@ -136,7 +132,7 @@ NARROW = route("10.0.0.0/8 eth0")
         "",
     ],
 )
-def test_what_is_no_route_of_this_node(line: str) -> None:
+def test_what_is_no_route_of_this_node(line):
     outputs = {
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((line,)), 0),
@@ -144,7 +140,7 @@ def test_what_is_no_route_of_this_node(line: str) -> None:
     assert nics.parse(outputs, POLICY).routes == ()
 
 
-def test_thousands_of_routes_of_containers_are_cut() -> None:
+def test_thousands_of_routes_of_containers_are_cut():
     lines = tuple(f"10.{a}.{b}.0/26 eth0" for a in range(20) for b in range(200))
     observed = node({"eth0": dict(PORT)}, routes=("0.0.0.0/0 eth0", *lines))
     assert (len(observed.routes), observed.default_interface) == (256, "eth0")

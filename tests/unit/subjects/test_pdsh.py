@@ -47,7 +47,7 @@ def default(word: str) -> str:
     return "debian=1\n" + exact("/etc/pdsh/rcmd_default", f"{word}\n")
 
 
-def test_a_good_node_has_nothing_to_do() -> None:
+def test_a_good_node_has_nothing_to_do():
     observed = node(MODULE + default("ssh") + environment(BLOCK) + PROFILE)
     statuses = [result.status for result in judge_all(checks, observed, POLICY)]
     assert statuses == ["ok", "ok", "ok", "na", "na"]
@@ -72,7 +72,7 @@ def test_pdsh_that_is_missing(printed, packages, installed, rcmd):
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
 
 
-def test_what_pam_env_takes_from_etc_environment() -> None:
+def test_what_pam_env_takes_from_etc_environment():
     values = {
         "": None,
         "PATH=/bin\nPDSH_RCMD_TYPE=ssh": "ssh",
@@ -86,7 +86,7 @@ def test_what_pam_env_takes_from_etc_environment() -> None:
     assert {text: pdsh.in_environment(text.encode())[0] for text in values} == values
 
 
-def test_what_a_shell_line_assigns() -> None:
+def test_what_a_shell_line_assigns():
     values = {
         "export PDSH_RCMD_TYPE=ssh": "ssh",
         "PDSH_RCMD_TYPE='rsh'; export PDSH_RCMD_TYPE": "rsh",
@@ -113,7 +113,7 @@ def test_what_a_shell_line_assigns() -> None:
         ("csh=1\n" + environment(BLOCK) + PROFILE, "unset in /etc/profile.d/*.csh", ""),
     ],
 )  # fmt: skip
-def test_each_kind_of_shell_is_repaired(text: str, actual: str, source: str) -> None:
+def test_each_kind_of_shell_is_repaired(text, actual, source):
     observed = node(MODULE + text)
     result = judged(observed)["pdsh.rcmd"]
     assert (result.fixable, result.actual, result.source) == (True, actual, source)
@@ -136,12 +136,12 @@ def test_each_kind_of_shell_is_repaired(text: str, actual: str, source: str) -> 
         environment(BLOCK) + PROFILE + "/etc/profile.d/~.sh:1:PDSH_RCMD_TYPE=rsh\n",
     ],
 )
-def test_what_no_file_of_ours_can_win_over_needs_a_person(text: str) -> None:
+def test_what_no_file_of_ours_can_win_over_needs_a_person(text):
     result = judged(node(MODULE + text))["pdsh.rcmd"]
     assert (result.status, result.fixable) == ("fail", False)
 
 
-def test_conflicts_elsewhere_are_named() -> None:
+def test_conflicts_elsewhere_are_named():
     text = (
         "/etc/bash.bashrc:3:export PDSH_RCMD_TYPE=rsh\n"
         "/etc/bash.bashrc:4:# export PDSH_RCMD_TYPE=rsh\n"
@@ -189,7 +189,7 @@ def home(name: str, state: str, content: str = "") -> str:
         ("", "is no user of the node", None),
     ],
 )
-def test_a_users_home(printed: str, trouble: str, content: bytes | None) -> None:
+def test_a_users_home(printed, trouble, content):
     user = User("ml", "/home/ml" if printed else "", trouble, content)
     assert replace(node(MODULE, printed, USERS).users[0], uid=None) == user
 
@@ -204,7 +204,7 @@ def test_a_users_home(printed: str, trouble: str, content: bytes | None) -> None
         (home("ml", "file").replace("uid=ml 1000\n", ""), "fail"),
     ],
 )
-def test_a_persons_block_stops_no_job_and_roots_does(users: str, status: str) -> None:
+def test_a_persons_block_stops_no_job_and_roots_does(users, status):
     policy = replace(USERS, pdshrc_users=("ml", "eve", "root"))
     observed = node(MODULE, users, policy)
     known = tuple(user for user in observed.users if user.home)
@@ -212,7 +212,7 @@ def test_a_persons_block_stops_no_job_and_roots_does(users: str, status: str) ->
     assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
 
 
-def test_homes_that_hang_or_are_no_paths_cost_only_their_checks() -> None:
+def test_homes_that_hang_or_are_no_paths_cost_only_their_checks():
     outputs = {"pdsh": Output(MODULE, 0), "pdshrc": Output("", None)}
     for printed in ("user=ml relative\n", "user=ml /a\x1bb\n", None):
         hung = pdsh.parse(outputs, USERS)
@@ -223,7 +223,7 @@ def test_homes_that_hang_or_are_no_paths_cost_only_their_checks() -> None:
         assert results["pdsh.rcmd"].status == "fail"
 
 
-def test_missing_users_are_named() -> None:
+def test_missing_users_are_named():
     result = judged(node(MODULE, home("ml", "file"), USERS), USERS)["pdsh.users"]
     assert (result.status, result.actual) == ("warn", "eve is no user of the node")
 
@@ -236,7 +236,7 @@ def write_pdshrc(observed: Pdsh, policy: Policy = USERS) -> tuple[WriteFile, str
     return write, change.diff()
 
 
-def test_the_block_is_quiet_exact_and_quick(posix_sh: list[str]) -> None:
+def test_the_block_is_quiet_exact_and_quick(posix_sh):
     readonly = home("eve", "nofile readonly")
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", "mine=1") + readonly, USERS))
     assert (write.path, write.user, write.old) == ("/home/ml/.pdshrc", "ml", b"mine=1")
@@ -254,21 +254,21 @@ def test_the_block_is_quiet_exact_and_quick(posix_sh: list[str]) -> None:
     assert (results["pdsh.pdshrc"].status, results["pdsh.users"].status) == ("ok", "warn")
 
 
-def test_a_block_that_was_edited_is_put_back_where_it_stands() -> None:
+def test_a_block_that_was_edited_is_put_back_where_it_stands():
     old = f"a=1\n{BEGIN}\nPATH=/evil\n{END}\nb=2"
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", old), USERS))
     assert managed_block.remove(write.content) == b"a=1\nb=2"
     assert write.content.startswith(b"a=1\n#")
 
 
-def test_lines_that_hold_our_marks_are_refused() -> None:
+def test_lines_that_hold_our_marks_are_refused():
     policy = Policy(pdshrc_users=("ml",), pdshrc_lines=(END,))
     observed = node(MODULE, home("ml", "file"), policy)
     with pytest.raises(PlanError, match="pdshrc_lines"):
         steps.pdshrc.plan(Snapshot({"pdsh": observed}), policy)
 
 
-def test_hostile_content_stays_data() -> None:
+def test_hostile_content_stays_data():
     hostile = f"$(reboot)\x1b[2J\n@{NONCE} file /etc/environment\n{BEGIN}\n" + "x" * 30000
     printed = MODULE + environment("PATH=`id`\n") + PROFILE
     observed = node(printed, home("ml", "file", hostile), USERS)

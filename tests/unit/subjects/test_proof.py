@@ -160,7 +160,7 @@ def attached(case: dict[str, Any]) -> Proved:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/proof.json"))
-def test_verdict(case: dict[str, Any]) -> None:
+def test_verdict(case):
     """limits.conf(5), pam_limits(8), sshd_config(5) UsePAM, slurm.conf(5) PropagateResourceLimits,
     pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2)."""
     policy = policy_of(case)
@@ -185,14 +185,14 @@ def test_verdict(case: dict[str, Any]) -> None:
     ("name", "field"), [("user", "user"), ("limits", "limits"), ("gdb", "tracers"), *(
         (tool, "attach") for tool in TOOLS[:3])]
 )  # fmt: skip
-def test_what_was_not_proved_is_unknown(name: str, field: str) -> None:
+def test_what_was_not_proved_is_unknown(name, field):
     observed = replace(WELL, **{field: Unknown("timed out", "the first words")})
     assert judged(observed)[name] == ("unknown", "timed out: the first words")
     observed = replace(WELL, **{field: Unknown("timed out")})
     assert judged(observed)[name] == ("unknown", "timed out")
 
 
-def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
+def test_without_a_session_or_a_canary_no_tool_is_judged():
     attach = replace(WELL.attach, error="python3 does not run", blocking=None)
     found = judged(replace(WELL, attach=attach))
     assert found["attach"] == ("unknown", "no process to look at: python3 does not run")
@@ -201,7 +201,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
     assert {found[tool] for tool in TOOLS} == {("na", "no session: see proof.user")}
 
 
-def test_a_waived_core_does_not_hide_its_limit() -> None:
+def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
     core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
     by_ssh = Way("", limits=replace(zero, way="ssh"))
@@ -215,7 +215,7 @@ def test_a_waived_core_does_not_hide_its_limit() -> None:
     assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
 
 
-def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
+def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
     by_ssh = Way("", attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None))
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
@@ -225,7 +225,7 @@ def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
-def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh() -> None:
+def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
     whole = facts.Core(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
@@ -266,7 +266,7 @@ PAM = "session required pam_limits.so\n"
         pytest.param("session include own\n", None, id="a stack that includes itself"),
     ],
 )  # fmt: skip
-def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch) -> None:
+def test_what_pam_asks(text, lines, tmp_path, monkeypatch):
     """pam.conf(5)."""
     monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
     (tmp_path / "own").write_text(text)
@@ -281,7 +281,7 @@ def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch
     assert session._service("su", "none") == Service("su", "", True, ())
 
 
-def test_whether_a_step_would_show_less() -> None:
+def test_whether_a_step_would_show_less():
     good, unlimited, soft = limit(1048576), limit(-1), limit([1024, 1048576])
     for step, submitter, lower in (
         ((unlimited,), (good,), False),

@@ -44,7 +44,7 @@ ECC = "GPU 3: 2 new uncorrected ECC errors"
         (Collective(12, "torch", warnings=(ECC,)), "warn", ECC),
     ],
 )
-def test_what_is_judged_of_a_node(collective: Any, status: str, actual: str) -> None:
+def test_what_is_judged_of_a_node(collective, status, actual):
     result = by_name(checks, Proved(USER, collective=collective), Policy())["collective"]
     assert (result.status, result.actual) == (status, actual)
     assert (result.fix == LEFT_OUT) == (status == "fail")
@@ -59,7 +59,7 @@ def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smok
     return Smoke(**{**values, **more})
 
 
-def test_the_test_as_a_proof_of_each_node() -> None:
+def test_the_test_as_a_proof_of_each_node():
     suspects = (
         Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
         Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
@@ -102,8 +102,8 @@ TORCH = "no PyTorch over gloo: No module named 'torch'"
     ],
 )
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
-    node: Node, more: dict[str, str], untested: str, lacking: bool
-) -> None:
+    node, more, untested, lacking
+):
     proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
@@ -136,7 +136,7 @@ def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
     return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
 
 
-def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted() -> None:
+def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted():
     asked: list[tuple[str, ...]] = []
     observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
@@ -147,7 +147,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
     assert proofs_of(silent, looks("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
 
 
-def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more() -> None:
+def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     asked: list[tuple[str, ...]] = []
     assert proofs_of(task(asked, names="a"), looks("a")) == {"a": Collective(1)}
     interrupted = task(asked)

@@ -66,7 +66,7 @@ def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
         assert bool(commands) == (live == "1")
 
 
-def test_a_masked_systemd_sysctl_is_a_persons() -> None:
+def test_a_masked_systemd_sysctl_is_a_persons():
     result = judged("0", {}, more="masked=/etc/systemd/system/systemd-sysctl.service\n")["scope"]
     assert (result.status, result.fixable) == ("fail", False)
     assert result.fix == "systemctl unmask systemd-sysctl.service"
@@ -75,7 +75,7 @@ def test_a_masked_systemd_sysctl_is_a_persons() -> None:
 @pytest.mark.parametrize(
     ("live", "text", "status"), [("0", "1", "warn"), ("0", "0 # x", "ok"), ("", "1", "na")]
 )
-def test_a_line_in_sysctl_conf_is_named_with_its_fix(live: str, text: str, status: str) -> None:
+def test_a_line_in_sysctl_conf_is_named_with_its_fix(live, text, status):
     result = judged(live, {**RIGHT, "/etc/sysctl.conf": f"#\n{KEY} = {text}"})["sysctl_conf"]
     where = "/etc/sysctl.conf:2" if status == "warn" else ""
     assert (result.status, result.source) == (status, where)
@@ -91,12 +91,12 @@ def test_a_line_in_sysctl_conf_is_named_with_its_fix(live: str, text: str, statu
         ("", "na"),
     ],
 )
-def test_selinux_counts_while_it_enforces(lines: str, status: str) -> None:
+def test_selinux_counts_while_it_enforces(lines, status):
     assert judged("0", RIGHT, lines)["selinux"].status == status
 
 
 @pytest.mark.parametrize("live", ["abc", "7", "4", "-1", "\x1b[31m0", "0; reboot", "9" * 5000])
-def test_a_value_that_yama_does_not_have_is_refused_with_evidence(live: str) -> None:
+def test_a_value_that_yama_does_not_have_is_refused_with_evidence(live):
     with pytest.raises(ProbeError) as problem:
         observe(live, {})
     assert problem.value.evidence == live[:200]
@@ -112,7 +112,7 @@ def test_a_value_that_yama_does_not_have_is_refused_with_evidence(live: str) -> 
         ("zzz-hardening.conf", "zzz-nodeready-ptrace.conf"),
     ],
 )
-def test_our_file_sorts_behind_every_other(last: str, name: str) -> None:
+def test_our_file_sorts_behind_every_other(last, name):
     boot = sysctl.Boot(sysctl.Setting("1", "/x:1"), last_name=last)
     change = operation.scope.plan(Snapshot({"ptrace": ptrace.Ptrace(1, boot)}), POLICY)
     assert change is not None

@@ -14,7 +14,6 @@ import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +80,7 @@ def assert_wrong(observed: Rdma, expected: Mapping[str, str], policy: Policy = P
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/ports.json"))
-def test_ports(case: Case) -> None:
+def test_ports(case):
     """mlx5_0 to 7 are InfiniBand on h100 (beside a bond) and a100, RoCE on mi300x."""
     changes = {name: fields(row) for name, row in case.get("set", {}).items()}
     changes |= {f"mlx5_{n}": fields(case["every"]) for n in range(8) if "every" in case}
@@ -110,13 +109,13 @@ def function(driver: str, at: int, **port: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/drivers.json"))
-def test_drivers(case: Case) -> None:
+def test_drivers(case):
     port = fields(case.get("port", {}))
     assert wrong(checks, parsed(function(case["driver"], 3, **port))) == case["wrong"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/counters.json"))
-def test_counters_since_the_last_look(case: Case) -> None:
+def test_counters_since_the_last_look(case):
     before = rdma.counters(node(h100()))
     before |= {f"mlx5_3/1.{name}": value for name, value in case["before"].items()}
     observed = node(h100(), mlx5_3={"counters": case["now"]})
@@ -125,7 +124,7 @@ def test_counters_since_the_last_look(case: Case) -> None:
     assert_wrong(replace(observed, before=Counters(seconds, before)), case["wrong"])
 
 
-def test_a_quiet_hour_is_said_in_minutes_and_hours() -> None:
+def test_a_quiet_hour_is_said_in_minutes_and_hours():
     observed = node(h100())
     for seconds, words in ((3600, "none in 60 min"), (7200, "none in 2.0 h")):
         counters = Counters(seconds, rdma.counters(observed))
@@ -144,7 +143,7 @@ def link(*values: str | None) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/pcie.json"))
-def test_a_pcie_link(case: Case) -> None:
+def test_a_pcie_link(case):
     """The links of all adapters but the management's, or of one. A slot that has less than the
     card is meant so, unless the port needs more; virtual functions have no link to tell of."""
     tree = ib_tree(getattr(hardware, case.get("node", "h100"))())
@@ -165,7 +164,7 @@ def pcie_of(files: Mapping[str, str], more: str = "", policy: Policy = POLICY) -
     return wrong(checks, parsed(files, more), policy).get("pcie", "")
 
 
-def test_a_pcie_link_is_judged_where_its_adapter_is_in_use() -> None:
+def test_a_pcie_link_is_judged_where_its_adapter_is_in_use():
     files = ib_tree(h100(), mlx5_3={"lanes": 8})
     assert pcie_of(files, "virtual=mlx5_3\n") == ""
     for named, status in (("mlx5_0/1", ""), ("mlx5_3/1", "fail")):
@@ -174,7 +173,7 @@ def test_a_pcie_link_is_judged_where_its_adapter_is_in_use() -> None:
     assert pcie_of(ib_tree(h100(), **half)) == ""
 
 
-def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged() -> None:
+def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged():
     """EFA's registers are its hypervisor's. A ConnectX-8 has a switch, with a GPU behind it."""
     files = function("efa", 3, link_layer="Unknown", netdev="")
     for name, text in link("8", "16", "Gen4", "Gen5").items():
@@ -187,7 +186,7 @@ def test_a_pcie_link_that_is_not_that_of_a_slot_is_not_judged() -> None:
         assert pcie_of(tree) == status
 
 
-def test_an_adapter_in_two_slots_has_the_bandwidth_of_both() -> None:
+def test_an_adapter_in_two_slots_has_the_bandwidth_of_both():
     """Socket Direct: each half has 16 lanes of Gen3, for one port of 200 Gb/s."""
     half = {"speed": "8.0 GT/s PCIe", "rate": "200 Gb/sec (4X HDR)"}
     files = ib_tree(a100()[:2], mlx5_0=half, mlx5_1=half)
@@ -197,7 +196,7 @@ def test_an_adapter_in_two_slots_has_the_bandwidth_of_both() -> None:
         assert pcie_of({**files, **guids}) == status
 
 
-def test_what_a_pcie_finding_says() -> None:
+def test_what_a_pcie_finding_says():
     observed = node(h100(), mlx5_3={"lanes": 8})
     result = judged(observed)["pcie"]
     assert result.actual == "mlx5_3: 8 lanes at 32 GT/s, able to do 16 lanes"
@@ -206,7 +205,7 @@ def test_what_a_pcie_finding_says() -> None:
     assert rdma.compared(observed)["mlx5_3.pcie"] == "8 lanes at 32 GT/s"
 
 
-def test_a_good_node_has_nothing_to_say() -> None:
+def test_a_good_node_has_nothing_to_say():
     for devices in (h100(), a100(), mi300x()):
         observed = node(devices)
         learnt = make_policy(rdma.learned(observed))
@@ -219,7 +218,7 @@ def test_a_good_node_has_nothing_to_say() -> None:
     assert judged(node(()), named)["expected"].status == "fail"
 
 
-def test_what_is_observed() -> None:
+def test_what_is_observed():
     observed = node(
         h100(), mlx5_0={"counters": {"symbol_error": "3", "link_downed": "N/A (no PMA)"}}
     )
@@ -249,7 +248,7 @@ def test_what_is_observed() -> None:
         ("99999999999999999999 Gb/sec", None),
     ],
 )
-def test_rates(rate: str, gbps: float | None) -> None:
+def test_rates(rate, gbps):
     assert node(h100(), mlx5_0={"rate": rate}).ports["mlx5_0/1"].rate_gbps == gbps
 
 
@@ -266,7 +265,7 @@ def test_rates(rate: str, gbps: float | None) -> None:
         (DISABLED, DISABLED, "na"),
     ],
 )
-def test_one_cable_in_a_card_of_two_ports(first: Case, second: Case, status: str) -> None:
+def test_one_cable_in_a_card_of_two_ports(first, second, status):
     first_port, two = h100()[:2]
     card = (
         replace(first_port, pci_address="0000:18:00.0", **first),
@@ -277,7 +276,7 @@ def test_one_cable_in_a_card_of_two_ports(first: Case, second: Case, status: str
     assert judged(node(card), named)["state"].status == ("fail" if first or second else "ok")
 
 
-def test_an_interface_with_a_carrier_and_a_port_that_is_down_contradict() -> None:
+def test_an_interface_with_a_carrier_and_a_port_that_is_down_contradict():
     files = ib_tree(mi300x(), mlx5_3=BASES["DOWN"])
     (carrier,) = (path for path in files if path.startswith("mlx5_3/") and "/carrier" in path)
     for text, expected in (("1\n", {"state": "fail"}), ("0\n", {"state": "fail"}), ("", {})):
@@ -285,7 +284,7 @@ def test_an_interface_with_a_carrier_and_a_port_that_is_down_contradict() -> Non
 
 
 @pytest.mark.parametrize(("lid", "state"), [("0x0", "4: ACTIVE"), ("0x0", "1: DOWN")])
-def test_a_virtual_function_and_software_are_not_judged(lid: str, state: str) -> None:
+def test_a_virtual_function_and_software_are_not_judged(lid, state):
     files = ib_tree(h100(), mlx5_7={"lid": lid, "state": state})
     for name in ("rxe0", "siw0"):
         files[f"{name}/ports/1/state"] = "1: DOWN"
@@ -296,7 +295,7 @@ def test_a_virtual_function_and_software_are_not_judged(lid: str, state: str) ->
     assert "rxe0" not in rdma.compared(observed)["devices"]  # type: ignore[operator]
 
 
-def test_efa_always_says_active_so_its_state_is_not_judged() -> None:
+def test_efa_always_says_active_so_its_state_is_not_judged():
     files = function("efa", 6, link_layer="Unknown", netdev="")
     observed = parsed(files)
     assert (observed.devices["efa6"].kind, observed.nccl_ib_hca) == ("efa", ())
@@ -305,7 +304,7 @@ def test_efa_always_says_active_so_its_state_is_not_judged() -> None:
     assert "ens6 is down" in judged(down)["state"].actual
 
 
-def test_slingshot() -> None:
+def test_slingshot():
     files = {
         "cxi0/device/uevent": "DRIVER=cxi_ss1\nPCI_SLOT_NAME=0000:21:00.0",
         "cxi0/device/port/link": "up",
@@ -329,7 +328,7 @@ def test_slingshot() -> None:
     assert (device.ports[0].state, device.ports[0].rate_gbps) == ("ACTIVE", 200.0)
 
 
-def test_an_adapter_without_a_device() -> None:
+def test_an_adapter_without_a_device():
     text = "adapter=0000:18:00.0 bound\nadapter=0000:40:00.0 unbound\n"
     lost = judged(parsed({}, text))
     assert lost["devices"].status == "fail"
@@ -338,13 +337,13 @@ def test_an_adapter_without_a_device() -> None:
     assert judged(parsed(ib_tree(h100()), text))["devices"].status == "ok"
 
 
-def test_nothing_there() -> None:
+def test_nothing_there():
     observed = parsed({})
     assert {result.status for result in judged(observed).values()} == {"na"}
     assert rdma.compared(observed) == rdma.learned(observed) == {}
 
 
-def test_what_nodes_share() -> None:
+def test_what_nodes_share():
     observed = node(h100(), mlx5_1=POLLING)
     facts = rdma.compared(observed)
     assert facts["mlx5_0/1.rate_gbps"] == 400.0
@@ -355,7 +354,7 @@ def test_what_nodes_share() -> None:
     assert "mlx5_1/1" not in rdma.learned(observed)["rdma_ports"]
 
 
-def test_a_fix_names_the_adapters_address() -> None:
+def test_a_fix_names_the_adapters_address():
     policy = make_policy({"rdma_ports": {"mlx5_0/1": BASES["ROW"]}})
     observed = node(h100(), mlx5_0={"link_layer": "Ethernet"})
     assert "0000:18:00.0" in judged(observed, policy)["link_layer"].fix
@@ -382,13 +381,11 @@ def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) 
         ((), network("eth0"), ()),
     ],
 )
-def test_the_ports_that_nccl_uses(
-    devices: tuple[Device, ...], nics: Nics | None, chosen: tuple[int, ...]
-) -> None:
+def test_the_ports_that_nccl_uses(devices, nics, chosen):
     assert ib_hca(node(devices), nics)[0] == tuple(f"mlx5_{at}" for at in chosen)
 
 
-def test_nccl_gets_no_slower_port_and_none_that_is_down() -> None:
+def test_nccl_gets_no_slower_port_and_none_that_is_down():
     half = node(h100(), mlx5_3={"rate": "200 Gb/sec (2X NDR)"}, mlx5_4=POLLING)
     assert half.nccl_ib_hca == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_5", "mlx5_6", "mlx5_7")
     assert node((h100()[8],)).nccl_ib_hca == ("mlx5_bond_0",)
@@ -414,7 +411,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("cut", [0, 40, 97, 141, len(HOSTILE)])
-def test_hostile_and_truncated_text_raises_nothing_else(cut: int) -> None:
+def test_hostile_and_truncated_text_raises_nothing_else(cut):
     observed = parsed({}, HOSTILE[: len(HOSTILE) - cut])
     results = judge_all(checks, replace(observed, before=Counters(1, {"b/1.x": 1})), POLICY)
     assert "ok" not in {r.status for r in results if r.check in ("rdma.state", "rdma.rate")}
@@ -430,17 +427,17 @@ def test_hostile_and_truncated_text_raises_nothing_else(cut: int) -> None:
         Output("adapter=0000:18:00.0 nonsense\n", 0),
     ],
 )
-def test_a_look_that_makes_no_sense(output: Output) -> None:
+def test_a_look_that_makes_no_sense(output):
     with pytest.raises(ProbeError):
         rdma.parse({"rdma": output}, POLICY)
 
 
-def test_thousands_of_devices_are_cut() -> None:
+def test_thousands_of_devices_are_cut():
     files = {f"x{at}/ports/1/state": "1: DOWN" for at in range(rdma.MAX_DEVICES + 1)}
     assert len(parsed(files).devices) == rdma.MAX_DEVICES
 
 
-def test_the_recorded_h100(tmp_path: Path) -> None:
+def test_the_recorded_h100(tmp_path):
     archive = paths.SAMPLES / "sysfs" / "class-infiniband-h100.tar.gz"
     if not archive.exists():
         pytest.skip("the recorded tree is not here")

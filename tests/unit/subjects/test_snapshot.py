@@ -52,7 +52,7 @@ KINDS = {"together": {}, "beside": {"beside": True}, "quick": {"beside": True, "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str) -> None:
+def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
     """together: in one shell; beside: each in its own; quick: in a pipe of its own, whose lines
     are no marks of ours."""
     own_pipe = kind != "together"
@@ -78,7 +78,7 @@ def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str
     assert own_pipe or reason_of(outputs["slow"]) == "timed out"
 
 
-def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
+def test_what_is_mostly_quick_runs_in_the_one_shell(answer):
     sections = [
         section(name, f"echo {name}=1", beside=True, quick=True) for name in ("first", "second")
     ]
@@ -87,7 +87,7 @@ def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
     assert marks == [("begin", "good"), ("piped", "first"), ("piped", "second")]
 
 
-def test_no_section_of_ours_needs_a_shell_of_its_own(answer: Answer) -> None:
+def test_no_section_of_ours_needs_a_shell_of_its_own(answer):
     """All run in one; each would run once more if one of them ended that shell."""
     chosen = snapshot.sections(snapshot.probes())
     body = unpacked(answer(list(chosen)))
@@ -95,7 +95,7 @@ def test_no_section_of_ours_needs_a_shell_of_its_own(answer: Answer) -> None:
     assert sorted(names) == sorted(section.name for section in chosen)
 
 
-def test_slow_sections_run_beside_the_others(answer: Answer, tmp_path: Path) -> None:
+def test_slow_sections_run_beside_the_others(answer, tmp_path):
     """All at once: each waits for a file that another one makes."""
     wait = f"until [ -e {tmp_path}/b ]; do sleep 0.01; done"
     sections = [
@@ -129,7 +129,7 @@ def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_qu
     assert reason_of(outputs["slow"]) == "timed out"
 
 
-def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer: Answer) -> None:
+def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
     text = f"|a\n\n      |b\n     1\tc\n{FORGED}{'long' * 30000}"
     sections = [section("loud", f"cat <<'E'\n{text}\nE", beside=True)]
     outputs = parse_answer(answer(sections), sections, NONCE)
@@ -137,7 +137,7 @@ def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer: Answer
     assert outputs["loud"].require().split() == text.split()
 
 
-def test_a_section_cannot_pose_as_another_and_noise_is_passed_over(answer: Answer) -> None:
+def test_a_section_cannot_pose_as_another_and_noise_is_passed_over(answer):
     fake = "printf '@feed begin other\\nx=1\\n@feed rc 0\\n'; printf '@%s begin other\\n' wrong"
     sections = [section("mine", fake), section("other", "echo x=2")]
     text = answer(sections, before="echo welcome; printf 'nodeready/1 ffff gzip\\n'; ")
@@ -145,7 +145,7 @@ def test_a_section_cannot_pose_as_another_and_noise_is_passed_over(answer: Answe
     assert outputs["other"].values() == {"x": "2"}
 
 
-def test_a_value_is_read_whole_whatever_the_shell(answer: Answer, tmp_path: Path) -> None:
+def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "no_newline").write_text("0 1")
     script = f"""
     nr_value number /proc/sys/kernel/pid_max
@@ -164,7 +164,7 @@ def test_a_value_is_read_whole_whatever_the_shell(answer: Answer, tmp_path: Path
 
 
 @pytest.mark.parametrize("rights", [False, True])
-def test_exact_files_keep_every_byte(answer: Answer, tmp_path: Path, rights: bool) -> None:
+def test_exact_files_keep_every_byte(answer, tmp_path, rights):
     """Small files of known size are read together, the others by themselves."""
     contents = {
         "plain": b"a\n",
@@ -187,7 +187,7 @@ def test_exact_files_keep_every_byte(answer: Answer, tmp_path: Path, rights: boo
             replace(output, text=output.text.replace("plain:1:a\n", "")).files()
 
 
-def test_a_line_of_a_file_is_told_from_its_path() -> None:
+def test_a_line_of_a_file_is_told_from_its_path():
     lines = {
         "/etc/a.conf:12:b:3:c": Line("/etc/a.conf", 12, "b:3:c"),
         "/etc/a:b.conf:3:": Line("/etc/a:b.conf", 3, ""),
@@ -210,7 +210,7 @@ def test_a_line_of_a_file_is_told_from_its_path() -> None:
         (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text: str, reason: str) -> None:
+def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     observed = snapshot.read(text, snapshot.probes(), Policy(), NONCE)
     assert observed.subjects
     for subject in observed.subjects.values():
@@ -220,7 +220,7 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text: str, rea
     assert {result.status for result in results} == {"unknown"}
 
 
-def test_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_cut_off(monkeypatch):
     assert snapshot.MAX_ANSWER_BYTES == 8 << 20
     monkeypatch.setattr(snapshot, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
@@ -231,7 +231,7 @@ def test_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_answer(bomb, [section("good", ":")], NONCE)["good"].require()
 
 
-def test_without_gzip_the_answer_is_plain(tmp_path: Path) -> None:
+def test_without_gzip_the_answer_is_plain(tmp_path):
     for tool in ("timeout", "sh", "base64", "head", "cat"):
         (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
     sections = [section("good", "echo a=1")]
@@ -249,7 +249,7 @@ def test_without_gzip_the_answer_is_plain(tmp_path: Path) -> None:
     assert parse_answer(done.stdout, sections, NONCE)["good"].values() == {"a": "1"}
 
 
-def test_one_process_reads_the_files_of_many_sections(answer: Answer, tmp_path: Path) -> None:
+def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):
     """Each section gets the lines of its own files, however many another one names, or none; what
     cannot be read costs no other file, and neither does a name that is no one word."""
     (tmp_path / "a").write_text("# a\n\nb = 1\nLinux\n")

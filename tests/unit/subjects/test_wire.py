@@ -68,7 +68,7 @@ FULL = Row(1 << 22, 65535, (1 << 31) - 1, 0.5, "x" * 1024, 1 << 64, 0.5, "", Tru
 
 
 @pytest.mark.parametrize("observed", [FULL, WELL.attach, LIMITS], ids=["all", "attach", "limits"])
-def test_what_was_seen_is_what_is_read(observed: Any) -> None:
+def test_what_was_seen_is_what_is_read(observed):
     line = wire.line(NONCE, "name", observed)
     assert "\n" not in line
     assert [(name, decode(type(observed), data)) for name, data in lines(line, NONCE)] == [
@@ -89,7 +89,7 @@ def test_what_was_seen_is_what_is_read(observed: Any) -> None:
     ],
     ids=["nothing", "noise", "half a line", "between noise", "malformed", "forged", "deep"],
 )
-def test_lines(text: str, names: list[str]) -> None:
+def test_lines(text, names):
     assert [name for name, _ in lines(text, NONCE)] == names
 
 
@@ -107,7 +107,7 @@ def test_lines(text: str, names: list[str]) -> None:
     ],
     ids=lambda change: repr(change)[:30],
 )  # fmt: skip
-def test_a_value_that_its_field_cannot_have_is_refused(change: dict[str, Any]) -> None:
+def test_a_value_that_its_field_cannot_have_is_refused(change):
     assert decode(Row, GOOD).many == (Inner(65535),)
     (field,) = change
     with pytest.raises(DecodeError, match="makes no sense") as problem:
@@ -117,12 +117,12 @@ def test_a_value_that_its_field_cannot_have_is_refused(change: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("data", [None, [], 1, "text", {}, {"__class__": "Row"}])
-def test_what_is_no_observation_is_refused(data: Any) -> None:
+def test_what_is_no_observation_is_refused(data):
     with pytest.raises(DecodeError, match="makes no sense"):
         decode(Row, data)
 
 
-def test_an_answer_is_read_as_far_as_it_came() -> None:
+def test_an_answer_is_read_as_far_as_it_came():
     config = configured()
     user = User("ml", 2000, True, "")
     rows = [
@@ -142,7 +142,7 @@ def test_an_answer_is_read_as_far_as_it_came() -> None:
     assert (observed.control, observed.core) == (None, None)
 
 
-def test_without_a_session_nothing_else_is_read() -> None:
+def test_without_a_session_nothing_else_is_read():
     config = configured()
     rows = [
         wire.line(config.nonce, "user", User("x", -1, True, "no such user: x")),
@@ -156,7 +156,7 @@ def packed(raw: bytes) -> str:
     return base64.b64encode(zlib.compress(raw)).decode()
 
 
-def test_what_is_ours_comes_back() -> None:
+def test_what_is_ours_comes_back():
     raw = b'{"a": [1, 2.5, "x \\udcff", null, 18446744073709551615]}'
     wanted = {"a": [1, 2.5, "x \udcff", None, (1 << 64) - 1]}
     assert load_json(unpack(packed(raw), 100)) == wanted
@@ -175,7 +175,7 @@ def test_what_is_ours_comes_back() -> None:
     ],
     ids=["no base64", "empty", "no zlib", "too large", "cut off", "a bomb"],
 )
-def test_what_is_packed_wrong_is_refused(text: Any, what: str) -> None:
+def test_what_is_packed_wrong_is_refused(text, what):
     with pytest.raises(DecodeError, match=what):
         unpack(text, 100)
 
@@ -201,7 +201,7 @@ def test_what_is_packed_wrong_is_refused(text: Any, what: str) -> None:
     ],
     ids=range(15),
 )
-def test_what_makes_no_sense_is_refused(text: Any, what: str) -> None:
+def test_what_makes_no_sense_is_refused(text, what):
     with pytest.raises(DecodeError, match=what):
         load_json(text)
 
@@ -223,20 +223,18 @@ HIDING = (
     ],
     ids=["deep", "twice", "twice, apart", "large"],
 )
-def test_no_text_hides_what_stands_beside_it(hides: str, text: str, what: str) -> None:
+def test_no_text_hides_what_stands_beside_it(hides, text, what):
     with pytest.raises(DecodeError, match=what):
         load_json(text.replace("TEXT", hides))
 
 
-def test_texts_with_brackets_and_colons_are_texts() -> None:
+def test_texts_with_brackets_and_colons_are_texts():
     wanted = ["[", "]" * 99, '":', "\\", '\\"', {"a:": "{", "[": {":": "9" * 30}}, "", '"', [""]]
     assert load_json(json.dumps(wanted)) == wanted
 
 
 @pytest.mark.parametrize("piece", ["[],", "[[", "{},", '{"":0},', "0,", '"",', "[[[]]],"])
-def test_what_would_fill_the_memory_is_never_made(
-    piece: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_fill_the_memory_is_never_made(piece, monkeypatch):
     """The parser is not even called."""
     text = "[" + piece * (MAX_COST // (20 * len(piece)))
     monkeypatch.setattr(wire, "_DECODER", None)
@@ -246,7 +244,7 @@ def test_what_would_fill_the_memory_is_never_made(
         list(lines(f"N a {text}\n", "N"))
 
 
-def test_a_line_that_makes_no_sense_costs_itself() -> None:
+def test_a_line_that_makes_no_sense_costs_itself():
     good = json.dumps(GOOD)
     text = f"N a {'[' * 100_000}\nN b {good}\nN c NaN\nN d {good[:-9]}"
     rows = dict(lines(text, "N"))
