@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -211,23 +210,15 @@ NAMES = st.text(st.characters(codec="ascii", exclude_characters="\n\0"), max_siz
 
 @settings(max_examples=60, deadline=None)
 @given(NAMES, st.sampled_from(("Fatal", "Nonfatal")))
-def test_no_name_of_a_process_changes_the_severity(name, severity):
+def test_no_name_of_a_process_changes_the_severity_or_takes_a_demand_back(name, severity):
+    pid = f"pid=7, name={name}"
     text = (
-        f"NVRM: Xid (PCI:0000:5e:00): 145, pid=7, name={name}, RLW_REMAP {severity} XC1 i0 Link 02"
-        " (0x00000082 0x00000001)"
+        f"NVRM: Xid (PCI:0000:5e:00): 145, {pid}, RLW_REMAP {severity} XC1 i0 Link 02 (0x00 0x1)"
     )
     wanted = {"Fatal": "RESET", "Nonfatal": "MONITOR"}[severity]
     assert kernel_log.action_of(145, text) == wanted
-    assert re.search(kernel_log._FATAL, text) is None or severity == "Fatal"
-
-
-@settings(max_examples=60, deadline=None)
-@given(NAMES)
-def test_no_name_of_a_process_takes_the_drivers_demand_back(name):
-    text = (
-        f"NVRM: Xid (PCI:0000:5e:00): 154, pid=7, name={name}, GPU recovery action changed from"
-        " 0x0 (None) to 0x2 (Node Reboot Required)"
-    )
+    changed = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    text = f"NVRM: Xid (PCI:0000:5e:00): 154, {pid}, {changed}"
     assert kernel_log.action_of(154, text) == "REBOOT"
 
 
@@ -363,13 +354,6 @@ def test_a_log_that_begins_again_and_again_is_read_once():
     text = "scan=journal\n" * 80_000 + "scan=dmesg\nstatus=0\nlines=1\nbegins=0\nend=dmesg\n"
     faults, tool = kernel_log.parse(Output(text, 0))
     assert (faults, tool.state, tool.detail) == ((), "ok", "dmesg")
-
-
-def test_every_recorded_log_is_read(scan):
-    if not SAMPLES.is_dir():
-        pytest.skip("no recorded logs here")
-    log = (SAMPLES / "dmesg-xid-119.txt").read_text()
-    assert actions(scan(log)) == {("xid", 119, "0000:9b:00.0"): "RESET"}
 
 
 def test_the_table_has_an_action_and_a_source_for_each_code():

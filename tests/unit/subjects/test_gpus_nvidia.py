@@ -14,11 +14,9 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import nvidia
 from nodeready.subjects.gpus.gpu import GpuProcess
-from tests import paths
 from tests.builders.gpus import node, trees_of
 from tests.builders.sections import run_on
 
-SAMPLES = paths.SAMPLES / "nvidia-smi"
 GOOD = nvidia_smi.query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0"}])
 
 
@@ -110,29 +108,15 @@ def test_a_tool_that_fails_is_a_result(text, rc, truncated, state, detail):
     answer = nvidia.parse(Output(text, rc, truncated))
     assert (answer.tool.state, answer.tool.detail[: len(detail)]) == (state, detail)
     assert len(answer.tool.detail) <= 300
-    assert bool(answer.gpus) == ("infoROM" in text or "?" in text.partition("<pci>")[2])
-
-
-def test_what_it_shows_counts_although_it_complains():
-    answer = nvidia.parse(Output(f"{GOOD}WARNING: infoROM is corrupted\n", 14))
-    assert [gpu.pci_address for gpu in answer.gpus] == ["0000:1b:00.0", "0000:43:00.0"]
+    shown = [gpu.pci_address for gpu in answer.gpus]
+    complains = ["0000:1b:00.0", "0000:43:00.0"] if "infoROM" in text else []
+    assert shown == (["0000:43:00.0"] if "?" in text.partition("<pci>")[2] else complains)
 
 
 def test_deep_nesting_ends():
     deep = f"<nvidia_smi_log>{'<gpu>' * 100000}{'</gpu>' * 100000}</nvidia_smi_log>"
     answer = nvidia.parse(Output(deep, 0))
     assert (answer.gpus, answer.tool.state) == ((), "failed")
-
-
-@pytest.mark.parametrize(
-    "name", ["a&b", "<x>", "</process_name><pid>1</pid>", "\x1b]0;", "\udcff", "<!ENTITY"]
-)
-def test_a_process_can_name_itself_what_it_likes(name):
-    text = nvidia_smi.query([{"address": "0000:1b:00.0", "processes": [(5, "PYTHON", 9)]}])
-    (gpu,) = nvidia.parse(Output(text.replace("PYTHON", name), 0)).gpus
-    ((pid, memory_mb, shown),) = [(p.pid, p.memory_mb, p.name) for p in gpu.processes]
-    assert (pid, memory_mb) == (5, 9)
-    assert shown[-3:] == name.replace("\x1b", "\ufffd").replace("\udcff", "\ufffd")[-3:]
 
 
 def test_nvlinks_by_gpu():
@@ -230,33 +214,3 @@ def test_the_script_knows_what_a_step_of_slurms_may_not_open(shell):
             (root / "dev" / name).chmod(0)
         assert run() == "nr_hidden=1\n"
         assert run(**{"proc/self/cgroup": "0::/user.slice\n"}).endswith("called -q -x\n")
-
-
-@pytest.mark.skipif(not SAMPLES.is_dir(), reason="no recorded samples beside the checkout")
-def test_recorded_answers_of_real_machines():
-    answer = {
-        path.name: nvidia.parse(Output(path.read_text(), 0)) for path in SAMPLES.glob("*.xml")
-    }
-    observed = {
-        name: (parsed.tool.state, parsed.driver, len(parsed.gpus))
-        for name, parsed in answer.items()
-    }
-    # Whoever adds a recording adds a row: one that is not named here is read all the same.
-    assert observed == {
-        **observed,
-        "a100-sxm4-v12.xml": ("ok", "535.54.03", 1),
-        "rtx-3080-v13.xml": ("ok", "595.58.03", 1),
-        "tesla-t4.xml": ("ok", "515.105.01", 1),
-    }
-    assert all(state == "ok" and count for state, _, count in observed.values())
-    (a100,) = answer["a100-sxm4-v12.xml"].gpus
-    assert (a100.mig, a100.ecc, a100.temperature_slowdown_c, a100.recovery) == (
-        "on", "on", 89, "none",
-    )  # fmt: skip
-    (t4,) = answer["tesla-t4.xml"].gpus
-    assert (t4.virtual, t4.pcie_width, t4.pcie_width_max) == (True, 8, 16)
-    (rtx,) = answer["rtx-3080-v13.xml"].gpus
-    assert (rtx.ecc, rtx.temperature_slowdown_c, rtx.performance_state) == (None, 95, "P2")
-    links = nvidia.parse_nvlink(Output((SAMPLES / "nvlink-status-a100.txt").read_text(), 0)).links
-    assert {len(parsed) for parsed in links.values()} == {12}
-    assert len(links) == 8
