@@ -13,7 +13,7 @@ import pytest
 from nodeready.lab import nvidia
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
-from nodeready.subjects.gpus.gpu import Gpu, Link, Tool
+from nodeready.subjects.gpus.gpu import Link
 from tests.builders.gpus import (
     ADDRESSES,
     BUS,
@@ -34,16 +34,6 @@ from tests.builders.gpus import (
 from tests.builders.gpus import node as node_of
 
 NOTHING = Output("", 0)
-
-
-@pytest.mark.parametrize("node", [h100(), a100()], ids=["h100", "a100"])
-def test_a_healthy_node_of_the_lab_is_ready(node):
-    results = node.judged(gpu_count=8, gpu_mig="off", gpu_idle=True)
-    # The kernel's log is another module's, here it is empty.
-    assert set(bad(results)) <= {"kernel_faults"}
-    for name in ("present", "tool", "count", "model", "driver", "vbios", "ecc_errors", "pcie"):
-        assert results[name].status == "ok", results[name]
-    assert verdict_of(results, "nvlink")[0] == verdict_of(results, "fabric_manager")[0] == "ok"
 
 
 GEFORCE = pci("0000:01:00.0", device="0x1f08", kind="0x030000", driver="nouveau")
@@ -243,40 +233,10 @@ def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest():
 # --- Links, and the manager of their switches.
 
 
-def test_links_of_amd():
-    links = tuple(Link(n, "active", 64.0) for n in range(7))
-    instinct = Gpu(0, "amd", "0000:05:00.0", "AMD Instinct MI300X", links=links)
-    bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
-    observed = replace(
-        Node(bus, smi=NOTHING, links=NOTHING).observed(),
-        amd=(instinct,),
-        amd_tool=Tool("amd-smi", "ok"),
-    )
-    assert verdict_of(judged(observed), "nvlink") == ("ok", "7 per GPU")
-    # AMD's tools do not say that there is no reason, so there is nothing to judge.
-    assert verdict_of(judged(observed), "throttle")[0] == "na"
-    down = replace(instinct, links=(*links[1:], Link(0, "inactive")), throttle=("hw_slowdown",))
-    results = judged(replace(observed, amd=(down,)))
-    assert verdict_of(results, "nvlink") == ("fail", "gpu 0 (0000:05:00.0): 1 of 7 links down")
-    assert verdict_of(results, "throttle")[0] == "fail"
-    assert verdict_of(results, "fabric_manager") == ("na", "no NVIDIA GPU")
-
-
-@pytest.mark.parametrize(
-    ("text", "rc", "status", "actual"),
-    [
-        (nvidia.nvlink_status(8), 0, "ok", "18 per GPU"),
-        (nvidia.nvlink_status(8).replace("26.562", "13.281", 1), 0, "fail",
-         "gpu 0 (0000:1b:00.0): link 0 at 13.281 of 26.562 GB/s"),
-        ("", None, "unknown", "nvidia-smi nvlink timed out: after 20 s"),
-        ("NVML is broken", 3, "unknown", "nvidia-smi nvlink failed: NVML is broken"),
-        ("nr_stuck=7 99", 0, "unknown",
-         "nvidia-smi nvlink stuck: an earlier nvidia-smi hangs in the kernel"),
-    ],
-)  # fmt: skip
-def test_nvlinks(text, rc, status, actual):
-    links = Output(PREFIX + text, rc)
-    assert verdict_of(h100(links=links).judged(), "nvlink") == (status, actual)
+def test_nvlinks_that_cannot_be_asked():
+    links = Output(PREFIX, None)
+    words = "nvidia-smi nvlink timed out: after 20 s"
+    assert verdict_of(h100(links=links).judged(), "nvlink") == ("unknown", words)
 
 
 def test_a_guest_may_have_only_some_of_a_boards_gpus():

@@ -15,13 +15,11 @@ from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.gpus.health import kernel_faults
-from tests import paths
 from tests.builders.sections import NONCE, run_on
 
 POLICY = Policy()
 BOOT = "[    0.000000] Linux version 6.8\n"
 DATA = Path(__file__).parent / "data" / "gpus"
-SAMPLES = paths.SAMPLES / "kmsg"
 Scan = Callable[..., Output]
 
 
@@ -223,20 +221,15 @@ def test_no_name_of_a_process_changes_the_severity_or_takes_a_demand_back(name, 
 
 
 def test_the_lines_of_amds_own_scraper(scan):
-    """Recorded with another format of the time."""
-    sample = SAMPLES / "dmesg-amd-node-scraper.txt"
-    text = (
+    """Another format of the time."""
+    at = "kern  :err   : 2026-01-07T10:02:00,123456-06:00 amdgpu"
+    log = (
         "kern  :info  : 2026-01-07T10:00:00,123456-06:00 Linux version 5.15.0\n"
-        "kern  :err   : 2026-01-07T10:02:00,123456-06:00 amdgpu 0000:01:00.0: {14}poison is"
-        " consumed by client 12, kick off gpu reset flow\n"
-        "kern  :err   : 2026-01-07T10:02:01,345678-06:00 amdgpu 0000:02:00.0: amdgpu: Saved"
-        " bad pages 150 reaches threshold value 128\n"
+        f"{at} 0000:01:00.0: {{14}}poison is consumed by client 12, kick off gpu reset flow\n"
+        f"{at} 0000:02:00.0: amdgpu: Saved bad pages 150 reaches threshold value 128\n"
     )
-    for log in (text, sample.read_text() if sample.exists() else text):
-        worst = {address: action for (_, _, address), action in actions(scan(log)).items()}
-        assert {address: action for address, action in worst.items() if action != "MONITOR"} == {
-            "0000:01:00.0": "RESET", "0000:02:00.0": "ISOLATE",
-        }  # fmt: skip
+    worst = {address: action for (_, _, address), action in actions(scan(log)).items()}
+    assert worst == {"0000:01:00.0": "RESET", "0000:02:00.0": "ISOLATE"}
 
 
 # --- The scan of a log.
@@ -401,12 +394,8 @@ def test_the_worst_fault_decides(observed, status, actual, fix):
     assert result.status == status
     assert result.actual.startswith(actual)
     assert fix in result.fix
-
-
-def test_a_code_that_the_policy_ignores_is_not_reported():
-    observed = gpus(fault(119), fault(63))
-    assert kernel_faults(observed, Policy(xid_ignore=(119,))).status == "warn"
-    assert kernel_faults(observed, Policy(xid_ignore=(63, 119))).status == "ok"
+    ignored = kernel_faults(observed, Policy(xid_ignore=(63, 119)))
+    assert (ignored.status == "ok") == (status == "ok" or actual.startswith(("Xid 63", "Xid 119")))
 
 
 FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."

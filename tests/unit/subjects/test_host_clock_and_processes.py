@@ -154,14 +154,6 @@ def test_the_marks_of_both_scripts_agree():
     assert f"*'{processes.MARK}'*' %n '*" in processes.SCRIPT
 
 
-@pytest.mark.parametrize(
-    "counts", ["zombies=x\nunseen=0\n", "zombies=0\nunseen=\n", "zombies=-1\n"]
-)
-def test_counts_that_make_no_sense_are_no_look(counts):
-    results = wrong(node(processes=f"processes=1\n{counts}processes=end\n"))
-    assert results == {"stuck": "unknown", "zombies": "unknown"}
-
-
 @pytest.mark.parametrize("shell", [["sh"], ["bash"]], ids=" ".join)
 def test_without_awk_the_processes_are_not_looked_at(shell, tmp_path):
     """A killed awk, or more processes than the kernel takes arguments for, finds none."""

@@ -105,7 +105,6 @@ def test_a_value_that_yama_does_not_have_is_refused_with_evidence(live):
 @pytest.mark.parametrize(
     ("last", "name"),
     [
-        ("", "99-zz-nodeready-ptrace.conf"),
         ("10-ptrace.conf", "99-zz-nodeready-ptrace.conf"),
         ("99-sysctl.conf", "99-zz-nodeready-ptrace.conf"),
         ("99-zzz-cis.conf", "z-nodeready-ptrace.conf"),

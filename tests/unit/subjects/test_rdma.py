@@ -354,12 +354,6 @@ def test_what_nodes_share():
     assert "mlx5_1/1" not in rdma.learned(observed)["rdma_ports"]
 
 
-def test_a_fix_names_the_adapters_address():
-    policy = make_policy({"rdma_ports": {"mlx5_0/1": BASES["ROW"]}})
-    observed = node(h100(), mlx5_0={"link_layer": "Ethernet"})
-    assert "0000:18:00.0" in judged(observed, policy)["link_layer"].fix
-
-
 def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) -> Nics:
     return Nics({nic.name: nic for nic in interfaces}, {}, 0, (), False, default, peers)
 
