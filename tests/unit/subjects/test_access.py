@@ -19,6 +19,7 @@ from nodeready.subjects.ssh_client.facts import (
     parse_known_hosts,
 )
 from tests.builders.ssh_client import key
+from tests.cases import cases
 
 DIRECTORIES = "".join(f"at=41ed 0 0 80 {p}\n" for p in ("/", "/usr", "/usr/bin", "/etc/ssh"))
 ELF, SCRIPT = 10_000_000, 370
@@ -132,46 +133,15 @@ def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
     return SshClient(True, (9, 2), Identity(), known, {}, {}, (), answers)
 
 
-# Host, what ssh -G says otherwise, for all hosts or for that one -> status (ssh_config(5)).
-SAID = [
-    ("gpu001", {}, {}, "ok"),
-    ("gpu001", {}, {"port": "2222"}, "fail"),
-    ("gpu003", {}, {"port": "2222"}, "ok"),
-    ("gpu001", {"port": "2200"}, {}, "warn"),
-    ("gpu001", {"user": "ml"}, {}, "ok"),
-    ("gpu001", {}, {"user": "ml"}, "fail"),
-    ("gpu001", {"proxycommand": "/usr/bin/sss_ssh_knownhostsproxy -p %p %h"}, {}, "ok"),
-    ("gpu001", {}, {"proxycommand": "nc %h %p"}, "warn"),
-    ("gpu001", {"pubkeyauthentication": "no", "gssapiauthentication": "yes"}, {}, "ok"),
-    ("gpu001", {"gssapiauthentication": "yes"}, {"pubkeyauthentication": "no"}, "fail"),
-    ("gpu001", {"pubkeyauthentication": "false"}, {}, "fail"),
-    ("gpu001", {"preferredauthentications": "hostbased,publickey"}, {}, "ok"),
-    ("gpu001", {"preferredauthentications": "keyboard-interactive"}, {}, "fail"),
-    ("gpu001", {"hostkeyalgorithms": "rsa-sha2-512"}, {}, "fail"),
-    ("gpu001", {}, {"hostname": "10.0.0.9"}, "fail"),
-    ("gpu001", {}, {"hostname": "gpu002"}, "fail"),
-    ("gpu001", {}, {"hostkeyalias": "gpu001"}, "ok"),
-    ("gpu001", {}, {"hostkeyalias": "cluster"}, "fail"),
-    ("gpu001", {"remotecommand": "none"}, {}, "ok"),
-    ("gpu001", {}, {"remotecommand": "top"}, "fail"),
-    ("gpu001", {"sessiontype": "none"}, {}, "fail"),
-    ("gpu001", {"batchmode": "yes", "checkhostip": "yes", "hashknownhosts": "yes"}, {}, "ok"),
-    ("gpu001", {"stricthostkeychecking": "ask"}, {}, "fail"),
-    ("gpu001", {}, {"stricthostkeychecking": "false"}, "fail"),
-    ("gpu001", {}, {"globalknownhostsfile": "/dev/null"}, "fail"),
-]
-
-
-@pytest.mark.parametrize(("host", "usual", "printed", "status"), SAID)
-def test_what_ssh_says_of_one_peer(host, usual, printed, status):
+@pytest.mark.parametrize("case", cases(__file__, "data/ssh_said.json"))
+def test_what_ssh_says_of_one_peer(case):
+    """usual: what ssh -G says otherwise for all hosts; printed: for that one (ssh_config(5))."""
     want = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=LINES)
-    answers = [
-        Asked("gpux", False, {**GOOD, **usual}),
-        Asked(host, False, {**GOOD, **usual, **printed}),
-    ]
+    usual, printed = {**GOOD, **case.get("usual", {})}, case.get("printed", {})
+    answers = [Asked("gpux", False, usual), Asked(case["host"], False, {**usual, **printed})]
     result = options(client(*answers), want)
-    assert result.status == status, result
-    if status != "ok" and printed:
+    assert result.status == case["status"], result
+    if case["status"] != "ok" and printed:
         assert next(iter(printed)) in result.actual
 
 

@@ -16,6 +16,7 @@ from nodeready.subjects.gpus import nvidia
 from nodeready.subjects.gpus.gpu import GpuProcess
 from tests.builders.gpus import node, trees_of
 from tests.builders.sections import run_on
+from tests.cases import cases
 
 GOOD = nvidia_smi.query([{"address": "0000:1b:00.0"}, {"address": "0000:43:00.0"}])
 
@@ -50,27 +51,11 @@ def test_every_field_of_an_answer():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "field", "value"),
-    [
-        ("<reset_required>No", "<reset_required>N/A", "recovery", None),
-        ("<gpu_temp>31 C", "<gpu_temp>GPU requires reset", "recovery", "reset"),
-        ("<gpu_temp>31 C", "<gpu_temp>[GPU is lost]", "recovery", "reboot"),
-        ("<gpu_temp>31 C", "<gpu_temp>[GPU is lost]", "temperature_c", None),
-        ("<gpu_temp>31 C", f"<gpu_temp>{'9' * 5000} C", "temperature_c", None),
-        ("<current_ecc>Enabled", "<current_ecc>N/A", "ecc", None),
-        ("<current_ecc>Enabled", "<current_ecc>Activé", "ecc", None),
-        ("<virtualization_mode>None", "<virtualization_mode>Pass-Through", "virtual", True),
-        ("<virtualization_mode>None", "<virtualization_mode>Host VGPU", "virtual", False),
-        ('id="0000', 'id="12340000', "pci_address", "0000:1b:00.0"),
-        ('id="00000000:1B', 'id="00010000:1B', "pci_address", "10000:1b:00.0"),
-        ("<dram_uncorrectable>0", "<dram_uncorrectable>N/A", "ecc_uncorrectable_volatile", 0),
-    ],
-)  # fmt: skip
-def test_a_value_is_what_it_says_or_nothing(old, new, field, value):
-    assert old in GOOD or old.startswith("id=")
-    gpu = nvidia.parse(Output(GOOD.replace(old, new, 1), 0)).gpus[0]
-    assert getattr(gpu, field) == value
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/nvidia_fields.json"))
+def test_a_value_is_what_it_says_or_nothing(case):
+    assert case["old"] in GOOD or case["old"].startswith("id=")
+    gpu = nvidia.parse(Output(GOOD.replace(case["old"], case["new"], 1), 0)).gpus[0]
+    assert getattr(gpu, case["field"]) == case["value"]
 
 
 BOMB = '<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'

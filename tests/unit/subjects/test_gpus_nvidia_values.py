@@ -467,27 +467,14 @@ def test_links_that_are_down(part, down, status, words):
         assert words in result.actual
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "words"),
-    [
-        ("53.125 GB/s", "ok", "18 per GPU"),
-        ("<sleep>", "ok", "18 per GPU"),
-        ("<inactive>", "fail", "link 2 inactive"),
-        ("<Inactive>", "fail", "link 2 inactive"),
-        ("inactive", "fail", "link 2 inactive"),
-        ("50 GB/s", "fail", "link 2 at 50 of 53.125 GB/s"),
-        ("26.562 GB/s", "fail", "link 2 at 26.562 of 53.125"),
-        ("Unknown Error", "unknown", "link 2: Unknown Error"),
-        ("ERR!", "unknown", "link 2: ERR!"),
-        ("N/A", "unknown", "link 2: N/A"),
-    ],
-)
-def test_the_state_of_a_link(text, status, words):
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/links.json"))
+def test_the_state_of_a_link(case):
     variant = node(B200, LATEST)
     lines = variant.links.text.split("\n")
     at = lines.index(next(line for line in lines if lab.uuid(1) in line)) + 3
-    lines[at] = f"\t Link 2: {text}"
+    lines[at] = f"\t Link 2: {case['name']}"
     result = verdicts(replace(variant, links=Output("\n".join(lines), 0)))["nvlink"]
+    status, _, words = case["verdict"].partition(": ")
     assert (result.status, words in result.actual) == (status, True), result.actual
 
 

@@ -124,20 +124,6 @@ def test_files_that_make_no_sense_cost_only_what_they_say():
     host.learned(observed)
 
 
-@pytest.mark.parametrize(
-    ("printed", "versions"),
-    [
-        ("", {}),
-        ("packages=end\n", {}),
-        ("packages=rpm\nglibc 2.34-83.el9\npackage gdb is not installed\n"
-         "slurm-slurmd 23.11.4-1.el9\npackages=end", {"glibc": "2.34-83.el9",
-                                                       "slurm": "23.11.4-1.el9"}),
-        ("packages=apk\nP:musl\nV:1.2.5-r0\n--\nP:python3\nV:3.12.3-r1\n",
-         {"glibc": "1.2.5-r0", "python3": "3.12.3-r1"}),
-        ("packages=dpkg\nPackage: python3\nStatus: install ok installed\nVersion: 3.10.6-1\n"
-         "\nPackage: python3-foo\nVersion: 9\n", {"python3": "3.10.6-1"}),
-        ("packages=dpkg\nPackage: python3\nVersion:", {}),
-    ],
-)  # fmt: skip
-def test_versions_of_packages(printed, versions):
-    assert packages.parse_versions(printed) == versions
+@pytest.mark.parametrize("case", cases(__file__, "data/host/packages.json"))
+def test_versions_of_packages(case):
+    assert packages.parse_versions(case["printed"]) == case["versions"]

@@ -41,35 +41,10 @@ def mounts_asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[st
 
 
 @pytest.mark.parametrize("sh", ["sh", "bash"])
-@pytest.mark.parametrize(
-    ("table", "chosen"),
-    [
-        ("proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0", []),
-        ("/dev/sda1 / ext4 rw 0 0\n/dev/sda1 /srv/bind ext4 rw 0 0", ["+/"]),
-        ("overlay / overlay rw 0 0\noverlay /var/lib/docker/overlay2/x/merged overlay rw 0 0",
-         ["+/"]),
-        ("tmpfs /dev/shm tmpfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\ntmpfs /x tmpfs ro,size=4k 0 0",
-         ["+/dev/shm", "+/tmp"]),
-        ("tmpfs /run/user/0 tmpfs rw 0 0\n/dev/loop0 /snap/core/1 squashfs ro 0 0", []),
-        ("a:/x /x nfs rw 0 0\na:/x /y nfs rw 0 0\nb /z lustre rw 0 0", ["/x", "/z"]),
-        ("s /a fuse.sshfs rw 0 0\ns /b fuse.sshfs rw 0 0\nl /c fuse.lxcfs rw 0 0", ["/a", "/b"]),
-        ("auto /home autofs rw 0 0\nnas:/h /home nfs4 rw 0 0", ["/home"]),
-        # What a person has mounted is served by that person.
-        ("s /a fuse.x rw,user_id=1000,group_id=0 0 0\ns /b fuse rw,user_id=100000 0 0\n"
-         "s /c fuse.x rw,user_id=999 0 0\ns /opt/img fuse.x rw,user_id=1000 0 0",
-         ["/c", "/opt/img"]),
-        # The way to a disk below a network mount leads through that.
-        ("nas:/ / nfs rw 0 0\n/dev/sda1 /scratch xfs rw 0 0", ["/", "/scratch"]),
-        ("/dev/sda1 /d ext4 rw 0 0\nnas:/ /d nfs rw 0 0\n/dev/sdb /e ext4 rw 0 0", ["/d", "+/e"]),
-        ("/dev/sd\\040a /a\\040b ext4 rw 0 0\nx /[a-z]* nfs rw 0 0", ["/[a-z]*", "+/a\\040b"]),
-        # What the policy names is asked alone when its kind says nothing.
-        ("/dev/loop1 /opt/img squashfs ro 0 0\n/dev/sda1 /data\\040x ext4 rw 0 0",
-         ["/opt/img", "+/data\\040x"]),
-    ],
-)  # fmt: skip
-def test_which_mounts_are_asked(tmp_path, table, chosen, sh):
+@pytest.mark.parametrize("case", cases(__file__, "data/host/asked.json"))
+def test_which_mounts_are_asked(tmp_path, sh, case):
     policy = Policy(mounts=("/opt/img", "/data x"))
-    assert mounts_asked(tmp_path, table + "\n", policy, sh) == chosen
+    assert mounts_asked(tmp_path, case["table"] + "\n", policy, sh) == case["chosen"]
 
 
 def test_free_space_is_as_df_counts_it():

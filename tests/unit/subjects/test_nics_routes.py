@@ -23,30 +23,21 @@ from tests.builders.nics import (
     text,
     wrong,
 )
+from tests.cases import cases
 
 PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", "127.0.0.1",
          "fe80::1")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("routes", "addresses", "via"),
-    [
-        (("0.0.0.0/0 a", "10.1.0.0/16 b"), PEERS, ("b", "a")),
-        (("0.0.0.0/0 a", "10.1.0.0/16 b", "10.1.0.8/32 c"), PEERS, ("a", "b", "c")),
-        (("10.0.0.0/8 a", "10.1.0.0/24 b", "10.1.0.0/16 c"), PEERS, ("b", "a")),
-        (("10.1.0.0/16 a", "10.1.0.0/16 b 100"), PEERS, ("a",)),
-        (("10.1.0.0/16 a 100", "10.1.0.0/16 b"), PEERS, ("b",)),
-        (("192.168.0.0/16 a",), PEERS, ()),
-        (("0.0.0.0/0 a",), ("gpu01", "x" * 99, ""), ()),
-        (("10.1.0.0/16 zz",), PEERS, ()),
-        (("fd00::/64 a", "::/0 b"), ("fd00::5", "fd00::6", "2001:db8::1"), ("a", "b")),
-    ],
-)
-def test_the_narrowest_route_reaches_a_peer(routes, addresses, via):
-    observed = node(dict.fromkeys("abc", PORT), routes=routes)
-    assert nics.reaching(observed, addresses) == via
-    if via:
-        assert nics.with_peers(observed, addresses).nccl_socket_ifname == via[0]
+@pytest.mark.parametrize("case", cases(__file__, "data/nics/reached.json"))
+def test_the_narrowest_route_reaches_a_peer(case):
+    """The name of a row is its routes."""
+    routes = case["name"].partition(": ")[0].split(", ")
+    observed = node(dict.fromkeys("abc", PORT), routes=tuple(routes))
+    addresses = tuple(case.get("addresses", PEERS))
+    assert nics.reaching(observed, addresses) == tuple(case["via"])
+    if case["via"]:
+        assert nics.with_peers(observed, addresses).nccl_socket_ifname == case["via"][0]
 
 
 def test_a_nodes_own_networks_are_no_way_to_the_others():

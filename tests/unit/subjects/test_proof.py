@@ -246,35 +246,16 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
 PAM = "session required pam_limits.so\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        pytest.param(PAM, ["limits:1"], id="plain"),
-        pytest.param("# x\nsession  required  /lib/security/pam_limits.so  conf=/o.conf debug # x",
-                     ["limits conf=/o.conf debug:2"], id="a path, words, a comment"),
-        pytest.param("-Session [success=1 default=ignore] pam_limits.so\n", ["limits:1"],
-                     id="a dash, brackets, capitals"),
-        pytest.param(f"# {PAM}", [], id="a comment alone"),
-        pytest.param("auth required pam_limits.so\naccount required pam_limits.so\n", [],
-                     id="not a session's"),
-        pytest.param("session required \\\n pam_limits.so\n", ["limits:1"], id="two lines"),
-        pytest.param("@include other\n", ["access:1", "limits:2"], id="@include"),
-        pytest.param("session include other\n", ["limits:2"], id="an include of one stack"),
-        pytest.param("account substack other\n", ["access:1"], id="a substack"),
-        pytest.param("@include missing\n", None, id="a file that is missing"),
-        pytest.param("@include own\n", None, id="a file that includes itself"),
-        pytest.param("session include own\n", None, id="a stack that includes itself"),
-    ],
-)  # fmt: skip
-def test_what_pam_asks(text, lines, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", cases(__file__, "data/pam.json"))
+def test_what_pam_asks(tmp_path, monkeypatch, case):
     """pam.conf(5)."""
     monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
-    (tmp_path / "own").write_text(text)
+    (tmp_path / "own").write_text(case["text"])
     (tmp_path / "other").write_text("account required pam_access.so\nsession x pam_limits.so\n")
     observed = session._service("su", "none", "own")
-    assert observed.whole is (lines is not None)
-    if lines is not None:
-        assert lines == [
+    assert observed.whole is (case["lines"] is not None)
+    if case["lines"] is not None:
+        assert case["lines"] == [
             f"{line.module} {line.words}".strip() + f":{line.where.rpartition(':')[2]}"
             for line in observed.lines
         ]

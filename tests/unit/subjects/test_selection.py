@@ -14,6 +14,7 @@ from nodeready.subjects.registry import (
     select_whole,
 )
 from nodeready.subjects.result import fail, unknown
+from tests.cases import cases
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
@@ -23,37 +24,16 @@ def test_nothing_said_is_everything_in_the_order_of_the_reports():
     assert select().subjects == LOOKED_AT
 
 
-@pytest.mark.parametrize(
-    ("only", "skip", "checks"),
-    [
-        ("ptrace.scope", None, ["ptrace.scope"]),
-        ("ptrace", None, ["ptrace.scope", "ptrace.sysctl_conf", "ptrace.selinux"]),
-        ("ptrace", "*.selinux,ptrace.scope", ["ptrace.sysctl_conf"]),
-        (" limits.core , ptrace.scope,", None, ["ptrace.scope", "limits.core"]),
-        ("*.sysctl_conf", None, ["ptrace.sysctl_conf", "core_dumps.sysctl_conf"]),
-    ],
-)
-def test_words_select(only, skip, checks):
-    assert list(select(only, skip).checks) == checks
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "select"))
+def test_words_select(case):
+    assert list(select(case["only"], case.get("skip")).checks) == case["checks"]
 
 
-@pytest.mark.parametrize(
-    ("only", "skip", "there"),
-    [
-        (None, None, False),
-        ("proof", None, False),
-        ("proof.*", None, False),
-        ("*", None, False),
-        ("proof,proof.collective", None, True),
-        ("proof.collective", None, True),
-        ("proof.user,proof.collective", "proof.collective", False),
-        (None, "proof.collective", False),
-    ],
-)
-def test_what_takes_minutes_is_made_where_it_is_named_alone(only, skip, there):
-    chosen = select(only, skip, SUBJECTS).checks
-    assert ("proof.collective" in chosen) == there
-    assert ("proof.user" in chosen) == (only != "proof.collective")
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "minutes"))
+def test_what_takes_minutes_is_made_where_it_is_named_alone(case):
+    chosen = select(case.get("only"), case.get("skip"), SUBJECTS).checks
+    assert ("proof.collective" in chosen) == case["there"]
+    assert ("proof.user" in chosen) == (case.get("only") != "proof.collective")
 
 
 def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
