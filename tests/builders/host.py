@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
@@ -14,30 +16,7 @@ from tests.builders import judging
 from tests.builders.printed import grep_lines
 
 POLICY = Policy()
-FILES: Mapping[str, str] = {
-    "/etc/os-release": 'PRETTY_NAME="Ubuntu 22.04.4 LTS"\nVERSION_ID="22.04"\nID=ubuntu',
-    "/proc/sys/kernel/osrelease": "5.15.0-113-generic",
-    "/proc/sys/kernel/arch": "x86_64",
-    "/proc/sys/kernel/hostname": "gpu001",
-    "/proc/sys/kernel/pid_max": "4194304",
-    "/proc/sys/kernel/threads-max": "8254000",
-    "/proc/sys/kernel/numa_balancing": "1",
-    "/proc/sys/fs/file-nr": "4096\t0\t9223372036854775807",
-    "/proc/cmdline": "BOOT_IMAGE=/vmlinuz root=UUID=76c84c6d-a59f-4a8d-903e-4cb9ef69b970 ro "
-    "iommu=pt resume=/dev/sda3 console=ttyS0",
-    "/proc/uptime": "86400.12 8000000.00",
-    "/proc/loadavg": "1.50 0.12 0.09 1/2594 12345",
-    "/proc/meminfo": "MemTotal: 2113430528 kB\nMemAvailable: 2000000000 kB\nSwapTotal: 0 kB\n"
-    "HugePages_Total: 0\nHugePages_Free: 0\nHugepagesize: 2048 kB",
-    "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
-    "/sys/devices/system/cpu/online": "0-95,96-191",
-    "/sys/devices/system/node/online": "0-1",
-    "/sys/module/apparmor/parameters/enabled": "Y",
-    "/etc/fstab": "# comment\nUUID=1 / ext4 errors=remount-ro 0 1\n/dev/sda2 none swap sw 0 0\n"
-    "nas:/home /home nfs rw,nofail 0 0",
-    "/proc/self/mounts": "proc /proc proc rw 0 0\n/dev/sda1 / ext4 rw,relatime 0 0\n"
-    "tmpfs /dev/shm tmpfs rw,nosuid 0 0\nnas:/home /home nfs4 rw,hard 0 0",
-}
+FILES: Mapping[str, str] = json.loads(Path(__file__).with_name("host_files.json").read_text())
 TRACKING = """\
 Reference ID    : 0A000001 (10.0.0.1)
 Stratum         : 3

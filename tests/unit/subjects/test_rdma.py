@@ -46,7 +46,6 @@ BASES: dict[str, dict[str, Any]] = {
     "OPA": {**IB, "lid": "0x10012", "rate": "100 Gb/sec (4X EDR)"},
     "ROW": {"rate_gbps": 400, "link_layer": "InfiniBand", "firmware": "28.41.1000"},
 }
-Case = dict[str, Any]
 judged = partial(by_name, checks)
 
 

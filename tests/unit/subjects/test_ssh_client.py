@@ -26,7 +26,6 @@ from tests.builders.ssh_client import key
 from tests.cases import cases
 
 DATA = "data/ssh_client.json"
-Case = dict[str, Any]
 A, B, C, D, NEW = key(1), key(2), key(3), key(4), key(99)
 #: How the cases write a key.
 KEYS = {"A": A, "B": B, "C": C, "D": D, "NEW": NEW}
@@ -87,6 +86,8 @@ def test_a_recorded_node():
 
 
 def test_a_node_with_nothing():
+    with pytest.raises(ProbeError):
+        parse(RECORDED, None)
     observed = parse("host=gpu001\nfqdn=gpu001.example\nsize=0\n")
     assert observed.identity == Identity(("gpu001", "gpu001.example"), (), ())
     assert observed.known_hosts.content is None
@@ -121,12 +122,6 @@ def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     head = "ask=own a\n" * 20_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
     (asked,) = ssh_client._asked(head)
     assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
-
-
-@pytest.mark.parametrize(("rc", "truncated"), [(1, False), (None, False), (None, True)])
-def test_an_answer_that_did_not_end_well_is_none(rc, truncated):
-    with pytest.raises(ProbeError):
-        parse(RECORDED, rc, truncated)
 
 
 # --- Options.
