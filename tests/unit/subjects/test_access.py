@@ -177,22 +177,11 @@ def test_hashed_names_are_known():
     assert not known_as("|1|", "gpu001")
 
 
-@pytest.mark.parametrize(
-    ("printed", "file", "line"),
-    [
-        ("FILE: line 1: Bad configuration option: bogus", "/etc/ssh/x.conf", ":1"),
-        ('FILE line 8: unsupported option "maybe".', "/home/ml/.ssh/config", ":8"),
-        ("Bad owner or permissions on FILE", "/home/ml/.ssh/config", ""),
-        ("Can't open user config file FILE: Permission denied", "/etc/ssh/y.conf", ""),
-        ("Permissions 0644 for 'FILE' are too open.", "/home/ml/.ssh/id_rsa", None),
-        ('Load key "FILE": bad permissions', "/home/ml/.ssh/id_rsa", None),
-        ("Offending ED25519 key in FILE:3", "/etc/ssh/ssh_known_hosts", ":3"),
-        ("Host key verification failed.", "the file that ssh names", None),
-    ],
-)
-def test_where_a_person_has_to_look(printed, file, line):
+@pytest.mark.parametrize("case", cases(__file__, "data/where.json"))
+def test_where_a_person_has_to_look(case):
     """line: None where only the file is known, and not a place to look at."""
-    printed = printed.replace("FILE", file)
+    file, line = case["file"], case["line"]
+    printed = case["printed"].replace("FILE", file)
     assert where_of(printed) == ("" if line is None else f"{file}{line}")
     assert named_file(printed) == file
 

@@ -16,6 +16,7 @@ from nodeready.subjects.gpus import kernel_log
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.gpus.health import kernel_faults
 from tests.builders.sections import NONCE, run_on
+from tests.cases import cases
 
 POLICY = Policy()
 BOOT = "[    0.000000] Linux version 6.8\n"
@@ -402,32 +403,10 @@ FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."
 FAULT = "segfault at 0 ip 000055d0 sp 00007ffd error 4 in"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        # A program of this name, run from a file of that name, that dies.
-        f"NVRM: Xid (PCI:[4711]: {FAULT} {FORGED}[55d0+1000]",
-        f"NVRM: x[4711]: {FAULT} GPU is lost[55d0+1000]",
-        f"amdgpu: [drm[4711]: {FAULT} device lost from bus[55d0+1000]",
-        f"nvidia-nvswitch[4711]: {FAULT} SXid (PCI:0): 1, Fatal[55d0+1000]",
-        f"pcieport 0000:3[4711]: {FAULT} Uncorrected (Fatal) from 0000:3b:00.0[55d0+1000]",
-        f"nvidia 0000:3b:[4711]: {FAULT} 00.0: Uncorrected (Fatal)[55d0+1000]",
-        f"kfd kfd: amdgpu[4711]: {FAULT} GPU hang[55d0+1000]",
-        # Behind what looks like the level of a line.
-        f"a:b: NVRM: Xid [4711]: {FAULT} {FORGED}[55d0+1000]",
-        f"a:b: NVRM: GPU [4711]: {FAULT} GPU is lost[55d0+1000]",
-        "amdgpu GPU hang invoked oom-killer: gfp_mask=0xcc0, order=0, oom_score_adj=0",
-        "amdgpu GPU hang: page allocation failure: order:4, mode:0x40cc0",
-        # The file's name has a newline: each line of a record has the record's time.
-        f"sh[4711]: {FAULT} x\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n[   99.000001] [55d0]",
-        # So has what she mounts in a namespace of her own, and a file that she runs.
-        f"overlayfs: failed to resolve '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}': -2",
-        f"process '/x\n[   99.000001] NVRM: Xid (PCI:{FORGED}' started with executable stack",
-    ],
-)
-def test_a_process_whose_name_is_a_message_is_no_fault(scan, line):
-    assert actions(scan(f"{BOOT}[   99.000001] {line}\n")) == {}
-    journal = f"[   99.000001] gpu1 kernel: {line}\n"
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/forged_lines.json"))
+def test_a_process_whose_name_is_a_message_is_no_fault(scan, case):
+    assert actions(scan(f"{BOOT}[   99.000001] {case['line']}\n")) == {}
+    journal = f"[   99.000001] gpu1 kernel: {case['line']}\n"
     journal = journal.replace("\n[   99.000001] ", "\n" + " " * 28).rstrip(" ")
     assert actions(scan("", 1, f"{BOOT}{journal}")) == {}
 

@@ -6,9 +6,11 @@ they lie beside the checkout. No word in the place of a value may make a node lo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -152,68 +154,12 @@ ERRORS = (
 )  # fmt: skip
 NONE = ("N/A", "[N/A]", "Not Supported", "[Not Supported]")
 
-ROWS, HEALTH = "remapped_rows", "fabric/health"
-LINKS, ECC, HISTOGRAM = "pci/pci_gpu_link_info", "ecc_errors", f"{ROWS}/row_remapper_histogram"
-CLOCKS = [f"clocks_{kind}_reasons/clocks_{kind}_reason" for kind in ("event", "throttle")]
-#: Check -> the elements that it rests on; the path below ``<gpu>``.
-ELEMENTS = {
-    "model": ["product_name"],
-    "vbios": ["vbios_version"],
-    "persistence": ["persistence_mode"],
-    "mig": ["mig_mode/current_mig", "mig_mode/pending_mig"],
-    "device_access": ["compute_mode"],
-    "nvlink": ["uuid", "c2c_mode"],
-    "recovery": ["gpu_recovery_action"],
-    "pcie": [
-        "performance_state", "gpu_virtualization_mode/virtualization_mode",
-        f"{LINKS}/pcie_gen/max_link_gen", f"{LINKS}/pcie_gen/current_link_gen",
-        f"{LINKS}/link_widths/max_link_width", f"{LINKS}/link_widths/current_link_width",
-        *(f"{reason}_gpu_idle" for reason in CLOCKS),
-    ],
-    "ecc_mode": ["ecc_mode/current_ecc", "ecc_mode/pending_ecc"],
-    "ecc_errors": [
-        *(f"{ECC}/volatile/sram_uncorrectable{end}" for end in ("", "_parity", "_secded")),
-        f"{ECC}/volatile/dram_uncorrectable", f"{ECC}/volatile/double_bit/total",
-        f"{ECC}/aggregate/sram_threshold_exceeded",
-    ],
-    "tool": [f"{ECC}/aggregate/dram_uncorrectable"],
-    "remapped_rows": [
-        f"{ECC}/channel_repair_pending", f"{ECC}/tpc_repair_pending", f"{ECC}/unrepairable_memory",
-        f"{ROWS}/remapped_row_pending", f"{ROWS}/remapped_row_failure",
-        f"{HISTOGRAM}/row_remapper_histogram_none", "remapped_banks/bank_remapper_pending",
-    ],
-    "retired_pages": [
-        "retired_pages/pending_retirement", "retired_pages/double_bit_retirement/retired_count",
-        "retired_pages/multiple_single_bit_retirement/retired_count",
-    ],
-    "temperature": [
-        f"temperature/{name}" for name in (
-            "gpu_temp", "gpu_temp_tlimit", "gpu_temp_slow_tlimit_threshold",
-            "gpu_temp_slow_threshold", "memory_temp",
-        )
-    ],
-    "fabric_manager": [
-        "fabric/state", "fabric/status", "fabric/cliqueId", "fabric/clusterUuid",
-        *(f"{HEALTH}/{name}" for name in (
-            "summary", "bandwidth", "route_unhealthy", "route_recovery_in_progress",
-            "access_timeout_recovery", "incorrect_configuration",
-        )),
-    ],
-    "throttle": [
-        f"{reason}_{name}" for reason in CLOCKS for name in (
-            "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown",
-        )
-    ],
-}  # fmt: skip
+#: Paths below `<gpu>`: elements, by the check that rests on them; whole parts of the answer, which
+#: then have no elements; what each answer shows; numbers that an element cannot have.
+ELEMENTS, WHOLE, CORE, IMPLAUSIBLE = json.loads(
+    (Path(__file__).parent / "data" / "gpus" / "nvidia_elements.json").read_text()
+).values()
 READ = {path: check for check, elements in ELEMENTS.items() for path in elements}
-#: The same of a whole part of the answer, which then has no elements.
-WHOLE = {
-    "mig_mode": "mig", "ecc_mode": "ecc_mode", ECC: "ecc_errors", f"{ECC}/volatile": "ecc_errors",
-    "retired_pages": "retired_pages", ROWS: "remapped_rows", "temperature": "temperature",
-    "pci": "pcie", LINKS: "pcie", "fabric": "fabric_manager", HEALTH: "fabric_manager",
-    "clocks_event_reasons": "throttle", "clocks_throttle_reasons": "throttle",
-    "processes": "processes",
-}  # fmt: skip
 #: A part and a driver of each form of the answer.
 FORMS = (
     (V100, "450.80.02"), (T4, "515.105.01"), (A100, "535.183.06"), (H100, "550.163.01"),
@@ -230,12 +176,6 @@ in_each_form = pytest.mark.parametrize(
 #: What a GPU must have, what is a process's, and what each answer shows.
 NEEDED = ("product_name", "uuid", "pci/pci_bus_id")
 JOBS = ("processes", "accounted_processes")
-CORE = (
-    "product_name", "uuid", "vbios_version", "persistence_mode", "performance_state",
-    "mig_mode/current_mig", "ecc_mode/current_ecc", f"{LINKS}/link_widths/current_link_width",
-    f"{LINKS}/pcie_gen/max_link_gen", "temperature/gpu_temp", "retired_pages", "ecc_errors",
-    "temperature", "pci", "processes",
-)  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [11, pytest.param(1, marks=pytest.mark.nightly)])
@@ -280,7 +220,7 @@ def test_a_value_that_the_device_does_not_have_is_no_fault(part, driver):
 
 @in_each_form
 def test_a_value_that_each_answer_of_such_a_driver_has_is_missed(part, driver):
-    later = {535: ("fabric", "fabric/state"), 515: (ROWS,)}
+    later = {535: ("fabric", "fabric/state"), 515: ("remapped_rows",)}
     since = [path for major, more in later.items() for path in more if int(driver[:3]) >= major]
     for path in (*CORE, *since):
         check = {**READ, **WHOLE}[path]
@@ -328,33 +268,6 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name):
 )  # fmt: skip
 def test_a_number_is_one_or_it_is_unknown(text, value):
     assert nvidia.number(text) == value
-
-
-#: What a register or a counter that could not be read leaves behind as a number: all ones.
-ALL_ONES = ("-1", "65535", "4294967295")
-#: Path, numbers that it cannot have, the check that rests on it.
-IMPLAUSIBLE = (
-    (f"{LINKS}/pcie_gen/current_link_gen", ("255", "8", *ALL_ONES), "pcie"),
-    (f"{LINKS}/pcie_gen/max_link_gen", ("0", "255", *ALL_ONES), "pcie"),
-    (f"{LINKS}/link_widths/current_link_width", ("63x", "255x", "-1x", *ALL_ONES), "pcie"),
-    (f"{LINKS}/link_widths/max_link_width", ("0x", "63x", "255x", "-1x", *ALL_ONES), "pcie"),
-    ("temperature/gpu_temp", ("255 C", "-128 C", "65535 C", "4294967295 C"), "temperature"),
-    ("temperature/memory_temp", ("255 C", "-128 C", "65535 C"), "temperature"),
-    ("temperature/gpu_temp_tlimit", ("255 C", "-32768 C", "65535 C"), "temperature"),
-    ("temperature/gpu_temp_slow_tlimit_threshold", ("-255 C", "65535 C"), "temperature"),
-    ("temperature/gpu_temp_slow_threshold", ("255 C", "65535 C", "4294967295 C"), "temperature"),
-    ("temperature/gpu_temp_max_mem_threshold", ("255 C", "65535 C"), "temperature"),
-    (f"{ECC}/volatile/sram_uncorrectable", ("-1", "4294967295"), "ecc_errors"),
-    (f"{ECC}/volatile/dram_uncorrectable", ("-1", "18446744073709551615"), "ecc_errors"),
-    (f"{ECC}/volatile/dram_correctable", ("-1", "4294967295"), "tool"),
-    (f"{ECC}/aggregate/dram_uncorrectable", ("-1", "4294967295"), "tool"),
-    (
-        f"{HISTOGRAM}/row_remapper_histogram_none",
-        ("-1 bank(s)", f"{ALL_ONES[2]} bank(s)"),
-        "remapped_rows",
-    ),
-    ("retired_pages/double_bit_retirement/retired_count", ("-1", "4294967295"), "retired_pages"),
-)
 
 
 @pytest.mark.parametrize(

@@ -70,21 +70,11 @@ def test_numa_balancing_now_and_at_the_next_boot(pci, policy, live, boot, status
         assert result.source == "/etc/sysctl.d/9.conf:3"
 
 
-@pytest.mark.parametrize(
-    ("localtime", "file", "zone"),
-    [
-        ("../usr/share/zoneinfo/Europe/Berlin", "", "Europe/Berlin"),
-        ("/usr/share/zoneinfo/posix/UTC", "Europe/Berlin", "UTC"),
-        ("", "America/New_York", "America/New_York"),
-        ("", "", ""),
-        ("Etc/UTC", "", "Etc/UTC"),
-        ("/nowhere", "", ""),
-    ],
-)
-def test_the_time_zone_is_where_localtime_leads(localtime, file, zone):
-    text = f"localtime={localtime}\n/proc/meminfo:1:x\n/etc/timezone:1:{file}\n"
+@pytest.mark.parametrize("case", cases(__file__, "data/host/zones.json"))
+def test_the_time_zone_is_where_localtime_leads(case):
+    text = "localtime={localtime}\n/proc/meminfo:1:x\n/etc/timezone:1:{file}\n".format(**case)
     outputs = {"host": Output(text, 0), "sysctl": Output("", 0)}
-    assert host.parse(outputs, Policy()).timezone == zone
+    assert host.parse(outputs, Policy()).timezone == case["zone"]
 
 
 def test_peers_share_what_is_not_one_machines_own():

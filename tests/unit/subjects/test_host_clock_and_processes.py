@@ -114,25 +114,11 @@ def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words, uid):
     assert result.fix == "ask ada, or kill -KILL 42"
 
 
-@pytest.mark.parametrize(
-    ("uid", "wchan", "status"),
-    [
-        # Where the node's own storage, devices and drivers are waited for: whoever waits.
-        (4001, "rpc_wait_bit_killable", "fail"),
-        (4001, "io_schedule", "fail"),
-        (4001, "_nv037812rm", "fail"),
-        (4001, "nv_lock_api", "fail"),
-        (4001, "jbd2_log_wait_commit", "fail"),
-        # A lock that may be of the user's own file system.
-        (4001, "walk_component", "warn"),
-        (4001, "", "warn"),
-        # The system's own users serve themselves nothing.
-        (0, "walk_component", "fail"),
-        (33, "", "fail"),
-    ],
-)
-def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(uid, wchan, status):
-    assert judged(node(processes=owned(uid, wchan)))["stuck"].status == status
+@pytest.mark.parametrize("case", cases(__file__, "data/host/waits.json"))
+def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(case):
+    assert (
+        judged(node(processes=owned(case["uid"], case["wchan"])))["stuck"].status == case["status"]
+    )
 
 
 def test_what_is_too_much_to_look_at_is_counted():

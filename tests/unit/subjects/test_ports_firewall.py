@@ -213,26 +213,11 @@ def test_ipv6_counts_where_the_node_has_an_address_also_beside_networks_that_get
     assert (seen.verdict, seen.ports) == (observed.verdict, observed.ports)
 
 
-@pytest.mark.parametrize(
-    ("rules", "rc", "reason"),
-    [
-        (tool("nft", "", "root"), 0, "seen by root alone"),
-        (tool("nft", "Error: Operation not permitted", "1"), 0, "seen by root alone"),
-        (tool("nft", "", "missing"), 0, "nft is not installed"),
-        (tool("nft", "the kernel has the tables inet a", "missing"), 0,
-         "nft is not installed, and the kernel has the tables inet a"),
-        (tool("nft", "\x1b[2J" * 99, "missing"), 0, "nft is not installed, and \x1b"),
-        (tool("iptables", "", "missing") + tool("nft", ""), 0, "iptables is not installed"),
-        (tool("nft", "Error: syntax\nmore", "1"), 0, "nft failed Error: syntax"),
-        (tool("nft", "", "odd"), 0, "a table with an odd name"),
-        ("\n@ tool nft\ntable inet x {\n\tchain i", None, "timed out"),
-        ("", 7, "exit status 7"),
-    ],
-)  # fmt: skip
-def test_rules_that_cannot_be_seen_are_unknown(rules, rc, reason):
-    observed = evaluated(rules, rc=rc)
+@pytest.mark.parametrize("case", cases(__file__, "data/ports/unseen.json"))
+def test_rules_that_cannot_be_seen_are_unknown(case):
+    observed = evaluated(case["rules"], rc=case["rc"])
     assert observed.verdict == "unknown"
-    assert reason in observed.reason
+    assert case["reason"] in observed.reason
 
 
 def test_too_many_rules_are_unknown():
