@@ -316,8 +316,6 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject, effort):
     DO[effort](all_pieces)
 
 
-# --- No parser is left out.
-
 #: What takes a text, bytes or lines that were written elsewhere, by its name and first parameter.
 _PARSER = re.compile(
     r"_?(parse|read|load_json|unpack|expand|answers|cause_of|decoded|tokens)(_|$)"

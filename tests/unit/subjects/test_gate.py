@@ -65,10 +65,6 @@ def planned(observed: Gate, policy: Policy = COMPLETE, **files: bytes) -> list[A
     return [action for change in changes if change for action in change.actions]
 
 
-def described(observed: Gate, **files: bytes) -> list[str]:
-    return [action.describe() for action in planned(observed, **files)]
-
-
 def paths(names: list[str]) -> tuple[str, ...]:
     return tuple(getattr(probe, name) for name in names)
 
@@ -114,9 +110,6 @@ def test_what_is_wrong_is_one_finding_and_somebodys(case):
     assert bool(planned(observed, policy)) is ("deploy" in bad.values())
 
 
-# --- What a deploy does.
-
-
 def test_a_fresh_node_gets_all_of_it_the_bundle_first():
     actions = planned(Gate(python="python3", systemd=True, slurm=True))
     modes = {action.path: action.mode for action in actions if isinstance(action, WriteFile)}
@@ -131,31 +124,29 @@ def test_a_fresh_node_gets_all_of_it_the_bundle_first():
 
 
 def test_only_what_differs_is_written():
-    policy, compiled = CONTENTS[probe.POLICY], f"compile {probe.BUNDLE} for python3"
-    assert described(replace(GOOD, magic="cb0d0d0a"), POLICY=policy) == [compiled]
-    assert described(replace(GOOD, exposed=(probe.COMPILED,)), POLICY=policy) == [
-        f"run chown 0:0 -- {probe.COMPILED}",
-        f"run chmod go-w -- {probe.COMPILED}",
-        compiled,
-    ]
-    other = replace(GOOD, digests={**(GOOD.digests or {}), probe.POLICY: "0" * 64})
-    assert described(other, POLICY=b"{}\n") == [f"change {probe.POLICY}"]
-    scripts = {name: CONTENTS[getattr(probe, name)] for name in ("PROLOG", "HEALTH_CHECK")}
-    closed = replace(GOOD, runs=(probe.RECORD, probe.PROLOG))
-    assert described(closed, **scripts) == [f"run chmod 0755 {probe.HEALTH_CHECK}"]
+    compiled, files = f"compile {probe.BUNDLE} for python3", ("PROLOG", "HEALTH_CHECK", "POLICY")
+    ours = {name: CONTENTS[getattr(probe, name)] for name in files}
+    owned = [f"run chown 0:0 -- {probe.COMPILED}", f"run chmod go-w -- {probe.COMPILED}"]
+    other = {**(GOOD.digests or {}), probe.POLICY: "0" * 64}
+    for changes, files, actions in (
+        ({"magic": "cb0d0d0a"}, ours, [compiled]),
+        ({"exposed": (probe.COMPILED,)}, ours, [*owned, compiled]),
+        ({"digests": other}, {"POLICY": b"{}\n"}, [f"change {probe.POLICY}"]),
+        ({"runs": (probe.RECORD, probe.PROLOG)}, ours, [f"run chmod 0755 {probe.HEALTH_CHECK}"]),
+    ):
+        done = planned(replace(GOOD, **changes), **files)
+        assert [action.describe() for action in done] == actions
 
 
 def test_the_prolog_that_slurm_conf_names_is_never_taken_away():
-    gone = [a.path for a in planned(GOOD, OFF) if isinstance(a, RemoveFile)]
-    assert {probe.PROLOG, probe.HEALTH_CHECK}.isdisjoint(gone)
-    assert gone[0] == probe.WANTED
-    assert probe.BUNDLE in gone
     free = replace(GOOD, slurm_conf=SlurmConf("/etc/slurm/slurm.conf"))
-    gone = [a.path for a in planned(free, OFF) if isinstance(a, RemoveFile)]
+    named, gone = (
+        [a.path for a in planned(observed, OFF) if isinstance(a, RemoveFile)]
+        for observed in (GOOD, free)
+    )
+    assert {probe.PROLOG, probe.HEALTH_CHECK}.isdisjoint(named)
+    assert named[0] == probe.WANTED
     assert set(GOOD.there) <= set(gone)
-
-
-# --- The files.
 
 
 def test_the_node_reads_the_policy_back_as_it_was_declared():
@@ -194,8 +185,6 @@ def test_the_programs_are_sound_sh_and_end_in_time(posix_sh):
     assert int(limit[1]) + 2 <= 60
 
 
-# --- What a node printed.
-
 SLURM = "/etc/slurm/slurm.conf"
 
 
@@ -207,14 +196,9 @@ def parse(*lines: str, now: str = "2000") -> Gate:
 
 def test_a_node_without_the_gate_starts_no_program_for_it():
     (section,) = probe.PROBE.sections
-    done = subprocess.run(
-        ["/bin/sh", "-c", section.script(OFF)],
-        env={"PATH": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    script = f"PATH=/nonexistent\n{section.script(OFF)}"
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
     observed = probe.parse({"gate": Output(done.stdout, 0)}, OFF)
     assert (observed.there, observed.digests) == ((), None)
 
@@ -274,14 +258,10 @@ def test_what_root_runs_is_roots_alone():
     assert {rights: bool(parse(line).exposed) for rights, line in printed.items()} == exposed
 
 
-def test_a_note_is_a_note_or_none():
+def test_a_note_and_a_time_are_what_they_should_be_or_nothing():
     assert parse(f"note={A} {B} a70d0d0a").note == (A, B, "a70d0d0a")
     for text in (f"{A} {B}", f"{A} {B} a70d0d0a x", "", f"{A} /etc/shadow a70d0d0a"):
         assert parse(f"note={text}").note is None
-
-
-def test_a_time_that_is_none_makes_no_sense():
-    with pytest.raises(ProbeError):
-        parse("file=soon 0 644 /run/nodeready/verdict.json")
-    with pytest.raises(ProbeError):
-        parse(now="")
+    for line, now in (("file=soon 0 644 /run/nodeready/verdict.json", "2000"), ("", "")):
+        with pytest.raises(ProbeError):
+            parse(line, now=now)

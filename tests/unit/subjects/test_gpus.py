@@ -145,9 +145,6 @@ def test_facts_to_compare_and_to_learn():
     )
 
 
-# --- Sources that fail.
-
-
 def test_an_instinct_without_its_tool_is_still_a_gpu():
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
     results = Node(bus, smi=NOTHING, links=NOTHING).judged()
@@ -228,9 +225,6 @@ def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest():
     assert bad(results) == {
         "tool": "nvidia-smi failed: WARNING: infoROM is corrupted at gpu 0000:1B:00.0"
     }
-
-
-# --- Links, and the manager of their switches.
 
 
 def test_nvlinks_that_cannot_be_asked():

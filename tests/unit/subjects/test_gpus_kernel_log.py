@@ -52,9 +52,6 @@ def at_99_s(*lines: str) -> str:
     return BOOT + "".join(f"[   99.000001] {line}\n" for line in lines)
 
 
-# --- Tables of lines: every line has a device of its own, and all of them stand in one log.
-
-
 def rows(name: str) -> tuple[tuple[str, str, str], ...]:
     """The table's rows: verdict, source, lines."""
     text = (DATA / name).read_text(encoding="utf-8")
@@ -231,9 +228,6 @@ def test_the_lines_of_amds_own_scraper(scan):
     )
     worst = {address: action for (_, _, address), action in actions(scan(log)).items()}
     assert worst == {"0000:01:00.0": "RESET", "0000:02:00.0": "ISOLATE"}
-
-
-# --- The scan of a log.
 
 
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:

@@ -70,8 +70,6 @@ def test_a_healthy_node_of_each_part_is_well(part, every):
             assert results[check].status == "ok", (driver, check)
 
 
-# --- One value of one GPU is another.
-
 H100, A100, B200 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA B200"
 GB200, GB300, RUBIN = "NVIDIA GB200", "NVIDIA GB300", "NVIDIA Graphics Device"
 V100, T4, L40S = "Tesla V100-SXM2-32GB", "Tesla T4", "NVIDIA L40S"
@@ -143,8 +141,6 @@ def test_one_value_that_differs(case):
         assert f"gpu {AT} ({ADDRESSES[AT]}): " in result.actual
         assert result.fix or status == "unknown" or check == "model"
 
-
-# --- What the tool cannot tell.
 
 #: What stands in the place of a value that the tool cannot tell.
 ERRORS = (
@@ -293,8 +289,6 @@ def test_a_number_of_gpus_that_is_none_is_unknown(text):
     assert verdict_of(results, "tool")[0] == "unknown"
 
 
-# --- What a process calls itself is its user's.
-
 PROCESS_NAMES = [
     "python", "GPU is lost", "[GPU requires reset]", "Unknown Error", "ERR!", "N/A", "", " ",
     "a\nb", "a\n<b", "</process_name>", "</process_name><pid>1</pid>", "a & b", "&lt;", "]]>",
@@ -327,9 +321,6 @@ def test_a_process_cannot_change_a_verdict_by_its_name(name):
 
     assert results(name) == results("python")
     assert results(name)["remapped_rows"][0] == "fail"
-
-
-# --- Links: what they say, and what the model says.
 
 
 def links_of(part: str, driver: str, down: Mapping[int, range], **more: Any) -> dict[str, Result]:
@@ -414,9 +405,6 @@ def test_an_empty_answer_on_links_is_that_of_a_card_without_them(text):
         assert verdict_of(verdicts(variant), "nvlink")[0] == "unknown"
 
 
-# --- The bus.
-
-
 def aer(kind: str, words: str, above: bool = False) -> str:
     path = f"/sys/bus/pci/devices/{ADDRESSES[AT]}/{'../' if above else ''}aer_dev_{kind}"
     return "".join(f"{path}:{line}\n" for line in words.split(";"))
@@ -449,8 +437,6 @@ def test_cliques_are_compared_between_nodes():
     assert present["fabric_clique"] == "32766 of 00000001-0000-0000-0000-000000000001"
     assert "fabric_clique" not in facts.compared(node(L40S, "595.58.03").observed())
 
-
-# --- Recordings: what real machines print.
 
 SAMPLES = paths.SAMPLES / "nvidia-smi"
 RECORDED = sorted(SAMPLES.glob("*.xml")) if SAMPLES.is_dir() else []
@@ -490,8 +476,6 @@ def test_a_whole_gpu_that_is_an_error(word):
     assert {name for name in observed if results[name].status in HEALTHY} == set()
     assert (results["recovery"].status == "fail") is ("lost" in word or "reset" in word)
 
-
-# --- A GPU like one that was read before: what its lines tell is what the whole XML tells.
 
 _VALUES = (
     *("31 C", "-5 C", "200 C", "0 C", "N/A", "[N/A]", "Unknown Error", "", "99999 MiB", "12.5 W"),

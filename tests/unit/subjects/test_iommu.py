@@ -25,8 +25,6 @@ from tests.cases import cases
 
 DATA = "data/iommu.json"
 
-# --- Command lines: taken apart as the kernel does, compared as the kernel compares.
-
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "tokens"))
 def test_tokens_split_at_blanks_outside_quotes_and_end_at_two_dashes(case):
@@ -51,8 +49,6 @@ def test_what_grubs_configuration_makes(case):
     tokens = case["tokens"]
     assert probe.configured(lines).tokens == (None if tokens is None else tuple(tokens))
 
-
-# --- Which entry boots.
 
 TEXTS = Path(__file__).parent / "data" / "iommu"
 GRUB = (TEXTS / "grub.cfg").read_text()
@@ -113,9 +109,6 @@ def test_a_menu_of_its_own_decides_where_boot_loader_entries_are_off(blscfg, ent
     assert booting("redhat", files)[0] == entry
 
 
-# --- Our piece of GRUB's configuration, run by a shell that grub-mkconfig runs under.
-
-
 def run_piece(posix_sh: list[str], before: str, args: tuple[str, ...]) -> list[str]:
     """GRUB_CMDLINE_LINUX and _DEFAULT after `before` and our piece, under `set -e`."""
     show = r'printf "%s\n" "$GRUB_CMDLINE_LINUX" "$GRUB_CMDLINE_LINUX_DEFAULT"'
@@ -139,8 +132,6 @@ def test_an_open_quote_and_an_unset_variable_are_left_as_they_are(posix_sh):
     before = "unset GRUB_CMDLINE_LINUX"
     assert run_piece(posix_sh, before, ("iommu=pt",)) == ["iommu=pt", ""]
 
-
-# --- Nodes.
 
 OWN_GRUB = """GRUB_CMDLINE_LINUX_DEFAULT="quiet iommu=soft"
 live=not an answer of ours
@@ -307,9 +298,6 @@ def test_an_iommu_that_somebody_switched_off_is_reported_not_changed(case):
     switched_off = case.get("actual", "the IOMMU is not switched off")
     assert (verdict.actual, verdict.source) == (switched_off, case.get("source", ""))
     assert (verdict.status, verdict.fixable) == ("warn" if "actual" in case else "ok", False)
-
-
-# --- What a deploy does.
 
 
 def test_the_drop_in_sorts_behind_every_other_and_its_old_name_goes():

@@ -108,8 +108,6 @@ def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
-# --- When it is made.
-
 ONLY = ready.Wanted.of(["proof.collective"])
 
 

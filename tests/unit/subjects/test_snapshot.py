@@ -67,7 +67,8 @@ def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
         section("slow", ":" if own_pipe else "sleep 30", timeout_s=1),
         section("good", "echo c=3"),
     ]
-    outputs = parse_answer(answer(sections), sections, NONCE)
+    noise = "echo welcome; printf 'nodeready/1 ffff gzip\\n@feed begin good\\n'; "
+    outputs = parse_answer(answer(sections, before=noise) + "\nbye\n", sections, NONCE)
     assert outputs["pairs"].values() == {"a": "1", "b": "x=y"}
     assert outputs["hostile"].values() == {"a": "1", "c": "4"}
     assert outputs["bytes"].values()["v"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
@@ -137,30 +138,15 @@ def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
     assert outputs["loud"].require().split() == text.split()
 
 
-def test_a_section_cannot_pose_as_another_and_noise_is_passed_over(answer):
-    fake = "printf '@feed begin other\\nx=1\\n@feed rc 0\\n'; printf '@%s begin other\\n' wrong"
-    sections = [section("mine", fake), section("other", "echo x=2")]
-    text = answer(sections, before="echo welcome; printf 'nodeready/1 ffff gzip\\n'; ")
-    outputs = parse_answer(text + "\nbye\n", sections, NONCE)
-    assert outputs["other"].values() == {"x": "2"}
-
-
 def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "no_newline").write_text("0 1")
-    script = f"""
-    nr_value number /proc/sys/kernel/pid_max
-    nr_value text /proc/sys/kernel/hostname
-    nr_value bare {tmp_path}/no_newline
-    nr_value missing /nonexistent
-    nr_value none /proc/sys/kernel/nonexistent
-    """
-    sections = [section("values", script)]
     kernel = Path("/proc/sys/kernel")
-    assert parse_answer(answer(sections), sections, NONCE)["values"].values() == {
-        "number": (kernel / "pid_max").read_text().strip(),
-        "text": (kernel / "hostname").read_text().strip(),
-        "bare": "0 1",
-    }
+    places = {"number": kernel / "pid_max", "text": kernel / "hostname",
+              "bare": tmp_path / "no_newline", "missing": kernel / "nonexistent"}  # fmt: skip
+    script = "\n".join(f"nr_value {name} {path}" for name, path in places.items())
+    sections = [section("values", script)]
+    found = {name: path.read_text().strip() for name, path in places.items() if path.exists()}
+    assert parse_answer(answer(sections), sections, NONCE)["values"].values() == found
 
 
 @pytest.mark.parametrize("rights", [False, True])
@@ -238,15 +224,10 @@ def test_without_gzip_the_answer_is_plain(tmp_path):
     command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
     # The prologue appends the system's directories; a node without gzip has none there.
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command.stdin.replace(system, "")],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"nodeready/1 {NONCE} plain" in done.stdout
-    assert parse_answer(done.stdout, sections, NONCE)["good"].values() == {"a": "1"}
+    argv = ["/bin/sh", "-c", command.stdin.replace(system, "")]
+    done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, check=False)
+    assert f"nodeready/1 {NONCE} plain" in (text := done.stdout.decode())
+    assert parse_answer(text, sections, NONCE)["good"].values() == {"a": "1"}
 
 
 def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):

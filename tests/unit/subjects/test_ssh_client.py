@@ -32,7 +32,6 @@ KEYS = {"A": A, "B": B, "C": C, "D": D, "NEW": NEW}
 POLICY = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
 ROUTES = (route("10.0.0.0/24 eth0"), route("10.9.0.0/16 ib0"), route("172.17.0.0/16 docker0"))
 
-# --- What a node printed.
 
 RECORDED = f"""\
 host=GPU001
@@ -124,9 +123,6 @@ def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
 
 
-# --- Options.
-
-
 def test_each_pattern_is_tried_by_a_host_that_it_means():
     policy = Policy(ssh_client_hosts=("!login", "gpu*", "10.1.?.*", "n?", "never"))
     assert ssh_client.samples(policy) == ("gpux", "10.1.0.x", "n0")
@@ -167,9 +163,6 @@ def test_the_first_value_wins(case):
     where = f"/etc/ssh/{case['where']}" if "where" in case else None
     assert (winner.where if winner else None) == where
     assert ssh_client.speaks_first(MAIN, files, ("stricthostkeychecking",)) is case["first"]
-
-
-# --- The fleet's lines: who is called what, whose keys are kept, and whose are not.
 
 
 def node(
@@ -324,9 +317,6 @@ def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped():
     ] == []
     assert ssh_client.clean_name("x" * 63) == "x" * 63
     assert ssh_client.clean_key(f"{A} root@gpu1") == A
-
-
-# --- Verdicts.
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "checked"))
