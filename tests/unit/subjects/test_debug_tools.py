@@ -99,9 +99,7 @@ def test_missing_packages_are_one_script_of_the_preferred_manager():
     (script,) = plan(debug_tools.packages, observed, package_lock_wait_s=7)
     assert script.argv == ("nr_packages", "apt-get", "7", "gdb", "pdsh")
     assert script.describe() == "install gdb pdsh with apt-get"
-
-
-def test_a_package_name_stays_one_word_in_the_shell():
+    # A package's name stays one word in the shell.
     text = probe.PROBE.sections[0].script(Policy(packages=("gdb; reboot", "$(x)")))
     assert "for nr_name in 'gdb; reboot' '$(x)'; do" in text
 
@@ -129,15 +127,15 @@ def binary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(py_spy_binary, "binary", lambda *names: " ".join(names).encode())
 
 
-@pytest.mark.parametrize("version", [None, "0.4.0", ""])
 @pytest.mark.usefixtures("binary")
-def test_py_spy_is_written_whole_with_its_bits(version):
-    observed = DebugTools(machine="aarch64", py_spy=version, mode=0o755)
-    write, note = plan(debug_tools.py_spy, observed)
-    assert note == NOTE
-    assert (write.path, write.mode, write.large) == ("/usr/local/bin/py-spy", "0755", True)
-    assert write.content == b"0.4.3 aarch64"
-    assert write.describe().startswith("create" if version is None else "change")
+def test_py_spy_is_written_whole_with_its_bits():
+    for version in (None, "0.4.0", ""):
+        observed = DebugTools(machine="aarch64", py_spy=version, mode=0o755)
+        write, note = plan(debug_tools.py_spy, observed)
+        assert note == NOTE
+        assert (write.path, write.mode, write.large) == (probe.PY_SPY, "0755", True)
+        assert write.content == b"0.4.3 aarch64"
+        assert write.describe().startswith("create" if version is None else "change")
 
 
 @pytest.mark.parametrize(

@@ -195,34 +195,29 @@ def test_a_service_gets_a_drop_in_in_units_of_systemd():
     assert reload == Run(("systemctl", "daemon-reload"))
 
 
-@pytest.mark.parametrize(
-    ("restart", "systemd", "acts"),
-    [((), True, False), (("slurmd",), True, True), (("slurmd",), False, False)],
-)
-def test_a_running_service_waits_for_its_restart(restart, systemd, acts):
-    policy = Policy(restart_services=restart)
-    printed = [f"unit=slurmd {UNIT}", "process=slurmd 4242", *(["systemd=1"] if systemd else [])]
-    observed = node({UNIT: SET, "/proc/4242/limits": proc("0", "1024")}, *printed)
-    result = judged(observed, policy)["limits.running"]
-    assert result.actual == "pending: restart of slurmd (pid 4242: core 0, nofile 1024)"
-    assert (result.status, result.fixable) == (("fail", True) if acts else ("warn", False))
-    assert acts or result.fix == "systemctl restart slurmd, when idle"
-    change = steps.restart.plan(Snapshot({"limits": observed}), policy)
-    commands = [action.argv for action in change.actions] if change else []  # type: ignore[union-attr]
+def test_a_running_service_waits_for_its_restart():
+    files = {UNIT: SET, "/proc/4242/limits": proc("0", "1024")}
     restarts = [("systemctl", "daemon-reload"), ("systemctl", "restart", "slurmd.service")]
-    assert commands == (restarts if acts else [])
+    for restart, systemd, commands in (
+        ((), ["systemd=1"], []), (("slurmd",), ["systemd=1"], restarts), (("slurmd",), [], []),
+    ):  # fmt: skip
+        policy = Policy(restart_services=restart)
+        observed = node(files, f"unit=slurmd {UNIT}", "process=slurmd 4242", *systemd)
+        result = judged(observed, policy)["limits.running"]
+        assert result.actual == "pending: restart of slurmd (pid 4242: core 0, nofile 1024)"
+        assert (result.status, result.fixable) == (("fail", True) if commands else ("warn", False))
+        assert commands or result.fix == "systemctl restart slurmd, when idle"
+        change = steps.restart.plan(Snapshot({"limits": observed}), policy)
+        assert ([action.argv for action in change.actions] if change else []) == commands
 
 
-@pytest.mark.parametrize("nr_open", ["", "many", "\x1b[31m"])
-def test_a_value_that_makes_no_sense_is_refused(nr_open):
-    with pytest.raises(ProbeError, match="no number"):
-        node({}, nr_open=nr_open)
-
-
-@pytest.mark.parametrize("unit", ["evil /x.service", "slurmd x.service"])
-def test_a_unit_that_was_not_asked_for_is_refused(unit):
-    with pytest.raises(ProbeError, match="not asked for"):
-        node({}, f"unit={unit}")
+def test_what_makes_no_sense_is_refused():
+    for nr_open in ("", "many", "\x1b[31m"):
+        with pytest.raises(ProbeError, match="no number"):
+            node({}, nr_open=nr_open)
+    for unit in ("evil /x.service", "slurmd x.service"):
+        with pytest.raises(ProbeError, match="not asked for"):
+            node({}, f"unit={unit}")
 
 
 def test_hostile_lines_stay_data():

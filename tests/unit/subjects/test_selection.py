@@ -47,17 +47,10 @@ def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
     assert selected == observed[1:]
 
 
-@pytest.mark.parametrize(
-    ("only", "subjects"),
-    [
-        (None, CHANGED),
-        ("limits, ptrace", ("ptrace", "limits")),
-        ("ssh*", ("ssh_client",)),
-        ("ptrace.*,p*", ("ptrace", "pdsh")),
-    ],
-)
-def test_subjects_that_are_changed_as_a_whole(only, subjects):
-    assert select_whole(only, CHANGED) == subjects
+def test_subjects_that_are_changed_as_a_whole():
+    assert select_whole(None, CHANGED) == CHANGED
+    assert select_whole("limits, ptrace", CHANGED) == ("ptrace", "limits")
+    assert select_whole("ptrace.*,p*", CHANGED) == ("ptrace", "pdsh")
 
 
 NONE_NAMED = "--only: no check or subject named"
@@ -73,7 +66,6 @@ NONE_NAMED = "--only: no check or subject named"
          "proof.coll*: name it whole: proof.collective"),
         (lambda: select(None, "zzzz"), "--skip zzzz: no such check or subject; there are pt"),
         (lambda: select(""), NONE_NAMED),
-        (lambda: select(" , "), NONE_NAMED),
         (lambda: select("ptrace", "ptrace"), "--skip leaves no check to make"),
         (lambda: select(None, "*"), "--skip leaves no check to make"),
         (lambda: select_whole("ptrace.scope", CHANGED),
@@ -81,7 +73,6 @@ NONE_NAMED = "--only: no check or subject named"
         (lambda: select_whole("limits,*.scope", CHANGED), "is changed as a whole: ptrace"),
         (lambda: select_whole("ptrase", CHANGED), "no such check or subject; did you mean ptrace"),
         (lambda: select_whole("gpus", CHANGED), "gpus: is only looked at, by nodeready audit"),
-        (lambda: select_whole("gpus.present", CHANGED), "is only looked at, by nodeready audit"),
         (lambda: select_whole("proof", CHANGED), "--only proof: is proved, by nodeready ready"),
         (lambda: select_whole(",", CHANGED), NONE_NAMED),
     ],
