@@ -16,41 +16,11 @@ from tests.builders import judging
 from tests.builders.printed import grep_lines
 
 POLICY = Policy()
-FILES: Mapping[str, str] = json.loads(Path(__file__).with_name("host_files.json").read_text())
-TRACKING = """\
-Reference ID    : 0A000001 (10.0.0.1)
-Stratum         : 3
-System time     : 0.000123456 seconds slow of NTP time
-Last offset     : -0.000012345 seconds
-Root delay      : 0.000500000 seconds
-Root dispersion : 0.001200000 seconds
-Leap status     : Normal
-"""
-PACKAGES = """\
-packages=dpkg
-Package: libc6
-Status: install ok installed
-Source: glibc
-Version: 2.35-0ubuntu3.8
---
-Package: gdb
-Status: deinstall ok config-files
-Version: 12.1
-packages=end
-"""
+_HEALTHY = json.loads(Path(__file__).with_suffix(".json").read_text())
+FILES: Mapping[str, str] = _HEALTHY["files"]
+TRACKING, PACKAGES, MOUNTS = (_HEALTHY[name] for name in ("tracking", "packages", "mounts"))
 COUNTS = "zombies=0\nunseen=0\n"
 PROCESSES = f"processes=1\n{COUNTS}processes=end\n"
-MOUNTS = """\
-mounts=begin
-asked=/
-asked=/dev/shm
-nr_fs=4096 1000000 600000 550000 65536 60000 /
-nr_fs=4096 262144 262144 262144 262144 262143 /dev/shm
-mounts=local
-asked=/home
-nr_fs=1048576 1000000 200 200 0 0 /home
-mounts=end
-"""
 
 
 def clock(name: str, text: str, rc: int = 0) -> str:

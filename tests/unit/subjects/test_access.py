@@ -22,76 +22,37 @@ from tests.builders.ssh_client import key
 from tests.cases import cases
 
 DIRECTORIES = "".join(f"at=41ed 0 0 80 {p}\n" for p in ("/", "/usr", "/usr/bin", "/etc/ssh"))
-ELF, SCRIPT = 10_000_000, 370
+
+
+def printed(row: str) -> str:
+    """`MODE PATH [UID GID [SIZE]]` as the look prints it, d before the mode of a directory."""
+    words = row.split()
+    if "=" in words[0]:
+        return row
+    mode, path, *owner = (*words, *("0", "0", "10000000")[len(words) - 2 :])
+    kind = 0o040000 if mode[0] == "d" else 0o100000
+    return f"at={kind | int(mode.strip('d'), 8):x} {' '.join(owner)} {path}"
 
 
 def access(*rows: str):
-    return parse_access({"access": Output(DIRECTORIES + "".join(f"{r}\n" for r in rows), 0)})
+    text = DIRECTORIES + "".join(f"{printed(row)}\n" for row in rows)
+    return parse_access({"access": Output(text, 0)})
 
 
-def row(mode: int, path: str, owner: str = "0 0", size: int = ELF, kind: int = 0o100000) -> str:
-    return f"at={kind | mode:x} {owner} {size} {path}"
-
-
-# Rows -> what is wrong with gdb, and what mends it (path_resolution(7), execvp(3)).
-PROGRAMS = [
-    ([row(0o755, "/usr/bin/gdb")], "", ""),
-    ([row(0o4755, "/usr/bin/gdb")], "", ""),
-    ([row(0o711, "/usr/bin/gdb")], "", ""),
-    ([row(0o711, "/usr/bin/gdb", size=SCRIPT)], "mode 711", "chmod"),
-    ([row(0o700, "/usr/bin/gdb")], "mode 700: users cannot run it", "chmod"),
-    ([row(0o744, "/usr/bin/gdb")], "mode 744", "chmod"),
-    ([row(0o754, "/usr/bin/gdb", "0 2000")], "only members of gid 2000", ""),
-    ([row(0o700, "/usr/bin/gdb", "1000 1000")], "of uid 1000 has mode 700", ""),
-    ([row(0o755, "/usr/bin/gdb", size=0)], "/usr/bin/gdb is empty", "reinstall"),
-    ([row(0o755, "/usr/local/bin/gdb", size=0)], "/usr/local/bin/gdb is empty", ""),
-    # A shell goes on behind a program that its user may not run, and behind a link to nowhere.
-    ([row(0o700, "/usr/local/bin/gdb"), row(0o755, "/usr/bin/gdb")], "", ""),
-    ([row(0o755, "/usr/bin/gdb"), "link=/usr/local/bin/gdb "], "", ""),
-    ([row(0o755, "/usr/local/bin/gdb", size=0), row(0o755, "/usr/bin/gdb")], "is empty", ""),
-    (["link=/usr/bin/gdb "], "a link that leads nowhere", "reinstall"),
-    ([row(0o700, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "/usr/bin has", "chmod"),
-    ([row(0o750, "/usr", "0 2000", kind=0o040000), row(0o755, "/usr/bin/gdb")], "gid 2000", ""),
-    ([row(0o711, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "", ""),
-    # A link leads through directories of its own; those are for a person.
-    (["link=/usr/bin/gdb /opt/gdb/bin/gdb", row(0o755, "/usr/bin/gdb"),
-      row(0o700, "/opt/gdb", kind=0o040000)], "/opt/gdb has mode 700", ""),
-    ([row(0o755, "/usr/bin/gdb"), "unloaded=/usr/bin/gdb libx.so.1: cannot open shared object "
-      "file: No such file or directory"], "does not start: libx.so.1: cannot open", "reinstall"),
-    # Of a script the loader tells that the script is none of its files.
-    ([row(0o755, "/usr/bin/gdb"), "unloaded=/usr/bin/gdb /usr/bin/gdb: invalid ELF header"], "",
-     ""),
-    # Nothing of that name is the package manager's to tell; a row of nonsense tells nothing.
-    ([], "", ""),
-    (["at=zz 0 0 1 /usr/bin/gdb", "at=81ed 0 0 /usr/bin/gdb"], "", ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "words", "mend"), PROGRAMS)
-def test_a_program_as_an_ordinary_user_finds_it(rows, words, mend):
-    result = stuck(access(*rows), "gdb")
-    assert (result is None) == (not words)
+@pytest.mark.parametrize("case", cases(__file__, "data/access.json", "run"))
+def test_a_program_as_an_ordinary_user_finds_it(case):
+    """What is wrong with gdb, and what mends it (path_resolution(7), execvp(3))."""
+    result = stuck(access(*case["rows"]), "gdb")
+    assert (result is None) == ("words" not in case)
     if result:
-        assert words in result.words
-        assert result.mend == mend
+        assert case["words"] in result.words
+        assert result.mend == case.get("mend", "")
 
 
-READABLE = [
-    (row(0o644, "/etc/ssh/x"), ""),
-    (row(0o604, "/etc/ssh/x"), ""),
-    (row(0o600, "/etc/ssh/x"), "mode 600: users cannot read it"),
-    (row(0o640, "/etc/ssh/x", "0 100"), "only members of gid 100 can read it"),
-    (row(0o000, "/etc/ssh/x"), "mode 0"),
-    (row(0o700, "/etc/ssh", kind=0o040000), "/etc/ssh has mode 700: users cannot enter it"),
-    (row(0o754, "/etc/ssh", kind=0o040000), "/etc/ssh has mode 754"),
-    ("link=/etc/ssh/x ", "leads nowhere"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), READABLE)
-def test_a_file_as_an_ordinary_user_reads_it(text, words):
-    barrier = access(row(0o644, "/etc/ssh/x"), text).barrier("/etc/ssh/x", READ)
-    assert words in barrier.words if words else barrier is None
+@pytest.mark.parametrize("case", cases(__file__, "data/access.json", "read"))
+def test_a_file_as_an_ordinary_user_reads_it(case):
+    barrier = access("644 /etc/ssh/x", *case["rows"]).barrier("/etc/ssh/x", READ)
+    assert case["words"] in barrier.words if "words" in case else barrier is None
 
 
 def test_a_section_that_did_not_end_is_no_all_clear():
@@ -110,7 +71,7 @@ def test_a_registered_package_without_its_program():
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
     }
-    debians = access(row(0o755, "/usr/bin/pdsh", size=SCRIPT))
+    debians = access("755 /usr/bin/pdsh 0 0 370")
     want = Policy(packages=("pdsh",))
     (lacks,) = unusable(DebugTools(registered=("pdsh",), access=debians), want)
     assert (lacks.stuck.words, lacks.stuck.mend) == ("/usr/bin/pdsh.bin is gone", "reinstall")

@@ -65,18 +65,7 @@ def iptables(*rules: str, policy: str = "DROP", name: str = "iptables-nft") -> s
 
 STATEFUL = ("ct state established,related accept", 'iifname "lo" accept', "ct state invalid drop")
 #: Sets, maps and chains that the rules of the rows name.
-NAMED = (
-    "\tset allowed {\n\t\ttype inet_service\n\t\tflags interval\n"
-    "\t\telements = { 22, 80-90,\n\t\t\t     29500-29510 }\n\t}\n"
-    "\tset nobody {\n\t\ttype inet_service\n\t}\n"
-    "\tset learnt {\n\t\ttype inet_service\n\t\tflags dynamic,timeout\n\t}\n"
-    "\tset blocked {\n\t\ttype ipv4_addr\n\t\telements = { 203.0.113.8 }\n\t}\n"
-    "\tmap ports {\n\t\ttype inet_service : verdict\n\t\tflags interval\n"
-    "\t\telements = { 22 : drop, 29500-29510 : accept }\n\t}\n"
-    "\tchain in {\n\t\ttcp dport 29500-29510 accept\n\t}\n"
-    "\tchain out {\n\t\treturn\n\t\taccept\n\t}\n"
-    "\tchain loop {\n\t\tjump loop\n\t}\n"
-)
+NAMED = (DATA / "named.nft").read_text()
 
 
 def rules_of(section: str) -> Any:

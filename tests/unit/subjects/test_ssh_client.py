@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,32 +34,9 @@ POLICY = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
 ROUTES = (route("10.0.0.0/24 eth0"), route("10.9.0.0/16 ib0"), route("172.17.0.0/16 docker0"))
 
 
-RECORDED = f"""\
-host=GPU001
-/etc/hosts:127.0.1.1 gpu001.cluster.example gpu001 # ours
-/etc/hosts:10.0.0.1 gpu001.other.example gpu001
-/etc/ssh/ssh_host_ed25519_key.pub:{A} root@gpu001
-key={A} the same again
-/etc/ssh/ssh_config.d/50-site.conf:1:Host *
-/etc/ssh/ssh_config.d/50-site.conf:2:  StrictHostKeyChecking ask
-size=20
-have=ssh
-ask=own gpux
-|user root
-|stricthostkeychecking ask
-|globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
-rc=0
-{exact("/etc/ssh/ssh_known_hosts", "login ssh-rsa AAAA" + chr(10), "abc")}
-{exact("/etc/ssh/ssh_config", "Include /etc/ssh/ssh_config.d/*.conf" + chr(10), "abc")}"""
-NETWORK = (
-    proc(ROUTES, ("10.0.0.1", "10.9.0.1", "172.17.0.1", "10.64.0.9"))
-    + """\
-/proc/net/if_inet6:20010db8000000000000000000000001 02 40 00 80     eth0
-/proc/net/if_inet6:20010db800000000000000000000abcd 02 40 00 01     eth0
-/proc/net/if_inet6:20010db800000000000000000000abce 02 40 00 40     eth0
-/proc/net/if_inet6:fd000000000000000000000000000001 04 40 00 80  docker0
-"""
-)
+PRINTED = Path(__file__).parent / "data" / "ssh_client"
+RECORDED = (PRINTED / "recorded.txt").read_text().replace("KEY", A)
+NETWORK = (PRINTED / "network.txt").read_text()
 
 
 def parse(text: str, rc: int | None = 0, truncated: bool = False, network: str = "") -> SshClient:
