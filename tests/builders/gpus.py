@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -235,16 +236,17 @@ def _texts(part: Part, major: int) -> tuple[dict[str, object], dict[str, bool]]:
     return words, conditions
 
 
-def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
-    """One ``<gpu>``: element -> its text, or the elements in it.
+@cache
+def _elements(part: Part, driver: str) -> list[tuple[list[str], str]]:
+    """The paths of a GPU's elements, and their texts but for the GPU's own words.
 
     A row: paths; since-until of the driver's major version, +condition or -condition of the
     element, and the condition without which its text is N/A; the text.
     """
     major = int(driver.partition(".")[0])
     words, conditions = _texts(part, major)
-    words |= {"index": index, "uuid": nvidia.uuid(index), "bus": f"0000{address.upper()}"}
-    made: dict[str, Any] = {}
+    words |= {name: f"{{{name}}}" for name in ("index", "uuid", "bus")}
+    found = []
     for paths, terms, text in _ELEMENTS:
         shown = text
         for term in terms.split():
@@ -260,11 +262,19 @@ def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
         else:
             for counts in ("ecc_errors/volatile", "ecc_errors/aggregate"):
                 for path in paths.format(counts=counts, **words).split():
-                    *above, last = path.split("/")
-                    place = made
-                    for name in above:
-                        place = place.setdefault(name, {})
-                    place[last] = shown.format(**words)
+                    found.append((path.split("/"), shown.format(**words)))
+    return found
+
+
+def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
+    """One ``<gpu>``: element -> its text, or the elements in it."""
+    words = {"index": index, "uuid": nvidia.uuid(index), "bus": f"0000{address.upper()}"}
+    made: dict[str, Any] = {}
+    for (*above, last), text in _elements(part, driver):
+        place = made
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = text.format(**words)
     return made
 
 
