@@ -203,26 +203,11 @@ def test_a_node_without_the_gate_starts_no_program_for_it():
     assert (observed.there, observed.digests) == ((), None)
 
 
-@pytest.mark.parametrize(
-    ("lines", "conf"),
-    [
-        ([f"slurm={SLURM}"], SlurmConf(SLURM)),
-        ([f"slurm={SLURM}", f"{SLURM}:3:PROLOG = {probe.PROLOG} # ours",
-          f"{SLURM}:4:HealthCheckInterval=300", f"{SLURM}:9:healthcheckinterval=0"],
-         SlurmConf(SLURM, ((probe.PROLOG, f"{SLURM}:3"),), (), "0")),
-        # What is not included does not count.
-        ([f"slurm={SLURM}", "/etc/slurm/old.conf:1:Prolog=/old"], SlurmConf(SLURM)),
-        ([f"slurm={SLURM}", f"{SLURM}:1:include site.conf", "/etc/slurm/site.conf:7:Prolog=/p",
-          "/etc/slurm/site.conf:8:Include /etc/slurm/*.conf"],
-         SlurmConf(SLURM, (("/p", "/etc/slurm/site.conf:7"),))),
-        # Hostile: a line that names itself, or nothing at all.
-        ([f"slurm={SLURM}", f"{SLURM}:1:include slurm.conf", f"{SLURM}:2:Prolog=",
-          f"{SLURM}:3:Prolog"], SlurmConf(SLURM)),
-        ([], None),
-    ],
-)  # fmt: skip
-def test_slurm_conf_is_read_as_slurm_reads_it(lines, conf):
-    assert parse(*lines).slurm_conf == conf
+@pytest.mark.parametrize("case", cases(__file__, "data/slurm_conf.json"))
+def test_slurm_conf_is_read_as_slurm_reads_it(case):
+    conf = parse(*(line.replace("OURS", probe.PROLOG) for line in case["lines"])).slurm_conf
+    seen = None if conf is None else [*vars(conf).values()]
+    assert json.loads(json.dumps(seen).replace(probe.PROLOG, "OURS")) == case["conf"]
 
 
 def test_the_python_that_can_run_it_is_found():

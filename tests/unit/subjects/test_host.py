@@ -12,8 +12,6 @@ from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong
 from tests.cases import cases
 
-PCI = "device=0x74a1"
-
 
 def test_a_healthy_node_fails_nothing():
     observed = node()
@@ -47,27 +45,15 @@ def test_what_a_file_says_of_the_kernel(case):
 SYSCTL = "file=/etc/sysctl.d/9.conf\n/etc/sysctl.d/9.conf:3:kernel.numa_balancing = {}\n"
 
 
-@pytest.mark.parametrize(
-    ("pci", "policy", "live", "boot", "status"),
-    [
-        ("", Policy(), "1", "", "ok"),
-        (PCI, Policy(), "1", "", "warn"),
-        (PCI, Policy(), "0", "", "ok"),
-        (PCI, Policy(), "0", "1", "warn"),
-        (PCI, Policy(numa_balancing=1), "1", "1", "ok"),
-        ("", Policy(numa_balancing=0), "1", "0", "fail"),
-        ("device=0x744c", Policy(), "1", "", "ok"),
-        (PCI, Policy(), "", "", "ok"),
-        ("", Policy(numa_balancing=2), "", "", "fail"),
-    ],
-)
-def test_numa_balancing_now_and_at_the_next_boot(pci, policy, live, boot, status):
-    files = {"/proc/sys/kernel/numa_balancing": live}
-    observed = node(files, pci, sysctl=SYSCTL.format(boot) if boot else "", policy=policy)
-    result = judged(observed, policy)["numa_balancing"]
-    assert result.status == status
-    if result.bad and boot:
-        assert result.source == "/etc/sysctl.d/9.conf:3"
+@pytest.mark.parametrize("case", cases(__file__, "data/host/numa.json"))
+def test_numa_balancing_now_and_at_the_next_boot(case):
+    policy, boot = Policy(numa_balancing=case.get("wanted")), case["boot"]
+    files = {"/proc/sys/kernel/numa_balancing": case["live"]}
+    sysctl = SYSCTL.format(boot) if boot else ""
+    result = judged(node(files, case["pci"], sysctl=sysctl, policy=policy), policy)
+    assert result["numa_balancing"].status == case["status"]
+    if result["numa_balancing"].bad and boot:
+        assert result["numa_balancing"].source == "/etc/sysctl.d/9.conf:3"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/zones.json"))

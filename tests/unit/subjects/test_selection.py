@@ -53,31 +53,13 @@ def test_subjects_that_are_changed_as_a_whole():
     assert select_whole("ptrace.*,p*", CHANGED) == ("ptrace", "pdsh")
 
 
-NONE_NAMED = "--only: no check or subject named"
-
-
-@pytest.mark.parametrize(
-    ("choose", "words"),
-    [
-        (lambda: select("ptrace.scop"), "--only ptrace.scop: no such check or subject; did you"),
-        (lambda: select("gpu"), "did you mean"),
-        (lambda: select("proof.attach"), "--only proof.attach: is proved, by nodeready ready"),
-        (lambda: select("proof.coll*", None, SUBJECTS),
-         "proof.coll*: name it whole: proof.collective"),
-        (lambda: select(None, "zzzz"), "--skip zzzz: no such check or subject; there are pt"),
-        (lambda: select(""), NONE_NAMED),
-        (lambda: select("ptrace", "ptrace"), "--skip leaves no check to make"),
-        (lambda: select(None, "*"), "--skip leaves no check to make"),
-        (lambda: select_whole("ptrace.scope", CHANGED),
-         "--only ptrace.scope: a subject is changed as a whole: ptrace"),
-        (lambda: select_whole("limits,*.scope", CHANGED), "is changed as a whole: ptrace"),
-        (lambda: select_whole("ptrase", CHANGED), "no such check or subject; did you mean ptrace"),
-        (lambda: select_whole("gpus", CHANGED), "gpus: is only looked at, by nodeready audit"),
-        (lambda: select_whole("proof", CHANGED), "--only proof: is proved, by nodeready ready"),
-        (lambda: select_whole(",", CHANGED), NONE_NAMED),
-    ],
-)  # fmt: skip
-def test_words_that_mean_nothing(choose, words):
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "refused"))
+def test_words_that_mean_nothing(case):
+    """whole: of subjects that are changed as a whole; all: proofs are made, too."""
     with pytest.raises(SelectionError) as problem:
-        choose()
-    assert words in str(problem.value)
+        if "whole" in case:
+            select_whole(case["only"], CHANGED)
+        else:
+            more = (SUBJECTS,) if "all" in case else ()
+            select(case.get("only"), case.get("skip"), *more)
+    assert case["words"] in str(problem.value)
