@@ -106,27 +106,22 @@ def test_what_ssh_says_of_one_peer(case):
         assert next(iter(printed)) in result.actual
 
 
-HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
-
-
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        (f"@revoked * {key(2)}", "fail"),
-        (f"@revoked gpu002,x {key(2)}", "fail"),
-        (f"@revoked *,!gpu002 {key(2)}", "ok"),
-        (f"@revoked * {key(7)}", "ok"),
-        (f"@revoked gpu001 {key(2)}", "ok"),
-        (f"@revoked {HASHED}x {key(2)}", "ok"),
-        (f"@cert-authority * {key(2)}", "ok"),
-        (f"# @revoked * {key(2)}", "ok"),
-        ("@revoked", "ok"),
-    ],
-)
-def test_a_line_that_revokes_a_key_of_the_fleet(line, status):
+def test_a_line_that_revokes_a_key_of_the_fleet():
     want = Policy(ssh_known_hosts=LINES)
-    result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
-    assert result.status == status, result
+    statuses = {
+        f"@revoked * {key(2)}": "fail",
+        f"@revoked gpu002,x {key(2)}": "fail",
+        f"@revoked *,!gpu002 {key(2)}": "ok",
+        f"@revoked * {key(7)}": "ok",
+        f"@revoked gpu001 {key(2)}": "ok",
+        f"@revoked |1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|x {key(2)}": "ok",
+        f"@cert-authority * {key(2)}": "ok",
+        f"# @revoked * {key(2)}": "ok",
+        "@revoked": "ok",
+    }
+    for line, status in statuses.items():
+        result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
+        assert result.status == status, result
 
 
 def test_hashed_names_are_known():

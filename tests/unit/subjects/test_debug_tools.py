@@ -16,6 +16,8 @@ from nodeready.subjects.debug_tools import facts as probe
 from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import judge_all
+from tests.builders.verdicts import policy_of
+from tests.cases import cases
 
 DIRECTORIES = "".join(
     f"at=0 0 755 {path}\n" for path in ("/", "/usr/local/bin", "/usr/local", "/usr")
@@ -45,42 +47,16 @@ def plan(step: Any, observed: DebugTools, **policy: Any) -> tuple[Any, ...]:
     return tuple(change.actions) if change else ()
 
 
-@pytest.mark.parametrize(
-    ("text", "policy", "statuses"),
-    [
-        (GOOD, {}, "ok ok"),
-        ("missing=gdb\n" + GOOD, {}, "fail ok"),
-        # The node cannot make us think of a package that the policy does not name.
-        ("missing=evil\n" + GOOD, {}, "ok ok"),
-        ("machine=x86_64\n", {}, "ok fail"),
-        ("machine=riscv64\n", {}, "ok na"),
-        (f"{there(sha256=OTHER)}version=py-spy 0.4.0\n", {}, "ok fail"),
-        # The right words, and another program.
-        (f"{there(sha256=OTHER)}version=py-spy 0.4.3\n", {}, "ok fail"),
-        # A version of which no digest is known counts by its word.
-        (f"{there(sha256=OTHER)}version=py-spy 0.3.9\n", {"py_spy_version": "0.3.9"}, "ok ok"),
-        (f"{there(sha256=OTHER)}version=\n", {}, "ok fail"),
-        (there("0 0 700"), {}, "ok fail"),
-        (f"{there(sha256=OTHER)}version=py-spy \x1b[2J0.4.3\n", {}, "ok fail"),
-        # Others can change it, or what it stands in.
-        (there("1000 0 755"), {}, "ok fail"),
-        (there("0 0 757"), {}, "ok fail"),
-        (there("0 50 775"), {}, "ok fail"),
-        (THEIRS, {}, "ok fail"),
-        (there(before="at=0 1000 2775 /usr/local/bin\n"), {}, "ok fail"),
-        # Debian's group for that directory.
-        (there(before="at=0 999 2775 /usr/local/bin\n"), {}, "ok ok"),
-        ("link=/opt/x\nhops=1\n" + there(), {}, "ok fail"),
-        ("link=/opt/x\n" + there(), {}, "ok ok"),
-        ("link=\nmachine=x86_64\n", {}, "ok fail"),
-        # Without root it may be unreadable, and is not run.
-        (there(sha256=""), {}, "ok fail"),
-        ("", {"packages": (), "py_spy_version": ""}, "na na"),
-    ],
-)
-def test_judged(text, policy, statuses):
-    results = judge_all(checks, parse(text, **policy), Policy(**policy))
-    assert [result.status for result in results] == statuses.split()
+@pytest.mark.parametrize("case", cases(__file__, "data/debug_tools.json"))
+def test_judged(case):
+    """The packages, and py-spy: of which digest, whose, and in whose directories."""
+    names = {"DIRECTORIES": DIRECTORIES.rstrip(), "KNOWN": KNOWN, "OTHER": OTHER}
+    text = "".join(f"{line}\n" for line in case["printed"]).replace("PY_SPY", probe.PY_SPY)
+    for name, value in names.items():
+        text = text.replace(name, value)
+    policy = policy_of(case)
+    results = judge_all(checks, probe.parse({"debug_tools": Output(text, 0)}, policy), policy)
+    assert [result.status for result in results] == case["statuses"].split()
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,6 @@ def test_the_programs_are_sound_sh_and_end_in_time(posix_sh):
     assert int(limit[1]) + 2 <= 60
 
 
-SLURM = "/etc/slurm/slurm.conf"
-
-
 def parse(*lines: str, now: str = "2000") -> Gate:
     text = "\n".join([f"now={now}", *lines, ""])
     observed: Gate = probe.parse({"gate": Output(text, 0)}, ON)

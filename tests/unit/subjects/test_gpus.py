@@ -38,48 +38,42 @@ NOTHING = Output("", 0)
 
 GEFORCE = pci("0000:01:00.0", device="0x1f08", kind="0x030000", driver="nouveau")
 RADEON = pci("0000:0a:00.0", "0x1002", "0x164e", "0x030000", driver="amdgpu")
-VIRTUAL = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
 
 
-@pytest.mark.parametrize(
-    ("bus", "reason", "count"),
-    [
-        ("", "no GPU on the PCI bus", "0 on the PCI bus"),
-        (SERVER, "no GPU on the PCI bus", "0 on the PCI bus"),
-        (RADEON, "display adapters only", "0 on the PCI bus"),
-        (GEFORCE, "display adapters only", "0 on the PCI bus"),
-        (VIRTUAL, "the GPUs (8) belong to virtual machines",
-         "0 on the PCI bus, and 8 of virtual machines"),
-    ],
-)  # fmt: skip
-def test_no_gpu_of_this_host_is_no_fault(bus, reason, count):
-    node = Node(bus, smi=NOTHING, links=NOTHING)
-    results = node.judged()
-    assert {result.status for result in results.values()} == {"na"}, bad(results)
-    assert results["present"].actual == reason
-    assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
+def test_no_gpu_of_this_host_is_no_fault():
+    none, adapters = "no GPU on the PCI bus", "display adapters only"
+    guests = (
+        "the GPUs (8) belong to virtual machines",
+        "0 on the PCI bus, and 8 of virtual machines",
+    )
+    virtual = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
+    for bus, reason in (("", none), (SERVER, none), (RADEON, adapters), (GEFORCE, adapters),
+                        (virtual, guests[0])):  # fmt: skip
+        node = Node(bus, smi=NOTHING, links=NOTHING)
+        results = node.judged()
+        assert {result.status for result in results.values()} == {"na"}, bad(results)
+        assert results["present"].actual == reason
+        count = guests[1] if bus == virtual else "0 on the PCI bus"
+        assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
 
 
 # Fields of GPU 2, which the tool's text cannot have alone -> the only finding.
-@pytest.mark.parametrize(
-    ("fields", "check", "words"),
-    [
-        ({"links": (), "mig": "on"}, "", ""),
-        ({"links": ()}, "nvlink", "all links inactive"),
-        ({"pcie_generation": 3, "idle": False, "virtual": True}, "", ""),
-        # Another model may have other links.
-        ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, "nvlink", None),
-        ({"mig_pending": "on"}, "", ""),
-    ],
-)
-def test_a_field_is_judged_by_its_check_alone(fields, check, words):
+def test_a_field_is_judged_by_its_check_alone():
+    """Fields of GPU 2, which the tool's text cannot have alone -> the only finding."""
     observed = h100().observed()
-    gpus = list(observed.nvidia)
-    gpus[2] = replace(gpus[2], **fields)
-    results = judged(replace(observed, nvidia=tuple(gpus)))
-    results.pop("kernel_faults")
-    expected = {check: f"gpu 2 (0000:52:00.0): {words}"} if check and words else {}
-    assert bad(results) == expected
+    for fields, finding in (
+        ({"links": (), "mig": "on"}, {}),
+        ({"links": ()}, {"nvlink": "gpu 2 (0000:52:00.0): all links inactive"}),
+        ({"pcie_generation": 3, "idle": False, "virtual": True}, {}),
+        # Another model may have other links.
+        ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, {}),
+        ({"mig_pending": "on"}, {}),
+    ):
+        gpus = list(observed.nvidia)
+        gpus[2] = replace(gpus[2], **fields)
+        results = judged(replace(observed, nvidia=tuple(gpus)))
+        results.pop("kernel_faults")
+        assert bad(results) == finding
 
 
 def test_equal_findings_stand_together():

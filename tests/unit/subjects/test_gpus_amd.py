@@ -158,40 +158,20 @@ def test_the_script_asks_the_tool_three_times_and_no_more(tmp_path):
     assert (len(gpus), tool.state) == (8, "ok")
 
 
-def node(*files: DeviceFile, vendor: str = "amd", device: str = "74a1") -> Gpus:
+def node(vendor: str = "amd") -> Gpus:
     driver = "amdgpu" if vendor == "amd" else "nvidia"
-    pci = PciGpu("0000:05:00.0", vendor, device, driver, pci_class="120000")
-    return Gpus(pci=(pci,), amd_tool=Tool("amd-smi", "ok"), device_files=files)
+    pci = PciGpu("0000:05:00.0", vendor, "74a1", driver, pci_class="120000")
+    return Gpus(pci=(pci,), amd_tool=Tool("amd-smi", "ok"))
 
 
-def file(path: str, mode: str, gid: int = 109) -> DeviceFile:
-    return DeviceFile(path, mode, 0, gid)
-
-
-OPEN, GROUP, ROOT = "crw-rw-rw-", "crw-rw----", "crw-------"
-RENDER = "/dev/dri/renderD128"
-
-
-@pytest.mark.parametrize(
-    ("observed", "status", "actual"),
-    [
-        (node(file("/dev/kfd", OPEN), file(RENDER, OPEN)), "ok", "for everybody"),
-        (node(file("/dev/kfd", GROUP), file(RENDER, OPEN)), "ok", "group 109 only"),
-        (node(file("/dev/kfd", GROUP, 0), file(RENDER, OPEN)), "fail", f"/dev/kfd {GROUP}"),
-        (node(file("/dev/kfd", OPEN), file(RENDER, ROOT)), "fail", f"{RENDER} {ROOT}"),
-        (node(file(RENDER, OPEN)), "fail", "/dev/kfd is missing"),
-        (node(file("/dev/kfd", OPEN)), "fail", "/dev/dri/renderD* is missing"),
-        (node(), "unknown", "no device file"),
-        (node(file("/dev/nvidia0", OPEN), vendor="nvidia"), "ok", "for everybody"),
-        (node(file("/dev/nvidia0", ROOT, 0), vendor="nvidia"), "fail", "/dev/nvidia0"),
-        (node(file("/dev/nvidia-caps", ROOT, 0), vendor="nvidia"), "na", "no program"),
-        (node(file(RENDER, ROOT), vendor="nvidia"), "na", "no program"),
-        (Gpus(), "na", "no GPU"),
-    ],
-)  # fmt: skip
-def test_jobs_must_be_able_to_open_the_device_files(observed, status, actual):
-    result = device_access(observed, POLICY)
-    assert (result.status, actual in result.actual) == (status, True)
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/device_files.json"))
+def test_jobs_must_be_able_to_open_the_device_files(case):
+    """files: path, mode and group of root's."""
+    files = tuple(DeviceFile(path, mode, 0, gid) for path, mode, gid in case["files"])
+    vendor = case.get("vendor", "amd")
+    result = device_access(replace(node(vendor), device_files=files) if vendor else Gpus(), POLICY)
+    status, _, words = case["verdict"].partition(": ")
+    assert (result.status, words in result.actual) == (status, True)
 
 
 def test_errors_of_xgmi_fail_and_a_tool_that_hangs_is_no_zero():

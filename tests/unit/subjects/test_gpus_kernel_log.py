@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -350,47 +351,33 @@ def test_the_table_has_an_action_and_a_source_for_each_code():
     assert kernel_log.lookup(77777).action == "MONITOR"
 
 
-def gpus(*faults: KernelFault, log: str = "ok", detail: str = "dmesg", recovery: str = "") -> Gpus:
+def gpus(*faults: KernelFault, log: Any = ("ok", "dmesg"), recovery: str | None = None) -> Gpus:
     return Gpus(
         pci=(PciGpu("0000:5e:00.0", "nvidia", "2330", "nvidia", pci_class="030200"),),
-        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery or None, recovery_named=True),),
+        nvidia=(Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery, recovery_named=True),),
         nvidia_tool=Tool("nvidia-smi", "ok"),
         kernel_faults=faults,
-        kernel_log=Tool("kernel log", log, detail),
+        kernel_log=Tool("kernel log", *log),
     )
 
 
-def fault(code: int, address: str = "0000:5e:00.0", count: int = 1) -> KernelFault:
-    return KernelFault("xid", code, address, "", kernel_log.lookup(code).action, count)
-
-
-@pytest.mark.parametrize(
-    ("observed", "status", "actual", "fix"),
-    [
-        (gpus(), "ok", "none", ""),
-        (gpus(fault(31, count=4)), "ok", "only of applications: Xid 31 GPU memory page fault", ""),
-        (gpus(fault(63)), "warn", "Xid 63 GPU memory remapping event: gpu 3", "open a case"),
-        (gpus(fault(400)), "warn", "unknown Xid 400: gpu 3 (0000:5e:00.0)", "open a case"),
-        (gpus(fault(54)), "fail", "Xid 54 auxiliary power is not connected", "open a case"),
-        (gpus(fault(63), fault(119, count=2), fault(79, "0000:9b:00.0")), "fail",
-         "Xid 79 GPU has fallen off the bus: 0000:9b:00.0, "
-         "Xid 119 GSP RPC timeout: gpu 3 (0000:5e:00.0), 2 times", "drain and reboot"),
-        (gpus(fault(119)), "fail", "Xid 119", "nvidia-smi --gpu-reset -i 0000:5e:00.0"),
-        (gpus(fault(119), recovery="reset"), "fail", "Xid 119", "nvidia-smi --gpu-reset"),
-        (gpus(fault(119), recovery="none"), "warn", "Xid 119", "open a case"),
-        (gpus(fault(79), recovery="none"), "fail", "Xid 79", "reboot"),
-        (gpus(log="failed", detail="needs root"), "unknown", "kernel log failed: needs root", ""),
-        (gpus(log="timed out", detail=""), "unknown", "kernel log timed out", ""),
-        (Gpus(kernel_log=Tool("kernel log", "failed")), "na", "no GPU on the PCI bus", ""),
-    ],
-)  # fmt: skip
-def test_the_worst_fault_decides(observed, status, actual, fix):
+@pytest.mark.parametrize("case", cases(__file__, "data/gpus/faults.json"))
+def test_the_worst_fault_decides(case):
+    """faults: Xid, device and count; verdict: how the actual value begins."""
+    faults = [
+        KernelFault("xid", code, address, "", kernel_log.lookup(code).action, count)
+        for code, address, count in case.get("faults", ())
+    ]
+    observed = gpus(*faults, log=case.get("log", ("ok",)), recovery=case.get("recovery"))
+    if "bare" in case:
+        observed = replace(observed, pci=(), nvidia=())
     result = kernel_faults(observed, POLICY)
+    status, _, actual = case["verdict"].partition(": ")
     assert result.status == status
     assert result.actual.startswith(actual)
-    assert fix in result.fix
+    assert case.get("fix", "") in result.fix
     ignored = kernel_faults(observed, Policy(xid_ignore=(63, 119)))
-    assert (ignored.status == "ok") == (status == "ok" or actual.startswith(("Xid 63", "Xid 119")))
+    assert (ignored.status == "ok") == (status == "ok" or actual[:7] in ("Xid 63 ", "Xid 119"))
 
 
 FORGED = "0000:3b:00): 79, pid=1, GPU has fallen off the bus."

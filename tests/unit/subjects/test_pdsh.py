@@ -56,20 +56,18 @@ def test_a_good_node_has_nothing_to_do():
         assert step.plan(Snapshot({"pdsh": observed}), POLICY) is None
 
 
-@pytest.mark.parametrize(
-    ("printed", "packages", "installed", "rcmd"),
-    [
-        ("", ("gdb", "pdsh"), ("fail", True), "fail"),
+def test_pdsh_that_is_missing():
+    both = ("gdb", "pdsh")
+    for printed, packages, installed, rcmd in (
+        ("", both, ("fail", True), "fail"),
         ("", ("gdb",), ("fail", False), "na"),
         # Without its ssh module, a package of its own on RHEL and SLES.
-        ("have=pdsh\n", ("gdb", "pdsh"), ("warn", False), "fail"),
-    ],
-)
-def test_pdsh_that_is_missing(printed, packages, installed, rcmd):
-    policy = Policy(packages=packages, pdshrc_users=("ml",))
-    results = judged(node(printed, policy=policy), policy)
-    result = results["pdsh.installed"]
-    assert ((result.status, result.fixable), results["pdsh.rcmd"].status) == (installed, rcmd)
+        ("have=pdsh\n", both, ("warn", False), "fail"),
+    ):
+        policy = Policy(packages=packages, pdshrc_users=("ml",))
+        results = judged(node(printed, policy=policy), policy)
+        result = results["pdsh.installed"]
+        assert ((result.status, result.fixable), results["pdsh.rcmd"].status) == (installed, rcmd)
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
 
 
@@ -189,22 +187,20 @@ def test_a_users_home(printed, trouble, content):
     assert replace(node(MODULE, printed, USERS).users[0], uid=None) == user
 
 
-@pytest.mark.parametrize(
-    ("users", "status"),
-    [
-        (home("ml", "file", "mine=1"), "warn"),
-        (home("ml", "nofile ") + home("eve", "nofile "), "warn"),
-        (home("ml", "file", "mine=1") + home("root", "nofile "), "fail"),
-        (home("ml", "file").replace("uid=ml 1000", "uid=ml 999"), "fail"),
-        (home("ml", "file").replace("uid=ml 1000\n", ""), "fail"),
-    ],
-)
-def test_a_persons_block_stops_no_job_and_roots_does(users, status):
+def test_a_persons_block_stops_no_job_and_roots_does():
     policy = replace(USERS, pdshrc_users=("ml", "eve", "root"))
-    observed = node(MODULE, users, policy)
-    known = tuple(user for user in observed.users if user.home)
-    result = judged(replace(observed, users=known), policy)["pdsh.pdshrc"]
-    assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
+    mine, none = home("ml", "file", "mine=1"), home("ml", "file")
+    for users, status in (
+        (mine, "warn"),
+        (home("ml", "nofile ") + home("eve", "nofile "), "warn"),
+        (mine + home("root", "nofile "), "fail"),
+        (none.replace("uid=ml 1000", "uid=ml 999"), "fail"),
+        (none.replace("uid=ml 1000\n", ""), "fail"),
+    ):
+        observed = node(MODULE, users, policy)
+        known = tuple(user for user in observed.users if user.home)
+        result = judged(replace(observed, users=known), policy)["pdsh.pdshrc"]
+        assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
 
 
 def test_homes_that_hang_or_are_no_paths_cost_only_their_checks():

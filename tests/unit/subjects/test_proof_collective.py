@@ -20,34 +20,24 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.look import Look
 from tests.builders.judging import by_name
+from tests.cases import cases
 
 USER = User("ml", 2000, True, "")
 GOOD = Collective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
 SILENT = Unknown(facts.UNFINISHED)
 LEFT_OUT = "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
-GROUPS = ("fails in all groups [3]", "dies alone [1]")
-ECC = "GPU 3: 2 new uncorrected ECC errors"
 
 
-@pytest.mark.parametrize(
-    ("collective", "status", "actual"),
-    [
-        (GOOD, "ok", "torch 2.13.0 over gloo: sums of the job's PyTorch"),
-        (Collective(1), "na", "one node alone"),
-        (None, "na", "not proved"),
-        (SILENT, "unknown", "did not finish in time"),
-        (Collective(12, "torch", against=GROUPS), "fail", "; ".join(GROUPS)),
-        # Evidence counts more than what was not tested, and than warnings.
-        (Collective(12, against=("dies [1]",), untested="stopped"), "fail", "dies [1]"),
-        (Collective(12, untested="7 GPUs, 8 on 11 nodes"), "unknown", "7 GPUs, 8 on 11 nodes"),
-        (Collective(12, untested="no PyTorch", lacking=True), "na", "no PyTorch"),
-        (Collective(12, "torch", warnings=(ECC,)), "warn", ECC),
-    ],
-)
-def test_what_is_judged_of_a_node(collective, status, actual):
-    result = by_name(checks, Proved(USER, collective=collective), Policy())["collective"]
-    assert (result.status, result.actual) == (status, actual)
-    assert (result.fix == LEFT_OUT) == (status == "fail")
+@pytest.mark.parametrize("case", cases(__file__, "data/collective.json"))
+def test_what_is_judged_of_a_node(case):
+    """Evidence counts more than what was not tested, and than warnings."""
+    found = case["collective"]
+    if found:
+        told = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
+        found = SILENT if "silent" in told else Collective(**told)
+    result = by_name(checks, Proved(USER, collective=found), Policy())["collective"]
+    assert f"{result.status}: {result.actual}" == case["name"]
+    assert (result.fix == LEFT_OUT) == (result.status == "fail")
 
 
 def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smoke:

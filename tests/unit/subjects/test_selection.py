@@ -56,10 +56,8 @@ def test_subjects_that_are_changed_as_a_whole():
 @pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "refused"))
 def test_words_that_mean_nothing(case):
     """whole: of subjects that are changed as a whole; all: proofs are made, too."""
+    words = (case.get("only"), case.get("skip"), *((SUBJECTS,) if "all" in case else ()))
+    choose, *given = (select_whole, words[0], CHANGED) if "whole" in case else (select, *words)
     with pytest.raises(SelectionError) as problem:
-        if "whole" in case:
-            select_whole(case["only"], CHANGED)
-        else:
-            more = (SUBJECTS,) if "all" in case else ()
-            select(case.get("only"), case.get("skip"), *more)
+        choose(*given)
     assert case["words"] in str(problem.value)
