@@ -34,33 +34,19 @@ VERSION = (
 
 
 def pci(
-    address: str,
-    vendor: str = "0x10de",
-    device: str = "0x2330",
-    kind: str = "0x030200",
-    *,
-    driver: str = "nvidia",
-    width: int = 16,
-    most: int = 16,
-) -> str:
+    address: str, vendor="0x10de", device="0x2330", kind="0x030200", *,
+    driver="nvidia", width=16, most=16,
+) -> str:  # fmt: skip
     """What the section prints of one device."""
     uevent = [f"DRIVER={driver}"] if driver else []
-    uevent += [f"PCI_CLASS={kind[2:].upper()}", f"PCI_SLOT_NAME={address}"]
     files = {
-        "vendor": [vendor],
-        "class": [kind],
-        "device": [device],
-        "uevent": uevent,
-        "numa_node": ["0"],
-        "current_link_width": [str(width)],
-        "max_link_width": [str(most)],
+        "vendor": [vendor], "class": [kind], "device": [device],
+        "uevent": [*uevent, f"PCI_CLASS={kind[2:].upper()}", f"PCI_SLOT_NAME={address}"],
+        "numa_node": ["0"], "current_link_width": [str(width)], "max_link_width": [str(most)],
         "current_link_speed": ["32.0 GT/s PCIe"],
-    }
-    return "".join(
-        f"/sys/bus/pci/devices/{address}/{name}:{line}\n"
-        for name, lines in files.items()
-        for line in lines
-    )
+    }  # fmt: skip
+    root = f"/sys/bus/pci/devices/{address}"
+    return "".join(f"{root}/{name}:{line}\n" for name, lines in files.items() for line in lines)
 
 
 def switch(address: str) -> str:

@@ -17,24 +17,21 @@ from nodeready.triage.stacks.document import (
 )
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
 
-LOOP = (
-    Frame("<module>", "train.py", 131),
-    Frame("main", "train.py", 120),
-    Frame("train_epoch", "train.py", 88),
-)
-REDUCE = (
-    *LOOP,
-    Frame("step", "trainer.py", 61),
-    Frame("wrapper", "torch/distributed/c10d_logger.py", 83),
-    Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2806),
-)
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    """``main train.py 9 > step train.py 4`` as frames, root to leaf."""
+    rows = (part.rsplit(" ", 2) for part in text.split(" > "))
+    return tuple(Frame(function, file, int(line)) for function, file, line in rows)
+
+
+_TORCH = "torch/distributed/c10d_logger.py 83 > all_reduce torch/distributed/distributed_c10d.py"
+_DATA = "torch/utils/data"
+LOOP = _frames("<module> train.py 131 > main train.py 120 > train_epoch train.py 88")
+REDUCE = (*LOOP, *_frames(f"step trainer.py 61 > wrapper {_TORCH} 2806"))
 READ = (
     *LOOP,
-    Frame("__next__", "torch/utils/data/dataloader.py", 701),
-    Frame("_next_data", "torch/utils/data/dataloader.py", 757),
-    Frame("fetch", "torch/utils/data/_utils/fetch.py", 52),
-    Frame("__getitem__", "dataset.py", 40),
-    Frame("read", "shards.py", 17),
+    *_frames(f"__next__ {_DATA}/dataloader.py 701 > _next_data {_DATA}/dataloader.py 757"),
+    *_frames(f"fetch {_DATA}/_utils/fetch.py 52 > __getitem__ dataset.py 40 > read shards.py 17"),
 )
 SAVE = (*LOOP[:2], Frame("save", "checkpoint.py", 33), Frame("fsync", "files.py", 9))
 WAITS = "waits for the other ranks in all_reduce: look at the ranks that are not there"

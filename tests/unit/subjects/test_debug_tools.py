@@ -80,15 +80,12 @@ def test_missing_packages_are_one_script_of_the_preferred_manager():
     assert "for nr_name in 'gdb; reboot' '$(x)'; do" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "step", "number", "actual", "fix"),
-    [
-        ("missing=gdb\nmachine=x86_64\n", debug_tools.packages, 0, "missing: gdb; none of",
-         "install gdb the way this distribution does"),
-        (THEIRS, debug_tools.py_spy, 1, "others can change /usr/local/bin",
-         "chown root /usr/local/bin; chmod go-w /usr/local/bin"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "step", "number", "actual", "fix"), [
+    ("missing=gdb\nmachine=x86_64\n", debug_tools.packages, 0, "missing: gdb; none of",
+     "install gdb the way this distribution does"),
+    (THEIRS, debug_tools.py_spy, 1, "others can change /usr/local/bin",
+     "chown root /usr/local/bin; chmod go-w /usr/local/bin"),
+])  # fmt: skip
 def test_what_no_deploy_repairs_is_a_persons(text, step, number, actual, fix):
     observed = parse(text)
     result = judge_all(checks, observed, Policy())[number]

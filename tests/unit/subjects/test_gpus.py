@@ -166,21 +166,18 @@ def test_one_that_fell_off_the_bus():
     assert h100(smi=sick).judged()["ecc_errors"].status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "actual"),
-    [
-        (Output(f"{PREFIX}nr_stuck=77 3600\n", 0), "fail",
-         "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
-        (Output(PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
-        (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
-         "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
-        (NOTHING, "warn", "nvidia-smi is not installed"),
-        (Output("nr_hidden=8\n", 0), "unknown",
-         "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
-        (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
-        (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("answer", "status", "actual"), [
+    (Output(f"{PREFIX}nr_stuck=77 3600\n", 0), "fail",
+     "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
+    (Output(PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
+    (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
+     "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
+    (NOTHING, "warn", "nvidia-smi is not installed"),
+    (Output("nr_hidden=8\n", 0), "unknown",
+     "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
+    (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
+    (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
+])  # fmt: skip
 def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(answer, status, actual):
     results = h100(smi=answer).judged(gpu_mig="off", gpu_idle=True, gpu_count=8)
     assert results["tool"].status == status

@@ -106,41 +106,35 @@ def test_the_kernel_names_processes_and_bad_pages():
 HALF = {"static": amd_smi.outputs()["static"]}
 
 
-@pytest.mark.parametrize(
-    ("output", "state", "detail"),
-    [
-        (Output("", 0), "missing", ""),
-        (Output("", None), "timed out", ""),
-        (Output(ran(HALF).text + "\n@a1 run metric\n{", None, nonce="a1"), "timed out", "metric"),
-        (Output(f"{BEFORE}\n@a1 run static\n[", None, True, "a1"), "nonsense", "too long"),
-        (Output(f"{BEFORE}module=no\n", 0), "failed", "not loaded"),
-        (Output(f"{BEFORE}stuck=77\n", 0), "stuck", "process 77"),
-        (ran({"static": "Traceback\nError: no driver"}, status=255), "failed", "no driver"),
-        (ran({"static": '{"gpu_data": [{"gpu": 0,'}), "nonsense", "gpu_data"),
-        (ran({"static": "[]"}), "nonsense", "[]"),
-        (ran({"rocm": "WARNING: No JSON data to report"}, "have=rocm-smi\n"), "nonsense", "WARN"),
-        # rocm-smi complains and shows all, or nothing.
-        (ran({"rocm": '{"card0": {"PCI Bus": "0000:C1:00.0"}}'}, "have=rocm-smi\n", 1), "ok", ""),
-        (ran({"rocm": "{}"}, "have=rocm-smi\n", 1), "failed", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("output", "state", "detail"), [
+    (Output("", 0), "missing", ""),
+    (Output("", None), "timed out", ""),
+    (Output(ran(HALF).text + "\n@a1 run metric\n{", None, nonce="a1"), "timed out", "metric"),
+    (Output(f"{BEFORE}\n@a1 run static\n[", None, True, "a1"), "nonsense", "too long"),
+    (Output(f"{BEFORE}module=no\n", 0), "failed", "not loaded"),
+    (Output(f"{BEFORE}stuck=77\n", 0), "stuck", "process 77"),
+    (ran({"static": "Traceback\nError: no driver"}, status=255), "failed", "no driver"),
+    (ran({"static": '{"gpu_data": [{"gpu": 0,'}), "nonsense", "gpu_data"),
+    (ran({"static": "[]"}), "nonsense", "[]"),
+    (ran({"rocm": "WARNING: No JSON data to report"}, "have=rocm-smi\n"), "nonsense", "WARN"),
+    # rocm-smi complains and shows all, or nothing.
+    (ran({"rocm": '{"card0": {"PCI Bus": "0000:C1:00.0"}}'}, "have=rocm-smi\n", 1), "ok", ""),
+    (ran({"rocm": "{}"}, "have=rocm-smi\n", 1), "failed", ""),
+])  # fmt: skip
 def test_a_tool_that_fails_is_named_with_its_reason(output, state, detail):
     _, tool, _ = amd.parse(output)
     assert (tool.state, detail in tool.detail) == (state, True)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        "[\n" * 50_000,
-        '{"gpu_data": [{"gpu": 0, "bus": {"bdf": "\x1b[31m[red]../../x\udcff"}, "asic": []}]}',
-        '[{"gpu": 0, "bus": "N/A", "limit": 7, "vram": {"size": {"value": [], "unit": {}}}}]',
-        '[{"gpu": 1e999, "asic": NaN}, {"gpu": 0, "bus": {"max_pcie_width": 1e308}}]',
-        '[{"gpu": 0, "bus": {"max_pcie_width": ' + "9" * 100_000 + "}}]",
-        '[{"gpu": {"gpu": {}}}, null, [[]], {"gpu": true}, {"gpu": -1}]',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "[" * 100_000,
+    "[\n" * 50_000,
+    '{"gpu_data": [{"gpu": 0, "bus": {"bdf": "\x1b[31m[red]../../x\udcff"}, "asic": []}]}',
+    '[{"gpu": 0, "bus": "N/A", "limit": 7, "vram": {"size": {"value": [], "unit": {}}}}]',
+    '[{"gpu": 1e999, "asic": NaN}, {"gpu": 0, "bus": {"max_pcie_width": 1e308}}]',
+    '[{"gpu": 0, "bus": {"max_pcie_width": ' + "9" * 100_000 + "}}]",
+    '[{"gpu": {"gpu": {}}}, null, [[]], {"gpu": true}, {"gpu": -1}]',
+])  # fmt: skip
 @pytest.mark.parametrize("call", ["static", "metric", "xgmi", "rocm"])
 def test_hostile_output_harms_nothing(text, call):
     gpus, _, _ = amd.parse(ran({**amd_smi.outputs(), call: text}))
@@ -313,22 +307,19 @@ def links_with(word: str) -> str:
     return json.dumps(rows)
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "wanted"),
-    [
-        (links_with("U"), 0, "ok"),
-        (links_with("D"), 0, "fail"),
-        (links_with("ERR!"), 0, "fail"),
-        (links_with("None"), 0, "fail"),
-        # Unequal numbers of links are a warning of their own.
-        (links_with("N/A"), 0, "warn"),
-        ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
-        ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "fail"),
-        ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
-        ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
-        ("[]", 0, "na"),
-    ],
-)
+@pytest.mark.parametrize(("text", "status", "wanted"), [
+    (links_with("U"), 0, "ok"),
+    (links_with("D"), 0, "fail"),
+    (links_with("ERR!"), 0, "fail"),
+    (links_with("None"), 0, "fail"),
+    # Unequal numbers of links are a warning of their own.
+    (links_with("N/A"), 0, "warn"),
+    ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
+    ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "fail"),
+    ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
+    ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
+    ("[]", 0, "na"),
+])  # fmt: skip
 def test_links_that_could_not_be_asked_are_not_up(text, status, wanted):
     answer = Answer("MI300X", "25")
     answer.xgmi, answer.status["xgmi"] = text, status

@@ -187,17 +187,14 @@ def test_every_code_of_the_catalog():
     assert len(CODES) == len({code for code, _ in CODES}) > 100
 
 
-@pytest.mark.parametrize(
-    ("code", "driver", "wanted"),
-    [
-        (109, "565.57.01", "fail"),
-        (109, "570.86.15", "warn"),
-        (143, "570.86.15", "fail"),
-        (143, "575.51.03", "warn"),
-        (95, "550.54.15", "fail"),
-        (95, "", "warn"),
-    ],
-)
+@pytest.mark.parametrize(("code", "driver", "wanted"), [
+    (109, "565.57.01", "fail"),
+    (109, "570.86.15", "warn"),
+    (143, "570.86.15", "fail"),
+    (143, "575.51.03", "warn"),
+    (95, "550.54.15", "fail"),
+    (95, "", "warn"),
+])  # fmt: skip
 def test_a_driver_answers_only_for_the_codes_that_it_links(code, driver, wanted):
     assert after(code, "none", True, driver) == wanted
 
@@ -305,19 +302,16 @@ def test_a_log_that_may_not_be_read_is_not_an_empty_one(scan, journal):
     assert tool.state == "failed"
 
 
-@pytest.mark.parametrize(
-    ("output", "state"),
-    [
-        (Output("", None), "timed out"),
-        (Output("scan=dmesg\nstatus=0\nlines=9\nfault=1 1 NVRM: Xid", None), "timed out"),
-        (Output("x" * 99, None, truncated=True), "nonsense"),
-        # Without a GPU the section does not run at all.
-        (Output("", 0), "missing"),
-        (Output("awk: not found", 127), "nonsense"),
-        (Output("scan=dmesg\nstatus=\nlines=\nend=dmesg\n", 0), "failed"),
-        (Output("scan=dmesg\nstatus=0\nlines=" + "9" * 5000 + "\nend=dmesg\n", 0), "failed"),
-    ],
-)
+@pytest.mark.parametrize(("output", "state"), [
+    (Output("", None), "timed out"),
+    (Output("scan=dmesg\nstatus=0\nlines=9\nfault=1 1 NVRM: Xid", None), "timed out"),
+    (Output("x" * 99, None, truncated=True), "nonsense"),
+    # Without a GPU the section does not run at all.
+    (Output("", 0), "missing"),
+    (Output("awk: not found", 127), "nonsense"),
+    (Output("scan=dmesg\nstatus=\nlines=\nend=dmesg\n", 0), "failed"),
+    (Output("scan=dmesg\nstatus=0\nlines=" + "9" * 5000 + "\nend=dmesg\n", 0), "failed"),
+])  # fmt: skip
 def test_half_an_answer_is_no_clean_log(output, state):
     faults, tool = kernel_log.parse(output)
     assert (faults, tool.state) == ((), state)
@@ -398,15 +392,12 @@ def test_a_fault_beside_such_a_process_counts(scan):
     assert actions(scan(BOOT + log)) == {("xid", 79, "0000:3b:00.0"): "REBOOT"}
 
 
-@pytest.mark.parametrize(
-    "first",
-    [
-        "NVRM: GPU at PCI:0",
-        # Of another CPU, in the same moment.
-        "pcieport 0000:3a:00.0: AER: Uncorrectable (Fatal) error message received",
-        "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
-    ],
-)
+@pytest.mark.parametrize("first", [
+    "NVRM: GPU at PCI:0",
+    # Of another CPU, in the same moment.
+    "pcieport 0000:3a:00.0: AER: Uncorrectable (Fatal) error message received",
+    "{1}[Hardware Error]: Hardware error from APEI Generic Hardware Error Source: 0",
+])  # fmt: skip
 def test_a_fault_in_the_same_moment_as_a_devices_line_counts(scan, first):
     log = f"[   99.000001] {first}\n[   99.000001] NVRM: Xid (PCI:{FORGED}\n"
     assert actions(scan(BOOT + log))[("xid", 79, "0000:3b:00.0")] == "REBOOT"

@@ -252,15 +252,12 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name):
     assert verdict_of(results, "remapped_rows")[0] == "fail"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("31 C", 31), ("31", 31), ("31C", 31), ("-2 C", -2), ("16x", 16), ("2560 bank(s)", 2560),
-        ("700.00 W", 700), ("0", 0),
-        ("31 F", None), ("31 C?", None), ("0 Unknown Error", None), ("0x10", None), ("1e3", None),
-        ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "value"), [
+    ("31 C", 31), ("31", 31), ("31C", 31), ("-2 C", -2), ("16x", 16), ("2560 bank(s)", 2560),
+    ("700.00 W", 700), ("0", 0),
+    ("31 F", None), ("31 C?", None), ("0 Unknown Error", None), ("0x10", None), ("1e3", None),
+    ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
+])  # fmt: skip
 def test_a_number_is_one_or_it_is_unknown(text, value):
     assert nvidia.number(text) == value
 

@@ -26,18 +26,15 @@ def test_what_the_bus_shows():
     assert len(observed.gpus[7].links) == 18
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "/sys/bus/pci/devices/../../etc/x/vendor:0x10de\n",
-        "/sys/bus/pci/devices/0000:1b:00.0/vendor:0x10de\n",
-        "/sys/bus/pci/devices/0000:1b:00.0/class:0x030200\n",
-        BUS.replace("0x030200", "?"),
-        "/proc/driver/nvidia/version:" + "9." * 50000 + "\n",
-        "\x1b[31m\udcff\x00:1:\n" + "crw" * 20000,
-        "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "/sys/bus/pci/devices/../../etc/x/vendor:0x10de\n",
+    "/sys/bus/pci/devices/0000:1b:00.0/vendor:0x10de\n",
+    "/sys/bus/pci/devices/0000:1b:00.0/class:0x030200\n",
+    BUS.replace("0x030200", "?"),
+    "/proc/driver/nvidia/version:" + "9." * 50000 + "\n",
+    "\x1b[31m\udcff\x00:1:\n" + "crw" * 20000,
+    "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
+])  # fmt: skip
 def test_nonsense_on_the_bus_is_no_gpu(text):
     assert pci_gpus.parse_pci(Output(text, 0)).gpus == ()
 

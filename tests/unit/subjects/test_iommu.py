@@ -230,49 +230,43 @@ WRONG = (Entry("/boot/grub/grub.cfg:5", ("ro",)),)
 GENERATED = {"boot": WRONG, "config": (OURS, LAST), "ours": OURS}
 
 
-@pytest.mark.parametrize(
-    ("observed", "args", "live", "actions"),
-    [
-        (good(), "ok", "ok", 0),
-        (good(live=("ro",)), "ok", "warn", 0),
-        (good(live=("ro",), boot=WRONG), "fail", "warn", 2),
-        (good(boot=(Entry("/boot/grub/grub.cfg:9", ("ro",), "10_linux"),)), "fail", "ok", 2),
-        # Right today, wrong with the next kernel update.
-        (good(config=(*good().config, SOFT)), "fail", "ok", 2),
-        (good(config=(*good().config, SHELL)), "fail", "ok", 2),
-        # Ours is read last, whatever stands before it.
-        (good(config=(SOFT, OURS, LAST), ours=OURS), "ok", "ok", 0),
-        (good(config=(OURS, LAST, SOFT), ours=OURS), "fail", "ok", 2),
-        # Ours is there, but GRUB's own file was not made from it yet.
-        (good(**GENERATED), "fail", "ok", 2),
-        # ... and was, in vain: nothing that we would do again.
-        (good(**GENERATED, generated=True), "fail", "ok", 0),
-        # Another distribution, no boot loader, no tool: a person.
-        (good(boot=WRONG, family="", live=()), "fail", "warn", 0),
-        (good(boot=WRONG, tools=(), live=()), "fail", "warn", 0),
-        (good(boot=(), live=()), "fail", "warn", 0),
-        # Booted over the network with the right arguments.
-        (good(boot=(), config=()), "ok", "ok", 0),
-        (good(unreadable=("/boot/grub/grub.cfg",)), "unknown", "ok", 0),
-    ],
-)
+@pytest.mark.parametrize(("observed", "args", "live", "actions"), [
+    (good(), "ok", "ok", 0),
+    (good(live=("ro",)), "ok", "warn", 0),
+    (good(live=("ro",), boot=WRONG), "fail", "warn", 2),
+    (good(boot=(Entry("/boot/grub/grub.cfg:9", ("ro",), "10_linux"),)), "fail", "ok", 2),
+    # Right today, wrong with the next kernel update.
+    (good(config=(*good().config, SOFT)), "fail", "ok", 2),
+    (good(config=(*good().config, SHELL)), "fail", "ok", 2),
+    # Ours is read last, whatever stands before it.
+    (good(config=(SOFT, OURS, LAST), ours=OURS), "ok", "ok", 0),
+    (good(config=(OURS, LAST, SOFT), ours=OURS), "fail", "ok", 2),
+    # Ours is there, but GRUB's own file was not made from it yet.
+    (good(**GENERATED), "fail", "ok", 2),
+    # ... and was, in vain: nothing that we would do again.
+    (good(**GENERATED, generated=True), "fail", "ok", 0),
+    # Another distribution, no boot loader, no tool: a person.
+    (good(boot=WRONG, family="", live=()), "fail", "warn", 0),
+    (good(boot=WRONG, tools=(), live=()), "fail", "warn", 0),
+    (good(boot=(), live=()), "fail", "warn", 0),
+    # Booted over the network with the right arguments.
+    (good(boot=(), config=()), "ok", "ok", 0),
+    (good(unreadable=("/boot/grub/grub.cfg",)), "unknown", "ok", 0),
+])  # fmt: skip
 def test_judged_and_planned(observed, args, live, actions):
     verdicts = result(observed, "iommu.args"), result(observed, "iommu.live")
     assert [verdict.status for verdict in verdicts] == [args, live]
     assert len(plan(observed)) == actions
 
 
-@pytest.mark.parametrize(
-    ("changes", "actual", "fix"),
-    [
-        ({"boot": (Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom"),)},
-         "in the entry of /etc/grub.d/40_custom",
-         "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"),
-        # GRUB's tools change nothing where systemd-boot boots.
-        ({"boot": (Entry("/boot/loader/entries/abc.conf:4", ("ro",)),)},
-         "no supported boot loader", "set iommu=pt on the kernel's command line by hand"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "actual", "fix"), [
+    ({"boot": (Entry("/boot/grub/grub.cfg:90", ("ro",), "40_custom"),)},
+     "in the entry of /etc/grub.d/40_custom",
+     "look in /etc/grub.d for what writes /boot/grub/grub.cfg:90"),
+    # GRUB's tools change nothing where systemd-boot boots.
+    ({"boot": (Entry("/boot/loader/entries/abc.conf:4", ("ro",)),)},
+     "no supported boot loader", "set iommu=pt on the kernel's command line by hand"),
+])  # fmt: skip
 def test_what_no_tool_repairs_is_a_persons(changes, actual, fix):
     verdict = result(good(**changes), "iommu.args")
     assert (verdict.status, verdict.fixable) == ("fail", False)

@@ -33,28 +33,22 @@ def test_put_keeps_every_byte_of_the_rest_and_is_idempotent(place):
         assert managed_block.remove(put) == rest + newline
 
 
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ("top", BLOCK + b"before\nafter"),
-        ("end", b"before\nafter\n" + BLOCK),
-        ("keep", b"before\n" + BLOCK + b"after"),
-    ],
-)
+@pytest.mark.parametrize(("place", "expected"), [
+    ("top", BLOCK + b"before\nafter"),
+    ("end", b"before\nafter\n" + BLOCK),
+    ("keep", b"before\n" + BLOCK + b"after"),
+])  # fmt: skip
 def test_an_old_block_is_replaced_where_it_must_stand(place, expected):
     old = b"before\n" + BEGIN + b"\nold\n" + END + b"\nafter"
     assert managed_block.put(old, INNER, place) == expected
 
 
-@pytest.mark.parametrize(
-    ("content", "rest"),
-    [
-        pytest.param(BEGIN + b"\nmine\n", b"mine\n", id="no end"),
-        pytest.param(b"mine\n" + END + b"\nmore\n", b"mine\nmore\n", id="no begin"),
-        pytest.param(BEGIN + b"\nmine\n" + BLOCK + b"more\n", b"mine\nmore\n", id="two begins"),
-        pytest.param(BLOCK + b"mine\n" + BLOCK, b"mine\n", id="two blocks"),
-    ],
-)
+@pytest.mark.parametrize(("content", "rest"), [
+    pytest.param(BEGIN + b"\nmine\n", b"mine\n", id="no end"),
+    pytest.param(b"mine\n" + END + b"\nmore\n", b"mine\nmore\n", id="no begin"),
+    pytest.param(BEGIN + b"\nmine\n" + BLOCK + b"more\n", b"mine\nmore\n", id="two begins"),
+    pytest.param(BLOCK + b"mine\n" + BLOCK, b"mine\n", id="two blocks"),
+])  # fmt: skip
 def test_damaged_marks_cost_no_line_of_the_owner(content, rest):
     assert managed_block.remove(content) == rest
     assert managed_block.put(content, INNER, "end") == rest + BLOCK

@@ -151,15 +151,12 @@ def test_a_counter_that_began_anew_counts_in_full():
     assert judged(gpu_node(before=Counters(600, {"eth7.carrier_changes": 1})))["flaps"][0] == "na"
 
 
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
-        (Output("grep: /sys/class/net: Datei nicht gefunden\n", 0), "no interface"),
-        (Output(text({"eth0": dict(PORT)}), None), "timed out"),
-        (Output(text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
-        (Output(text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
-    ],
-)
+@pytest.mark.parametrize(("output", "reason"), [
+    (Output("grep: /sys/class/net: Datei nicht gefunden\n", 0), "no interface"),
+    (Output(text({"eth0": dict(PORT)}), None), "timed out"),
+    (Output(text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
+    (Output(text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
+])  # fmt: skip
 def test_no_sense_is_no_observation(output, reason):
     with pytest.raises(ProbeError, match=reason):
         nics.parse({"nics": output, "nic_routes": Output("", 0)}, POLICY)

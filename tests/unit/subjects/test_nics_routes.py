@@ -73,17 +73,14 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
     assert nic.reached(observed.routes, addresses) == expected
 
 
-@pytest.mark.parametrize(
-    ("changed", "peers", "name"),
-    [
-        ({}, (), "bond0"),
-        ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
-        ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
-        ({}, ("172.17.0.2",), "bond0"),
-        ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
-        ({"bond0": {"carrier": 0}}, (), "ib0"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "peers", "name"), [
+    ({}, (), "bond0"),
+    ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
+    ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
+    ({}, ("172.17.0.2",), "bond0"),
+    ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
+    ({"bond0": {"carrier": 0}}, (), "ib0"),
+])  # fmt: skip
 def test_the_interface_for_nccl(changed, peers, name):
     observed = nics.with_peers(gpu_node(changed), peers)
     chosen, reason = socket_ifname(observed)
@@ -104,25 +101,22 @@ def test_interfaces_in_one_subnet_cannot_be_told_apart():
 NARROW = route("10.0.0.0/8 eth0")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT",
-        route("10.0.0.0/8 * 0 0x201"),
-        route("10.0.0.0/8 eth0 0 0"),
-        route("10.0.0.0/8 lo"),
-        NARROW.replace("000000FF", "000000F1"),
-        NARROW.replace("000000FF", "00FF00FF"),
-        NARROW[:20],
-        route("10.0.0.0/8 eth0 1000000000000"),
-        route("fd00::/64 eth0 256 0x80200001"),
-        route("::/0 eth0 256 0x201"),
-        route("fd00::/64 eth0")[:70],
-        route("fd00::/64 eth0").replace(" 40 ", " 81 ", 1),
-        "\x1b[2J \udcff eth0",
-        "",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT",
+    route("10.0.0.0/8 * 0 0x201"),
+    route("10.0.0.0/8 eth0 0 0"),
+    route("10.0.0.0/8 lo"),
+    NARROW.replace("000000FF", "000000F1"),
+    NARROW.replace("000000FF", "00FF00FF"),
+    NARROW[:20],
+    route("10.0.0.0/8 eth0 1000000000000"),
+    route("fd00::/64 eth0 256 0x80200001"),
+    route("::/0 eth0 256 0x201"),
+    route("fd00::/64 eth0")[:70],
+    route("fd00::/64 eth0").replace(" 40 ", " 81 ", 1),
+    "\x1b[2J \udcff eth0",
+    "",
+])  # fmt: skip
 def test_what_is_no_route_of_this_node(line):
     outputs = {
         "nics": Output(text({"eth0": dict(PORT)}), 0),

@@ -99,19 +99,16 @@ def test_what_a_shell_line_assigns():
     assert {text: checks.assigned(Line("/x", 1, text)) for text in values} == values
 
 
-@pytest.mark.parametrize(
-    ("text", "actual", "source"),
-    [
-        (PROFILE, "unset in /etc/environment", ""),
-        (environment(BLOCK + "PDSH_RCMD_TYPE=rsh\n") + PROFILE, "rsh in /etc/environment",
-         "/etc/environment:4"),
-        (BLOCKED + "/etc/profile.d/zzz.sh:9:export PDSH_RCMD_TYPE=rsh\n",
-         "rsh in /etc/profile.d/*.sh", "/etc/profile.d/zzz.sh:9"),
-        (default("rsh") + BLOCKED, "rsh in /etc/pdsh/rcmd_default",
-         "/etc/pdsh/rcmd_default"),
-        ("csh=1\n" + BLOCKED, "unset in /etc/profile.d/*.csh", ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "actual", "source"), [
+    (PROFILE, "unset in /etc/environment", ""),
+    (environment(BLOCK + "PDSH_RCMD_TYPE=rsh\n") + PROFILE, "rsh in /etc/environment",
+     "/etc/environment:4"),
+    (BLOCKED + "/etc/profile.d/zzz.sh:9:export PDSH_RCMD_TYPE=rsh\n",
+     "rsh in /etc/profile.d/*.sh", "/etc/profile.d/zzz.sh:9"),
+    (default("rsh") + BLOCKED, "rsh in /etc/pdsh/rcmd_default",
+     "/etc/pdsh/rcmd_default"),
+    ("csh=1\n" + BLOCKED, "unset in /etc/profile.d/*.csh", ""),
+])  # fmt: skip
 def test_each_kind_of_shell_is_repaired(text, actual, source):
     observed = node(MODULE + text)
     result = judged(observed)["pdsh.rcmd"]
@@ -162,26 +159,23 @@ def home(name: str, state: str, content: str = "") -> str:
     return sections.home(name, f"{state}\n{content}\nnodeready: end")
 
 
-@pytest.mark.parametrize(
-    ("printed", "trouble", "content"),
-    [
-        (home("ml", "file", "x\n"), "", b"x\n"),
-        (home("ml", "file ", ""), "", b""),
-        (home("ml", "nofile "), "", None),
-        (home("ml", "none"), "has no home directory on the node", None),
-        ("user=ml /home/ml\n", UNSEEN, None),
-        (home("ml", ""), UNSEEN, None),
-        (home("ml", "\x1b[2J"), UNSEEN, None),
-        (sections.home("ml", "file \nthe first half"), SLOW, None),
-        (sections.home("ml", ""), SLOW, None),
-        # A base64 that was ended by its limit, in the middle of a line.
-        (sections.home("ml", "file \nhalf").rstrip("=\n")[:-1] + "\n\nread=eve\n", SLOW, None),
-        (home("ml", "file", "x" * 32769), LARGE, None),
-        (sections.home("ml", "x" * 32832), LARGE, None),
-        (home("ml", "file", "x" * 32768), "", b"x" * 32768),
-        ("", "is no user of the node", None),
-    ],
-)
+@pytest.mark.parametrize(("printed", "trouble", "content"), [
+    (home("ml", "file", "x\n"), "", b"x\n"),
+    (home("ml", "file ", ""), "", b""),
+    (home("ml", "nofile "), "", None),
+    (home("ml", "none"), "has no home directory on the node", None),
+    ("user=ml /home/ml\n", UNSEEN, None),
+    (home("ml", ""), UNSEEN, None),
+    (home("ml", "\x1b[2J"), UNSEEN, None),
+    (sections.home("ml", "file \nthe first half"), SLOW, None),
+    (sections.home("ml", ""), SLOW, None),
+    # A base64 that was ended by its limit, in the middle of a line.
+    (sections.home("ml", "file \nhalf").rstrip("=\n")[:-1] + "\n\nread=eve\n", SLOW, None),
+    (home("ml", "file", "x" * 32769), LARGE, None),
+    (sections.home("ml", "x" * 32832), LARGE, None),
+    (home("ml", "file", "x" * 32768), "", b"x" * 32768),
+    ("", "is no user of the node", None),
+])  # fmt: skip
 def test_a_users_home(printed, trouble, content):
     user = User("ml", "/home/ml" if printed else "", trouble, content)
     assert replace(node(MODULE, printed, USERS).users[0], uid=None) == user

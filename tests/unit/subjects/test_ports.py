@@ -167,18 +167,15 @@ def test_what_cannot_be_read_is_unknown():
     assert ports.compared(observed) == {"firewall": "open"}
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "held=tcp",
-        "held=tcp 00000000:733C",
-        "held=tcp XX000000:733C 00000000:0000 0A 0 7",
-        "held=tcp 0000000000000000:733C 00000000:0000 0A 0 7",
-        "held=tcp 00000000:733C 00000000:0000 0A 99999999999999999999999 7",
-        "held=\x1b[31m\udcff",
-        "socket=udp 00000000:733C 00000000:0000 0A 0 7",
-    ],
-)
+@pytest.mark.parametrize("printed", [
+    "held=tcp",
+    "held=tcp 00000000:733C",
+    "held=tcp XX000000:733C 00000000:0000 0A 0 7",
+    "held=tcp 0000000000000000:733C 00000000:0000 0A 0 7",
+    "held=tcp 00000000:733C 00000000:0000 0A 99999999999999999999999 7",
+    "held=\x1b[31m\udcff",
+    "socket=udp 00000000:733C 00000000:0000 0A 0 7",
+])  # fmt: skip
 def test_a_socket_that_makes_no_sense_is_refused(printed):
     with pytest.raises(ProbeError, match="makes no sense"):
         node(printed)

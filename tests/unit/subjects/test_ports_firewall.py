@@ -224,18 +224,15 @@ def test_a_node_without_nft_and_without_a_sign_of_rules_is_open():
         assert evaluated(none, legacy).verdict == "unknown"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "table", "table inet", "table inet x {", "}" * 5000, "{" * 5000,
-        "table inet x { chain c {\n" + BASE + " drop;\n" + "tcp dport { " * 500,
-        "table inet x {\n chain c {\n" + BASE + " accept;\n" + "tcp dport\nvmap\n& (\n.\nct\nfib\n"
-        "jump\nlog\ncounter packets\nip saddr {\n} }\nset s { elements = { : } }\n}\n}",
-        "\x1b[2J[/red] table inet \udcff { chain \udcfe {\n type filter hook input\n '\"\n}\n}",
-        '"' * 9999, "table ip filter {\n chain c {\n type filter hook\n policy\n}\n}",
-        "tabla de filtro {\n}\n", "*filter\n:INPUT\n:\n-A\n-A INPUT -j\n",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", [
+    "table", "table inet", "table inet x {", "}" * 5000, "{" * 5000,
+    "table inet x { chain c {\n" + BASE + " drop;\n" + "tcp dport { " * 500,
+    "table inet x {\n chain c {\n" + BASE + " accept;\n" + "tcp dport\nvmap\n& (\n.\nct\nfib\n"
+    "jump\nlog\ncounter packets\nip saddr {\n} }\nset s { elements = { : } }\n}\n}",
+    "\x1b[2J[/red] table inet \udcff { chain \udcfe {\n type filter hook input\n '\"\n}\n}",
+    '"' * 9999, "table ip filter {\n chain c {\n type filter hook\n policy\n}\n}",
+    "tabla de filtro {\n}\n", "*filter\n:INPUT\n:\n-A\n-A INPUT -j\n",
+])  # fmt: skip
 def test_hostile_text_is_never_an_error(text):
     for name in ("nft", "iptables-nft", "ip6tables", "\x1b[31m"):
         assert evaluated(tool(name, text)).verdict in ("dropped", "cannot tell", "unknown")
@@ -275,14 +272,11 @@ def test_nat_that_was_cut_off_is_not_judged():
     assert evaluated(tool("nft", ""), tool("nft-nat", "Error", "1")).verdict == "open"
 
 
-@pytest.mark.parametrize(
-    ("reached", "blocked", "status"),
-    [
-        (3, (), "ok"),
-        (2, (), "warn"),
-        (3, (Blocked("target", (29500,), ("b",), 3, "c", None),), "warn"),
-    ],
-)
+@pytest.mark.parametrize(("reached", "blocked", "status"), [
+    (3, (), "ok"),
+    (2, (), "warn"),
+    (3, (Blocked("target", (29500,), ("b",), 3, "c", None),), "warn"),
+])  # fmt: skip
 def test_the_mesh_decides_what_the_rules_leave_open(reached, blocked, status):
     rules = evaluated(nft("limit rate 3/minute accept"), networks=NETS)
     held = ports(firewall=rules)

@@ -81,16 +81,13 @@ def test_the_test_as_a_proof_of_each_node():
 TORCH = "no PyTorch over gloo: No module named 'torch'"
 
 
-@pytest.mark.parametrize(
-    ("node", "more", "untested", "lacking"),
-    [
-        (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
-        (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
-        # Others have one: this node cannot take part in the job.
-        (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
-        (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
-    ],
-)
+@pytest.mark.parametrize(("node", "more", "untested", "lacking"), [
+    (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+    (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+    # Others have one: this node cannot take part in the job.
+    (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
+    (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+])  # fmt: skip
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
     node, more, untested, lacking
 ):

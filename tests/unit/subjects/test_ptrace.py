@@ -36,22 +36,19 @@ def judged(*args: Any, **kwargs: Any) -> dict[str, Result]:
     return by_name(checks, observe(*args, **kwargs), POLICY)
 
 
-@pytest.mark.parametrize(
-    ("live", "files", "status", "source", "fix"),
-    [
-        pytest.param("0", RIGHT, "ok", "1.conf:1", "", id="all is well"),
-        pytest.param("0", {}, "fail", "", "deploy", id="only live"),
-        pytest.param("1", RIGHT, "fail", "1.conf:1", "deploy", id="only at the next boot"),
-        pytest.param("3", RIGHT, "fail", "1.conf:1", REBOOT, id="scope 3 cannot be lowered"),
-        pytest.param("3", {}, "fail", "", "deploy", id="scope 3, and nothing for the next boot"),
-        pytest.param("0", LAST, "fail", "~last.conf:1", REMOVE, id="a file that none can beat"),
-        # What is live alone would be gone with the next boot.
-        pytest.param("1", LAST, "fail", "~last.conf:1", REMOVE, id="... with another live value"),
-        pytest.param("0", {"/etc/sysctl.d/1.conf": f'{KEY} = "0"'}, "fail", "1.conf:1", "deploy",
-                     id="a value that the kernel refuses"),
-        pytest.param("", {}, "na", "", "", id="no Yama"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("live", "files", "status", "source", "fix"), [
+    pytest.param("0", RIGHT, "ok", "1.conf:1", "", id="all is well"),
+    pytest.param("0", {}, "fail", "", "deploy", id="only live"),
+    pytest.param("1", RIGHT, "fail", "1.conf:1", "deploy", id="only at the next boot"),
+    pytest.param("3", RIGHT, "fail", "1.conf:1", REBOOT, id="scope 3 cannot be lowered"),
+    pytest.param("3", {}, "fail", "", "deploy", id="scope 3, and nothing for the next boot"),
+    pytest.param("0", LAST, "fail", "~last.conf:1", REMOVE, id="a file that none can beat"),
+    # What is live alone would be gone with the next boot.
+    pytest.param("1", LAST, "fail", "~last.conf:1", REMOVE, id="... with another live value"),
+    pytest.param("0", {"/etc/sysctl.d/1.conf": f'{KEY} = "0"'}, "fail", "1.conf:1", "deploy",
+                 id="a value that the kernel refuses"),
+    pytest.param("", {}, "na", "", "", id="no Yama"),
+])  # fmt: skip
 def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
     observed = observe(live, files)
     result = by_name(checks, observed, POLICY)["scope"]

@@ -334,23 +334,20 @@ def network(default: str | None, *interfaces: Nic, peers: tuple[str, ...] = ()) 
     return Nics({nic.name: nic for nic in interfaces}, {}, 0, (), False, default, peers)
 
 
-@pytest.mark.parametrize(
-    ("devices", "nics", "chosen"),
-    [
-        (h100(), None, range(8)),
-        (h100(), network("bond0"), range(8)),
-        (mi300x(), network("eth0"), range(8)),
-        (mi300x(), network("eth1"), range(1, 8)),
-        (mi300x(), network(None, peers=("eth2", "eth3")), (0, *range(2, 8))),
-        # The default route leads through a bond or a VLAN of the port.
-        (mi300x(), network("team0", Nic("eth1", "ethernet", master="team0")), range(1, 8)),
-        (mi300x(), network("vlan7", Nic("eth1", "ethernet", upper=("vlan7",))), range(1, 8)),
-        # InfiniBand is for jobs, also when host names lead there; one port is all there is.
-        (a100(), network("ib0", peers=("ib0",)), range(8)),
-        (mi300x()[:1], network("eth1"), (0,)),
-        ((), network("eth0"), ()),
-    ],
-)
+@pytest.mark.parametrize(("devices", "nics", "chosen"), [
+    (h100(), None, range(8)),
+    (h100(), network("bond0"), range(8)),
+    (mi300x(), network("eth0"), range(8)),
+    (mi300x(), network("eth1"), range(1, 8)),
+    (mi300x(), network(None, peers=("eth2", "eth3")), (0, *range(2, 8))),
+    # The default route leads through a bond or a VLAN of the port.
+    (mi300x(), network("team0", Nic("eth1", "ethernet", master="team0")), range(1, 8)),
+    (mi300x(), network("vlan7", Nic("eth1", "ethernet", upper=("vlan7",))), range(1, 8)),
+    # InfiniBand is for jobs, also when host names lead there; one port is all there is.
+    (a100(), network("ib0", peers=("ib0",)), range(8)),
+    (mi300x()[:1], network("eth1"), (0,)),
+    ((), network("eth0"), ()),
+])  # fmt: skip
 def test_the_ports_that_nccl_uses(devices, nics, chosen):
     assert ib_hca(node(devices), nics)[0] == tuple(f"mlx5_{at}" for at in chosen)
 

@@ -111,14 +111,11 @@ def test_slow_sections_run_beside_the_others(answer, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("script", "timeout_s", "is_quick", "limit_s"),
-    [
-        pytest.param("trap '' TERM; sleep 30", 1, False, 30, id="deaf"),
-        pytest.param("echo before; sleep 30", 1, True, 6, id="quick"),
-        pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
-    ],
-)
+@pytest.mark.parametrize(("script", "timeout_s", "is_quick", "limit_s"), [
+    pytest.param("trap '' TERM; sleep 30", 1, False, 30, id="deaf"),
+    pytest.param("echo before; sleep 30", 1, True, 6, id="quick"),
+    pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
+])  # fmt: skip
 def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_quick, limit_s):
     slow = section("slow", script, timeout_s=timeout_s, beside=True, quick=is_quick)
     sections = [slow, section("good", "echo b=2")]
@@ -184,18 +181,15 @@ def test_a_line_of_a_file_is_told_from_its_path():
     assert list(file_lines("noise\n" + "\n".join(lines))) == list(lines.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "no answer from the node's shell"),
-        ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
-        (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
-        (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
-        (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-        (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-        (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
-    ],
-)
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "no answer from the node's shell"),
+    ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
+    (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
+    (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
+    (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+    (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+    (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
+])  # fmt: skip
 def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     observed = snapshot.read(text, snapshot.probes(), Policy(), NONCE)
     assert observed.subjects

@@ -93,20 +93,16 @@ def test_lines(text, names):
     assert [name for name, _ in lines(text, NONCE)] == names
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"pid": -1}, {"pid": (1 << 22) + 1}, {"pid": 1.0}, {"pid": True}, {"pid": "1"},
-        {"pid": None}, {"port": 65536}, {"count": -1}, {"count": 1 << 31}, {"after_s": -0.1},
-        {"after_s": float("nan")}, {"after_s": float("inf")}, {"after_s": 10**400},
-        {"after_s": True}, {"name": "x" * 1025}, {"size": (1 << 64) + 1}, {"size": 1.5},
-        {"share": 1e300}, {"share": "nan"}, {"flag": 1}, {"text": "x" * 65537}, {"text": None},
-        {"maybe": {"text": 1}}, {"maybe": {"port": 1, "text": "", "more": ""}}, {"maybe": "text"},
-        {"many": [{"port": -1}]}, {"many": {"port": 1}}, {"many": [[]]}, {"many": [None]},
-        {"more": 1},
-    ],
-    ids=lambda change: repr(change)[:30],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"pid": -1}, {"pid": (1 << 22) + 1}, {"pid": 1.0}, {"pid": True}, {"pid": "1"},
+    {"pid": None}, {"port": 65536}, {"count": -1}, {"count": 1 << 31}, {"after_s": -0.1},
+    {"after_s": float("nan")}, {"after_s": float("inf")}, {"after_s": 10**400},
+    {"after_s": True}, {"name": "x" * 1025}, {"size": (1 << 64) + 1}, {"size": 1.5},
+    {"share": 1e300}, {"share": "nan"}, {"flag": 1}, {"text": "x" * 65537}, {"text": None},
+    {"maybe": {"text": 1}}, {"maybe": {"port": 1, "text": "", "more": ""}}, {"maybe": "text"},
+    {"many": [{"port": -1}]}, {"many": {"port": 1}}, {"many": [[]]}, {"many": [None]},
+    {"more": 1},
+], ids=lambda change: repr(change)[:30])  # fmt: skip
 def test_a_value_that_its_field_cannot_have_is_refused(change):
     assert decode(Row, GOOD).many == (Inner(65535),)
     (field,) = change
@@ -160,44 +156,36 @@ def test_what_is_ours_comes_back():
     assert load_json(unpack(base64.b64encode(gzip.compress(raw)).decode(), 100)) == wanted
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("!", "damaged"),
-        ("", "cut off"),
-        ("eHh4", "damaged"),
-        (packed(b"x" * 101), "more than"),
-        (packed(b"x" * 50)[:-8], "cut off"),
-        (packed(bytes(99 << 20)), "more than"),
-    ],
-    ids=["no base64", "empty", "no zlib", "too large", "cut off", "a bomb"],
-)
+@pytest.mark.parametrize(("text", "what"), [
+    ("!", "damaged"),
+    ("", "cut off"),
+    ("eHh4", "damaged"),
+    (packed(b"x" * 101), "more than"),
+    (packed(b"x" * 50)[:-8], "cut off"),
+    (packed(bytes(99 << 20)), "more than"),
+], ids=["no base64", "empty", "no zlib", "too large", "cut off", "a bomb"])  # fmt: skip
 def test_what_is_packed_wrong_is_refused(text, what):
     with pytest.raises(DecodeError, match=what):
         unpack(text, 100)
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("{", "no JSON"),
-        ("NaN", "is no number"),
-        ("[Infinity]", "is no number"),
-        ("-Infinity", "is no number"),
-        ("1e999", "is no number"),
-        ("1" + "0" * 400, "too large|is no number"),
-        ("9" * 100_000, "too large|is no number"),
-        (str(1 << 70), "too large|is no number"),
-        ("[" * 100_000, "nested too deep"),
-        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deep"),
-        ('{"a":' * 100_000, "nested too deep"),
-        ('{"a": 1, "a": 2}', "twice"),
-        ('["\\ud800"]', "no Unicode"),
-        ('{"\\udfff": 1}', "no Unicode"),
-        (b"\xff\xfe{", "no UTF-8"),
-    ],
-    ids=range(15),
-)
+@pytest.mark.parametrize(("text", "what"), [
+    ("{", "no JSON"),
+    ("NaN", "is no number"),
+    ("[Infinity]", "is no number"),
+    ("-Infinity", "is no number"),
+    ("1e999", "is no number"),
+    ("1" + "0" * 400, "too large|is no number"),
+    ("9" * 100_000, "too large|is no number"),
+    (str(1 << 70), "too large|is no number"),
+    ("[" * 100_000, "nested too deep"),
+    ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deep"),
+    ('{"a":' * 100_000, "nested too deep"),
+    ('{"a": 1, "a": 2}', "twice"),
+    ('["\\ud800"]', "no Unicode"),
+    ('{"\\udfff": 1}', "no Unicode"),
+    (b"\xff\xfe{", "no UTF-8"),
+], ids=range(15))  # fmt: skip
 def test_what_makes_no_sense_is_refused(text, what):
     with pytest.raises(DecodeError, match=what):
         load_json(text)
@@ -210,16 +198,12 @@ HIDING = (
 
 
 @pytest.mark.parametrize("hides", HIDING)
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("[TEXT, " * MAX_DEPTH + "[1]" + "]" * MAX_DEPTH, "nested too deep"),
-        ('[TEXT, {"a": 1, "b": 2, "a": 3}]', "twice"),
-        ('[TEXT, {"a" : 1, "a" : {":": 2}}]', "twice"),
-        ("[TEXT, 123456789012345678901]", "too large|is no number"),
-    ],
-    ids=["deep", "twice", "twice, apart", "large"],
-)
+@pytest.mark.parametrize(("text", "what"), [
+    ("[TEXT, " * MAX_DEPTH + "[1]" + "]" * MAX_DEPTH, "nested too deep"),
+    ('[TEXT, {"a": 1, "b": 2, "a": 3}]', "twice"),
+    ('[TEXT, {"a" : 1, "a" : {":": 2}}]', "twice"),
+    ("[TEXT, 123456789012345678901]", "too large|is no number"),
+], ids=["deep", "twice", "twice, apart", "large"])  # fmt: skip
 def test_no_text_hides_what_stands_beside_it(hides, text, what):
     with pytest.raises(DecodeError, match=what):
         load_json(text.replace("TEXT", hides))
