@@ -10,14 +10,9 @@ from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, stuck
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.ssh_client import facts as ssh_facts
 from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
-from nodeready.subjects.ssh_client.facts import (
-    Asked,
-    Identity,
-    SshClient,
-    known_as,
-    parse_known_hosts,
-)
+from nodeready.subjects.ssh_client.facts import Asked, SshClient, known_as, parse_known_hosts
 from tests.builders.ssh_client import key
 from tests.cases import cases
 
@@ -91,7 +86,7 @@ BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), 
 
 def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
     known = parse_known_hosts(content)
-    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), answers)
+    return SshClient(True, (9, 2), ssh_facts.Identity(), known, {}, {}, (), answers)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ssh_said.json"))

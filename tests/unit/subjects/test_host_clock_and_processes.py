@@ -60,10 +60,8 @@ def owned(uid: int, wchan: str, waiting_s: int = 600, user: str = "ada") -> str:
 
 def sched(waiting_s: int, pid: int = 42) -> str:
     now = 10000000
-    return (
-        f"/proc/self/sched:se.exec_start                 :      {now}.123\n"
-        f"/proc/{pid}/sched:se.exec_start          :      {now - waiting_s * 1000}.5\n"
-    )
+    times = {"self": f"{now}.123", str(pid): f"{now - waiting_s * 1000}.5"}
+    return "".join(f"/proc/{p}/sched:se.exec_start   :   {t}\n" for p, t in times.items())
 
 
 STUCK = line(42, "python3 (D) x", "D")
@@ -93,37 +91,30 @@ def test_processes_that_no_signal_ends(printed, status, actual):
     assert actual in (None, result.actual)
 
 
-AT_WILL = [
+@pytest.mark.parametrize(("wchan", "words"), [
     ("kernel_clone", "waits for its own child (vfork)"),
     ("_do_fork", "waits for its own child (vfork)"),
     ("request_wait_answer", "waits for a program that serves files (FUSE)"),
     ("handle_userfault", "waits for its own page faults (userfaultfd)"),
     ("coredump_wait", "waits for its core to be written"),
-]
-
-
-@pytest.mark.parametrize(("wchan", "words"), AT_WILL)
-@pytest.mark.parametrize("uid", [0, 4001])
-def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words, uid):
-    result = judged(node(processes=owned(uid, wchan)))["stuck"]
-    assert result.status == "warn"
-    assert result.actual == f"python3 (D) x (pid 42, user ada) in {wchan} {words} for 600 s"
-    assert result.fix == "ask ada, or kill -KILL 42"
+])  # fmt: skip
+def test_what_any_user_can_do_on_a_healthy_node_is_a_warning(wchan, words):
+    for uid in (0, 4001):
+        result = judged(node(processes=owned(uid, wchan)))["stuck"]
+        assert result.status == "warn"
+        assert result.actual == f"python3 (D) x (pid 42, user ada) in {wchan} {words} for 600 s"
+        assert result.fix == "ask ada, or kill -KILL 42"
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/waits.json"))
 def test_a_persons_process_fails_the_node_only_where_the_node_is_waited_for(case):
-    assert (
-        judged(node(processes=owned(case["uid"], case["wchan"])))["stuck"].status == case["status"]
-    )
+    result = judged(node(processes=owned(case["uid"], case["wchan"])))["stuck"]
+    assert result.status == case["status"]
 
 
-def test_what_is_too_much_to_look_at_is_counted():
+def test_many_zombies_name_their_parent_and_what_is_too_much_is_counted():
     result = judged(node(processes=looked("unseen=700\nmore=200\nzombies=0\n")))["stuck"]
     assert (result.status, result.actual) == ("warn", "900 not looked at")
-
-
-def test_many_zombies_name_their_parent():
     printed = "zombies={}\nunseen=0\nreaps_7=40\nreaps_9=10\nparent_7=launcher\n"
     result = judged(node(processes=looked(printed.format(50))))["zombies"]
     assert result.status == "warn"

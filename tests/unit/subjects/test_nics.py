@@ -24,11 +24,8 @@ from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.wire import plain
 from tests.builders.judging import by_name
 from tests.builders.nics import (
-    BOND,
-    OFF,
-    POLICY,
+    BASES,
     PORT,
-    SLAVE,
     UP,
     attributes,
     gpu_node,
@@ -113,7 +110,7 @@ def test_a_node_without_network():
 
 def test_the_empty_bond_of_the_module_is_nobodys():
     empty = {"bonding/mode": "balance-rr 0", "bonding/mii_status": "down", "bonding/slaves": ""}
-    assert wrong(node({"bond0": {**BOND, **empty, "carrier": 0}})) == {}
+    assert wrong(node({"bond0": {**BASES["BOND"], **empty, "carrier": 0}})) == {}
 
 
 def test_a_port_of_a_container_counts_before_its_wire():
@@ -159,14 +156,14 @@ def test_a_counter_that_began_anew_counts_in_full():
 ])  # fmt: skip
 def test_no_sense_is_no_observation(output, reason):
     with pytest.raises(ProbeError, match=reason):
-        nics.parse({"nics": output, "nic_routes": Output("", 0)}, POLICY)
+        nics.parse({"nics": output, "nic_routes": Output("", 0)}, Policy())
 
 
 @pytest.mark.parametrize(
     "value", ["", "NaN", "-1", "9" * 5000, "[bold]x[/]\x1b]0;x\x07", "$(reboot)", "\udcff\u0661"]
 )
 def test_hostile_values_are_none_or_text(value):
-    hostile: dict[str, object] = dict.fromkeys([*SLAVE, *BOND], value)
+    hostile: dict[str, object] = dict.fromkeys([*BASES["SLAVE"], *BASES["BOND"]], value)
     observed = node(
         {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
         "upper=eth0", f"upper=eth0 {value}", f"master=nosuch {value}",
@@ -194,5 +191,5 @@ def test_what_peers_are_compared_by_and_what_is_learnt():
 
 def test_a_name_from_a_node_is_one_word_of_a_command_to_paste():
     name = "x;id>y$(id)"
-    observed = replace(gpu_node({name: OFF}), peers_via=(name,))
+    observed = replace(gpu_node({name: BASES["OFF"]}), peers_via=(name,))
     assert by_name(checks, observed, Policy())["link"].fix == f"ip link set '{name}' up"

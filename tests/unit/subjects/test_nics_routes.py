@@ -6,23 +6,12 @@ import ipaddress
 
 import pytest
 
+from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import nic
-from tests.builders.nics import (
-    BMC,
-    CNI,
-    POLICY,
-    PORT,
-    UP,
-    gpu_node,
-    node,
-    proc,
-    route,
-    text,
-    wrong,
-)
+from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
 from tests.cases import cases
 
 PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", "127.0.0.1",
@@ -42,7 +31,7 @@ def test_the_narrowest_route_reaches_a_peer(case):
 
 def test_a_nodes_own_networks_are_no_way_to_the_others():
     observed = node(
-        {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP},
+        {"eth0": PORT, "usb1": BASES["BMC"], "br1": BASES["CNI"], "flannel.1": UP},
         routes=("10.1.0.0/16 eth0", "192.168.31.0/24 usb1", "10.244.7.0/24 br1",
                 "10.244.0.0/16 flannel.1"),
         own=("10.1.0.7", "192.168.31.7", "10.244.7.1"),
@@ -122,7 +111,7 @@ def test_what_is_no_route_of_this_node(line):
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((line,)), 0),
     }
-    assert nics.parse(outputs, POLICY).routes == ()
+    assert nics.parse(outputs, Policy()).routes == ()
 
 
 def test_thousands_of_routes_of_containers_are_cut():
@@ -133,5 +122,5 @@ def test_thousands_of_routes_of_containers_are_cut():
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((route("0.0.0.0/0 eth0"),)), None, truncated=True),
     }
-    cut = nics.parse(outputs, POLICY)
+    cut = nics.parse(outputs, Policy())
     assert (cut.routes_cut, cut.default_interface) == (True, "eth0")

@@ -12,16 +12,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.facts import (
-    Attach,
-    Attempt,
-    Limit,
-    Logins,
-    Proved,
-    Service,
-    User,
-    Way,
-)
+from nodeready.subjects.proof.facts import Attempt, Limit, Proved, User
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
 from tests.builders.verdicts import assert_verdict, policy_of
@@ -50,7 +41,7 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
     return replace(changed, before=before, ceiling=tuple(changes.get("ceiling", good.ceiling)))
 
 
-def service(good: Service, lines: list[str] | None) -> Service:
+def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
     """A service's PAM lines, as `NUMBER MODULE WORDS`; None: its file cannot be read."""
     if lines is None:
         return replace(good, whole=False, lines=())
@@ -66,11 +57,11 @@ PLAIN = (Limit(-1, -1), Limit(-1, -1), Limit(1048576, 1048576))
 SU = replace(LIMITS, way="su", before=PLAIN)
 SSH, SRUN = replace(SU, way="ssh"), replace(LIMITS, way="srun")
 SERVICES = (
-    service(Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
-    service(Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
-    Service("slurm", "", True, ()),
+    service(facts.Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
+    service(facts.Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
+    facts.Service("slurm", "", True, ()),
 )
-LOGINS = Logins(
+LOGINS = facts.Logins(
     SERVICES,
     use_pam=True,
     nologin="",
@@ -82,22 +73,24 @@ LOGINS = Logins(
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
 )
 #: A node on which su and ssh open good sessions.
-SESSIONS = replace(WELL, limits=SU, ssh=Way("", limits=SSH), logins=LOGINS)
+SESSIONS = replace(WELL, limits=SU, ssh=facts.Way("", limits=SSH), logins=LOGINS)
 WAYS = {
-    "no key": Way("ml@node001: Permission denied (publickey)."),
-    "closed": Way("System is going down.; Connection closed by 10.0.0.2 port 22", closed=True),
+    "no key": facts.Way("ml@node001: Permission denied (publickey)."),
+    "closed": facts.Way(
+        "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
+    ),
     "broken": Unknown("x"),
 }
 
 
-def way(value: str | dict[str, Any], good: facts.SessionLimits) -> Way | Unknown:
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.Way | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
-        return WAYS.get(value) or Way(value)
-    return Way("", limits=limits(good, value))
+        return WAYS.get(value) or facts.Way(value)
+    return facts.Way("", limits=limits(good, value))
 
 
-def logins(case: dict[str, Any]) -> Logins | None:
+def logins(case: dict[str, Any]) -> facts.Logins | None:
     changes = case.get("logins", {})
     if changes is None:
         return None
@@ -153,7 +146,7 @@ def attached(case: dict[str, Any]) -> Proved:
     return replace(
         WELL,
         user=User("ml", case.get("uid", 2000), True, ""),
-        attach=Attach(guards, "", tried, tried, tried),
+        attach=facts.Attach(guards, "", tried, tried, tried),
         tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
         control=facts.Control(root_guards, "", root) if root else None,
     )
@@ -204,7 +197,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
 def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
     core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
-    by_ssh = Way("", limits=replace(zero, way="ssh"))
+    by_ssh = facts.Way("", limits=replace(zero, way="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
     assert proof.limits(observed, Policy()).status == "ok"
@@ -217,11 +210,13 @@ def test_a_waived_core_does_not_hide_its_limit():
 
 def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
-    by_ssh = Way("", attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None))
+    by_ssh = facts.Way(
+        "", attach=facts.Attach(facts.Guards(None, None, False, True), "", refused, None, None)
+    )
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
-    late = Way("", attach=Attach(NO_GUARDS, "", None, None, None))
+    late = facts.Way("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
@@ -235,11 +230,11 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
         whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
     )
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
-    result = proof.core(replace(SESSIONS, core=whole, ssh=Way("", core=lost)), policy)
+    result = proof.core(replace(SESSIONS, core=whole, ssh=facts.Way("", core=lost)), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
     # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
-        observed = replace(SESSIONS, core=whole, ssh=Way("", core=other))
+        observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
         assert proof.core(observed, policy).status == "ok"
 
 
@@ -259,7 +254,7 @@ def test_what_pam_asks(tmp_path, monkeypatch, case):
             f"{line.module} {line.words}".strip() + f":{line.where.rpartition(':')[2]}"
             for line in observed.lines
         ]
-    assert session._service("su", "none") == Service("su", "", True, ())
+    assert session._service("su", "none") == facts.Service("su", "", True, ())
 
 
 def test_whether_a_step_would_show_less():

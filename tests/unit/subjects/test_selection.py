@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.subjects.registry import (
-    CHANGED,
-    LOOKED_AT,
-    SUBJECTS,
-    SelectionError,
-    check_ids,
-    select,
-    select_whole,
-)
+from nodeready.subjects import registry
+from nodeready.subjects.registry import CHANGED, SUBJECTS, SelectionError, select, select_whole
 from nodeready.subjects.result import fail, unknown
 from tests.cases import cases
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
     named = {"proof.collective"}
-    assert select(subjects=SUBJECTS).checks == tuple(id for id in check_ids() if id not in named)
-    assert select().checks == tuple(id for id in check_ids() if not id.startswith("proof."))
-    assert select().subjects == LOOKED_AT
+    assert select(subjects=SUBJECTS).checks == tuple(
+        id for id in registry.check_ids() if id not in named
+    )
+    assert select().checks == tuple(
+        id for id in registry.check_ids() if not id.startswith("proof.")
+    )
+    assert select().subjects == registry.LOOKED_AT
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "select"))

@@ -19,20 +19,7 @@ from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import UNFINISHED, User
-from nodeready.subjects.wire import (
-    MAX_COST,
-    MAX_DEPTH,
-    Count,
-    DecodeError,
-    Name,
-    Pid,
-    Port,
-    Seconds,
-    decode,
-    lines,
-    load_json,
-    unpack,
-)
+from nodeready.subjects.wire import DecodeError, decode, lines, load_json, unpack
 from tests.builders.proof import LIMITS, WELL, configured
 
 NONCE = "nodeready-0123"
@@ -40,17 +27,17 @@ NONCE = "nodeready-0123"
 
 @dataclass(frozen=True)
 class Inner:
-    port: Port
+    port: wire.Port
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    pid: Pid
-    port: Port | None
-    count: Count
-    after_s: Seconds
-    name: Name
+    pid: wire.Pid
+    port: wire.Port | None
+    count: wire.Count
+    after_s: wire.Seconds
+    name: wire.Name
     size: int
     share: float
     text: str
@@ -179,7 +166,7 @@ def test_what_is_packed_wrong_is_refused(text, what):
     ("9" * 100_000, "too large|is no number"),
     (str(1 << 70), "too large|is no number"),
     ("[" * 100_000, "nested too deep"),
-    ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deep"),
+    ("[" * (wire.MAX_DEPTH + 1) + "]" * (wire.MAX_DEPTH + 1), "nested too deep"),
     ('{"a":' * 100_000, "nested too deep"),
     ('{"a": 1, "a": 2}', "twice"),
     ('["\\ud800"]', "no Unicode"),
@@ -199,7 +186,7 @@ HIDING = (
 
 @pytest.mark.parametrize("hides", HIDING)
 @pytest.mark.parametrize(("text", "what"), [
-    ("[TEXT, " * MAX_DEPTH + "[1]" + "]" * MAX_DEPTH, "nested too deep"),
+    ("[TEXT, " * wire.MAX_DEPTH + "[1]" + "]" * wire.MAX_DEPTH, "nested too deep"),
     ('[TEXT, {"a": 1, "b": 2, "a": 3}]', "twice"),
     ('[TEXT, {"a" : 1, "a" : {":": 2}}]', "twice"),
     ("[TEXT, 123456789012345678901]", "too large|is no number"),
@@ -217,7 +204,7 @@ def test_texts_with_brackets_and_colons_are_texts():
 @pytest.mark.parametrize("piece", ["[],", "[[", "{},", '{"":0},', "0,", '"",', "[[[]]],"])
 def test_what_would_fill_the_memory_is_never_made(piece, monkeypatch):
     """The parser is not even called."""
-    text = "[" + piece * (MAX_COST // (20 * len(piece)))
+    text = "[" + piece * (wire.MAX_COST // (20 * len(piece)))
     monkeypatch.setattr(wire, "_DECODER", None)
     with pytest.raises(DecodeError, match="too many members"):
         load_json(text)
