@@ -70,12 +70,9 @@ class Node:
     def observed(self, policy: Policy = POLICY) -> Gpus:
         """The observation."""
         outputs = {
-            "pci_gpus": Output(self.bus, 0),
-            "nvidia_smi": self.smi,
-            "nvlink": self.links,
-            "amd": self.amd,
-            "kernel_log": self.kernel_log,
-        }
+            "pci_gpus": Output(self.bus, 0), "nvidia_smi": self.smi, "nvlink": self.links,
+            "amd": self.amd, "kernel_log": self.kernel_log,
+        }  # fmt: skip
         observed: Gpus = gpus.PROBE.parse(outputs, policy)
         return observed
 
@@ -129,18 +126,13 @@ Tree = Mapping[str, Any]
 
 #: Driver -> the name of its schema.
 DRIVERS = {
-    "450.80.02": "nvsmi_device_v10.dtd",
-    "470.256.02": "nvsmi_device_v11.dtd",
-    "515.105.01": "nvsmi_device_v11.dtd",
-    "525.147.05": "nvsmi_device_v11.dtd",
-    "535.183.06": "nvsmi_device_v12.dtd",
-    "550.163.01": "nvsmi_device_v12.dtd",
-    "570.172.08": "nvsmi_device_v12.dtd",
-    "575.57.08": "nvsmi_device_v12.dtd",
-    "580.105.08": "nvsmi_device_v13.dtd",
-    "595.58.03": "nvsmi_device_v13.dtd",
+    "450.80.02": "nvsmi_device_v10.dtd", "470.256.02": "nvsmi_device_v11.dtd",
+    "515.105.01": "nvsmi_device_v11.dtd", "525.147.05": "nvsmi_device_v11.dtd",
+    "535.183.06": "nvsmi_device_v12.dtd", "550.163.01": "nvsmi_device_v12.dtd",
+    "570.172.08": "nvsmi_device_v12.dtd", "575.57.08": "nvsmi_device_v12.dtd",
+    "580.105.08": "nvsmi_device_v13.dtd", "595.58.03": "nvsmi_device_v13.dtd",
     "615.23": "nvsmi_device_v13.dtd",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

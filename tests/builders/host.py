@@ -43,10 +43,8 @@ def node(
     text = f"{first}\n{grep_lines({**FILES, **(files or {})})}"
     slow = packages + clock_text + processes + mounts
     outputs = {
-        "host": Output(text, 0),
-        "host_slow": Output(slow, slow_rc),
-        "sysctl": Output(sysctl, 0),
-    }
+        "host": Output(text, 0), "host_slow": Output(slow, slow_rc), "sysctl": Output(sysctl, 0),
+    }  # fmt: skip
     return host.parse(outputs, policy)
 
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.triage.stacks import document
-from nodeready.triage.stacks.document import (
-    Frame,
-    Group,
-    Rank,
-    Stacks,
-    Statement,
-    Verdict,
-    Witness,
-)
+from nodeready.triage.stacks.document import Frame, Rank, Stacks, Statement, Verdict, Witness
 from tests.builders.fleets import HOSTILE
 from tests.builders.stack_fleets import LOOP, READ, REDUCE, WAITS, job, name, stack, without
-
 
 
 def late(size: int = 64) -> Stacks:
@@ -35,13 +26,10 @@ def late(size: int = 64) -> Stacks:
         locals=("train_epoch: step = 4711", "train_epoch: batch = None"),
     )  # fmt: skip
     waits = replace(
-        stack(REDUCE, without(size, 13), hint=WAITS),
-        role="victim",
-        reason="it waits in all_reduce for the others",
-        user_frame=LOOP[2],
-        states=(f"S in futex_wait_queue: {size - 1}",),
-        waits_on=("the other ranks",),
-    )
+        stack(REDUCE, without(size, 13), hint=WAITS), role="victim",
+        reason="it waits in all_reduce for the others", user_frame=LOOP[2],
+        states=(f"S in futex_wait_queue: {size - 1}",), waits_on=("the other ranks",),
+    )  # fmt: skip
     made = job((reads, "S"), (waits, "S"), size=size)
     return replace(
         made,
@@ -108,7 +96,7 @@ def hostile() -> Stacks:
     """Every text a node's own, and each tries to be markup, a path or a sequence of a terminal."""
     bad = HOSTILE + "`</script></style><img src=x onerror=alert(1)>` `"
     frames = (Frame(bad, bad, 1),)
-    group = Group(
+    group = document.Group(
         "stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, role="suspect", reason=bad,
         user_frame=frames[0], states=(bad,), waits_on=(bad,), locals=(bad,),
         below=(document.Below(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),

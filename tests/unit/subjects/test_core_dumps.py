@@ -19,19 +19,13 @@ from tests.cases import cases
 POLICY = Policy()
 STORE = Policy(core_handler="systemd-coredump")
 PACKAGED = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h"
+_OURS = "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf:3"
+_RULE = "d /var/crash 1777 root root 14d"
 GOOD = core_dumps.CoreDumps(
-    live=POLICY.core_pattern,
-    boot=Boot(Setting(POLICY.core_pattern, "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf:3")),
-    directory_mode=0o1777,
-    retention=Line(
-        "/etc/tmpfiles.d/00-nodeready-cores.conf", 3, "d /var/crash 1777 root root 14d"
-    ),
-    rewriters=(),
-    systemd=True,
-    coredump_binary="",
-    coredump={},
-    packaged=None,
-)
+    live=POLICY.core_pattern, boot=Boot(Setting(POLICY.core_pattern, _OURS)),
+    directory_mode=0o1777, retention=Line("/etc/tmpfiles.d/00-nodeready-cores.conf", 3, _RULE),
+    rewriters=(), systemd=True, coredump_binary="", coredump={}, packaged=None,
+)  # fmt: skip
 STORED = replace(
     GOOD, packaged=Setting(PACKAGED, "/x:1"), live=PACKAGED, boot=Boot(Setting(PACKAGED, "/x:1"))
 )

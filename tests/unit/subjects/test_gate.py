@@ -33,26 +33,16 @@ CONTENTS = gate_files.contents(COMPLETE, bundle.program)
 DIGESTS = dict(COMPLETE.gate_files)  # type: ignore[attr-defined]
 STEPS = (steps.leftover, steps.program, steps.timer, steps.slurm)
 CONF = SlurmConf(
-    "/etc/slurm/slurm.conf",
-    ((probe.PROLOG, "/etc/slurm/slurm.conf:3"),),
-    ((probe.HEALTH_CHECK, "/etc/slurm/slurm.conf:4"),),
-    "300",
-)
+    "/etc/slurm/slurm.conf", ((probe.PROLOG, "/etc/slurm/slurm.conf:3"),),
+    ((probe.HEALTH_CHECK, "/etc/slurm/slurm.conf:4"),), "300",
+)  # fmt: skip
 A, B = "a" * 64, "b" * 64
 GOOD = Gate(
-    there=tuple(path for path in FILES if path != probe.CRON),
-    digests={**DIGESTS, probe.COMPILED: A, probe.NOTE: B},
-    runs=PROGRAMS,
-    systemd=True,
-    cron=True,
-    slurm=True,
-    slurm_conf=CONF,
-    python="python3",
-    magic="a70d0d0a",
-    note=(DIGESTS[probe.BUNDLE], A, "a70d0d0a"),
-    age_s=10,
+    there=tuple(path for path in FILES if path != probe.CRON), runs=PROGRAMS, systemd=True,
+    digests={**DIGESTS, probe.COMPILED: A, probe.NOTE: B}, cron=True, slurm=True, slurm_conf=CONF,
+    python="python3", magic="a70d0d0a", note=(DIGESTS[probe.BUNDLE], A, "a70d0d0a"), age_s=10,
     since_s=4000,
-)
+)  # fmt: skip
 UNITS = (probe.TIMER, probe.SERVICE, probe.WANTED)
 BY_CRON = replace(GOOD, there=tuple({*GOOD.there, probe.CRON} - {*UNITS}), systemd=False)
 

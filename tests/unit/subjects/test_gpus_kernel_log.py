@@ -249,12 +249,10 @@ def test_sources_codes_and_counts(scan):
     )
     output = scan(at_99_s(*lines))
     assert actions(output) == {
-        ("xid", 31, "0000:3b:00.0"): "APPLICATION",
-        ("sxid", 28006, "0000:c1:00.0"): "MONITOR",
-        ("sxid", 12028, "0000:c1:00.0"): "RESET",
-        ("nvidia", None, "0000:5e:00.0"): "REBOOT",
+        ("xid", 31, "0000:3b:00.0"): "APPLICATION", ("sxid", 28006, "0000:c1:00.0"): "MONITOR",
+        ("sxid", 12028, "0000:c1:00.0"): "RESET", ("nvidia", None, "0000:5e:00.0"): "REBOOT",
         ("amdgpu", None, None): "RESET",
-    }
+    }  # fmt: skip
     faults, tool = kernel_log.parse(output)
     assert tool == Tool("kernel log", "ok", "dmesg")
     assert {fault.count for fault in faults if fault.code == 31} == {2}

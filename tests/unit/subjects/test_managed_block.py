@@ -13,12 +13,8 @@ INNER = b"export A=1\n"
 BLOCK = BEGIN + b"\n" + INNER + END + b"\n"
 #: What stands in files of other people.
 LINES = [
-    b"one\n",
-    b"two\r\n",
-    b"caf\xe9 \xff\xfe\n",
-    b"a\x00b\x1b[31m\x0bc\x85\nd\re\n",
-    b"no end",
-]
+    b"one\n", b"two\r\n", b"caf\xe9 \xff\xfe\n", b"a\x00b\x1b[31m\x0bc\x85\nd\re\n", b"no end",
+]  # fmt: skip
 LINES += [b"echo '" + BEGIN + b"'\n", b"  " + END + b" x\n"]
 
 

@@ -22,19 +22,9 @@ from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.wire import plain
+from tests.builders import nics as built
 from tests.builders.judging import by_name
-from tests.builders.nics import (
-    BASES,
-    PORT,
-    UP,
-    attributes,
-    gpu_node,
-    judged,
-    node,
-    table,
-    text,
-    wrong,
-)
+from tests.builders.nics import BASES, PORT, UP, attributes, gpu_node, judged, node, text, wrong
 from tests.cases import cases
 
 DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
@@ -62,7 +52,7 @@ def test_a_node_with_a_bond(case):
         }  # fmt: skip
         for name in ("eth0", "eth1"):
             changed[name] = {**changed.get(name, {}), "bonding_slave/ad_aggregator_id": "N/A"}
-    assert_wrong(gpu_node(changed), case["wrong"], nics=table(**case.get("policy", {})))
+    assert_wrong(gpu_node(changed), case["wrong"], nics=built.table(**case.get("policy", {})))
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/nodes.json"))
@@ -125,7 +115,7 @@ def test_a_containers_wire_counts_when_the_default_route_leads_through_it():
     routes = ("0.0.0.0/0 eth0", "10.213.0.0/23 eth0")
     observed = node(wire, routes=routes, own=("10.213.0.2",))
     assert (observed.interfaces["eth0"].kind, wrong(observed)) == ("virtual", {})
-    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
+    assert judged(observed, nics=built.table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
     assert nics.learned(observed) == {"nics": {"eth0": {"mtu": 1500}}}
     cut = {"eth0": {**UP, "carrier": 0}}
     assert list(wrong(node(cut, routes=routes))) == ["link"]
@@ -173,7 +163,7 @@ def test_hostile_values_are_none_or_text(value):
     eth0 = observed.interfaces["eth0"]
     assert (eth0.speed_mbps, eth0.mtu, eth0.carrier, eth0.duplex, eth0.numa_node) == (None,) * 5
     assert judged(observed)["link"][0] == "unknown"
-    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
+    assert judged(observed, nics=built.table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
     assert json.dumps([plain(observed), nics.compared(observed), nics.counters(observed)])
     assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
 
@@ -186,7 +176,7 @@ def test_what_peers_are_compared_by_and_what_is_learnt():
     assert not {"eno4.mtu", "usb0.mtu", "docker0.mtu"} & facts.keys()
     learnt = nics.learned(observed)["nics"]
     assert learnt["ib0"] == {"speed_mbps": 400000, "mtu": 2044, "driver": "mlx5_core"}
-    assert wrong(observed, nics=table(**learnt)) == {}
+    assert wrong(observed, nics=built.table(**learnt)) == {}
 
 
 def test_a_name_from_a_node_is_one_word_of_a_command_to_paste():

@@ -62,16 +62,10 @@ SERVICES = (
     facts.Service("slurm", "", True, ()),
 )
 LOGINS = facts.Logins(
-    SERVICES,
-    use_pam=True,
-    nologin="",
-    says="",
-    shutdown=False,
-    sshd=(*PLAIN[:2], Limit(1024, 524288)),
-    slurmd=(),
-    lines=(),
+    SERVICES, use_pam=True, nologin="", says="", shutdown=False,
+    sshd=(*PLAIN[:2], Limit(1024, 524288)), slurmd=(), lines=(),
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
-)
+)  # fmt: skip
 #: A node on which su and ssh open good sessions.
 SESSIONS = replace(WELL, limits=SU, ssh=facts.Way("", limits=SSH), logins=LOGINS)
 WAYS = {
@@ -114,11 +108,9 @@ def proved(case: dict[str, Any]) -> Proved:
         return replace(WELL, limits=limits(LIMITS, case["only"]))
     own = {"nofile": [2048, 1048576], "before": []} if "own" in case else {}
     observed = replace(
-        SESSIONS,
-        limits=limits(SU, case.get("su", own)),
-        ssh=way(case.get("ssh", own), SSH),
+        SESSIONS, limits=limits(SU, case.get("su", own)), ssh=way(case.get("ssh", own), SSH),
         logins=logins(case),
-    )
+    )  # fmt: skip
     if "step" in case:
         observed = replace(observed, step=way(case["step"], SRUN))
     user = case.get("user", ["ml", 2000, True, ""])

@@ -150,14 +150,9 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
 def test_exact_files_keep_every_byte(answer, tmp_path, rights):
     """Small files of known size are read together, the others by themselves."""
     contents = {
-        "plain": b"a\n",
-        "no_newline": b"a",
-        "crlf": b"a\r\n\r\nb\r\n",
-        "latin1": b"caf\xe9",
-        "newline": b"\n",
-        "empty": b"",
-        "large": b"x\xff\n" * 4000,
-    }
+        "plain": b"a\n", "no_newline": b"a", "crlf": b"a\r\n\r\nb\r\n", "latin1": b"caf\xe9",
+        "newline": b"\n", "empty": b"", "large": b"x\xff\n" * 4000,
+    }  # fmt: skip
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = " ".join(str(tmp_path / name) for name in (*contents, "missing"))

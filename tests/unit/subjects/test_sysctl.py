@@ -14,12 +14,9 @@ from tests.cases import cases
 YAMA = "kernel.yama.ptrace_scope"
 #: How the cases write a directory of the node.
 SHORT = {
-    "etc/": "/etc/sysctl.d/",
-    "run/": "/run/sysctl.d/",
-    "local/": "/usr/local/lib/sysctl.d/",
-    "usr/": "/usr/lib/sysctl.d/",
-    "tuned/": "/usr/lib/tuned/",
-}
+    "etc/": "/etc/sysctl.d/", "run/": "/run/sysctl.d/", "local/": "/usr/local/lib/sysctl.d/",
+    "usr/": "/usr/lib/sysctl.d/", "tuned/": "/usr/lib/tuned/",
+}  # fmt: skip
 
 
 def expand(text: str) -> str:
