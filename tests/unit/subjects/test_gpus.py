@@ -14,23 +14,8 @@ from nodeready.lab import nvidia
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
 from nodeready.subjects.gpus.gpu import Link
-from tests.builders.gpus import (
-    ADDRESSES,
-    BUS,
-    PREFIX,
-    SERVER,
-    VERSION,
-    Node,
-    a100,
-    bad,
-    h100,
-    judged,
-    pci,
-    smi,
-    statuses,
-    trees_of,
-    verdict_of,
-)
+from tests.builders import gpus as built
+from tests.builders.gpus import Node, bad, h100, judged, pci, trees_of, verdict_of
 from tests.builders.gpus import node as node_of
 
 NOTHING = Output("", 0)
@@ -46,8 +31,8 @@ def test_no_gpu_of_this_host_is_no_fault():
         "the GPUs (8) belong to virtual machines",
         "0 on the PCI bus, and 8 of virtual machines",
     )
-    virtual = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
-    for bus, reason in (("", none), (SERVER, none), (RADEON, adapters), (GEFORCE, adapters),
+    virtual = built.BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
+    for bus, reason in (("", none), (built.SERVER, none), (RADEON, adapters), (GEFORCE, adapters),
                         (virtual, guests[0])):  # fmt: skip
         node = Node(bus, smi=NOTHING, links=NOTHING)
         results = node.judged()
@@ -148,7 +133,7 @@ def test_an_instinct_without_its_tool_is_still_a_gpu():
 
 
 #: Eight on the bus, seven in the tool's answer.
-LOST = smi(ADDRESSES[:7], {})
+LOST = built.smi(built.ADDRESSES[:7], {})
 SEEN_BY_TOOL = {
     "model", "vbios", "recovery", "ecc_mode", "ecc_errors", "remapped_rows", "retired_pages",
     "pcie", "throttle", "temperature", "persistence", "mig", "processes", "nvlink",
@@ -159,23 +144,23 @@ def test_one_that_fell_off_the_bus():
     results = h100(smi=LOST).judged()
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
     # One fault is one finding: what is shown is judged by itself.
-    assert statuses(results, "fail") == {"present"}
-    assert statuses(results, "unknown") & SEEN_BY_TOOL == set()
-    assert statuses(h100(smi=smi([], {})).judged(), "ok") & SEEN_BY_TOOL == set()
-    sick = smi(ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})
+    assert built.statuses(results, "fail") == {"present"}
+    assert built.statuses(results, "unknown") & SEEN_BY_TOOL == set()
+    assert built.statuses(h100(smi=built.smi([], {})).judged(), "ok") & SEEN_BY_TOOL == set()
+    sick = built.smi(built.ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})
     assert h100(smi=sick).judged()["ecc_errors"].status == "fail"
 
 
 @pytest.mark.parametrize(("answer", "status", "actual"), [
-    (Output(f"{PREFIX}nr_stuck=77 3600\n", 0), "fail",
+    (Output(f"{built.PREFIX}nr_stuck=77 3600\n", 0), "fail",
      "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
-    (Output(PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
-    (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
+    (Output(built.PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
+    (Output(f"{built.PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
      "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
     (NOTHING, "warn", "nvidia-smi is not installed"),
     (Output("nr_hidden=8\n", 0), "unknown",
      "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
-    (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
+    (Output("nr_scanned=1\n<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
     (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
 ])  # fmt: skip
 def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(answer, status, actual):
@@ -186,26 +171,26 @@ def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(answer, status,
     assert verdict_of(results, "driver") == ("ok", "nvidia 535.129.03")
     assert results["present"].status == "unknown"
     assert verdict_of(results, "count") == ("ok", "8")
-    lost = h100(smi=answer, bus=VERSION + "".join(map(pci, ADDRESSES[:7])))
+    lost = h100(smi=answer, bus=built.VERSION + "".join(map(pci, built.ADDRESSES[:7])))
     assert verdict_of(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
-    narrow = BUS.replace("current_link_width:16", "current_link_width:8", 1)
-    results = h100(smi=answer, bus=VERSION + narrow).judged()
+    narrow = built.BUS.replace("current_link_width:16", "current_link_width:8", 1)
+    results = h100(smi=answer, bus=built.VERSION + narrow).judged()
     assert verdict_of(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
 
 
 def test_no_driver():
-    bus = "".join(pci(address, driver="") for address in ADDRESSES)
+    bus = "".join(pci(address, driver="") for address in built.ADDRESSES)
     none = Output("nr_driver=none\n", 0)
     results = Node(bus, smi=none, links=none).judged()
     assert verdict_of(results, "driver") == ("fail", "nvidia is not loaded")
     assert verdict_of(results, "tool") == ("fail", "nvidia-smi failed: the driver is not loaded")
-    words = ", ".join(f"{address}: no driver" for address in ADDRESSES[:4])
+    words = ", ".join(f"{address}: no driver" for address in built.ADDRESSES[:4])
     assert verdict_of(results, "present") == ("fail", f"{words} and 4 more")
     nouveau = Node(pci("0000:01:00.0", driver="nouveau"), smi=NOTHING, links=NOTHING)
     assert verdict_of(nouveau.judged(), "present") == ("fail", "0000:01:00.0: driver nouveau")
     # One without a driver is named once.
-    alone = "".join(map(pci, ADDRESSES[:7])) + pci(ADDRESSES[7], driver="")
-    results = h100(smi=LOST, bus=VERSION + alone).judged()
+    alone = "".join(map(pci, built.ADDRESSES[:7])) + pci(built.ADDRESSES[7], driver="")
+    results = h100(smi=LOST, bus=built.VERSION + alone).judged()
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: no driver")
 
 
@@ -219,15 +204,15 @@ def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest():
 
 
 def test_nvlinks_that_cannot_be_asked():
-    links = Output(PREFIX, None)
+    links = Output(built.PREFIX, None)
     words = "nvidia-smi nvlink timed out: after 20 s"
     assert verdict_of(h100(links=links).judged(), "nvlink") == ("unknown", words)
 
 
 def test_a_guest_may_have_only_some_of_a_boards_gpus():
     third = {(gpu, link) for gpu in range(8) for link in range(4)}
-    links = Output(PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
-    observed = Node(VERSION + BUS, a100().smi, links).observed()
+    links = Output(built.PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
+    observed = Node(built.VERSION + built.BUS, built.a100().smi, links).observed()
     assert verdict_of(judged(observed), "nvlink")[0] == "fail"
     guests = tuple(replace(gpu, virtual=True) for gpu in observed.nvidia)
     assert verdict_of(judged(replace(observed, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
@@ -241,7 +226,7 @@ def test_the_fabric_manager():
     unscanned = Output(h100().smi.text.replace("nr_scanned=1\n", ""), 0)
     assert verdict_of(h100(smi=unscanned).judged(), "fabric_manager")[0] == "unknown"
     # A guest sees no switches: the GPUs' own state counts, and no manager is asked for.
-    guest = VERSION + BUS
+    guest = built.VERSION + built.BUS
     late = h100({1: {"fabric_state": "In Progress", "fabric_status": "N/A"}}, bus=guest)
     assert verdict_of(late.judged(), "fabric_manager")[0] == "fail"
     assert verdict_of(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")

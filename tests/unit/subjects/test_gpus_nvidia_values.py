@@ -22,22 +22,8 @@ from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts, nvidia
 from nodeready.subjects.result import Result
 from tests import paths
-from tests.builders.gpus import (
-    ADDRESSES,
-    DEVICES,
-    DRIVERS,
-    PARTS,
-    PREFIX,
-    VERSION,
-    Node,
-    bad,
-    combinations,
-    node,
-    nvlinks,
-    pci,
-    trees_of,
-    verdict_of,
-)
+from tests.builders import gpus as built
+from tests.builders.gpus import ADDRESSES, PARTS, Node, bad, node, pci, trees_of, verdict_of
 from tests.cases import cases
 
 #: Policy settings with which every check has something to judge.
@@ -53,7 +39,7 @@ def verdicts(node: Node, **policy: Any) -> dict[str, Result]:
 
 
 def drivers_of(part: str) -> list[str]:
-    return [driver for name, driver in combinations() if name == part]
+    return [driver for name, driver in built.combinations() if name == part]
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.nightly)])
@@ -119,7 +105,7 @@ def test_one_value_that_differs(case):
     """The name of a row is PART DRIVER: the end of an element's path=text; others."""
     form, _, values = case["name"].partition(": ")
     part, major = form.split()
-    driver = next(driver for driver in DRIVERS if driver.startswith(f"{major}."))
+    driver = next(driver for driver in built.DRIVERS if driver.startswith(f"{major}."))
     trees = trees_of(NAMES[part], driver)
     for value in values.split("; "):
         end, equals, text = value.partition("=")
@@ -327,11 +313,11 @@ def test_links_that_are_down(case):
     part, status = case["name"].partition(": ")[0], case["verdict"].partition(": ")[0]
     driver = drivers_of(part)[-1]
     places = ADDRESSES[: PARTS[part].count]
-    bus = VERSION + "".join(pci(place, device=f"0x{PARTS[part].device}") for place in places)
+    bus = built.VERSION + "".join(pci(place, device=f"0x{PARTS[part].device}") for place in places)
     text = re.sub("(<stat(e|us)>)(Completed|Success)", r"\1N/A", node(part, driver).smi.text)
     down = {int(gpu): range(*ends) for gpu, ends in case["down"].items()}
-    links = Output("nr_scanned=1\n" + nvlinks(PARTS[part], down), 0)
-    for more in ({}, {"bus": bus + DEVICES, "smi": Output(text, 0)}):
+    links = Output("nr_scanned=1\n" + built.nvlinks(PARTS[part], down), 0)
+    for more in ({}, {"bus": bus + built.DEVICES, "smi": Output(text, 0)}):
         result = verdicts(replace(node(part, driver), links=links, **more))["nvlink"]
         assert result.status == status, (more, result.actual)
         assert case["verdict"].partition(": ")[2] in result.actual
@@ -361,7 +347,7 @@ def test_links_that_are_all_slow_or_of_which_nothing_is_told():
         assert (result.status, result.actual[:6]) == ("unknown", "gpu 1 "), result.actual
 
 
-@pytest.mark.parametrize("text", ["", "nr_scanned=1\n", PREFIX])
+@pytest.mark.parametrize("text", ["", "nr_scanned=1\n", built.PREFIX])
 def test_an_empty_answer_on_links_is_that_of_a_card_without_them(text):
     for part in ("NVIDIA A10", "NVIDIA A10G", L40S):
         variant = replace(node(part, "525.147.05"), links=Output(text, 0))
@@ -399,7 +385,7 @@ RECORDED = sorted(SAMPLES.glob("*.xml")) if SAMPLES.is_dir() else []
 def recorded(text: str) -> Node:
     """A node with this answer, and the bus and links that fit it."""
     gpus = nvidia.parse(Output(text, 0)).gpus
-    bus = VERSION + "".join(pci(gpu.pci_address, width=gpu.pcie_width or 16) for gpu in gpus)
+    bus = built.VERSION + "".join(pci(gpu.pci_address, width=gpu.pcie_width or 16) for gpu in gpus)
     lines = []
     for gpu in gpus:
         part = PARTS.get(gpu.model or "", PARTS[T4])
@@ -407,7 +393,7 @@ def recorded(text: str) -> Node:
         active = 0 if gpu.mig == "on" or part.links is None else part.links[0]
         lines += [f"\t Link {n}: {part.gbps} GB/s" for n in range(active)]
     links = Output("\n".join(["nr_scanned=1", *lines]) + "\n", 0)
-    return Node(bus + DEVICES, smi=Output(PREFIX + text, 0), links=links)
+    return Node(bus + built.DEVICES, smi=Output(built.PREFIX + text, 0), links=links)
 
 
 @pytest.mark.skipif(not RECORDED, reason="no recorded samples beside the checkout")
@@ -460,7 +446,7 @@ def test_what_the_lines_tell_is_what_the_whole_xml_tells(examples):
     @settings(max_examples=examples, deadline=None)
     @given(st.data())
     def each(data: st.DataObject) -> None:
-        text = node(*data.draw(st.sampled_from(list(combinations())))).smi.text
+        text = node(*data.draw(st.sampled_from(list(built.combinations())))).smi.text
         nvidia._by_block(text)
         for _ in range(data.draw(st.integers(1, 6))):
             lines = text.split("\n")
