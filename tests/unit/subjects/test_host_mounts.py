@@ -15,10 +15,12 @@ import pytest
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
+from nodeready.subjects.host import checks, mounts
 from nodeready.subjects.host import facts as host
-from nodeready.subjects.host import mounts
 from tests.builders.host import FILES, MOUNTS, judged, node, wrong
+from tests.builders.judging import assert_wrong
 from tests.builders.printed import grep_lines
+from tests.builders.verdicts import policy_of
 from tests.cases import cases
 
 TABLE = FILES["/proc/self/mounts"]
@@ -59,10 +61,7 @@ def test_a_system(case):
 
     stat: a network mount and its error; local: one more mount, that answers as / does.
     """
-    policy = Policy(**{
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in case.get("policy", {}).items()
-    })  # fmt: skip
+    policy = policy_of(case)
     table = TABLE.replace(ROOT_LINE, case.get("root", ROOT_LINE))
     table += "".join(f"\n{line}" for line in case.get("more", "").splitlines())
     answers = MOUNTS
@@ -78,10 +77,7 @@ def test_a_system(case):
         answers = answers.replace(old, new)
     files = {"/proc/self/mounts": table, "/etc/fstab": case.get("fstab", FILES["/etc/fstab"])}
     observed = node(files, mounts=answers, slow_rc=case.get("rc", 0), policy=policy)
-    expected = {name: verdict.partition(": ") for name, verdict in case["wrong"].items()}
-    assert wrong(observed, policy) == {name: status for name, (status, _, _) in expected.items()}
-    for name, (_, _, words) in expected.items():
-        assert words in judged(observed, policy)[name].actual
+    assert_wrong(checks, observed, case["wrong"], policy)
 
 
 @pytest.mark.parametrize("answers", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])

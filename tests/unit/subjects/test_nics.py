@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,24 +19,13 @@ from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
-from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.wire import plain
 from tests.builders import nics as built
-from tests.builders.judging import by_name
+from tests.builders.judging import assert_wrong, by_name
 from tests.builders.nics import BASES, PORT, UP, attributes, gpu_node, judged, node, text, wrong
 from tests.cases import cases
 
 DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
-
-
-def assert_wrong(observed: Nics, expected: dict[str, str], **policy: Any) -> None:
-    """These checks, and no other, have the status, and the words behind it."""
-    results = wrong(observed, **policy)
-    assert {name: status for name, (status, _) in results.items()} == {
-        name: verdict.partition(": ")[0] for name, verdict in expected.items()
-    }
-    for name, verdict in expected.items():
-        assert verdict.partition(": ")[2] in results[name][1]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/bonded.json"))
@@ -52,7 +40,8 @@ def test_a_node_with_a_bond(case):
         }  # fmt: skip
         for name in ("eth0", "eth1"):
             changed[name] = {**changed.get(name, {}), "bonding_slave/ad_aggregator_id": "N/A"}
-    assert_wrong(gpu_node(changed), case["wrong"], nics=built.table(**case.get("policy", {})))
+    policy = Policy(nics=built.table(**case.get("policy", {})))
+    assert_wrong(checks, gpu_node(changed), case["wrong"], policy)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/nodes.json"))
@@ -63,7 +52,7 @@ def test_a_node(case):
     printed += [f"upper={name} {above}" for name, above in upper.items()]
     interfaces = {name: attributes(row) for name, row in case["interfaces"].items()}
     routes = case.get("routes", [*DEFAULT, *case.get("more_routes", ())])
-    assert_wrong(node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
+    assert_wrong(checks, node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
 
 
 def test_a_good_node():

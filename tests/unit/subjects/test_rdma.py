@@ -30,7 +30,7 @@ from nodeready.subjects.rdma import checks
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.rdma.facts import Rdma
 from tests import paths
-from tests.builders.judging import by_name, judge_all, wrong
+from tests.builders.judging import assert_wrong, by_name, judge_all, wrong
 from tests.cases import cases
 
 POLICY = Policy()
@@ -70,14 +70,6 @@ def fields(row: Any) -> dict[str, Any]:
     return result
 
 
-def assert_wrong(observed: Rdma, expected: Mapping[str, str], policy: Policy = POLICY) -> None:
-    """These checks, and no other, have the status, and the words behind it."""
-    statuses = {name: verdict.partition(": ")[0] for name, verdict in expected.items()}
-    assert wrong(checks, observed, policy) == statuses
-    for name, verdict in expected.items():
-        assert verdict.partition(": ")[2] in judged(observed, policy)[name].actual
-
-
 @pytest.mark.parametrize("case", cases(__file__, "data/rdma/ports.json"))
 def test_ports(case):
     """mlx5_0 to 7 are InfiniBand on h100 (beside a bond) and a100, RoCE on mi300x."""
@@ -85,7 +77,9 @@ def test_ports(case):
     changes |= {f"mlx5_{n}": fields(case["every"]) for n in range(8) if "every" in case}
     rows = {name: fields(row) for name, row in case.get("policy", {}).items()}
     devices = getattr(hardware, case.get("node", "h100"))()
-    assert_wrong(node(devices, **changes), case["wrong"], make_policy({"rdma_ports": rows}))
+    assert_wrong(
+        checks, node(devices, **changes), case["wrong"], make_policy({"rdma_ports": rows})
+    )
 
 
 def function(driver: str, at: int, **port: str) -> dict[str, str]:
@@ -120,7 +114,7 @@ def test_counters_since_the_last_look(case):
     observed = node(h100(), mlx5_3={"counters": case["now"]})
     assert judged(observed)["errors"].status == "na"
     seconds = case.get("seconds", 600)
-    assert_wrong(replace(observed, before=Counters(seconds, before)), case["wrong"])
+    assert_wrong(checks, replace(observed, before=Counters(seconds, before)), case["wrong"])
 
 
 def test_a_quiet_hour_is_said_in_minutes_and_hours():
