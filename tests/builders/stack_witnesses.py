@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.triage.stacks import document
-from nodeready.triage.stacks.document import Frame, Rank, Stacks, Statement, Verdict, Witness
+from nodeready.triage.stacks.document import Frame, Stacks, Statement, Verdict, Witness
 from tests.builders.fleets import HOSTILE
 from tests.builders.stack_fleets import LOOP, READ, REDUCE, WAITS, job, name, stack, without
 
@@ -104,7 +104,7 @@ def hostile() -> Stacks:
     said = (Statement(f"`{bad}` ``{bad}", (0,), (bad,), 1), Statement(bad, (), (bad,), 0, True))
     return replace(
         job((group, bad), size=1),
-        processes=(Rank(bad, 1, 0, 0, bad, bad, 0.0, 0, bad),),
+        processes=(document.Rank(bad, 1, 0, 0, bad, bad, 0.0, 0, bad),),
         verdict=Verdict(
             "late", f"`{bad}`", (document.Suspect((0,), (bad,), (bad,), (bad,)),), (bad,)
         ),

@@ -22,7 +22,7 @@ from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.wire import plain
 from tests.builders import nics as built
 from tests.builders.judging import assert_wrong, by_name
-from tests.builders.nics import BASES, PORT, UP, attributes, gpu_node, judged, node, text, wrong
+from tests.builders.nics import BASES, PORT, UP, gpu_node, judged, node, wrong
 from tests.cases import cases
 
 DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
@@ -31,7 +31,7 @@ DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/bonded.json"))
 def test_a_node_with_a_bond(case):
     """The node of two bonded ports, with other attributes, a policy, or another mode."""
-    changed = {name: attributes(row) for name, row in case.get("set", {}).items()}
+    changed = {name: built.attributes(row) for name, row in case.get("set", {}).items()}
     if "mode" in case:
         # Only LACP has aggregators and a partner [bond].
         changed["bond0"] = {
@@ -50,7 +50,7 @@ def test_a_node(case):
     printed = [f"master={name} {above}" for name, above in master.items()]
     upper = {**master, **case.get("upper", {})}
     printed += [f"upper={name} {above}" for name, above in upper.items()]
-    interfaces = {name: attributes(row) for name, row in case["interfaces"].items()}
+    interfaces = {name: built.attributes(row) for name, row in case["interfaces"].items()}
     routes = case.get("routes", [*DEFAULT, *case.get("more_routes", ())])
     assert_wrong(checks, node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
 
@@ -129,9 +129,9 @@ def test_a_counter_that_began_anew_counts_in_full():
 
 @pytest.mark.parametrize(("output", "reason"), [
     (Output("grep: /sys/class/net: Datei nicht gefunden\n", 0), "no interface"),
-    (Output(text({"eth0": dict(PORT)}), None), "timed out"),
-    (Output(text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
-    (Output(text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
+    (Output(built.text({"eth0": dict(PORT)}), None), "timed out"),
+    (Output(built.text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
+    (Output(built.text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
 ])  # fmt: skip
 def test_no_sense_is_no_observation(output, reason):
     with pytest.raises(ProbeError, match=reason):
