@@ -24,10 +24,7 @@ INSTALL = (
 NO_USER = {"pdsh.pdshrc": "user ml: no such user on this node"}
 PTRACE = Plan((SYSCTL,))
 MANY = Plan(
-    (
-        SYSCTL,
-        Change("debug_tools.py_spy", ("debug_tools.py_spy",), INSTALL, ("debug_tools",)),
-    ),
+    (SYSCTL, Change("debug_tools.py_spy", ("debug_tools.py_spy",), INSTALL, ("debug_tools",))),
     NO_USER,
 )
 PY_SPY = replace(SCOPE, check="debug_tools.py_spy", expected="0.4.3", actual="missing")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +34,19 @@ VERSION = (
 
 
 def pci(
-    address: str,
-    vendor: str = "0x10de",
-    device: str = "0x2330",
-    kind: str = "0x030200",
-    *,
-    driver: str = "nvidia",
-    width: int = 16,
-    most: int = 16,
-) -> str:
+    address: str, vendor="0x10de", device="0x2330", kind="0x030200", *,
+    driver="nvidia", width=16, most=16,
+) -> str:  # fmt: skip
     """What the section prints of one device."""
     uevent = [f"DRIVER={driver}"] if driver else []
-    uevent += [f"PCI_CLASS={kind[2:].upper()}", f"PCI_SLOT_NAME={address}"]
     files = {
-        "vendor": [vendor],
-        "class": [kind],
-        "device": [device],
-        "uevent": uevent,
-        "numa_node": ["0"],
-        "current_link_width": [str(width)],
-        "max_link_width": [str(most)],
+        "vendor": [vendor], "class": [kind], "device": [device],
+        "uevent": [*uevent, f"PCI_CLASS={kind[2:].upper()}", f"PCI_SLOT_NAME={address}"],
+        "numa_node": ["0"], "current_link_width": [str(width)], "max_link_width": [str(most)],
         "current_link_speed": ["32.0 GT/s PCIe"],
-    }
-    return "".join(
-        f"/sys/bus/pci/devices/{address}/{name}:{line}\n"
-        for name, lines in files.items()
-        for line in lines
-    )
+    }  # fmt: skip
+    root = f"/sys/bus/pci/devices/{address}"
+    return "".join(f"{root}/{name}:{line}\n" for name, lines in files.items() for line in lines)
 
 
 def switch(address: str) -> str:
@@ -83,12 +70,9 @@ class Node:
     def observed(self, policy: Policy = POLICY) -> Gpus:
         """The observation."""
         outputs = {
-            "pci_gpus": Output(self.bus, 0),
-            "nvidia_smi": self.smi,
-            "nvlink": self.links,
-            "amd": self.amd,
-            "kernel_log": self.kernel_log,
-        }
+            "pci_gpus": Output(self.bus, 0), "nvidia_smi": self.smi, "nvlink": self.links,
+            "amd": self.amd, "kernel_log": self.kernel_log,
+        }  # fmt: skip
         observed: Gpus = gpus.PROBE.parse(outputs, policy)
         return observed
 
@@ -142,19 +126,13 @@ Tree = Mapping[str, Any]
 
 #: Driver -> the name of its schema.
 DRIVERS = {
-    "450.80.02": "nvsmi_device_v10.dtd",
-    "470.256.02": "nvsmi_device_v11.dtd",
-    "515.105.01": "nvsmi_device_v11.dtd",
-    "525.147.05": "nvsmi_device_v11.dtd",
-    "535.183.06": "nvsmi_device_v12.dtd",
-    "550.163.01": "nvsmi_device_v12.dtd",
-    "570.172.08": "nvsmi_device_v12.dtd",
-    "575.57.08": "nvsmi_device_v12.dtd",
-    "580.105.08": "nvsmi_device_v13.dtd",
-    "595.58.03": "nvsmi_device_v13.dtd",
+    "450.80.02": "nvsmi_device_v10.dtd", "470.256.02": "nvsmi_device_v11.dtd",
+    "515.105.01": "nvsmi_device_v11.dtd", "525.147.05": "nvsmi_device_v11.dtd",
+    "535.183.06": "nvsmi_device_v12.dtd", "550.163.01": "nvsmi_device_v12.dtd",
+    "570.172.08": "nvsmi_device_v12.dtd", "575.57.08": "nvsmi_device_v12.dtd",
+    "580.105.08": "nvsmi_device_v13.dtd", "595.58.03": "nvsmi_device_v13.dtd",
     "615.23": "nvsmi_device_v13.dtd",
-}
-_MOVED = "Requested functionality has been deprecated"
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -210,182 +188,72 @@ def combinations() -> list[tuple[str, str]]:
     ]
 
 
-def _ecc(part: Part, driver: int) -> Tree:
-    count = "N/A" if part.memory == "none" else "0"
-    yes = "No" if part.memory == "rows" else "N/A"
-    if part.memory == "pages" and part.architecture != "Turing":
-        names = ("device_memory", "register_file", "cbu", "total")
-        kinds = ("single_bit", "double_bit")
-        return {
-            when: {kind: dict.fromkeys(names, count) for kind in kinds}
-            for when in ("volatile", "aggregate")
-        }
-    parts = (
-        ("uncorrectable_parity", "uncorrectable_secded") if driver >= 550 else ("uncorrectable",)
-    )
-    counts = {f"sram_{name}": count for name in ("correctable", *parts)}
-    counts |= {"dram_correctable": count, "dram_uncorrectable": count}
-    later: dict[str, Any] = {}
-    if driver >= 570:
-        later |= {"channel_repair_pending": "No", "tpc_repair_pending": "No"}
-    if driver >= 590:
-        later["unrepairable_memory"] = yes if driver >= 615 else "N/A"
-    exceeded = {"sram_threshold_exceeded": yes} if driver >= 550 else {}
-    return {"volatile": counts, "aggregate": {**counts, **exceeded}, **later}
+_ELEMENTS = json.loads(Path(__file__).with_name("gpus_nvidia_elements.json").read_text())
 
 
-def _rows(part: Part, driver: int) -> Any:
-    if part.memory != "rows":
-        return "N/A"
-    names = ("high", "partial", "low", "none")
-    histogram = {f"row_remapper_histogram_{name}": "0 bank(s)" for name in names}
-    return {
-        "remapped_row_corr": "0",
-        "remapped_row_unc": "0",
-        "remapped_row_pending": "No",
-        "remapped_row_failure": "No",
-        "row_remapper_histogram": {"row_remapper_histogram_max": "640 bank(s)", **histogram},
-    }
+def _texts(part: Part, major: int) -> tuple[dict[str, object], dict[str, bool]]:
+    """What the rows of elements name: words, and conditions."""
+    kind = "event" if major >= 535 else "throttle"
+    words = {
+        **asdict(part), "moved": "Requested functionality has been deprecated",
+        "idle": "Not Active" if part.state == "P2" else "Active",
+        "speed": part.generation if part.state == "P0" or part.bank else 1,
+        "reasons": f"clocks_{kind}_reasons/clocks_{kind}_reason", "retired": "retired_pages",
+        "histogram": "remapped_rows/row_remapper_histogram/row_remapper_histogram",
+        "health": "fabric/health",
+    }  # fmt: skip
+    rows, pages = part.memory == "rows", part.memory == "pages"
+    conditions = {
+        "mig": part.mig, "bank": part.bank, "tlimit": part.tlimit, "fabric": part.fabric,
+        "rows": rows, "pages": pages, "ecc": part.memory != "none",
+        "cells": pages and part.architecture != "Turing", "known": part.name != "NVIDIA Thor",
+        "degrees": not part.tlimit or major < 535, "sensor": rows and not part.bank,
+        "healthy": part.fabric and part.architecture != "Hopper",
+        "assigned": part.fabric and part.bank,
+    }  # fmt: skip
+    return words, conditions
 
 
-def _fabric(part: Part, driver: int) -> Tree:
-    def if_fabric(word: str) -> str:
-        return word if part.fabric else "N/A"
+@cache
+def _elements(part: Part, driver: str) -> list[tuple[list[str], str]]:
+    """The paths of a GPU's elements, and their texts but for the GPU's own words.
 
-    elements: dict[str, Any] = {"state": if_fabric("Completed"), "status": if_fabric("Success")}
-    if driver >= 550:
-        elements |= {
-            "cliqueId": if_fabric("32766"),
-            "clusterUuid": if_fabric("00000001-0000-0000-0000-000000000001"),
-        }
-        health = {
-            "bandwidth": "Full",
-            "route_recovery_in_progress": "False",
-            "route_unhealthy": "False",
-            "access_timeout_recovery": "False",
-        }
-        if driver >= 580:
-            health |= {"summary": "Healthy", "incorrect_configuration": "None"}
-        new = part.architecture != "Hopper"
-        health = {name: if_fabric(text if new else "N/A") for name, text in health.items()}
-        if driver >= 595:
-            health["partition_assigned"] = if_fabric("True" if part.bank else "N/A")
-        if driver >= 615:
-            health["gfm_state"] = if_fabric("Connected")
-        elements["health"] = health
-    return elements
-
-
-def _temperature(part: Part, driver: int) -> Tree:
-    memory = {"memory_temp": "38 C" if part.memory == "rows" and not part.bank else "N/A"}
-    if part.tlimit and driver >= 535:
-        return {
-            "gpu_temp": "31 C",
-            "gpu_temp_tlimit": "55 C",
-            "gpu_temp_max_tlimit_threshold": "-5 C",
-            "gpu_temp_slow_tlimit_threshold": "-2 C",
-            **memory,
-            "gpu_temp_max_mem_tlimit_threshold": "N/A",
-        }
-    return {
-        "gpu_temp": "31 C",
-        **({"gpu_temp_tlimit": "N/A"} if driver >= 535 else {}),
-        "gpu_temp_max_threshold": "96 C",
-        "gpu_temp_slow_threshold": "93 C",
-        **memory,
-        "gpu_temp_max_mem_threshold": "95 C" if part.memory == "rows" else "N/A",
-    }
-
-
-def _recovery(driver: int) -> Tree:
-    status = {"reset_required": "No", "drain_and_reset_recommended": "No"}
-    moved = dict.fromkeys(status, _MOVED)
-    if driver < 535:
-        return {}
-    if driver < 570:
-        return {"gpu_reset_status": status}
-    if driver < 580:
-        return {"gpu_reset_status": moved, "gpu_recovery_action": "None"}
-    return {"gpu_recovery_action": "None"}
+    A row: paths; since-until of the driver's major version, +condition or -condition of the
+    element, and the condition without which its text is N/A; the text.
+    """
+    major = int(driver.partition(".")[0])
+    words, conditions = _texts(part, major)
+    words |= {name: f"{{{name}}}" for name in ("index", "uuid", "bus")}
+    found = []
+    for paths, terms, text in _ELEMENTS:
+        shown = text
+        for term in terms.split():
+            since, dash, until = term.partition("-")
+            if dash and (since + until).isdigit():
+                there = int(since or 0) <= major < int(until or 10**6)
+            elif term[0] in "+-":
+                there = conditions[term[1:]] is (term[0] == "+")
+            else:
+                there, shown = True, shown if conditions[term] else "N/A"
+            if not there:
+                break
+        else:
+            for counts in ("ecc_errors/volatile", "ecc_errors/aggregate"):
+                for path in paths.format(counts=counts, **words).split():
+                    found.append((path.split("/"), shown.format(**words)))
+    return found
 
 
 def tree(part: Part, driver: str, index: int, address: str) -> dict[str, Any]:
     """One ``<gpu>``: element -> its text, or the elements in it."""
-    major = int(driver.partition(".")[0])
-    thor = part.name == "NVIDIA Thor"
-    kind = "event" if major >= 535 else "throttle"
-    idle = "Not Active" if part.state == "P2" else "Active"
-    reasons = ["sw_power_cap", "hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown",
-               "sync_boost", "sw_thermal_slowdown"]  # fmt: skip
-    reasons += ["board_limit", "reliability"] if major >= 615 else []
-    ecc = "N/A" if part.memory == "none" else "Enabled"
-    mode = "Disabled" if part.mig else "N/A"
-    pages = part.memory == "pages"
-    retired = {
-        "retired_count": "0" if pages else "N/A",
-        "retired_pagelist": "" if pages else "N/A",
-    }
-    speed = part.generation if part.state == "P0" or part.bank else 1
-    links: dict[str, Any] = {"max_link_gen": str(part.generation), "current_link_gen": str(speed)}
-    if major >= 535:
-        links |= {"max_device_link_gen": str(part.generation), "max_host_link_gen": "N/A"}
-    widths = {"max_link_width": "16x", "current_link_width": f"{part.lanes}x"}
-    limit = (
-        {"current_power_limit": "700.00 W"} if major >= 535 else {"enforced_power_limit": "70 W"}
-    )
-    return {
-        "product_name": part.name,
-        "product_brand": "NVIDIA",
-        "persistence_mode": "Enabled",
-        "mig_mode": {"current_mig": mode, "pending_mig": mode},
-        "serial": "N/A" if part.memory == "none" else f"165052200382{index}",
-        "uuid": nvidia.uuid(index),
-        "vbios_version": "N/A" if thor else "96.00.89.00.01",
-        **({"platformInfo": {"chassis_serial_number": "", "peer_type": part.peer}}
-           if major >= 570 else {}),
-        **({"c2c_mode": part.c2c} if major >= 570 else {}),
-        "gpu_virtualization_mode": {
-            "virtualization_mode": part.virtual, "host_vgpu_mode": "N/A",
-        },
-        **_recovery(major),
-        "pci": {
-            "pci_bus_id": f"0000{address.upper()}",
-            "pci_gpu_link_info": {"pcie_gen": links, "link_widths": widths},
-            "replay_counter": "150",
-        },
-        "performance_state": part.state,
-        f"clocks_{kind}_reasons": {
-            f"clocks_{kind}_reason_gpu_idle": idle,
-            **{f"clocks_{kind}_reason_{name}": "Not Active" for name in reasons},
-        },
-        "fb_memory_usage": dict.fromkeys(("total", "used"), "Not Supported" if thor else "0 MiB"),
-        "compute_mode": "Default",
-        "ecc_mode": {"current_ecc": ecc, "pending_ecc": ecc},
-        "ecc_errors": _ecc(part, major),
-        "retired_pages": {
-            "multiple_single_bit_retirement": {**retired},
-            "double_bit_retirement": {**retired},
-            "pending_blacklist": "No" if pages else "N/A",
-            "pending_retirement": "No" if pages else "N/A",
-        },
-        "remapped_rows": _rows(part, major),
-        **({"remapped_banks": {
-            "bank_remapper_active_remappings": "0",
-            "bank_remapper_pending": "No",
-            "bank_remapper_histogram": {
-                "bank_remapper_histogram_max": "252 group(s)",
-                "bank_remapper_histogram_none": "0 group(s)",
-            },
-        }} if part.bank else {}),
-        "temperature": _temperature(part, major),
-        "gpu_power_readings" if major >= 535 else "power_readings": {
-            "power_state": part.state if major < 595 else _MOVED, **limit,
-        },
-        **({"power_smoothing": "Insufficient Permissions"} if major >= 575 else {}),
-        **({"fabric": _fabric(part, major)} if major >= 535 else {}),
-        "processes": "",
-        "accounted_processes": "",
-    }  # fmt: skip
+    words = {"index": index, "uuid": nvidia.uuid(index), "bus": f"0000{address.upper()}"}
+    made: dict[str, Any] = {}
+    for (*above, last), text in _elements(part, driver):
+        place = made
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = text.format(**words)
+    return made
 
 
 def _xml(inside: Tree) -> str:

@@ -7,6 +7,7 @@ ROCm 5 and 6: ROCm/amdsmi, amdsmi_commands.py; rocm_smi_lib, rocm_smi.py; telegr
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from nodeready.lab import amd
@@ -95,69 +96,36 @@ def documents_25(part: Part) -> dict[str, list[Json]]:
     return {call: json.loads(printed[call])["gpu_data"] for call in ("static", "metric")}
 
 
-def static_23(part: Part, index: int) -> Json:
-    """amd-smi 23.1: plain numbers, errors in the place of whole sections."""
-    return {
-        "gpu": index,
-        "asic": {"market_name": part.name, "device_id": part.device,
-                 "asic_serial": f"0x5F1CC6AB32BB1B8{index}"},
-        "bus": {
-            "bdf": f"0000:{BUSES[index]}:00.0",
-            "pcie_lanes": 16 if part.width else 0,
-            "pcie_speed": part.speed * 1000,
-        },
-        "vbios": {"name": "NAVI", "part_number": "113-D67301-059", "version": "020.001"},
-        "board": {"serial_number": "0x0", "product_serial": "0x", "product_name": part.name},
-        "limit": {
-            "power": 300,
-            "temperature_edge": 100 if part.edge else UNSUPPORTED,
-            "temperature_junction": 105,
-            "temperature_vram": 105,
-        },
-        "driver": {"driver_version": "6.2.4"},
-        "ras": [{"block": name, "status": "ENABLED"} for name in BLOCKS] if part.ras else "N/A",
+_FORMS: Json = json.loads(Path(__file__).with_suffix(".json").read_text())
+
+
+def document(form: str, part: Part, version: str, index: int) -> Json:
+    """A GPU in a form of `_FORMS`: amd-smi 23.1 has plain numbers, errors in place of sections.
+
+    A row: path; +condition or -condition of the element, or the condition without which it is N/A;
+    the value, a text, or $ and the name of one.
+    """
+    words = {
+        **vars(part), "index": index, "bus": BUSES[index], "upper": BUSES[index].upper(),
+        "slot": 16 if part.width else 0, "mega": part.speed * 1000, "unsupported": UNSUPPORTED,
+        "megabytes": part.gigabytes * 1024, "bytes": part.gigabytes << 30,
+        "blocks": [{"block": name, "status": "ENABLED"} for name in BLOCKS],
+        "counts": {name: {"correctable": 0, "uncorrectable": 0} for name in BLOCKS},
+        "rocm5": version == "rocm5", "cdna3": part.speed == 32,
     }  # fmt: skip
-
-
-def metric_23(part: Part, index: int) -> Json:
-    return {
-        "gpu": index,
-        "fb_usage": {"vram_total": part.gigabytes * 1024, "vram_used": 10},
-        "power": {"average_socket_power": 40},
-        "temperature": {"edge": 35 if part.edge else 0, "hotspot": 36, "mem": 38},
-        "ecc": {"correctable": 0, "uncorrectable": 0}
-        if part.ras
-        else {"correctable": "N/A", "uncorrectable": "N/A"},
-        "ecc_block": {
-            name: {"correctable": 0, "uncorrectable": 0} for name in BLOCKS
-        } if part.ras else {"correctable_per_block": "N/A", "uncorrectable_per_block": "N/A"},
-        "pcie": {"pcie_lanes": part.width, "pcie_speed": part.speed * 1000},
-        "perf_level": "AMDSMI_DEV_PERF_LEVEL_AUTO",
-        "xgmi_err": "N/A",
-        "mem_usage": {"vram": part.gigabytes * 1024, "used_vram": 10},
-    }  # fmt: skip
-
-
-def card(part: Part, index: int, rocm: int) -> Json:
-    names = {5: ("GPU ID", "Card series"), 6: ("Device ID", "Card Series")}[rocm]
-    return {
-        names[0]: part.device,
-        **({"GUID": "55069"} if rocm == 6 else {}),
-        "Unique ID": f"0x79ccd55167a2124{index}",
-        "VBIOS version": "113-D3430400-037",
-        "Temperature (Sensor edge) (C)": "31.0" if part.edge else "N/A",
-        "Temperature (Sensor junction) (C)": "34.0",
-        "Temperature (Sensor memory) (C)": "30.0",
-        "pcie clock level": f"0 ({part.speed:.1f}GT/s x{part.width})" if part.width else "N/A",
-        "Performance Level": "auto",
-        "Serial Number": "N/A",
-        "PCI Bus": f"0000:{BUSES[index].upper()}:00.0",
-        "VRAM Total Memory (B)": str(part.gigabytes << 30),
-        "VRAM Total Used Memory (B)": "6782976",
-        names[1]: part.name,
-        "Compute Partition": "SPX" if part.speed == 32 else "N/A",
-        "Memory Partition": "NPS1" if part.speed == 32 else "N/A",
-    }
+    made: Json = {}
+    for path, term, value in _FORMS[form]:
+        if term[:1] in ("+", "-") and bool(words[term[1:]]) is (term[0] == "-"):
+            continue
+        place = made
+        *above, last = path.split("/")
+        for name in above:
+            place = place.setdefault(name, {})
+        text = isinstance(value, str)
+        found = words[value[1:]] if text and value[0] == "$" else value
+        found = found.format(**words) if text and found is value else found
+        place[last] = found if term[:1] in ("", "+", "-") or words[term] else "N/A"
+    return made
 
 
 def link_status(count: int) -> str:
@@ -182,12 +150,10 @@ class Answer:
         self.xgmi = link_status(len(BUSES))
         if not self.part.links:
             self.xgmi, self.status["xgmi"] = "Error: Feature not supported", 2
-        calls: dict[str, Any] = {"static": static_23, "metric": metric_23}
-        if version.startswith("rocm"):
-            calls = {"rocm": lambda part, index: card(part, index, int(version[-1]))}
+        forms = ["rocm"] if version.startswith("rocm") else ["static_23", "metric_23"]
         self.documents: dict[str, list[Json]] = {
-            name: [make(self.part, index) for index in range(len(BUSES))]
-            for name, make in calls.items()
+            form.removesuffix("_23"): [document(form, self.part, version, n) for n in range(4)]
+            for form in forms
         }
         if version in ("24", "25"):
             self.documents = documents_25(self.part)

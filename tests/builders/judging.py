@@ -34,3 +34,16 @@ def wrong(checks: Any, observed: Any, policy: Policy = POLICY) -> dict[str, str]
     """The statuses of the checks that are not satisfied, by name."""
     found = by_name(checks, observed, policy)
     return {name: result.status for name, result in found.items() if result.bad}
+
+
+def assert_wrong(
+    checks: Any, observed: Any, expected: dict[str, str], policy: Policy = POLICY
+) -> None:
+    """These checks, and no other, have the status, and the words behind it: "fail: too few"."""
+    found = {name: r for name, r in by_name(checks, observed, policy).items() if r.bad}
+    parts = {name: verdict.partition(": ") for name, verdict in expected.items()}
+    assert {name: result.status for name, result in found.items()} == {
+        name: status for name, (status, _, _) in parts.items()
+    }
+    for name, (_, _, words) in parts.items():
+        assert words in found[name].actual

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from nodeready.policy import Policy
@@ -16,47 +18,11 @@ from nodeready.subjects.nics.facts import Nics
 from tests.builders.judging import by_name
 
 POLICY = Policy()
-UP: dict[str, object] = {
-    "flags": "0x1003", "carrier": 1, "operstate": "up", "mtu": 1500, "type": 1,
-    "carrier_changes": 2, "address": "b8:3f:d2:00:00:01",
-    "statistics/rx_errors": 0, "statistics/tx_errors": 0, "statistics/rx_crc_errors": 0,
-}  # fmt: skip
-PORT = {
-    **UP, "speed": 400000, "duplex": "full", "device/numa_node": 1,
-    "device/uevent": "DRIVER=mlx5_core\nPCI_CLASS=20000\nPCI_SLOT_NAME=0000:5e:00.0",
-    "device/infiniband/mlx5_0/fw_ver": "28.39.1002",
-}  # fmt: skip
-# The kernel refuses carrier, speed and duplex with EINVAL while a port is switched off.
-OFF = {"flags": "0x1002", "operstate": "down", "mtu": 1500, "type": 1, "carrier_changes": 0,
-       "device/uevent": "DRIVER=igb\nPCI_SLOT_NAME=0000:01:00.0"}  # fmt: skip
-LO = {"flags": "0x9", "type": 772, "carrier": 1, "operstate": "unknown", "mtu": 65536}
-# The BMC's own wire to its host: an address of its own making, and a speed that means nothing.
-BMC = {**UP, "speed": 10, "duplex": "half",
-       "device/uevent": "DEVTYPE=usb_interface\nDRIVER=cdc_ether"}  # fmt: skip
-CNI = {**UP, "uevent": "DEVTYPE=bridge\nINTERFACE=docker0", "carrier": 0}
-SLAVE = {
-    **PORT, "speed": 25000, "mtu": 9000, "bonding_slave/mii_status": "up",
-    "bonding_slave/ad_aggregator_id": 1, "bonding_slave/link_failure_count": 3,
-}  # fmt: skip
-BOND = {
-    **UP, "speed": 50000, "mtu": 9000, "uevent": "DEVTYPE=bond\nINTERFACE=bond0",
-    "bonding/mode": "802.3ad 4", "bonding/mii_status": "up", "bonding/slaves": "eth0 eth1 ",
-    "bonding/active_slave": "", "bonding/ad_aggregator": 1,
-    "bonding/ad_partner_mac": "44:38:39:00:00:01",
-}  # fmt: skip
-#: Attributes of interfaces by a name, for rows of cases.
-BASES: dict[str, dict[str, object]] = {
-    "LO": LO, "UP": UP, "PORT": PORT, "OFF": OFF,
-    "CUT": {"carrier": 0, "operstate": "down"},
-    "ETH": {**PORT, "speed": 25000},
-    "VLAN": {**UP, "uevent": "DEVTYPE=vlan\nINTERFACE=eth0.100", "speed": 25000},
-    "BRIDGE": {**UP, "uevent": "DEVTYPE=bridge\nINTERFACE=br0"},
-    "VIRTIO": {**UP, "device/uevent": "DRIVER=virtio_net", "speed": -1, "duplex": "unknown"},
-    "XEN": {**UP, "device/uevent": "DRIVER=vif"},
-    "ENA": {**UP, "device/uevent": "DRIVER=ena\nPCI_SLOT_NAME=0000:00:05.0"},
-    "REPRESENTOR": {**PORT, "carrier": 0, "operstate": "down", "phys_port_name": "pf0vf0",
-                    "speed": -1},
-}  # fmt: skip
+#: Attributes of interfaces by a name, also for rows of cases. OFF: the kernel refuses carrier,
+#: speed and duplex with EINVAL while a port is switched off. BMC: its own wire to its host.
+BASES: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text())
+LO, UP, PORT, OFF = (BASES[name] for name in ("LO", "UP", "PORT", "OFF"))
+BMC, CNI, SLAVE, BOND = (BASES[name] for name in ("BMC", "CNI", "SLAVE", "BOND"))
 
 
 def attributes(row: Any) -> dict[str, object]:
@@ -126,8 +92,7 @@ def node(
 
 
 def gpu_node(
-    changed: dict[str, dict[str, object]] | None = None,
-    before: Counters | None = None,
+    changed: dict[str, dict[str, object]] | None = None, before: Counters | None = None
 ) -> Nics:
     """Two bonded ports to the nodes, one InfiniBand port, an unused one, and the usual company."""
     interfaces = {

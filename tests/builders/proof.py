@@ -12,18 +12,7 @@ from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import (
-    Attach,
-    Attempt,
-    Config,
-    Control,
-    Guards,
-    Limit,
-    Proved,
-    SessionLimits,
-    Tracers,
-    User,
-)
+from nodeready.subjects.proof.facts import Attempt, Limit, Proved, User
 from tests.builders.judging import by_name
 
 SPY = "/usr/local/bin/py-spy"
@@ -33,17 +22,17 @@ TAG = "nodeready:test"
 ANY_LIMITS = Policy(limit_core="0", limit_memlock="0", limit_nofile=256)
 
 GOOD = Attempt("/usr/local/bin/py-spy", good=True, limit_s=10, state="S")
-NO_GUARDS = Guards(None, None, capable=False, bounded=False)
-AS_ROOT = Guards(None, None, capable=True, bounded=False)
-LIMITS = SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
+NO_GUARDS = proved.Guards(None, None, capable=False, bounded=False)
+AS_ROOT = proved.Guards(None, None, capable=True, bounded=False)
+LIMITS = proved.SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
 
 #: A node on which everything is as it should be.
 WELL = Proved(
     User("ml", 2000, True, ""),
     limits=LIMITS,
-    attach=Attach(NO_GUARDS, "", GOOD, GOOD, GOOD),
-    control=Control(AS_ROOT, "", GOOD),
-    tracers=Tracers(NO_GUARDS, "", GOOD, GOOD),
+    attach=proved.Attach(NO_GUARDS, "", GOOD, GOOD, GOOD),
+    control=proved.Control(AS_ROOT, "", GOOD),
+    tracers=proved.Tracers(NO_GUARDS, "", GOOD, GOOD),
 )
 
 
@@ -52,12 +41,12 @@ def put_py_spy(node: Node) -> None:
     node.write(SPY, py_spy_binary.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
 
 
-def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) -> Config:
+def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) -> proved.Config:
     nonce = f"nodeready-{secrets.token_hex(8)}"
-    return Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
+    return proved.Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
 
 
-def line(config: Config) -> shell.Command:
+def line(config: proved.Config) -> shell.Command:
     """The command as it travels."""
     made = payload.program("nodeready.node.proofs.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)

@@ -32,61 +32,38 @@ def library(directory: Path, version: str, name: str = "libnccl.so.2") -> Path:
 
 def member(rank: int, pid: int, host: str = "10.0.0.1", **other: Any) -> dict[str, Any]:
     """A rank as the report in JSON has it. other: counts, and flags of its status."""
-    status = {
-        "init_state": 0,
-        "async_error": 0,
-        "finalize_called": False,
-        "destroy_flag": False,
-        "abort_flag": False,
-    }
+    flags = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), False)
+    status = {"init_state": 0, "async_error": 0, **flags}
     names = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
     return {
-        "rank": rank,
-        "host": host,
-        "pid": pid,
-        "cuda_dev": rank,
-        "nvml_dev": rank,
+        "rank": rank, "host": host, "pid": pid, "cuda_dev": rank, "nvml_dev": rank,
         "status": {name: other.get(name, value) for name, value in status.items()},
         "collective_counts": {name: other.get(name, 0) for name in names},
-    }
+    }  # fmt: skip
 
 
 def missing(rank: int, pid: int, host: str = "10.0.0.2", **status: bool) -> dict[str, Any]:
     """A rank that has not answered, as the report in JSON has it."""
     says = {"unresponsive": False, "considered_dead": False, **status}
-    found = {"rank": rank, "host": host, "pid": pid, "cuda_dev": 0, "nvml_dev": 3, "status": says}
-    return found
+    return {"rank": rank, "host": host, "pid": pid, "cuda_dev": 0, "nvml_dev": 3, "status": says}
 
 
 def report(
-    ranks: list[dict[str, Any]],
-    gone: list[dict[str, Any]] | None = None,
-    *,
-    version: str = "2.30.7",
-    timeouts: int = 0,
-    comma: bool = True,
+    ranks: list[Any], gone: list[Any] | None = None, *, version="2.30.7", timeouts=0, comma=True
 ) -> str:
     """The report in JSON, in the order and with the line breaks of jsonWrite* in
     src/ras/client_support.cc. comma: False: as 2.28.7 prints a missing rank."""
     away = gone or []
     group = {
-        "hash": "0x514e98cf4e44862b",
-        "secondary_hash": "0x2cd6d618b4a75a5a:0xe6854f9ece96c663",
-        "size": len(ranks) + len(away),
-        "ranks_count": len(ranks),
-        "missing_ranks_count": len(away),
-        "ranks": ranks,
-        "missing_ranks": away,
-    }
+        "hash": "0x514e98cf4e44862b", "secondary_hash": "0x2cd6d618b4a75a5a:0xe6854f9ece96c663",
+        "size": len(ranks) + len(away), "ranks_count": len(ranks),
+        "missing_ranks_count": len(away), "ranks": ranks, "missing_ranks": away,
+    }  # fmt: skip
     found = {
-        "nccl_version": version,
-        "cuda_runtime_version": 13030,
-        "cuda_driver_version": 13030,
-        "timestamp": "2026-06-19 06:51:56",
-        "communicators_count": 1,
-        "communicators": [group],
+        "nccl_version": version, "cuda_runtime_version": 13030, "cuda_driver_version": 13030,
+        "timestamp": "2026-06-19 06:51:56", "communicators_count": 1, "communicators": [group],
         "ras": {"collection_time_sec": 0.003, "timeouts_count": timeouts},
-    }
+    }  # fmt: skip
     text = json.dumps(found, indent=2) + "\n"
     return text if comma else text.replace('"nvml_dev": 3,', '"nvml_dev": 3')
 
@@ -112,16 +89,9 @@ class Port:
 
 @contextmanager
 def running(
-    directory: Path,
-    *,
-    version: str = "2.30.7",
-    manner: str = "answers",
-    answer: str = "",
-    name: str = "libnccl.so.2",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    uid: int | None = None,
-) -> Iterator[Port]:
+    directory: Path, *, version="2.30.7", manner="answers", answer="", name="libnccl.so.2",
+    host="127.0.0.1", port=0, uid: int | None = None,
+) -> Iterator[Port]:  # fmt: skip
     """A rank that listens; ``PID`` in the answer is its pid.
 
     uid: whose process it is, who must be able to read the directory; None: ours

@@ -26,12 +26,9 @@ def section(name: str, script: str, **limits: Any) -> Section:
 def run(sections: list[Section], runner: list[str] = SHELLS[0], before: str = "") -> str:
     command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
     return subprocess.run(
-        [*runner, before + command.line],
-        input=command.stdin,
-        capture_output=True,
-        text=True,
+        [*runner, before + command.line], input=command.stdin, capture_output=True, text=True,
         check=True,
-    ).stdout
+    ).stdout  # fmt: skip
 
 
 def run_on(

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.triage.stacks.document import (
-    Below,
-    Frame,
-    Group,
-    Rank,
-    Stacks,
-    Statement,
-    Suspect,
-    Verdict,
-    Witness,
-)
+from nodeready.triage.stacks import document
+from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks
 from tests.builders.fleets import FINISHED, HOSTILE, STARTED
 
-LOOP = (
-    Frame("<module>", "train.py", 131),
-    Frame("main", "train.py", 120),
-    Frame("train_epoch", "train.py", 88),
-)
-REDUCE = (
-    *LOOP,
-    Frame("step", "trainer.py", 61),
-    Frame("wrapper", "torch/distributed/c10d_logger.py", 83),
-    Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2806),
-)
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    """``main train.py 9 > step train.py 4`` as frames, root to leaf."""
+    rows = (part.rsplit(" ", 2) for part in text.split(" > "))
+    return tuple(Frame(function, file, int(line)) for function, file, line in rows)
+
+
+_TORCH = "torch/distributed/c10d_logger.py 83 > all_reduce torch/distributed/distributed_c10d.py"
+_DATA = "torch/utils/data"
+LOOP = _frames("<module> train.py 131 > main train.py 120 > train_epoch train.py 88")
+REDUCE = (*LOOP, *_frames(f"step trainer.py 61 > wrapper {_TORCH} 2806"))
 READ = (
     *LOOP,
-    Frame("__next__", "torch/utils/data/dataloader.py", 701),
-    Frame("_next_data", "torch/utils/data/dataloader.py", 757),
-    Frame("fetch", "torch/utils/data/_utils/fetch.py", 52),
-    Frame("__getitem__", "dataset.py", 40),
-    Frame("read", "shards.py", 17),
+    *_frames(f"__next__ {_DATA}/dataloader.py 701 > _next_data {_DATA}/dataloader.py 757"),
+    *_frames(f"fetch {_DATA}/_utils/fetch.py 52 > __getitem__ dataset.py 40 > read shards.py 17"),
 )
 SAVE = (*LOOP[:2], Frame("save", "checkpoint.py", 33), Frame("fsync", "files.py", 9))
 WAITS = "waits for the other ranks in all_reduce: look at the ranks that are not there"
@@ -132,9 +120,10 @@ def hung() -> Stacks:
     worker = (Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 348),
               Frame("__getitem__", "dataset.py", 40), Frame("read", "shards.py", 17))  # fmt: skip
     below = (
-        Below("loader worker", "python train.py", 3, (7,), "D", "rpc_wait_bit_killable",
+        document.Below("loader worker", "python train.py", 3, (7,), "D", "rpc_wait_bit_killable",
               "read of /data/shard-5 (nfs4)", worker, hint=READS),
-        Below("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (), "not Python"),
+        document.Below("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (),
+                       "not Python"),
     )  # fmt: skip
     late = replace(
         stack((*LOOP, wait), [7], 3, "waits for its data loader's workers"),
@@ -147,15 +136,21 @@ def hung() -> Stacks:
         stack(REDUCE, without(16, 7), hint=WAITS), role="victim", about="collective",
         reason="waits for other ranks", user_frame=REDUCE[3], states=("S futex_wait_queue (15)",),
     )  # fmt: skip
-    verdict = Verdict(
+    verdict = document.Verdict(
         "loader",
         "rank 7 (gpu001): waits for 3 loader workers in read shards.py:17; 15 ranks wait for it",
-        (Suspect((7,), ("gpu001",), (late.reason, "logs: last line: epoch 3"), ("few words",)),),
+        (
+            document.Suspect(
+                (7,), ("gpu001",), (late.reason, "logs: last line: epoch 3"), ("few words",)
+            ),
+        ),
         ("flight_recorder: no dump has been written",),
     )
     witnesses = (
-        Witness("logs", (), (Statement("rank 7: last line 40 s ago", (7,), (), 1),)),
-        Witness("nccl_ras", ("not asked: version 2.26.2 may end the job",)),
+        document.Witness(
+            "logs", (), (document.Statement("rank 7: last line 40 s ago", (7,), (), 1),)
+        ),
+        document.Witness("nccl_ras", ("not asked: version 2.26.2 may end the job",)),
     )
     return job((late, "S"), (rest, "S"), size=16, verdict=verdict, witnesses=witnesses)
 

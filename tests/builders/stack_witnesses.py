@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.triage.stacks.document import (
-    Below,
-    Frame,
-    Group,
-    Rank,
-    Stacks,
-    Statement,
-    Suspect,
-    Verdict,
-    Witness,
-)
+from nodeready.triage.stacks import document
+from nodeready.triage.stacks.document import Frame, Stacks, Statement, Verdict, Witness
 from tests.builders.fleets import HOSTILE
 from tests.builders.stack_fleets import LOOP, READ, REDUCE, WAITS, job, name, stack, without
-
-BARRIER = (*LOOP[:2], Frame("barrier", "torch/distributed/distributed_c10d.py", 6614))
 
 
 def late(size: int = 64) -> Stacks:
@@ -31,19 +20,16 @@ def late(size: int = 64) -> Stacks:
         states=("S in pipe_read: 1",),
         waits_on=("pipe:[88120] of its loader worker",),
         below=(
-            Below("loader worker", "python train.py", 2, (13,), "D", "fuse_request_wait",
+            document.Below("loader worker", "python train.py", 2, (13,), "D", "fuse_request_wait",
                   "/data/shard-088.tar", READ[3:], hint="state D: `/data` does not answer"),
         ),
         locals=("train_epoch: step = 4711", "train_epoch: batch = None"),
     )  # fmt: skip
     waits = replace(
-        stack(REDUCE, without(size, 13), hint=WAITS),
-        role="victim",
-        reason="it waits in all_reduce for the others",
-        user_frame=LOOP[2],
-        states=(f"S in futex_wait_queue: {size - 1}",),
-        waits_on=("the other ranks",),
-    )
+        stack(REDUCE, without(size, 13), hint=WAITS), role="victim",
+        reason="it waits in all_reduce for the others", user_frame=LOOP[2],
+        states=(f"S in futex_wait_queue: {size - 1}",), waits_on=("the other ranks",),
+    )  # fmt: skip
     made = job((reads, "S"), (waits, "S"), size=size)
     return replace(
         made,
@@ -57,7 +43,7 @@ def late(size: int = 64) -> Stacks:
             f"rank 13 on {name(2)} has not called all_reduce 4711, which the others wait in: "
             "its loader waits for `/data`",
             (
-                Suspect((13,), (name(2),), ("it waits for no other rank",
+                document.Suspect((13,), (name(2),), ("it waits for no other rank",
                         "flight recorder: 4710 is its last call, 4711 the others'"),
                         ("its GPU shows no error",)),
             ),
@@ -110,16 +96,18 @@ def hostile() -> Stacks:
     """Every text a node's own, and each tries to be markup, a path or a sequence of a terminal."""
     bad = HOSTILE + "`</script></style><img src=x onerror=alert(1)>` `"
     frames = (Frame(bad, bad, 1),)
-    group = Group(
+    group = document.Group(
         "stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, role="suspect", reason=bad,
         user_frame=frames[0], states=(bad,), waits_on=(bad,), locals=(bad,),
-        below=(Below(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
+        below=(document.Below(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
     )  # fmt: skip
     said = (Statement(f"`{bad}` ``{bad}", (0,), (bad,), 1), Statement(bad, (), (bad,), 0, True))
     return replace(
         job((group, bad), size=1),
-        processes=(Rank(bad, 1, 0, 0, bad, bad, 0.0, 0, bad),),
-        verdict=Verdict("late", f"`{bad}`", (Suspect((0,), (bad,), (bad,), (bad,)),), (bad,)),
+        processes=(document.Rank(bad, 1, 0, 0, bad, bad, 0.0, 0, bad),),
+        verdict=Verdict(
+            "late", f"`{bad}`", (document.Suspect((0,), (bad,), (bad,), (bad,)),), (bad,)
+        ),
         witnesses=(Witness("logs", (bad,), said),),
         advice=(f"`{bad}`",),
     )

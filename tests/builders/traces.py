@@ -27,35 +27,19 @@ def process(rank: int | None, *stacks: str | None, **more: Any) -> dict[str, Any
     of the other threads. native_at: the native stack.
     """
     cpu, error = more.pop("cpu", 0.0), more.pop("error", "not permitted")
+    threads = list(more.pop("threads_at", {}).items())
     return {
-        "pid": 1000 + (rank or 0),
-        "rank": rank,
-        "local_rank": None,
-        "world_size": None,
-        "job": "88",
-        "master": "gpu1:29500",
-        "user": "ada",
-        "command": "python train.py",
-        "state": "S",
-        "wait_channel": "futex_wait_queue",
-        "kernel_stack": [],
-        "tracer": 0,
-        "threads": 3,
-        "start_s": 12345.6,
-        "cpu_s": [10 + cpu * at for at in range(len(stacks))],
+        "pid": 1000 + (rank or 0), "rank": rank, "local_rank": None, "world_size": None,
+        "job": "88", "master": "gpu1:29500", "user": "ada", "command": "python train.py",
+        "state": "S", "wait_channel": "futex_wait_queue", "kernel_stack": [], "tracer": 0,
+        "threads": 3, "start_s": 12345.6, "cpu_s": [10 + cpu * at for at in range(len(stacks))],
         "samples": [
-            {
-                "main": stack,
-                "threads": list(more.get("threads_at", {}).items()) if stack else [],
-                "gil": "",
-                "error": "" if stack else error,
-            }
+            {"main": stack, "threads": [list(one) for one in threads] if stack else [],
+             "gil": "", "error": "" if stack else error}
             for stack in stacks
         ],
-        "native": more.pop("native_at", None),
-        "note": "",
-        **{name: value for name, value in more.items() if name != "threads_at"},
-    }
+        "native": more.pop("native_at", None), "note": "", **more,
+    }  # fmt: skip
 
 
 def trace(node: str, *processes: dict[str, Any], **more: Any) -> Trace:

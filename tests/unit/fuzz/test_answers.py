@@ -186,7 +186,7 @@ ANSWERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], None]]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_mutated_answer_is_an_observation_or_one_line(name: str, effort: str) -> None:
+def test_a_mutated_answer_is_an_observation_or_one_line(name, effort):
     answers, read = ANSWERS[name]
 
     @given(answers)

@@ -79,15 +79,12 @@ def test_a_name_that_could_mean_other_nodes_is_refused():
         name_of({}, "")
 
 
-@pytest.mark.parametrize(
-    ("script", "words", "limit_s"),
-    [
-        ("echo 'slurm_load_node error: no controller' >&2; exit 1", "error: no controller", 60),
-        ("sleep 60", "gave no answer", 0.05),
-        ("exit 3", "status 3", 60),
-        ("printf '\\377\\033garbage'", "makes no sense", 60),
-    ],
-)
+@pytest.mark.parametrize(("script", "words", "limit_s"), [
+    ("echo 'slurm_load_node error: no controller' >&2; exit 1", "error: no controller", 60),
+    ("sleep 60", "gave no answer", 0.05),
+    ("exit 3", "status 3", 60),
+    ("printf '\\377\\033garbage'", "makes no sense", 60),
+])  # fmt: skip
 def test_a_slurm_that_does_not_answer_is_one_line(tmp_path, monkeypatch, script, words, limit_s):
     program = tmp_path / "scontrol"
     program.write_text(f"#!/bin/sh\n{script}\n")

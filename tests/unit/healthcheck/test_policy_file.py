@@ -41,9 +41,3 @@ def test_a_broken_policy_is_one_line_with_its_file(case, site):
     assert problem.startswith(f"{site}: ")
     assert case["why"] in problem
     assert "\n" not in problem
-
-
-def test_a_deep_policy_is_no_json(site):
-    site.write_text("[" * 100_000)
-    with pytest.raises(PolicyError, match="is no JSON"):
-        here.load()

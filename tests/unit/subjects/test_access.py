@@ -10,87 +10,44 @@ from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, stuck
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.ssh_client import facts as ssh_facts
 from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
-from nodeready.subjects.ssh_client.facts import (
-    Asked,
-    Identity,
-    SshClient,
-    known_as,
-    parse_known_hosts,
-)
+from nodeready.subjects.ssh_client.facts import Asked, SshClient, known_as, parse_known_hosts
 from tests.builders.ssh_client import key
+from tests.cases import cases
 
 DIRECTORIES = "".join(f"at=41ed 0 0 80 {p}\n" for p in ("/", "/usr", "/usr/bin", "/etc/ssh"))
-ELF, SCRIPT = 10_000_000, 370
+
+
+def printed(row: str) -> str:
+    """`MODE PATH [UID GID [SIZE]]` as the look prints it, d before the mode of a directory."""
+    words = row.split()
+    if "=" in words[0]:
+        return row
+    mode, path, *owner = (*words, *("0", "0", "10000000")[len(words) - 2 :])
+    kind = 0o040000 if mode[0] == "d" else 0o100000
+    return f"at={kind | int(mode.strip('d'), 8):x} {' '.join(owner)} {path}"
 
 
 def access(*rows: str):
-    return parse_access({"access": Output(DIRECTORIES + "".join(f"{r}\n" for r in rows), 0)})
+    text = DIRECTORIES + "".join(f"{printed(row)}\n" for row in rows)
+    return parse_access({"access": Output(text, 0)})
 
 
-def row(mode: int, path: str, owner: str = "0 0", size: int = ELF, kind: int = 0o100000) -> str:
-    return f"at={kind | mode:x} {owner} {size} {path}"
-
-
-# Rows -> what is wrong with gdb, and what mends it (path_resolution(7), execvp(3)).
-PROGRAMS = [
-    ([row(0o755, "/usr/bin/gdb")], "", ""),
-    ([row(0o4755, "/usr/bin/gdb")], "", ""),
-    ([row(0o711, "/usr/bin/gdb")], "", ""),
-    ([row(0o711, "/usr/bin/gdb", size=SCRIPT)], "mode 711", "chmod"),
-    ([row(0o700, "/usr/bin/gdb")], "mode 700: users cannot run it", "chmod"),
-    ([row(0o744, "/usr/bin/gdb")], "mode 744", "chmod"),
-    ([row(0o754, "/usr/bin/gdb", "0 2000")], "only members of gid 2000", ""),
-    ([row(0o700, "/usr/bin/gdb", "1000 1000")], "of uid 1000 has mode 700", ""),
-    ([row(0o755, "/usr/bin/gdb", size=0)], "/usr/bin/gdb is empty", "reinstall"),
-    ([row(0o755, "/usr/local/bin/gdb", size=0)], "/usr/local/bin/gdb is empty", ""),
-    # A shell goes on behind a program that its user may not run, and behind a link to nowhere.
-    ([row(0o700, "/usr/local/bin/gdb"), row(0o755, "/usr/bin/gdb")], "", ""),
-    ([row(0o755, "/usr/bin/gdb"), "link=/usr/local/bin/gdb "], "", ""),
-    ([row(0o755, "/usr/local/bin/gdb", size=0), row(0o755, "/usr/bin/gdb")], "is empty", ""),
-    (["link=/usr/bin/gdb "], "a link that leads nowhere", "reinstall"),
-    ([row(0o700, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "/usr/bin has", "chmod"),
-    ([row(0o750, "/usr", "0 2000", kind=0o040000), row(0o755, "/usr/bin/gdb")], "gid 2000", ""),
-    ([row(0o711, "/usr/bin", kind=0o040000), row(0o755, "/usr/bin/gdb")], "", ""),
-    # A link leads through directories of its own; those are for a person.
-    (["link=/usr/bin/gdb /opt/gdb/bin/gdb", row(0o755, "/usr/bin/gdb"),
-      row(0o700, "/opt/gdb", kind=0o040000)], "/opt/gdb has mode 700", ""),
-    ([row(0o755, "/usr/bin/gdb"), "unloaded=/usr/bin/gdb libx.so.1: cannot open shared object "
-      "file: No such file or directory"], "does not start: libx.so.1: cannot open", "reinstall"),
-    # Of a script the loader tells that the script is none of its files.
-    ([row(0o755, "/usr/bin/gdb"), "unloaded=/usr/bin/gdb /usr/bin/gdb: invalid ELF header"], "",
-     ""),
-    # Nothing of that name is the package manager's to tell; a row of nonsense tells nothing.
-    ([], "", ""),
-    (["at=zz 0 0 1 /usr/bin/gdb", "at=81ed 0 0 /usr/bin/gdb"], "", ""),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("rows", "words", "mend"), PROGRAMS)
-def test_a_program_as_an_ordinary_user_finds_it(rows, words, mend):
-    result = stuck(access(*rows), "gdb")
-    assert (result is None) == (not words)
+@pytest.mark.parametrize("case", cases(__file__, "data/access.json", "run"))
+def test_a_program_as_an_ordinary_user_finds_it(case):
+    """What is wrong with gdb, and what mends it (path_resolution(7), execvp(3))."""
+    result = stuck(access(*case["rows"]), "gdb")
+    assert (result is None) == ("words" not in case)
     if result:
-        assert words in result.words
-        assert result.mend == mend
+        assert case["words"] in result.words
+        assert result.mend == case.get("mend", "")
 
 
-READABLE = [
-    (row(0o644, "/etc/ssh/x"), ""),
-    (row(0o604, "/etc/ssh/x"), ""),
-    (row(0o600, "/etc/ssh/x"), "mode 600: users cannot read it"),
-    (row(0o640, "/etc/ssh/x", "0 100"), "only members of gid 100 can read it"),
-    (row(0o000, "/etc/ssh/x"), "mode 0"),
-    (row(0o700, "/etc/ssh", kind=0o040000), "/etc/ssh has mode 700: users cannot enter it"),
-    (row(0o754, "/etc/ssh", kind=0o040000), "/etc/ssh has mode 754"),
-    ("link=/etc/ssh/x ", "leads nowhere"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), READABLE)
-def test_a_file_as_an_ordinary_user_reads_it(text, words):
-    barrier = access(row(0o644, "/etc/ssh/x"), text).barrier("/etc/ssh/x", READ)
-    assert words in barrier.words if words else barrier is None
+@pytest.mark.parametrize("case", cases(__file__, "data/access.json", "read"))
+def test_a_file_as_an_ordinary_user_reads_it(case):
+    barrier = access("644 /etc/ssh/x", *case["rows"]).barrier("/etc/ssh/x", READ)
+    assert case["words"] in barrier.words if "words" in case else barrier is None
 
 
 def test_a_section_that_did_not_end_is_no_all_clear():
@@ -109,7 +66,7 @@ def test_a_registered_package_without_its_program():
         "/usr/bin/other is gone": "reinstall",
         "/usr/bin/gdb is not executable": "chmod",
     }
-    debians = access(row(0o755, "/usr/bin/pdsh", size=SCRIPT))
+    debians = access("755 /usr/bin/pdsh 0 0 370")
     want = Policy(packages=("pdsh",))
     (lacks,) = unusable(DebugTools(registered=("pdsh",), access=debians), want)
     assert (lacks.stuck.words, lacks.stuck.mend) == ("/usr/bin/pdsh.bin is gone", "reinstall")
@@ -129,73 +86,37 @@ BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), 
 
 def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
     known = parse_known_hosts(content)
-    return SshClient(True, (9, 2), Identity(), known, {}, {}, (), answers)
+    return SshClient(True, (9, 2), ssh_facts.Identity(), known, {}, {}, (), answers)
 
 
-# Host, what ssh -G says otherwise, for all hosts or for that one -> status (ssh_config(5)).
-SAID = [
-    ("gpu001", {}, {}, "ok"),
-    ("gpu001", {}, {"port": "2222"}, "fail"),
-    ("gpu003", {}, {"port": "2222"}, "ok"),
-    ("gpu001", {"port": "2200"}, {}, "warn"),
-    ("gpu001", {"user": "ml"}, {}, "ok"),
-    ("gpu001", {}, {"user": "ml"}, "fail"),
-    ("gpu001", {"proxycommand": "/usr/bin/sss_ssh_knownhostsproxy -p %p %h"}, {}, "ok"),
-    ("gpu001", {}, {"proxycommand": "nc %h %p"}, "warn"),
-    ("gpu001", {"pubkeyauthentication": "no", "gssapiauthentication": "yes"}, {}, "ok"),
-    ("gpu001", {"gssapiauthentication": "yes"}, {"pubkeyauthentication": "no"}, "fail"),
-    ("gpu001", {"pubkeyauthentication": "false"}, {}, "fail"),
-    ("gpu001", {"preferredauthentications": "hostbased,publickey"}, {}, "ok"),
-    ("gpu001", {"preferredauthentications": "keyboard-interactive"}, {}, "fail"),
-    ("gpu001", {"hostkeyalgorithms": "rsa-sha2-512"}, {}, "fail"),
-    ("gpu001", {}, {"hostname": "10.0.0.9"}, "fail"),
-    ("gpu001", {}, {"hostname": "gpu002"}, "fail"),
-    ("gpu001", {}, {"hostkeyalias": "gpu001"}, "ok"),
-    ("gpu001", {}, {"hostkeyalias": "cluster"}, "fail"),
-    ("gpu001", {"remotecommand": "none"}, {}, "ok"),
-    ("gpu001", {}, {"remotecommand": "top"}, "fail"),
-    ("gpu001", {"sessiontype": "none"}, {}, "fail"),
-    ("gpu001", {"batchmode": "yes", "checkhostip": "yes", "hashknownhosts": "yes"}, {}, "ok"),
-    ("gpu001", {"stricthostkeychecking": "ask"}, {}, "fail"),
-    ("gpu001", {}, {"stricthostkeychecking": "false"}, "fail"),
-    ("gpu001", {}, {"globalknownhostsfile": "/dev/null"}, "fail"),
-]
-
-
-@pytest.mark.parametrize(("host", "usual", "printed", "status"), SAID)
-def test_what_ssh_says_of_one_peer(host, usual, printed, status):
+@pytest.mark.parametrize("case", cases(__file__, "data/ssh_said.json"))
+def test_what_ssh_says_of_one_peer(case):
+    """usual: what ssh -G says otherwise for all hosts; printed: for that one (ssh_config(5))."""
     want = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=LINES)
-    answers = [
-        Asked("gpux", False, {**GOOD, **usual}),
-        Asked(host, False, {**GOOD, **usual, **printed}),
-    ]
+    usual, printed = {**GOOD, **case.get("usual", {})}, case.get("printed", {})
+    answers = [Asked("gpux", False, usual), Asked(case["host"], False, {**usual, **printed})]
     result = options(client(*answers), want)
-    assert result.status == status, result
-    if status != "ok" and printed:
+    assert result.status == case["status"], result
+    if case["status"] != "ok" and printed:
         assert next(iter(printed)) in result.actual
 
 
-HASHED = "|1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|"
-
-
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        (f"@revoked * {key(2)}", "fail"),
-        (f"@revoked gpu002,x {key(2)}", "fail"),
-        (f"@revoked *,!gpu002 {key(2)}", "ok"),
-        (f"@revoked * {key(7)}", "ok"),
-        (f"@revoked gpu001 {key(2)}", "ok"),
-        (f"@revoked {HASHED}x {key(2)}", "ok"),
-        (f"@cert-authority * {key(2)}", "ok"),
-        (f"# @revoked * {key(2)}", "ok"),
-        ("@revoked", "ok"),
-    ],
-)
-def test_a_line_that_revokes_a_key_of_the_fleet(line, status):
+def test_a_line_that_revokes_a_key_of_the_fleet():
     want = Policy(ssh_known_hosts=LINES)
-    result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
-    assert result.status == status, result
+    statuses = {
+        f"@revoked * {key(2)}": "fail",
+        f"@revoked gpu002,x {key(2)}": "fail",
+        f"@revoked *,!gpu002 {key(2)}": "ok",
+        f"@revoked * {key(7)}": "ok",
+        f"@revoked gpu001 {key(2)}": "ok",
+        f"@revoked |1|c2FsdHNhbHRzYWx0c2FsdHNhbHQ=|x {key(2)}": "ok",
+        f"@cert-authority * {key(2)}": "ok",
+        f"# @revoked * {key(2)}": "ok",
+        "@revoked": "ok",
+    }
+    for line, status in statuses.items():
+        result = known_hosts(client(content=BLOCK + f"{line}\n".encode()), want)
+        assert result.status == status, result
 
 
 def test_hashed_names_are_known():
@@ -207,22 +128,11 @@ def test_hashed_names_are_known():
     assert not known_as("|1|", "gpu001")
 
 
-@pytest.mark.parametrize(
-    ("printed", "file", "line"),
-    [
-        ("FILE: line 1: Bad configuration option: bogus", "/etc/ssh/x.conf", ":1"),
-        ('FILE line 8: unsupported option "maybe".', "/home/ml/.ssh/config", ":8"),
-        ("Bad owner or permissions on FILE", "/home/ml/.ssh/config", ""),
-        ("Can't open user config file FILE: Permission denied", "/etc/ssh/y.conf", ""),
-        ("Permissions 0644 for 'FILE' are too open.", "/home/ml/.ssh/id_rsa", None),
-        ('Load key "FILE": bad permissions', "/home/ml/.ssh/id_rsa", None),
-        ("Offending ED25519 key in FILE:3", "/etc/ssh/ssh_known_hosts", ":3"),
-        ("Host key verification failed.", "the file that ssh names", None),
-    ],
-)
-def test_where_a_person_has_to_look(printed, file, line):
+@pytest.mark.parametrize("case", cases(__file__, "data/where.json"))
+def test_where_a_person_has_to_look(case):
     """line: None where only the file is known, and not a place to look at."""
-    printed = printed.replace("FILE", file)
+    file, line = case["file"], case["line"]
+    printed = case["printed"].replace("FILE", file)
     assert where_of(printed) == ("" if line is None else f"{file}{line}")
     assert named_file(printed) == file
 

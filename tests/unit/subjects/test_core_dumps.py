@@ -19,24 +19,15 @@ from tests.cases import cases
 POLICY = Policy()
 STORE = Policy(core_handler="systemd-coredump")
 PACKAGED = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h"
+_OURS = "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf:3"
+_RULE = "d /var/crash 1777 root root 14d"
 GOOD = core_dumps.CoreDumps(
-    live=POLICY.core_pattern,
-    boot=Boot(Setting(POLICY.core_pattern, "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf:3")),
-    directory_mode=0o1777,
-    retention=Line(
-        "/etc/tmpfiles.d/00-nodeready-cores.conf", 3, "d /var/crash 1777 root root 14d"
-    ),
-    rewriters=(),
-    systemd=True,
-    coredump_binary="",
-    coredump={},
-    packaged=None,
-)
+    live=POLICY.core_pattern, boot=Boot(Setting(POLICY.core_pattern, _OURS)),
+    directory_mode=0o1777, retention=Line("/etc/tmpfiles.d/00-nodeready-cores.conf", 3, _RULE),
+    rewriters=(), systemd=True, coredump_binary="", coredump={}, packaged=None,
+)  # fmt: skip
 STORED = replace(
-    GOOD,
-    packaged=Setting(PACKAGED, "/x:1"),
-    live=PACKAGED,
-    boot=Boot(Setting(PACKAGED, "/x:1")),
+    GOOD, packaged=Setting(PACKAGED, "/x:1"), live=PACKAGED, boot=Boot(Setting(PACKAGED, "/x:1"))
 )
 
 
@@ -63,7 +54,7 @@ def node(case: dict[str, Any]) -> core_dumps.CoreDumps:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/core_dumps.json", "verdict"))
-def test_each_fault_gives_its_own_finding_and_no_other(case: dict[str, Any]) -> None:
+def test_each_fault_gives_its_own_finding_and_no_other(case):
     """findings: the check, its status, and the fix where a person must act."""
     policy = STORE if case.get("store") else POLICY
     results = by_name(checks, node(case), policy)
@@ -80,13 +71,13 @@ def test_each_fault_gives_its_own_finding_and_no_other(case: dict[str, Any]) -> 
     ("text", "reason"),
     [("", "cannot be read"), ("live=core\nway=drwx 0 /var\n", "mode is no mode")],
 )
-def test_an_answer_without_sense_is_refused(text: str, reason: str) -> None:
+def test_an_answer_without_sense_is_refused(text, reason):
     with pytest.raises(ProbeError, match=reason):
         core_dumps.parse({"core_dumps": Output(text, 0), "sysctl": Output("", 0)}, POLICY)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/core_dumps.json", "coredump.conf"))
-def test_the_settings_of_systemd_coredump(case: dict[str, Any]) -> None:
+def test_the_settings_of_systemd_coredump(case):
     """coredump.conf(5)."""
     files = {
         f"{directory}/systemd/coredump.conf{name}": text for directory, name, text in case["files"]

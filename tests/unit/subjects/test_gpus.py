@@ -6,97 +6,62 @@ What one source of facts does not show is judged by the others, and nothing is g
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from nodeready.lab import nvidia
 from nodeready.subjects.base import Output
 from nodeready.subjects.gpus import facts as gpus
-from nodeready.subjects.gpus.gpu import Gpu, Link, Tool
-from tests.builders.gpus import (
-    ADDRESSES,
-    BUS,
-    PREFIX,
-    SERVER,
-    VERSION,
-    Node,
-    a100,
-    bad,
-    h100,
-    judged,
-    pci,
-    smi,
-    statuses,
-    trees_of,
-    verdict_of,
-)
+from nodeready.subjects.gpus.gpu import Link
+from tests.builders import gpus as built
+from tests.builders.gpus import Node, bad, h100, judged, pci, trees_of, verdict_of
 from tests.builders.gpus import node as node_of
 
 NOTHING = Output("", 0)
 
 
-@pytest.mark.parametrize("node", [h100(), a100()], ids=["h100", "a100"])
-def test_a_healthy_node_of_the_lab_is_ready(node: Node) -> None:
-    results = node.judged(gpu_count=8, gpu_mig="off", gpu_idle=True)
-    # The kernel's log is another module's, here it is empty.
-    assert set(bad(results)) <= {"kernel_faults"}
-    for name in ("present", "tool", "count", "model", "driver", "vbios", "ecc_errors", "pcie"):
-        assert results[name].status == "ok", results[name]
-    assert verdict_of(results, "nvlink")[0] == verdict_of(results, "fabric_manager")[0] == "ok"
-
-
 GEFORCE = pci("0000:01:00.0", device="0x1f08", kind="0x030000", driver="nouveau")
 RADEON = pci("0000:0a:00.0", "0x1002", "0x164e", "0x030000", driver="amdgpu")
-VIRTUAL = BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
 
 
-@pytest.mark.parametrize(
-    ("bus", "reason", "count"),
-    [
-        ("", "no GPU on the PCI bus", "0 on the PCI bus"),
-        (SERVER, "no GPU on the PCI bus", "0 on the PCI bus"),
-        (RADEON, "display adapters only", "0 on the PCI bus"),
-        (GEFORCE, "display adapters only", "0 on the PCI bus"),
-        (VIRTUAL, "the GPUs (8) belong to virtual machines",
-         "0 on the PCI bus, and 8 of virtual machines"),
-    ],
-)  # fmt: skip
-def test_no_gpu_of_this_host_is_no_fault(bus: str, reason: str, count: str) -> None:
-    node = Node(bus, smi=NOTHING, links=NOTHING)
-    results = node.judged()
-    assert {result.status for result in results.values()} == {"na"}, bad(results)
-    assert results["present"].actual == reason
-    assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
+def test_no_gpu_of_this_host_is_no_fault():
+    none, adapters = "no GPU on the PCI bus", "display adapters only"
+    guests = (
+        "the GPUs (8) belong to virtual machines",
+        "0 on the PCI bus, and 8 of virtual machines",
+    )
+    virtual = built.BUS.replace("DRIVER=nvidia", "DRIVER=vfio-pci")
+    for bus, reason in (("", none), (built.SERVER, none), (RADEON, adapters), (GEFORCE, adapters),
+                        (virtual, guests[0])):  # fmt: skip
+        node = Node(bus, smi=NOTHING, links=NOTHING)
+        results = node.judged()
+        assert {result.status for result in results.values()} == {"na"}, bad(results)
+        assert results["present"].actual == reason
+        count = guests[1] if bus == virtual else "0 on the PCI bus"
+        assert verdict_of(node.judged(gpu_count=8), "count") == ("fail", count)
 
 
 # Fields of GPU 2, which the tool's text cannot have alone -> the only finding.
-@pytest.mark.parametrize(
-    ("fields", "check", "words"),
-    [
-        ({"links": (), "mig": "on"}, "", ""),
-        ({"links": ()}, "nvlink", "all links inactive"),
-        ({"pcie_generation": 3, "idle": False, "virtual": True}, "", ""),
-        # Another model may have other links.
-        ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, "nvlink", None),
-        ({"mig_pending": "on"}, "", ""),
-    ],
-)
-def test_a_field_is_judged_by_its_check_alone(
-    fields: Mapping[str, Any], check: str, words: str | None
-) -> None:
+def test_a_field_is_judged_by_its_check_alone():
+    """Fields of GPU 2, which the tool's text cannot have alone -> the only finding."""
     observed = h100().observed()
-    gpus = list(observed.nvidia)
-    gpus[2] = replace(gpus[2], **fields)
-    results = judged(replace(observed, nvidia=tuple(gpus)))
-    results.pop("kernel_faults")
-    expected = {check: f"gpu 2 (0000:52:00.0): {words}"} if check and words else {}
-    assert bad(results) == expected
+    for fields, finding in (
+        ({"links": (), "mig": "on"}, {}),
+        ({"links": ()}, {"nvlink": "gpu 2 (0000:52:00.0): all links inactive"}),
+        ({"pcie_generation": 3, "idle": False, "virtual": True}, {}),
+        # Another model may have other links.
+        ({"model": "NVIDIA H200", "links": (Link(0, "active", 50.0),)}, {}),
+        ({"mig_pending": "on"}, {}),
+    ):
+        gpus = list(observed.nvidia)
+        gpus[2] = replace(gpus[2], **fields)
+        results = judged(replace(observed, nvidia=tuple(gpus)))
+        results.pop("kernel_faults")
+        assert bad(results) == finding
 
 
-def test_equal_findings_stand_together() -> None:
+def test_equal_findings_stand_together():
     node = h100({n: {"ecc_uncorrectable": 1, "pcie_width": 8 if n < 4 else n} for n in range(8)})
     results = node.judged()
     assert results["ecc_errors"].actual == "gpus 0-7: 1 uncorrectable ECC errors"
@@ -113,8 +78,8 @@ def t4(**changes: str) -> Node:
     busy["pci"]["pci_gpu_link_info"]["pcie_gen"]["current_link_gen"] = "3"
     busy["processes"] = "".join(
         f"<process_info><pid>{pid}</pid><type>{kind}</type><process_name>{name}</process_name>"
-        f"<used_memory>{memory} MiB</used_memory></process_info>\n"
-        for pid, kind, name, memory in ((675, "G", "Xorg", 22), (5762, "C", "python", 1005))
+        "<used_memory>1005 MiB</used_memory></process_info>\n"
+        for pid, kind, name in ((675, "G", "Xorg"), (5762, "C", "python"))
     )
     composed = node_of("Tesla T4", "515.105.01", [busy, idle])
     text = composed.smi.text
@@ -123,7 +88,7 @@ def t4(**changes: str) -> Node:
     return replace(composed, smi=Output(text, 0))
 
 
-def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
+def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation():
     observed = t4().observed()
     # A learnt policy fits its node.
     results = judged(observed, **gpus.learned(observed))
@@ -136,14 +101,11 @@ def test_cards_without_nvlink_and_an_idle_one_with_a_lower_generation() -> None:
     assert verdict_of(t4().judged(gpu_idle=True), "processes") == (
         "fail", "gpu 0 (0000:1b:00.0): pid 5762 python 1005 MiB",
     )  # fmt: skip
-
-
-def test_the_slot_of_a_guest_is_not_known() -> None:
     guest = t4(virtualization_mode="Pass-Through", current_link_width="8x")
     assert verdict_of(guest.judged(), "pcie") == ("ok", "x8 in a virtual machine")
 
 
-def test_facts_to_compare_and_to_learn() -> None:
+def test_facts_to_compare_and_to_learn():
     assert gpus.compared(h100().observed()) == {
         "driver": "535.129.03", "cuda": "12.2", "count": 8, "on_bus": 8,
         "model": "NVIDIA H100 80GB HBM3", "vbios": "96.00.89.00.01", "ecc": "on", "mig": "off",
@@ -162,10 +124,7 @@ def test_facts_to_compare_and_to_learn() -> None:
     )
 
 
-# --- Sources that fail.
-
-
-def test_an_instinct_without_its_tool_is_still_a_gpu() -> None:
+def test_an_instinct_without_its_tool_is_still_a_gpu():
     bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
     results = Node(bus, smi=NOTHING, links=NOTHING).judged()
     assert verdict_of(results, "tool") == ("warn", "amd-smi is not installed")
@@ -174,42 +133,37 @@ def test_an_instinct_without_its_tool_is_still_a_gpu() -> None:
 
 
 #: Eight on the bus, seven in the tool's answer.
-LOST = smi(ADDRESSES[:7], {})
+LOST = built.smi(built.ADDRESSES[:7], {})
 SEEN_BY_TOOL = {
     "model", "vbios", "recovery", "ecc_mode", "ecc_errors", "remapped_rows", "retired_pages",
     "pcie", "throttle", "temperature", "persistence", "mig", "processes", "nvlink",
 }  # fmt: skip
 
 
-def test_one_that_fell_off_the_bus() -> None:
+def test_one_that_fell_off_the_bus():
     results = h100(smi=LOST).judged()
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: nvidia-smi does not show it")
     # One fault is one finding: what is shown is judged by itself.
-    assert statuses(results, "fail") == {"present"}
-    assert statuses(results, "unknown") & SEEN_BY_TOOL == set()
-    assert statuses(h100(smi=smi([], {})).judged(), "ok") & SEEN_BY_TOOL == set()
-    sick = smi(ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})
+    assert built.statuses(results, "fail") == {"present"}
+    assert built.statuses(results, "unknown") & SEEN_BY_TOOL == set()
+    assert built.statuses(h100(smi=built.smi([], {})).judged(), "ok") & SEEN_BY_TOOL == set()
+    sick = built.smi(built.ADDRESSES[:7], {0: {"ecc_uncorrectable": 1}})
     assert h100(smi=sick).judged()["ecc_errors"].status == "fail"
 
 
-@pytest.mark.parametrize(
-    ("answer", "status", "actual"),
-    [
-        (Output(f"{PREFIX}nr_stuck=77 3600\n", 0), "fail",
-         "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
-        (Output(PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
-        (Output(f"{PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
-         "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
-        (NOTHING, "warn", "nvidia-smi is not installed"),
-        (Output("nr_hidden=8\n", 0), "unknown",
-         "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
-        (Output(f"{PREFIX}<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
-        (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
-    ],
-)  # fmt: skip
-def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
-    answer: Output, status: str, actual: str
-) -> None:
+@pytest.mark.parametrize(("answer", "status", "actual"), [
+    (Output(f"{built.PREFIX}nr_stuck=77 3600\n", 0), "fail",
+     "nvidia-smi stuck: pid 77 hangs in the kernel for 3600 s"),
+    (Output(built.PREFIX, None), "fail", "nvidia-smi timed out: after 20 s"),
+    (Output(f"{built.PREFIX}Failed to initialize NVML: Unknown Error\n", 255), "fail",
+     "nvidia-smi failed: Failed to initialize NVML: Unknown Error"),
+    (NOTHING, "warn", "nvidia-smi is not installed"),
+    (Output("nr_hidden=8\n", 0), "unknown",
+     "nvidia-smi: hidden: 8 GPUs were not given to the step of Slurm's that looks"),
+    (Output("nr_scanned=1\n<nvidia_smi_log>", 0), "unknown", "nvidia-smi: nonsense: no whole XML"),
+    (Output("x" * 70000, None, truncated=True), "unknown", "nvidia-smi: nonsense: its answer"),
+])  # fmt: skip
+def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(answer, status, actual):
     results = h100(smi=answer).judged(gpu_mig="off", gpu_idle=True, gpu_count=8)
     assert results["tool"].status == status
     assert results["tool"].actual.startswith(actual)
@@ -217,30 +171,30 @@ def test_a_broken_tool_hides_what_it_would_show_and_nothing_else(
     assert verdict_of(results, "driver") == ("ok", "nvidia 535.129.03")
     assert results["present"].status == "unknown"
     assert verdict_of(results, "count") == ("ok", "8")
-    lost = h100(smi=answer, bus=VERSION + "".join(map(pci, ADDRESSES[:7])))
+    lost = h100(smi=answer, bus=built.VERSION + "".join(map(pci, built.ADDRESSES[:7])))
     assert verdict_of(lost.judged(gpu_count=8), "count") == ("fail", "7 on the PCI bus")
-    narrow = BUS.replace("current_link_width:16", "current_link_width:8", 1)
-    results = h100(smi=answer, bus=VERSION + narrow).judged()
+    narrow = built.BUS.replace("current_link_width:16", "current_link_width:8", 1)
+    results = h100(smi=answer, bus=built.VERSION + narrow).judged()
     assert verdict_of(results, "pcie") == ("fail", "0000:1b:00.0: x8, others x16")
 
 
-def test_no_driver() -> None:
-    bus = "".join(pci(address, driver="") for address in ADDRESSES)
+def test_no_driver():
+    bus = "".join(pci(address, driver="") for address in built.ADDRESSES)
     none = Output("nr_driver=none\n", 0)
     results = Node(bus, smi=none, links=none).judged()
     assert verdict_of(results, "driver") == ("fail", "nvidia is not loaded")
     assert verdict_of(results, "tool") == ("fail", "nvidia-smi failed: the driver is not loaded")
-    words = ", ".join(f"{address}: no driver" for address in ADDRESSES[:4])
+    words = ", ".join(f"{address}: no driver" for address in built.ADDRESSES[:4])
     assert verdict_of(results, "present") == ("fail", f"{words} and 4 more")
     nouveau = Node(pci("0000:01:00.0", driver="nouveau"), smi=NOTHING, links=NOTHING)
     assert verdict_of(nouveau.judged(), "present") == ("fail", "0000:01:00.0: driver nouveau")
     # One without a driver is named once.
-    alone = "".join(map(pci, ADDRESSES[:7])) + pci(ADDRESSES[7], driver="")
-    results = h100(smi=LOST, bus=VERSION + alone).judged()
+    alone = "".join(map(pci, built.ADDRESSES[:7])) + pci(built.ADDRESSES[7], driver="")
+    results = h100(smi=LOST, bus=built.VERSION + alone).judged()
     assert verdict_of(results, "present") == ("fail", "0000:df:00.0: no driver")
 
 
-def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() -> None:
+def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest():
     text = f"{h100().smi.text}WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n"
     results = h100(smi=Output(text, 14)).judged()
     results.pop("kernel_faults")
@@ -249,55 +203,22 @@ def test_a_tool_that_complains_and_shows_all_is_no_reason_to_doubt_the_rest() ->
     }
 
 
-# --- Links, and the manager of their switches.
+def test_nvlinks_that_cannot_be_asked():
+    links = Output(built.PREFIX, None)
+    words = "nvidia-smi nvlink timed out: after 20 s"
+    assert verdict_of(h100(links=links).judged(), "nvlink") == ("unknown", words)
 
 
-def test_links_of_amd() -> None:
-    links = tuple(Link(n, "active", 64.0) for n in range(7))
-    instinct = Gpu(0, "amd", "0000:05:00.0", "AMD Instinct MI300X", links=links)
-    bus = pci("0000:05:00.0", "0x1002", "0x74a1", "0x120000", driver="amdgpu")
-    observed = replace(
-        Node(bus, smi=NOTHING, links=NOTHING).observed(),
-        amd=(instinct,),
-        amd_tool=Tool("amd-smi", "ok"),
-    )
-    assert verdict_of(judged(observed), "nvlink") == ("ok", "7 per GPU")
-    # AMD's tools do not say that there is no reason, so there is nothing to judge.
-    assert verdict_of(judged(observed), "throttle")[0] == "na"
-    down = replace(instinct, links=(*links[1:], Link(0, "inactive")), throttle=("hw_slowdown",))
-    results = judged(replace(observed, amd=(down,)))
-    assert verdict_of(results, "nvlink") == ("fail", "gpu 0 (0000:05:00.0): 1 of 7 links down")
-    assert verdict_of(results, "throttle")[0] == "fail"
-    assert verdict_of(results, "fabric_manager") == ("na", "no NVIDIA GPU")
-
-
-@pytest.mark.parametrize(
-    ("text", "rc", "status", "actual"),
-    [
-        (nvidia.nvlink_status(8), 0, "ok", "18 per GPU"),
-        (nvidia.nvlink_status(8).replace("26.562", "13.281", 1), 0, "fail",
-         "gpu 0 (0000:1b:00.0): link 0 at 13.281 of 26.562 GB/s"),
-        ("", None, "unknown", "nvidia-smi nvlink timed out: after 20 s"),
-        ("NVML is broken", 3, "unknown", "nvidia-smi nvlink failed: NVML is broken"),
-        ("nr_stuck=7 99", 0, "unknown",
-         "nvidia-smi nvlink stuck: an earlier nvidia-smi hangs in the kernel"),
-    ],
-)  # fmt: skip
-def test_nvlinks(text: str, rc: int | None, status: str, actual: str) -> None:
-    links = Output(PREFIX + text, rc)
-    assert verdict_of(h100(links=links).judged(), "nvlink") == (status, actual)
-
-
-def test_a_guest_may_have_only_some_of_a_boards_gpus() -> None:
+def test_a_guest_may_have_only_some_of_a_boards_gpus():
     third = {(gpu, link) for gpu in range(8) for link in range(4)}
-    links = Output(PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
-    observed = Node(VERSION + BUS, a100().smi, links).observed()
+    links = Output(built.PREFIX + nvidia.nvlink_status(8, "a100", third), 0)
+    observed = Node(built.VERSION + built.BUS, built.a100().smi, links).observed()
     assert verdict_of(judged(observed), "nvlink")[0] == "fail"
     guests = tuple(replace(gpu, virtual=True) for gpu in observed.nvidia)
     assert verdict_of(judged(replace(observed, nvidia=guests)), "nvlink") == ("ok", "8 per GPU")
 
 
-def test_the_fabric_manager() -> None:
+def test_the_fabric_manager():
     dead = Output(h100().smi.text.replace("nr_fabric_manager=4711\n", ""), 0)
     assert verdict_of(h100(smi=dead).judged(), "fabric_manager") == (
         "fail", "4 NVSwitches, but nv-fabricmanager does not run",
@@ -305,7 +226,7 @@ def test_the_fabric_manager() -> None:
     unscanned = Output(h100().smi.text.replace("nr_scanned=1\n", ""), 0)
     assert verdict_of(h100(smi=unscanned).judged(), "fabric_manager")[0] == "unknown"
     # A guest sees no switches: the GPUs' own state counts, and no manager is asked for.
-    guest = VERSION + BUS
+    guest = built.VERSION + built.BUS
     late = h100({1: {"fabric_state": "In Progress", "fabric_status": "N/A"}}, bus=guest)
     assert verdict_of(late.judged(), "fabric_manager")[0] == "fail"
     assert verdict_of(h100(smi=dead, bus=guest).judged(), "fabric_manager") == ("ok", "registered")

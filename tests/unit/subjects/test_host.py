@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nodeready.policy import Policy
@@ -14,29 +12,21 @@ from nodeready.subjects.host import facts as host
 from tests.builders.host import FILES, judged, node, wrong
 from tests.cases import cases
 
-PCI = "device=0x74a1"
 
-
-def test_a_healthy_node_fails_nothing() -> None:
+def test_a_healthy_node_fails_nothing():
     observed = node()
     assert wrong(observed) == {}
     assert (observed.os_release, observed.kernel_release) == ("ubuntu 22.04", "5.15.0-113-generic")
-    assert (observed.cpus, observed.numa_nodes, observed.pids, observed.pids_max) == (
-        192,
-        2,
-        2594,
-        4194304,
-    )
+    assert (observed.cpus, observed.numa_nodes) == (192, 2)
+    assert (observed.pids, observed.pids_max) == (2594, 4194304)
     assert (observed.memory_total_mb, observed.hugepage_size_kb) == (2063897, 2048)
     assert (observed.lsm, observed.transparent_hugepage, observed.uptime_s) == (
-        "apparmor",
-        "madvise",
-        86400,
-    )
+        "apparmor", "madvise", 86400,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/kernels.json"))
-def test_what_a_file_says_of_the_kernel(case: dict[str, Any]) -> None:
+def test_what_a_file_says_of_the_kernel(case):
     policy = Policy(**case.get("policy", {}))
     observed = node(case.get("files"), policy=policy)
     status, _, actual = case["verdict"].partition(": ")
@@ -49,49 +39,25 @@ def test_what_a_file_says_of_the_kernel(case: dict[str, Any]) -> None:
 SYSCTL = "file=/etc/sysctl.d/9.conf\n/etc/sysctl.d/9.conf:3:kernel.numa_balancing = {}\n"
 
 
-@pytest.mark.parametrize(
-    ("pci", "policy", "live", "boot", "status"),
-    [
-        ("", Policy(), "1", "", "ok"),
-        (PCI, Policy(), "1", "", "warn"),
-        (PCI, Policy(), "0", "", "ok"),
-        (PCI, Policy(), "0", "1", "warn"),
-        (PCI, Policy(numa_balancing=1), "1", "1", "ok"),
-        ("", Policy(numa_balancing=0), "1", "0", "fail"),
-        ("device=0x744c", Policy(), "1", "", "ok"),
-        (PCI, Policy(), "", "", "ok"),
-        ("", Policy(numa_balancing=2), "", "", "fail"),
-    ],
-)
-def test_numa_balancing_now_and_at_the_next_boot(
-    pci: str, policy: Policy, live: str, boot: str, status: str
-) -> None:
-    files = {"/proc/sys/kernel/numa_balancing": live}
-    observed = node(files, pci, sysctl=SYSCTL.format(boot) if boot else "", policy=policy)
-    result = judged(observed, policy)["numa_balancing"]
-    assert result.status == status
-    if result.bad and boot:
-        assert result.source == "/etc/sysctl.d/9.conf:3"
+@pytest.mark.parametrize("case", cases(__file__, "data/host/numa.json"))
+def test_numa_balancing_now_and_at_the_next_boot(case):
+    policy, boot = Policy(numa_balancing=case.get("wanted")), case["boot"]
+    files = {"/proc/sys/kernel/numa_balancing": case["live"]}
+    sysctl = SYSCTL.format(boot) if boot else ""
+    result = judged(node(files, case["pci"], sysctl=sysctl, policy=policy), policy)
+    assert result["numa_balancing"].status == case["status"]
+    if result["numa_balancing"].bad and boot:
+        assert result["numa_balancing"].source == "/etc/sysctl.d/9.conf:3"
 
 
-@pytest.mark.parametrize(
-    ("localtime", "file", "zone"),
-    [
-        ("../usr/share/zoneinfo/Europe/Berlin", "", "Europe/Berlin"),
-        ("/usr/share/zoneinfo/posix/UTC", "Europe/Berlin", "UTC"),
-        ("", "America/New_York", "America/New_York"),
-        ("", "", ""),
-        ("Etc/UTC", "", "Etc/UTC"),
-        ("/nowhere", "", ""),
-    ],
-)
-def test_the_time_zone_is_where_localtime_leads(localtime: str, file: str, zone: str) -> None:
-    text = f"localtime={localtime}\n/proc/meminfo:1:x\n/etc/timezone:1:{file}\n"
+@pytest.mark.parametrize("case", cases(__file__, "data/host/zones.json"))
+def test_the_time_zone_is_where_localtime_leads(case):
+    text = "localtime={localtime}\n/proc/meminfo:1:x\n/etc/timezone:1:{file}\n".format(**case)
     outputs = {"host": Output(text, 0), "sysctl": Output("", 0)}
-    assert host.parse(outputs, Policy()).timezone == zone
+    assert host.parse(outputs, Policy()).timezone == case["zone"]
 
 
-def test_peers_share_what_is_not_one_machines_own() -> None:
+def test_peers_share_what_is_not_one_machines_own():
     facts = host.compared(node())
     assert facts["cmdline"] == "ro iommu=pt console=ttyS0"
     assert (facts["memory_gib"], facts["network_mounts"]) == (2016, "/home")
@@ -101,7 +67,7 @@ def test_peers_share_what_is_not_one_machines_own() -> None:
     assert "kernel" not in host.compared(node(empty, packages="", mounts="", slow_rc=None))
 
 
-def test_what_is_learnt_fits_the_node() -> None:
+def test_what_is_learnt_fits_the_node():
     observed = node()
     data = host.learned(observed)
     assert data["mounts"] == ["/home"]
@@ -111,13 +77,13 @@ def test_what_is_learnt_fits_the_node() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\x1b[31m" * 999, "/proc/self/mounts:1:x"])
-def test_a_node_that_shows_nothing_is_unknown(text: str) -> None:
+def test_a_node_that_shows_nothing_is_unknown(text):
     outputs = {"host": Output(text, 0), "host_slow": Output("", 0), "sysctl": Output("", 0)}
     with pytest.raises(ProbeError, match="nothing"):
         host.parse(outputs, Policy())
 
 
-def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
+def test_files_that_make_no_sense_cost_only_what_they_say():
     evil = "$(reboot)\x1b[2J\udcff [x] 9" + "9" * 5000
     observed = node(dict.fromkeys(FILES, evil), evil, policy=Policy(swap="off"))
     assert (observed.cpus, observed.memory_total_mb, observed.pids_max, observed.load) == (
@@ -128,20 +94,6 @@ def test_files_that_make_no_sense_cost_only_what_they_say() -> None:
     host.learned(observed)
 
 
-@pytest.mark.parametrize(
-    ("printed", "versions"),
-    [
-        ("", {}),
-        ("packages=end\n", {}),
-        ("packages=rpm\nglibc 2.34-83.el9\npackage gdb is not installed\n"
-         "slurm-slurmd 23.11.4-1.el9\npackages=end", {"glibc": "2.34-83.el9",
-                                                       "slurm": "23.11.4-1.el9"}),
-        ("packages=apk\nP:musl\nV:1.2.5-r0\n--\nP:python3\nV:3.12.3-r1\n",
-         {"glibc": "1.2.5-r0", "python3": "3.12.3-r1"}),
-        ("packages=dpkg\nPackage: python3\nStatus: install ok installed\nVersion: 3.10.6-1\n"
-         "\nPackage: python3-foo\nVersion: 9\n", {"python3": "3.10.6-1"}),
-        ("packages=dpkg\nPackage: python3\nVersion:", {}),
-    ],
-)  # fmt: skip
-def test_versions_of_packages(printed: str, versions: dict[str, str]) -> None:
-    assert packages.parse_versions(printed) == versions
+@pytest.mark.parametrize("case", cases(__file__, "data/host/packages.json"))
+def test_versions_of_packages(case):
+    assert packages.parse_versions(case["printed"]) == case["versions"]

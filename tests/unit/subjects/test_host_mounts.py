@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
+from nodeready.subjects.host import checks, mounts
 from nodeready.subjects.host import facts as host
-from nodeready.subjects.host import mounts
 from tests.builders.host import FILES, MOUNTS, judged, node, wrong
+from tests.builders.judging import assert_wrong
 from tests.builders.printed import grep_lines
+from tests.builders.verdicts import policy_of
 from tests.cases import cases
 
 TABLE = FILES["/proc/self/mounts"]
@@ -42,53 +43,25 @@ def mounts_asked(tmp_path: Path, table: str, policy: Policy, sh: str) -> list[st
 
 
 @pytest.mark.parametrize("sh", ["sh", "bash"])
-@pytest.mark.parametrize(
-    ("table", "chosen"),
-    [
-        ("proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0", []),
-        ("/dev/sda1 / ext4 rw 0 0\n/dev/sda1 /srv/bind ext4 rw 0 0", ["+/"]),
-        ("overlay / overlay rw 0 0\noverlay /var/lib/docker/overlay2/x/merged overlay rw 0 0",
-         ["+/"]),
-        ("tmpfs /dev/shm tmpfs rw 0 0\ntmpfs /tmp tmpfs rw 0 0\ntmpfs /x tmpfs ro,size=4k 0 0",
-         ["+/dev/shm", "+/tmp"]),
-        ("tmpfs /run/user/0 tmpfs rw 0 0\n/dev/loop0 /snap/core/1 squashfs ro 0 0", []),
-        ("a:/x /x nfs rw 0 0\na:/x /y nfs rw 0 0\nb /z lustre rw 0 0", ["/x", "/z"]),
-        ("s /a fuse.sshfs rw 0 0\ns /b fuse.sshfs rw 0 0\nl /c fuse.lxcfs rw 0 0", ["/a", "/b"]),
-        ("auto /home autofs rw 0 0\nnas:/h /home nfs4 rw 0 0", ["/home"]),
-        # What a person has mounted is served by that person.
-        ("s /a fuse.x rw,user_id=1000,group_id=0 0 0\ns /b fuse rw,user_id=100000 0 0\n"
-         "s /c fuse.x rw,user_id=999 0 0\ns /opt/img fuse.x rw,user_id=1000 0 0",
-         ["/c", "/opt/img"]),
-        # The way to a disk below a network mount leads through that.
-        ("nas:/ / nfs rw 0 0\n/dev/sda1 /scratch xfs rw 0 0", ["/", "/scratch"]),
-        ("/dev/sda1 /d ext4 rw 0 0\nnas:/ /d nfs rw 0 0\n/dev/sdb /e ext4 rw 0 0", ["/d", "+/e"]),
-        ("/dev/sd\\040a /a\\040b ext4 rw 0 0\nx /[a-z]* nfs rw 0 0", ["/[a-z]*", "+/a\\040b"]),
-        # What the policy names is asked alone when its kind says nothing.
-        ("/dev/loop1 /opt/img squashfs ro 0 0\n/dev/sda1 /data\\040x ext4 rw 0 0",
-         ["/opt/img", "+/data\\040x"]),
-    ],
-)  # fmt: skip
-def test_which_mounts_are_asked(tmp_path: Path, table: str, chosen: list[str], sh: str) -> None:
+@pytest.mark.parametrize("case", cases(__file__, "data/host/asked.json"))
+def test_which_mounts_are_asked(tmp_path, sh, case):
     policy = Policy(mounts=("/opt/img", "/data x"))
-    assert mounts_asked(tmp_path, table + "\n", policy, sh) == chosen
+    assert mounts_asked(tmp_path, case["table"] + "\n", policy, sh) == case["chosen"]
 
 
-def test_free_space_is_as_df_counts_it() -> None:
+def test_free_space_is_as_df_counts_it():
     root, shm, home = node().mounts
     assert (root.size_mb, root.free_percent, root.inodes_free_percent) == (3906, 57.9, 91.6)
     assert (shm.size_mb, home.inodes_free_percent, home.network) == (1024, None, True)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/host/mounts.json"))
-def test_a_system(case: dict[str, Any]) -> None:
+def test_a_system(case):
     """The kernel's table (root: the line of /, more: other lines), fstab, and the answers.
 
     stat: a network mount and its error; local: one more mount, that answers as / does.
     """
-    policy = Policy(**{
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in case.get("policy", {}).items()
-    })  # fmt: skip
+    policy = policy_of(case)
     table = TABLE.replace(ROOT_LINE, case.get("root", ROOT_LINE))
     table += "".join(f"\n{line}" for line in case.get("more", "").splitlines())
     answers = MOUNTS
@@ -104,46 +77,27 @@ def test_a_system(case: dict[str, Any]) -> None:
         answers = answers.replace(old, new)
     files = {"/proc/self/mounts": table, "/etc/fstab": case.get("fstab", FILES["/etc/fstab"])}
     observed = node(files, mounts=answers, slow_rc=case.get("rc", 0), policy=policy)
-    expected = {name: verdict.partition(": ") for name, verdict in case["wrong"].items()}
-    assert wrong(observed, policy) == {name: status for name, (status, _, _) in expected.items()}
-    for name, (_, _, words) in expected.items():
-        assert words in judged(observed, policy)[name].actual
+    assert_wrong(checks, observed, case["wrong"], policy)
 
 
 @pytest.mark.parametrize("answers", ["", "mounts", "\x1b[2J" * 99, "Segmentation fault\n"])
-def test_a_look_that_never_came_to_the_mounts_is_unknown(answers: str) -> None:
+def test_a_look_that_never_came_to_the_mounts_is_unknown(answers):
     results = wrong(node(mounts=answers, slow_rc=None))
     assert results == dict.fromkeys(("dead_mounts", "space", "inodes", "shm"), "unknown")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "nas:/x /n nfs rw,vers=3 0 0",
-        "10.0.0.1@o2ib:/fs /n lustre rw,flock,lazystatfs 0 0",
-        "fs1 /n gpfs rw,relatime 0 0",
-        "beegfs_nodev /n beegfs rw,relatime,cfgFile=/etc/beegfs/client.conf 0 0",
-        "10.0.0.1:6789:/ /n ceph rw,noatime 0 0",
-        "//nas/x /n cifs rw,relatime 0 0",
-        "backend/fs /n wekafs rw 0 0",
-        "hostshare /n 9p rw,trans=virtio 0 0",
-        "share /n virtiofs rw 0 0",
-        "s3fs /n fuse.s3fs rw,user_id=0 0 0",
-        "cvmfs2 /n fuse ro,user_id=0 0 0",
-        "stornext /n cvfs rw 0 0",
-    ],
-    ids=lambda line: line.split()[2],
-)
-def test_a_network_file_system_that_hangs(line: str) -> None:
-    for answer, expected in (
-        ("nr_fs=4096 100 1 1 0 0 /n\n", {}),
-        ("", {"dead_mounts": "fail"}),
-    ):
+KINDS = "nfs lustre gpfs beegfs ceph cifs wekafs 9p virtiofs cvfs fuse.s3fs fuse"
+
+
+@pytest.mark.parametrize("kind", KINDS.split())
+def test_a_network_file_system_that_hangs(kind):
+    table = {"/proc/self/mounts": f"{TABLE}\nnas:/x /n {kind} rw,user_id=0 0 0"}
+    for answer, expected in (("nr_fs=4096 100 1 1 0 0 /n\n", {}), ("", {"dead_mounts": "fail"})):
         answers = MOUNTS.replace("mounts=end", f"asked=/n\n{answer}mounts=end")
-        assert wrong(node({"/proc/self/mounts": f"{TABLE}\n{line}"}, mounts=answers)) == expected
+        assert wrong(node(table, mounts=answers)) == expected
 
 
-def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
+def test_shared_memory_that_is_read_only_or_elsewhere():
     table = TABLE.replace("tmpfs rw,nosuid", "tmpfs ro,nosuid")
     answers = MOUNTS.replace(SHM, "").replace("asked=/dev/shm\n", "")
     observed = node({"/proc/self/mounts": table}, mounts=answers)
@@ -153,7 +107,7 @@ def test_shared_memory_that_is_read_only_or_elsewhere() -> None:
     assert wrong(node({"/proc/self/mounts": elsewhere})) == {"shm": "fail"}
 
 
-def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
+def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass():
     files = {name: text for name, text in FILES.items() if name != "/proc/self/mounts"}
     outputs = {
         "host": Output(f"localtime=Etc/UTC\n{grep_lines(files)}", 0),
@@ -165,7 +119,7 @@ def test_a_table_that_cannot_be_read_leaves_no_room_for_a_pass() -> None:
     assert {name: results.get(name) for name in names} == dict.fromkeys(names, "unknown")
 
 
-def test_hostile_answers_stay_data() -> None:
+def test_hostile_answers_stay_data():
     evil = MOUNTS.replace(HOME, f"nr_fs={'9' * 20} {'9' * 20} 1 1 1 1 /home\n")
     evil += "asked=/$(reboot)\nnr_fs=1 2 3\nnr_fs=0 0 0 0 0 0 /\x1b[2J\n" + "stat: '/'': " * 9999
     observed = node(mounts=evil)

@@ -92,7 +92,7 @@ def texts(case: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/limits.json"))
-def test_verdict(case: dict[str, Any]) -> None:
+def test_verdict(case):
     """limits.conf(5), pam_limits(8), pam.conf(5), sshd_config(5), systemd-system.conf(5);
     Linux-PAM's pam_limits.c (parse_uid_range, parse_config_file, process_limit, setup_limits);
     the PAM stacks of Debian 12, RHEL 9 and SLES 15."""
@@ -134,7 +134,7 @@ def changed(files: dict[str, str], change: Change) -> dict[str, str]:
     return after
 
 
-def test_a_good_node_has_nothing_to_do() -> None:
+def test_a_good_node_has_nothing_to_do():
     observed = node(
         {OURS: GOOD, UNIT: SET, "/proc/7/limits": proc()},
         f"unit=slurmd {UNIT}",
@@ -148,7 +148,7 @@ def test_a_good_node_has_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["~last.conf", "zz{.conf", "\udcc3\udcbf.conf", "z" * 220])
-def test_a_file_behind_every_name_of_ours_needs_a_person(name: str) -> None:
+def test_a_file_behind_every_name_of_ours_needs_a_person(name):
     path = f"/etc/security/limits.d/{name}"
     result = judged(node({OURS: GOOD, path: "* hard core 0"}))["limits.core"]
     assert (result.status, result.fixable) == ("fail", False)
@@ -159,7 +159,7 @@ def test_a_file_behind_every_name_of_ours_needs_a_person(name: str) -> None:
     assert fixes == ("limits.core", "limits.memlock", "limits.nofile")
 
 
-def test_more_files_than_the_kernel_allows_are_never_written() -> None:
+def test_more_files_than_the_kernel_allows_are_never_written():
     for files, ours in (({}, b""), ({OURS: GOOD}, GOOD.encode())):
         observed = node(files, nr_open="65536")
         # Our own line that breaks logins is taken back.
@@ -174,7 +174,7 @@ def test_more_files_than_the_kernel_allows_are_never_written() -> None:
         assert not any(result.fixable for result in judge_all(checks, after, POLICY))
 
 
-def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
+def test_a_container_that_cannot_raise_limits_is_not_locked_out():
     observed = node({"/proc/1/limits": proc(nofile="512")}, STRICT, "ceiling=1")
     assert judged(observed)["limits.nofile"].status == "fail"
     files = {"/proc/9/limits": proc().replace("1048576", "4096")}
@@ -184,7 +184,7 @@ def test_a_container_that_cannot_raise_limits_is_not_locked_out() -> None:
     assert checks.wanted(observed, POLICY).keys() == {"core", "memlock", "nofile"}
 
 
-def test_a_service_gets_a_drop_in_in_units_of_systemd() -> None:
+def test_a_service_gets_a_drop_in_in_units_of_systemd():
     files = {UNIT: "[Service]\n", f"{DROPINS}/zzz.conf": "[Service]\nRestart=no"}
     observed = node(files, f"unit=slurmd {UNIT}", "systemd=1")
     write, reload = plan(steps.services, observed, Policy(limit_memlock="2048")).actions
@@ -195,37 +195,32 @@ def test_a_service_gets_a_drop_in_in_units_of_systemd() -> None:
     assert reload == Run(("systemctl", "daemon-reload"))
 
 
-@pytest.mark.parametrize(
-    ("restart", "systemd", "acts"),
-    [((), True, False), (("slurmd",), True, True), (("slurmd",), False, False)],
-)
-def test_a_running_service_waits_for_its_restart(restart, systemd, acts):
-    policy = Policy(restart_services=restart)
-    printed = [f"unit=slurmd {UNIT}", "process=slurmd 4242", *(["systemd=1"] if systemd else [])]
-    observed = node({UNIT: SET, "/proc/4242/limits": proc("0", "1024")}, *printed)
-    result = judged(observed, policy)["limits.running"]
-    assert result.actual == "pending: restart of slurmd (pid 4242: core 0, nofile 1024)"
-    assert (result.status, result.fixable) == (("fail", True) if acts else ("warn", False))
-    assert acts or result.fix == "systemctl restart slurmd, when idle"
-    change = steps.restart.plan(Snapshot({"limits": observed}), policy)
-    commands = [action.argv for action in change.actions] if change else []  # type: ignore[union-attr]
+def test_a_running_service_waits_for_its_restart():
+    files = {UNIT: SET, "/proc/4242/limits": proc("0", "1024")}
     restarts = [("systemctl", "daemon-reload"), ("systemctl", "restart", "slurmd.service")]
-    assert commands == (restarts if acts else [])
+    for restart, systemd, commands in (
+        ((), ["systemd=1"], []), (("slurmd",), ["systemd=1"], restarts), (("slurmd",), [], []),
+    ):  # fmt: skip
+        policy = Policy(restart_services=restart)
+        observed = node(files, f"unit=slurmd {UNIT}", "process=slurmd 4242", *systemd)
+        result = judged(observed, policy)["limits.running"]
+        assert result.actual == "pending: restart of slurmd (pid 4242: core 0, nofile 1024)"
+        assert (result.status, result.fixable) == (("fail", True) if commands else ("warn", False))
+        assert commands or result.fix == "systemctl restart slurmd, when idle"
+        change = steps.restart.plan(Snapshot({"limits": observed}), policy)
+        assert ([action.argv for action in change.actions] if change else []) == commands
 
 
-@pytest.mark.parametrize("nr_open", ["", "many", "\x1b[31m"])
-def test_a_value_that_makes_no_sense_is_refused(nr_open: str) -> None:
-    with pytest.raises(ProbeError, match="no number"):
-        node({}, nr_open=nr_open)
+def test_what_makes_no_sense_is_refused():
+    for nr_open in ("", "many", "\x1b[31m"):
+        with pytest.raises(ProbeError, match="no number"):
+            node({}, nr_open=nr_open)
+    for unit in ("evil /x.service", "slurmd x.service"):
+        with pytest.raises(ProbeError, match="not asked for"):
+            node({}, f"unit={unit}")
 
 
-@pytest.mark.parametrize("unit", ["evil /x.service", "slurmd x.service"])
-def test_a_unit_that_was_not_asked_for_is_refused(unit: str) -> None:
-    with pytest.raises(ProbeError, match="not asked for"):
-        node({}, f"unit={unit}")
-
-
-def test_hostile_lines_stay_data() -> None:
+def test_hostile_lines_stay_data():
     hostile = "$(reboot);\x1b[2J hard core `id`\n* hard core 0;rm\n" + "x " * 100000
     observed = node({CONF: hostile + "\n* - nofile 99999999999999999999999999\n* - core -5"})
     assert [entry.where for entry in observed.pam.entries] == [

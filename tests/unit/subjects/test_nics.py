@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -20,43 +19,19 @@ from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Counters, Output, ProbeError
 from nodeready.subjects.nics import checks
 from nodeready.subjects.nics import facts as nics
-from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.wire import plain
-from tests.builders.judging import by_name
-from tests.builders.nics import (
-    BOND,
-    OFF,
-    POLICY,
-    PORT,
-    SLAVE,
-    UP,
-    attributes,
-    gpu_node,
-    judged,
-    node,
-    table,
-    text,
-    wrong,
-)
+from tests.builders import nics as built
+from tests.builders.judging import assert_wrong, by_name
+from tests.builders.nics import BASES, PORT, UP, gpu_node, judged, node, wrong
 from tests.cases import cases
 
 DEFAULT = ("0.0.0.0/0 eth0", "10.1.0.0/16 eth0")
 
 
-def assert_wrong(observed: Nics, expected: dict[str, str], **policy: Any) -> None:
-    """These checks, and no other, have the status, and the words behind it."""
-    results = wrong(observed, **policy)
-    assert {name: status for name, (status, _) in results.items()} == {
-        name: verdict.partition(": ")[0] for name, verdict in expected.items()
-    }
-    for name, verdict in expected.items():
-        assert verdict.partition(": ")[2] in results[name][1]
-
-
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/bonded.json"))
-def test_a_node_with_a_bond(case: dict[str, Any]) -> None:
+def test_a_node_with_a_bond(case):
     """The node of two bonded ports, with other attributes, a policy, or another mode."""
-    changed = {name: attributes(row) for name, row in case.get("set", {}).items()}
+    changed = {name: built.attributes(row) for name, row in case.get("set", {}).items()}
     if "mode" in case:
         # Only LACP has aggregators and a partner [bond].
         changed["bond0"] = {
@@ -65,21 +40,22 @@ def test_a_node_with_a_bond(case: dict[str, Any]) -> None:
         }  # fmt: skip
         for name in ("eth0", "eth1"):
             changed[name] = {**changed.get(name, {}), "bonding_slave/ad_aggregator_id": "N/A"}
-    assert_wrong(gpu_node(changed), case["wrong"], nics=table(**case.get("policy", {})))
+    policy = Policy(nics=built.table(**case.get("policy", {})))
+    assert_wrong(checks, gpu_node(changed), case["wrong"], policy)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/nics/nodes.json"))
-def test_a_node(case: dict[str, Any]) -> None:
+def test_a_node(case):
     master = case.get("master", {})
     printed = [f"master={name} {above}" for name, above in master.items()]
     upper = {**master, **case.get("upper", {})}
     printed += [f"upper={name} {above}" for name, above in upper.items()]
-    interfaces = {name: attributes(row) for name, row in case["interfaces"].items()}
+    interfaces = {name: built.attributes(row) for name, row in case["interfaces"].items()}
     routes = case.get("routes", [*DEFAULT, *case.get("more_routes", ())])
-    assert_wrong(node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
+    assert_wrong(checks, node(interfaces, *printed, routes=tuple(routes)), case["wrong"])
 
 
-def test_a_good_node() -> None:
+def test_a_good_node():
     observed = gpu_node()
     assert wrong(observed) == {}
     assert {c for c, (status, _) in judged(observed).items() if status == "ok"} == {
@@ -103,7 +79,7 @@ def test_a_good_node() -> None:
     assert json.loads(json.dumps(plain(observed)))["nccl_socket_ifname"] == "bond0"
 
 
-def test_a_node_without_network() -> None:
+def test_a_node_without_network():
     observed = node({})
     assert {status for status, _ in judged(observed).values()} == {"na"}
     assert socket_ifname(observed)[0] is None
@@ -111,84 +87,62 @@ def test_a_node_without_network() -> None:
     assert nics.learned(observed) == {}
 
 
-def test_the_empty_bond_of_the_module_is_nobodys() -> None:
+def test_the_empty_bond_of_the_module_is_nobodys():
     empty = {"bonding/mode": "balance-rr 0", "bonding/mii_status": "down", "bonding/slaves": ""}
-    assert wrong(node({"bond0": {**BOND, **empty, "carrier": 0}})) == {}
+    assert wrong(node({"bond0": {**BASES["BOND"], **empty, "carrier": 0}})) == {}
 
 
-def test_a_port_of_a_container_counts_before_its_wire() -> None:
+def test_a_port_of_a_container_counts_before_its_wire():
     interfaces = {"eth0": UP, "net1": PORT, "tunl0": UP}
     routes = ("10.244.0.0/24 eth0", "10.9.0.0/16 net1")
     assert node(interfaces, routes=routes).configured().keys() == {"net1"}
     assert node(interfaces, routes=routes[:1]).configured().keys() == {"eth0"}
 
 
-def test_a_containers_wire_counts_when_the_default_route_leads_through_it() -> None:
+def test_a_containers_wire_counts_when_the_default_route_leads_through_it():
     wire = {"eth0": {**UP, "speed": 10000, "duplex": "full"}}
     routes = ("0.0.0.0/0 eth0", "10.213.0.0/23 eth0")
     observed = node(wire, routes=routes, own=("10.213.0.2",))
     assert (observed.interfaces["eth0"].kind, wrong(observed)) == ("virtual", {})
-    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
+    assert judged(observed, nics=built.table(eth0={"mtu": 1500}))["mtu"] == ("ok", "1500 on eth0")
     assert nics.learned(observed) == {"nics": {"eth0": {"mtu": 1500}}}
     cut = {"eth0": {**UP, "carrier": 0}}
     assert list(wrong(node(cut, routes=routes))) == ["link"]
     assert wrong(node(cut)) == {}
 
 
-@pytest.mark.parametrize(
-    ("seconds", "counter", "grown", "check", "status"),
-    [
-        (600, "carrier_changes", 0, "flaps", "ok"),
-        (600, "carrier_changes", 3, "flaps", "warn"),
-        (600, "carrier_changes", 4, "flaps", "fail"),
-        (30 * 86400, "carrier_changes", 8, "flaps", "warn"),
-        (600, "rx_crc_errors", 1, "errors", "warn"),
-        (600, "rx_crc_errors", 120, "errors", "warn"),
-        (600, "rx_crc_errors", 121, "errors", "fail"),
-        (10 * 3600, "rx_crc_errors", 1000, "errors", "warn"),
-        (600, "rx_errors", 120, "errors", "ok"),
-        (600, "rx_errors", 5000, "errors", "warn"),
-        (600, "tx_errors", 121, "errors", "warn"),
-    ],
-)
-def test_only_what_changed_since_the_last_look_counts(
-    seconds: float, counter: str, grown: int, check: str, status: str
-) -> None:
-    attribute = counter if counter == "carrier_changes" else f"statistics/{counter}"
-    old = gpu_node({"ib0": {attribute: 7000}})
-    new = gpu_node(
-        {"ib0": {attribute: 7000 + grown}}, before=Counters(seconds, nics.counters(old))
-    )
-    assert judged(old)[check][0] == "na"
-    assert judged(new)[check][0] == status
+@pytest.mark.parametrize("case", cases(__file__, "data/nics/counters.json"))
+def test_only_what_changed_since_the_last_look_counts(case):
+    counter, check = case["counter"], case["check"]
+    old = gpu_node({"ib0": {counter: 7000}})
+    before = Counters(case["seconds"], nics.counters(old))
+    new = gpu_node({"ib0": {counter: 7000 + case["grown"]}}, before=before)
+    assert (judged(old)[check][0], judged(new)[check][0]) == ("na", case["status"])
     assert wrong(new).keys() <= {check}
 
 
-def test_a_counter_that_began_anew_counts_in_full() -> None:
+def test_a_counter_that_began_anew_counts_in_full():
     old = Counters(600, {"ib0.carrier_changes": 900})
     assert judged(gpu_node({"ib0": {"carrier_changes": 1}}, before=old))["flaps"][0] == "warn"
     assert judged(gpu_node(before=Counters(600, {"eth7.carrier_changes": 1})))["flaps"][0] == "na"
 
 
-@pytest.mark.parametrize(
-    ("output", "reason"),
-    [
-        (Output("grep: /sys/class/net: Datei nicht gefunden\n", 0), "no interface"),
-        (Output(text({"eth0": dict(PORT)}), None), "timed out"),
-        (Output(text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
-        (Output(text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
-    ],
-)
-def test_no_sense_is_no_observation(output: Output, reason: str) -> None:
+@pytest.mark.parametrize(("output", "reason"), [
+    (Output("grep: /sys/class/net: Datei nicht gefunden\n", 0), "no interface"),
+    (Output(built.text({"eth0": dict(PORT)}), None), "timed out"),
+    (Output(built.text({"eth0": dict(PORT)}), None, truncated=True), "truncated"),
+    (Output(built.text({"eth0": dict(PORT)}).replace("ends=0", "ends=many"), 0), "no number"),
+])  # fmt: skip
+def test_no_sense_is_no_observation(output, reason):
     with pytest.raises(ProbeError, match=reason):
-        nics.parse({"nics": output, "nic_routes": Output("", 0)}, POLICY)
+        nics.parse({"nics": output, "nic_routes": Output("", 0)}, Policy())
 
 
 @pytest.mark.parametrize(
     "value", ["", "NaN", "-1", "9" * 5000, "[bold]x[/]\x1b]0;x\x07", "$(reboot)", "\udcff\u0661"]
 )
-def test_hostile_values_are_none_or_text(value: str) -> None:
-    hostile: dict[str, object] = dict.fromkeys([*SLAVE, *BOND], value)
+def test_hostile_values_are_none_or_text(value):
+    hostile: dict[str, object] = dict.fromkeys([*BASES["SLAVE"], *BASES["BOND"]], value)
     observed = node(
         {"eth0": hostile, "$(reboot)": hostile, "[red]": dict(PORT)},
         "upper=eth0", f"upper=eth0 {value}", f"master=nosuch {value}",
@@ -198,12 +152,12 @@ def test_hostile_values_are_none_or_text(value: str) -> None:
     eth0 = observed.interfaces["eth0"]
     assert (eth0.speed_mbps, eth0.mtu, eth0.carrier, eth0.duplex, eth0.numa_node) == (None,) * 5
     assert judged(observed)["link"][0] == "unknown"
-    assert judged(observed, nics=table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
+    assert judged(observed, nics=built.table(eth0={"mtu": 1500}))["mtu"][0] == "unknown"
     assert json.dumps([plain(observed), nics.compared(observed), nics.counters(observed)])
     assert nics.learned(observed)["nics"]["eth0"].keys() <= {"driver"}
 
 
-def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
+def test_what_peers_are_compared_by_and_what_is_learnt():
     observed = gpu_node()
     facts = nics.compared(observed)
     assert facts["interfaces"] == "eno4,eth0,eth1,ib0"
@@ -211,10 +165,10 @@ def test_what_peers_are_compared_by_and_what_is_learnt() -> None:
     assert not {"eno4.mtu", "usb0.mtu", "docker0.mtu"} & facts.keys()
     learnt = nics.learned(observed)["nics"]
     assert learnt["ib0"] == {"speed_mbps": 400000, "mtu": 2044, "driver": "mlx5_core"}
-    assert wrong(observed, nics=table(**learnt)) == {}
+    assert wrong(observed, nics=built.table(**learnt)) == {}
 
 
-def test_a_name_from_a_node_is_one_word_of_a_command_to_paste() -> None:
+def test_a_name_from_a_node_is_one_word_of_a_command_to_paste():
     name = "x;id>y$(id)"
-    observed = replace(gpu_node({name: OFF}), peers_via=(name,))
+    observed = replace(gpu_node({name: BASES["OFF"]}), peers_via=(name,))
     assert by_name(checks, observed, Policy())["link"].fix == f"ip link set '{name}' up"

@@ -42,9 +42,7 @@ def changed(text: str, own: str, draw: random.Random) -> str:
 @pytest.mark.parametrize("times", [25, pytest.param(400, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("profile", ["h100", "mi300x"])
 @pytest.mark.parametrize(("module", "section"), [(nics, "nics"), (rdma, "rdma")])
-def test_a_look_like_an_earlier_one(
-    module: Any, section: str, profile: str, times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_like_an_earlier_one(module, section, profile, times, monkeypatch):
     draw = random.Random(f"{section} {profile}")
     sections = {name: Output(text, 0) for name, text in recorded(profile).items()}
 

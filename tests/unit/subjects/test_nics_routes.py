@@ -6,54 +6,32 @@ import ipaddress
 
 import pytest
 
+from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics import nic
-from tests.builders.nics import (
-    BMC,
-    CNI,
-    POLICY,
-    PORT,
-    UP,
-    gpu_node,
-    node,
-    proc,
-    route,
-    text,
-    wrong,
-)
+from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
+from tests.cases import cases
 
 PEERS = ("10.1.0.7", "10.1.0.8", "10.1.0.9", "10.9.0.8", "172.30.0.1", "gpu01", "127.0.0.1",
          "fe80::1")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("routes", "addresses", "via"),
-    [
-        (("0.0.0.0/0 a", "10.1.0.0/16 b"), PEERS, ("b", "a")),
-        (("0.0.0.0/0 a", "10.1.0.0/16 b", "10.1.0.8/32 c"), PEERS, ("a", "b", "c")),
-        (("10.0.0.0/8 a", "10.1.0.0/24 b", "10.1.0.0/16 c"), PEERS, ("b", "a")),
-        (("10.1.0.0/16 a", "10.1.0.0/16 b 100"), PEERS, ("a",)),
-        (("10.1.0.0/16 a 100", "10.1.0.0/16 b"), PEERS, ("b",)),
-        (("192.168.0.0/16 a",), PEERS, ()),
-        (("0.0.0.0/0 a",), ("gpu01", "x" * 99, ""), ()),
-        (("10.1.0.0/16 zz",), PEERS, ()),
-        (("fd00::/64 a", "::/0 b"), ("fd00::5", "fd00::6", "2001:db8::1"), ("a", "b")),
-    ],
-)
-def test_the_narrowest_route_reaches_a_peer(
-    routes: tuple[str, ...], addresses: tuple[str, ...], via: tuple[str, ...]
-) -> None:
-    observed = node(dict.fromkeys("abc", PORT), routes=routes)
-    assert nics.reaching(observed, addresses) == via
-    if via:
-        assert nics.with_peers(observed, addresses).nccl_socket_ifname == via[0]
+@pytest.mark.parametrize("case", cases(__file__, "data/nics/reached.json"))
+def test_the_narrowest_route_reaches_a_peer(case):
+    """The name of a row is its routes."""
+    routes = case["name"].partition(": ")[0].split(", ")
+    observed = node(dict.fromkeys("abc", PORT), routes=tuple(routes))
+    addresses = tuple(case.get("addresses", PEERS))
+    assert nics.reaching(observed, addresses) == tuple(case["via"])
+    if case["via"]:
+        assert nics.with_peers(observed, addresses).nccl_socket_ifname == case["via"][0]
 
 
-def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
+def test_a_nodes_own_networks_are_no_way_to_the_others():
     observed = node(
-        {"eth0": PORT, "usb1": BMC, "br1": CNI, "flannel.1": UP},
+        {"eth0": PORT, "usb1": BASES["BMC"], "br1": BASES["CNI"], "flannel.1": UP},
         routes=("10.1.0.0/16 eth0", "192.168.31.0/24 usb1", "10.244.7.0/24 br1",
                 "10.244.0.0/16 flannel.1"),
         own=("10.1.0.7", "192.168.31.7", "10.244.7.1"),
@@ -63,7 +41,7 @@ def test_a_nodes_own_networks_are_no_way_to_the_others() -> None:
     assert wrong(nics.with_peers(observed, everyones)) == {}
 
 
-def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
+def test_counting_by_slices_is_the_same_as_address_by_address():
     networks = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
                 "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24")  # fmt: skip
     names = {network: f"n{index % 4}" for index, network in enumerate(networks)}
@@ -84,27 +62,22 @@ def test_counting_by_slices_is_the_same_as_address_by_address() -> None:
     assert nic.reached(observed.routes, addresses) == expected
 
 
-@pytest.mark.parametrize(
-    ("changed", "peers", "name"),
-    [
-        ({}, (), "bond0"),
-        ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
-        ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
-        ({}, ("172.17.0.2",), "bond0"),
-        ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
-        ({"bond0": {"carrier": 0}}, (), "ib0"),
-    ],
-)
-def test_the_interface_for_nccl(
-    changed: dict[str, dict[str, object]], peers: tuple[str, ...], name: str | None
-) -> None:
+@pytest.mark.parametrize(("changed", "peers", "name"), [
+    ({}, (), "bond0"),
+    ({}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "ib0"),
+    ({"ib0": {"carrier": 0}}, ("10.9.0.8", "10.9.0.9", "10.1.0.8"), "bond0"),
+    ({}, ("172.17.0.2",), "bond0"),
+    ({"bond0": {"carrier": 0}}, ("10.1.0.8",), None),
+    ({"bond0": {"carrier": 0}}, (), "ib0"),
+])  # fmt: skip
+def test_the_interface_for_nccl(changed, peers, name):
     observed = nics.with_peers(gpu_node(changed), peers)
     chosen, reason = socket_ifname(observed)
     assert chosen == observed.nccl_socket_ifname == name
     assert reason
 
 
-def test_interfaces_in_one_subnet_cannot_be_told_apart() -> None:
+def test_interfaces_in_one_subnet_cannot_be_told_apart():
     rails = {f"eth{at}": dict(PORT) for at in range(4)}
     observed = node(
         rails, routes=tuple(f"10.1.0.0/16 {name}" for name in rails), own=("10.1.0.7",)
@@ -117,34 +90,31 @@ def test_interfaces_in_one_subnet_cannot_be_told_apart() -> None:
 NARROW = route("10.0.0.0/8 eth0")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT",
-        route("10.0.0.0/8 * 0 0x201"),
-        route("10.0.0.0/8 eth0 0 0"),
-        route("10.0.0.0/8 lo"),
-        NARROW.replace("000000FF", "000000F1"),
-        NARROW.replace("000000FF", "00FF00FF"),
-        NARROW[:20],
-        route("10.0.0.0/8 eth0 1000000000000"),
-        route("fd00::/64 eth0 256 0x80200001"),
-        route("::/0 eth0 256 0x201"),
-        route("fd00::/64 eth0")[:70],
-        route("fd00::/64 eth0").replace(" 40 ", " 81 ", 1),
-        "\x1b[2J \udcff eth0",
-        "",
-    ],
-)
-def test_what_is_no_route_of_this_node(line: str) -> None:
+@pytest.mark.parametrize("line", [
+    "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT",
+    route("10.0.0.0/8 * 0 0x201"),
+    route("10.0.0.0/8 eth0 0 0"),
+    route("10.0.0.0/8 lo"),
+    NARROW.replace("000000FF", "000000F1"),
+    NARROW.replace("000000FF", "00FF00FF"),
+    NARROW[:20],
+    route("10.0.0.0/8 eth0 1000000000000"),
+    route("fd00::/64 eth0 256 0x80200001"),
+    route("::/0 eth0 256 0x201"),
+    route("fd00::/64 eth0")[:70],
+    route("fd00::/64 eth0").replace(" 40 ", " 81 ", 1),
+    "\x1b[2J \udcff eth0",
+    "",
+])  # fmt: skip
+def test_what_is_no_route_of_this_node(line):
     outputs = {
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((line,)), 0),
     }
-    assert nics.parse(outputs, POLICY).routes == ()
+    assert nics.parse(outputs, Policy()).routes == ()
 
 
-def test_thousands_of_routes_of_containers_are_cut() -> None:
+def test_thousands_of_routes_of_containers_are_cut():
     lines = tuple(f"10.{a}.{b}.0/26 eth0" for a in range(20) for b in range(200))
     observed = node({"eth0": dict(PORT)}, routes=("0.0.0.0/0 eth0", *lines))
     assert (len(observed.routes), observed.default_interface) == (256, "eth0")
@@ -152,5 +122,5 @@ def test_thousands_of_routes_of_containers_are_cut() -> None:
         "nics": Output(text({"eth0": dict(PORT)}), 0),
         "nic_routes": Output(proc((route("0.0.0.0/0 eth0"),)), None, truncated=True),
     }
-    cut = nics.parse(outputs, POLICY)
+    cut = nics.parse(outputs, Policy())
     assert (cut.routes_cut, cut.default_interface) == (True, "eth0")

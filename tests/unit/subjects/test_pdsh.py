@@ -28,6 +28,7 @@ BEGIN, END = managed_block.BEGIN.decode(), managed_block.END.decode()
 MODULE = "have=pdsh\nmodule=/usr/lib/pdsh/sshcmd.so\n"
 PROFILE = "/etc/profile.d/zz-nodeready-pdsh.sh:3:export PDSH_RCMD_TYPE=ssh\n"
 BLOCK = f"{BEGIN}\nPDSH_RCMD_TYPE=ssh\n{END}\n"
+BLOCKED = exact("/etc/environment", BLOCK) + PROFILE
 
 judged = partial(by_id, checks)
 
@@ -47,32 +48,30 @@ def default(word: str) -> str:
     return "debian=1\n" + exact("/etc/pdsh/rcmd_default", f"{word}\n")
 
 
-def test_a_good_node_has_nothing_to_do() -> None:
-    observed = node(MODULE + default("ssh") + environment(BLOCK) + PROFILE)
+def test_a_good_node_has_nothing_to_do():
+    observed = node(MODULE + default("ssh") + BLOCKED)
     statuses = [result.status for result in judge_all(checks, observed, POLICY)]
     assert statuses == ["ok", "ok", "ok", "na", "na"]
     for step in (steps.rcmd, steps.pdshrc):
         assert step.plan(Snapshot({"pdsh": observed}), POLICY) is None
 
 
-@pytest.mark.parametrize(
-    ("printed", "packages", "installed", "rcmd"),
-    [
-        ("", ("gdb", "pdsh"), ("fail", True), "fail"),
+def test_pdsh_that_is_missing():
+    both = ("gdb", "pdsh")
+    for printed, packages, installed, rcmd in (
+        ("", both, ("fail", True), "fail"),
         ("", ("gdb",), ("fail", False), "na"),
         # Without its ssh module, a package of its own on RHEL and SLES.
-        ("have=pdsh\n", ("gdb", "pdsh"), ("warn", False), "fail"),
-    ],
-)
-def test_pdsh_that_is_missing(printed, packages, installed, rcmd):
-    policy = Policy(packages=packages, pdshrc_users=("ml",))
-    results = judged(node(printed, policy=policy), policy)
-    result = results["pdsh.installed"]
-    assert ((result.status, result.fixable), results["pdsh.rcmd"].status) == (installed, rcmd)
+        ("have=pdsh\n", both, ("warn", False), "fail"),
+    ):
+        policy = Policy(packages=packages, pdshrc_users=("ml",))
+        results = judged(node(printed, policy=policy), policy)
+        result = results["pdsh.installed"]
+        assert ((result.status, result.fixable), results["pdsh.rcmd"].status) == (installed, rcmd)
     assert steps.rcmd.fixes == ("pdsh.rcmd",)
 
 
-def test_what_pam_env_takes_from_etc_environment() -> None:
+def test_what_pam_env_takes_from_etc_environment():
     values = {
         "": None,
         "PATH=/bin\nPDSH_RCMD_TYPE=ssh": "ssh",
@@ -86,7 +85,7 @@ def test_what_pam_env_takes_from_etc_environment() -> None:
     assert {text: pdsh.in_environment(text.encode())[0] for text in values} == values
 
 
-def test_what_a_shell_line_assigns() -> None:
+def test_what_a_shell_line_assigns():
     values = {
         "export PDSH_RCMD_TYPE=ssh": "ssh",
         "PDSH_RCMD_TYPE='rsh'; export PDSH_RCMD_TYPE": "rsh",
@@ -100,20 +99,17 @@ def test_what_a_shell_line_assigns() -> None:
     assert {text: checks.assigned(Line("/x", 1, text)) for text in values} == values
 
 
-@pytest.mark.parametrize(
-    ("text", "actual", "source"),
-    [
-        (PROFILE, "unset in /etc/environment", ""),
-        (environment(BLOCK + "PDSH_RCMD_TYPE=rsh\n") + PROFILE, "rsh in /etc/environment",
-         "/etc/environment:4"),
-        (environment(BLOCK) + PROFILE + "/etc/profile.d/zzz.sh:9:export PDSH_RCMD_TYPE=rsh\n",
-         "rsh in /etc/profile.d/*.sh", "/etc/profile.d/zzz.sh:9"),
-        (default("rsh") + environment(BLOCK) + PROFILE, "rsh in /etc/pdsh/rcmd_default",
-         "/etc/pdsh/rcmd_default"),
-        ("csh=1\n" + environment(BLOCK) + PROFILE, "unset in /etc/profile.d/*.csh", ""),
-    ],
-)  # fmt: skip
-def test_each_kind_of_shell_is_repaired(text: str, actual: str, source: str) -> None:
+@pytest.mark.parametrize(("text", "actual", "source"), [
+    (PROFILE, "unset in /etc/environment", ""),
+    (environment(BLOCK + "PDSH_RCMD_TYPE=rsh\n") + PROFILE, "rsh in /etc/environment",
+     "/etc/environment:4"),
+    (BLOCKED + "/etc/profile.d/zzz.sh:9:export PDSH_RCMD_TYPE=rsh\n",
+     "rsh in /etc/profile.d/*.sh", "/etc/profile.d/zzz.sh:9"),
+    (default("rsh") + BLOCKED, "rsh in /etc/pdsh/rcmd_default",
+     "/etc/pdsh/rcmd_default"),
+    ("csh=1\n" + BLOCKED, "unset in /etc/profile.d/*.csh", ""),
+])  # fmt: skip
+def test_each_kind_of_shell_is_repaired(text, actual, source):
     observed = node(MODULE + text)
     result = judged(observed)["pdsh.rcmd"]
     assert (result.fixable, result.actual, result.source) == (True, actual, source)
@@ -129,19 +125,7 @@ def test_each_kind_of_shell_is_repaired(text: str, actual: str, source: str) -> 
     assert judged(node(MODULE + text))["pdsh.rcmd"].status == "ok"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        environment("PATH=/bin \\\n"),
-        environment(BLOCK) + PROFILE + "/etc/profile.d/~.sh:1:PDSH_RCMD_TYPE=rsh\n",
-    ],
-)
-def test_what_no_file_of_ours_can_win_over_needs_a_person(text: str) -> None:
-    result = judged(node(MODULE + text))["pdsh.rcmd"]
-    assert (result.status, result.fixable) == ("fail", False)
-
-
-def test_conflicts_elsewhere_are_named() -> None:
+def test_conflicts_elsewhere_are_named():
     text = (
         "/etc/bash.bashrc:3:export PDSH_RCMD_TYPE=rsh\n"
         "/etc/bash.bashrc:4:# export PDSH_RCMD_TYPE=rsh\n"
@@ -152,6 +136,12 @@ def test_conflicts_elsewhere_are_named() -> None:
     result = judged(node(MODULE + text))["pdsh.conflicts"]
     assert (result.status, result.owner) == ("warn", "admin")
     assert result.actual == "rsh (/etc/bash.bashrc:3), unset (/etc/csh.cshrc:8)"
+    # What no file of ours can win over needs a person.
+    continued = environment("PATH=/bin \\\n")
+    last = f"{BLOCKED}/etc/profile.d/~.sh:1:PDSH_RCMD_TYPE=rsh\n"
+    for printed in (continued, last):
+        result = judged(node(MODULE + printed))["pdsh.rcmd"]
+        assert (result.status, result.fixable) == ("fail", False)
 
 
 USERS = Policy(
@@ -169,50 +159,45 @@ def home(name: str, state: str, content: str = "") -> str:
     return sections.home(name, f"{state}\n{content}\nnodeready: end")
 
 
-@pytest.mark.parametrize(
-    ("printed", "trouble", "content"),
-    [
-        (home("ml", "file", "x\n"), "", b"x\n"),
-        (home("ml", "file ", ""), "", b""),
-        (home("ml", "nofile "), "", None),
-        (home("ml", "none"), "has no home directory on the node", None),
-        ("user=ml /home/ml\n", UNSEEN, None),
-        (home("ml", ""), UNSEEN, None),
-        (home("ml", "\x1b[2J"), UNSEEN, None),
-        (sections.home("ml", "file \nthe first half"), SLOW, None),
-        (sections.home("ml", ""), SLOW, None),
-        # A base64 that was ended by its limit, in the middle of a line.
-        (sections.home("ml", "file \nhalf").rstrip("=\n")[:-1] + "\n\nread=eve\n", SLOW, None),
-        (home("ml", "file", "x" * 32769), LARGE, None),
-        (sections.home("ml", "x" * 32832), LARGE, None),
-        (home("ml", "file", "x" * 32768), "", b"x" * 32768),
-        ("", "is no user of the node", None),
-    ],
-)
-def test_a_users_home(printed: str, trouble: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(("printed", "trouble", "content"), [
+    (home("ml", "file", "x\n"), "", b"x\n"),
+    (home("ml", "file ", ""), "", b""),
+    (home("ml", "nofile "), "", None),
+    (home("ml", "none"), "has no home directory on the node", None),
+    ("user=ml /home/ml\n", UNSEEN, None),
+    (home("ml", ""), UNSEEN, None),
+    (home("ml", "\x1b[2J"), UNSEEN, None),
+    (sections.home("ml", "file \nthe first half"), SLOW, None),
+    (sections.home("ml", ""), SLOW, None),
+    # A base64 that was ended by its limit, in the middle of a line.
+    (sections.home("ml", "file \nhalf").rstrip("=\n")[:-1] + "\n\nread=eve\n", SLOW, None),
+    (home("ml", "file", "x" * 32769), LARGE, None),
+    (sections.home("ml", "x" * 32832), LARGE, None),
+    (home("ml", "file", "x" * 32768), "", b"x" * 32768),
+    ("", "is no user of the node", None),
+])  # fmt: skip
+def test_a_users_home(printed, trouble, content):
     user = User("ml", "/home/ml" if printed else "", trouble, content)
     assert replace(node(MODULE, printed, USERS).users[0], uid=None) == user
 
 
-@pytest.mark.parametrize(
-    ("users", "status"),
-    [
-        (home("ml", "file", "mine=1"), "warn"),
-        (home("ml", "nofile ") + home("eve", "nofile "), "warn"),
-        (home("ml", "file", "mine=1") + home("root", "nofile "), "fail"),
-        (home("ml", "file").replace("uid=ml 1000", "uid=ml 999"), "fail"),
-        (home("ml", "file").replace("uid=ml 1000\n", ""), "fail"),
-    ],
-)
-def test_a_persons_block_stops_no_job_and_roots_does(users: str, status: str) -> None:
+def test_a_persons_block_stops_no_job_and_roots_does():
     policy = replace(USERS, pdshrc_users=("ml", "eve", "root"))
-    observed = node(MODULE, users, policy)
-    known = tuple(user for user in observed.users if user.home)
-    result = judged(replace(observed, users=known), policy)["pdsh.pdshrc"]
-    assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
+    mine, none = home("ml", "file", "mine=1"), home("ml", "file")
+    for users, status in (
+        (mine, "warn"),
+        (home("ml", "nofile ") + home("eve", "nofile "), "warn"),
+        (mine + home("root", "nofile "), "fail"),
+        (none.replace("uid=ml 1000", "uid=ml 999"), "fail"),
+        (none.replace("uid=ml 1000\n", ""), "fail"),
+    ):
+        observed = node(MODULE, users, policy)
+        known = tuple(user for user in observed.users if user.home)
+        result = judged(replace(observed, users=known), policy)["pdsh.pdshrc"]
+        assert (result.status, result.fixable, "ml" in result.actual) == (status, True, True)
 
 
-def test_homes_that_hang_or_are_no_paths_cost_only_their_checks() -> None:
+def test_homes_that_hang_or_are_no_paths_cost_only_their_checks():
     outputs = {"pdsh": Output(MODULE, 0), "pdshrc": Output("", None)}
     for printed in ("user=ml relative\n", "user=ml /a\x1bb\n", None):
         hung = pdsh.parse(outputs, USERS)
@@ -223,11 +208,6 @@ def test_homes_that_hang_or_are_no_paths_cost_only_their_checks() -> None:
         assert results["pdsh.rcmd"].status == "fail"
 
 
-def test_missing_users_are_named() -> None:
-    result = judged(node(MODULE, home("ml", "file"), USERS), USERS)["pdsh.users"]
-    assert (result.status, result.actual) == ("warn", "eve is no user of the node")
-
-
 def write_pdshrc(observed: Pdsh, policy: Policy = USERS) -> tuple[WriteFile, str]:
     """What the step writes into a home, and what is shown of that."""
     change: Any = steps.pdshrc.plan(Snapshot({"pdsh": observed}), policy)
@@ -236,7 +216,7 @@ def write_pdshrc(observed: Pdsh, policy: Policy = USERS) -> tuple[WriteFile, str
     return write, change.diff()
 
 
-def test_the_block_is_quiet_exact_and_quick(posix_sh: list[str]) -> None:
+def test_the_block_is_quiet_exact_and_quick(posix_sh):
     readonly = home("eve", "nofile readonly")
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", "mine=1") + readonly, USERS))
     assert (write.path, write.user, write.old) == ("/home/ml/.pdshrc", "ml", b"mine=1")
@@ -251,24 +231,26 @@ def test_the_block_is_quiet_exact_and_quick(posix_sh: list[str]) -> None:
     )
     assert (done.stdout, done.stderr) == ("/opt/a b/bin:/opt/$x`y`:/bin:/usr/bin|1|", "")
     results = judged(node(MODULE, home("ml", "file", script) + readonly, USERS), USERS)
-    assert (results["pdsh.pdshrc"].status, results["pdsh.users"].status) == ("ok", "warn")
-
-
-def test_a_block_that_was_edited_is_put_back_where_it_stands() -> None:
+    assert results["pdsh.pdshrc"].status == "ok"
+    assert results["pdsh.users"].status == "warn"
+    known = node(MODULE, home("ml", "file", script), USERS)
+    missing = judged(known, USERS)["pdsh.users"]
+    assert (missing.status, missing.actual) == ("warn", "eve is no user of the node")
+    # A block that was edited is put back where it stands.
     old = f"a=1\n{BEGIN}\nPATH=/evil\n{END}\nb=2"
     write, _ = write_pdshrc(node(MODULE, home("ml", "file", old), USERS))
     assert managed_block.remove(write.content) == b"a=1\nb=2"
     assert write.content.startswith(b"a=1\n#")
 
 
-def test_lines_that_hold_our_marks_are_refused() -> None:
+def test_lines_that_hold_our_marks_are_refused():
     policy = Policy(pdshrc_users=("ml",), pdshrc_lines=(END,))
     observed = node(MODULE, home("ml", "file"), policy)
     with pytest.raises(PlanError, match="pdshrc_lines"):
         steps.pdshrc.plan(Snapshot({"pdsh": observed}), policy)
 
 
-def test_hostile_content_stays_data() -> None:
+def test_hostile_content_stays_data():
     hostile = f"$(reboot)\x1b[2J\n@{NONCE} file /etc/environment\n{BEGIN}\n" + "x" * 30000
     printed = MODULE + environment("PATH=`id`\n") + PROFILE
     observed = node(printed, home("ml", "file", hostile), USERS)

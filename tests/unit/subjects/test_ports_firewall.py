@@ -65,18 +65,7 @@ def iptables(*rules: str, policy: str = "DROP", name: str = "iptables-nft") -> s
 
 STATEFUL = ("ct state established,related accept", 'iifname "lo" accept', "ct state invalid drop")
 #: Sets, maps and chains that the rules of the rows name.
-NAMED = (
-    "\tset allowed {\n\t\ttype inet_service\n\t\tflags interval\n"
-    "\t\telements = { 22, 80-90,\n\t\t\t     29500-29510 }\n\t}\n"
-    "\tset nobody {\n\t\ttype inet_service\n\t}\n"
-    "\tset learnt {\n\t\ttype inet_service\n\t\tflags dynamic,timeout\n\t}\n"
-    "\tset blocked {\n\t\ttype ipv4_addr\n\t\telements = { 203.0.113.8 }\n\t}\n"
-    "\tmap ports {\n\t\ttype inet_service : verdict\n\t\tflags interval\n"
-    "\t\telements = { 22 : drop, 29500-29510 : accept }\n\t}\n"
-    "\tchain in {\n\t\ttcp dport 29500-29510 accept\n\t}\n"
-    "\tchain out {\n\t\treturn\n\t\taccept\n\t}\n"
-    "\tchain loop {\n\t\tjump loop\n\t}\n"
-)
+NAMED = (DATA / "named.nft").read_text()
 
 
 def rules_of(section: str) -> Any:
@@ -91,7 +80,7 @@ def dropping(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/managers.json"))
-def test_what_the_managers_of_rules_make(case: Case) -> None:
+def test_what_the_managers_of_rules_make(case):
     """As they leave the ports, and changed."""
     text = (DATA / case["file"]).read_text()
     for old, new in case.get("replace", ()):
@@ -125,19 +114,19 @@ INCOMPATIBLE = "# Table `filter' contains incompatible base-chains, use 'nft' to
     ],
     ids=["none", "iptables", "legacy", "legacy beside nft", "both", "iptables cannot show it"],
 )  # fmt: skip
-def test_rules_of_two_tools(rules: str, verdict: str, manager: str) -> None:
+def test_rules_of_two_tools(rules, verdict, manager):
     observed = evaluated(rules)
     assert (observed.verdict, observed.manager) == (verdict, manager)
     assert observed.rule == ("policy drop" if verdict == "dropped" else "")
 
 
 @rules_of("drop")
-def test_only_what_surely_lets_everybody_in_opens(case: Case) -> None:
+def test_only_what_surely_lets_everybody_in_opens(case):
     assert evaluated(dropping(case)).verdict == case["verdict"]
 
 
 @rules_of("accept")
-def test_a_drop_of_some_ports_is_found(case: Case) -> None:
+def test_a_drop_of_some_ports_is_found(case):
     observed = evaluated(nft(*case["name"].split("; "), policy="accept"))
     assert (observed.verdict, observed.ports) == (
         case["verdict"],
@@ -146,7 +135,7 @@ def test_a_drop_of_some_ports_is_found(case: Case) -> None:
 
 
 @rules_of("iptables")
-def test_rules_of_iptables(case: Case) -> None:
+def test_rules_of_iptables(case):
     rules = [
         rule if rule.startswith("-A") else f"-A INPUT {rule}" for rule in case["name"].split("; ")
     ]
@@ -156,7 +145,7 @@ def test_rules_of_iptables(case: Case) -> None:
 
 
 @rules_of("networks")
-def test_peers_are_looked_for_in_the_nodes_own_networks(case: Case) -> None:
+def test_peers_are_looked_for_in_the_nodes_own_networks(case):
     observed, networks = evaluated(dropping(case), networks=NETS), case["networks"]
     assert observed.verdict == case["verdict"]
     if isinstance(networks, int):
@@ -171,13 +160,13 @@ HOSTS = ("10.1.0.11", "10.1.0.12", "192.168.7.11", "192.168.7.12", "203.0.113.80
 
 
 @rules_of("peers")
-def test_peers_that_are_known_decide(case: Case) -> None:
+def test_peers_that_are_known_decide(case):
     assert evaluated(dropping(case), networks=NETS).verdict == case["unknown"]
     assert evaluated(dropping(case), networks=NETS, peers=HOSTS).verdict == case["known"]
 
 
 @rules_of("lost")
-def test_the_packets_that_are_lost_are_named(case: Case) -> None:
+def test_the_packets_that_are_lost_are_named(case):
     hook, _, rule = case["name"].partition(" ")
     base = f"type filter hook {hook} priority 0; policy accept;"
     text = f"table inet t {{\n\tchain c {{\n\t\t{base}\n\t\t{rule}\n\t}}\n}}\n"
@@ -185,7 +174,7 @@ def test_the_packets_that_are_lost_are_named(case: Case) -> None:
     assert (observed.verdict, observed.what) == ("dropped", case["what"])
 
 
-def test_every_base_chain_on_the_way_counts() -> None:
+def test_every_base_chain_on_the_way_counts():
     def table(name: str, hook: str, verdict: str, kind: str = "filter") -> str:
         base = f"type {kind} hook {hook} priority 0; policy accept;"
         return f"table ip {name} {{\n\tchain c {{\n\t\t{base}\n\t\t{verdict}\n\t}}\n}}\n"
@@ -202,113 +191,76 @@ def test_every_base_chain_on_the_way_counts() -> None:
 ONLY_IPV6 = tool("nft", f"table ip6 f {{\n\tchain c {{\n\t\t{BASE} drop;\n\t}}\n}}\n")
 
 
-def test_a_drop_of_ipv6_is_seen_beside_networks_that_get_in() -> None:
-    rules = nft("meta nfproto ipv6 accept", "ip saddr 10.0.0.0/8 accept") + ONLY_IPV6
-    assert evaluated(rules, networks=NETS[:1]).verdict == "open"
-    observed = evaluated(rules, networks=NETS[:1], own=V6)
-    assert (observed.verdict, observed.ports) == ("cannot tell", "29500-29510 over IPv6")
-
-
-def test_ipv6_counts_where_the_node_has_an_address() -> None:
+def test_ipv6_counts_where_the_node_has_an_address_also_beside_networks_that_get_in():
     assert evaluated(ONLY_IPV6).verdict == "open"
     observed = evaluated(ONLY_IPV6, own=V6)
     assert (observed.verdict, observed.ports) == ("cannot tell", "29500-29510 over IPv6")
     assert evaluated(nft(), own=V6).verdict == "dropped"
+    rules = nft("meta nfproto ipv6 accept", "ip saddr 10.0.0.0/8 accept") + ONLY_IPV6
+    assert evaluated(rules, networks=NETS[:1]).verdict == "open"
+    seen = evaluated(rules, networks=NETS[:1], own=V6)
+    assert (seen.verdict, seen.ports) == (observed.verdict, observed.ports)
 
 
-@pytest.mark.parametrize(
-    ("rules", "rc", "reason"),
-    [
-        (tool("nft", "", "root"), 0, "seen by root alone"),
-        (tool("nft", "Error: Operation not permitted", "1"), 0, "seen by root alone"),
-        (tool("nft", "", "missing"), 0, "nft is not installed"),
-        (tool("nft", "the kernel has the tables inet a", "missing"), 0,
-         "nft is not installed, and the kernel has the tables inet a"),
-        (tool("nft", "\x1b[2J" * 99, "missing"), 0, "nft is not installed, and \x1b"),
-        (tool("iptables", "", "missing") + tool("nft", ""), 0, "iptables is not installed"),
-        (tool("nft", "Error: syntax\nmore", "1"), 0, "nft failed Error: syntax"),
-        (tool("nft", "", "odd"), 0, "a table with an odd name"),
-        ("\n@ tool nft\ntable inet x {\n\tchain i", None, "timed out"),
-        ("", 7, "exit status 7"),
-    ],
-)  # fmt: skip
-def test_rules_that_cannot_be_seen_are_unknown(rules: str, rc: int | None, reason: str) -> None:
-    observed = evaluated(rules, rc=rc)
+@pytest.mark.parametrize("case", cases(__file__, "data/ports/unseen.json"))
+def test_rules_that_cannot_be_seen_are_unknown(case):
+    observed = evaluated(case["rules"], rc=case["rc"])
     assert observed.verdict == "unknown"
-    assert reason in observed.reason
+    assert case["reason"] in observed.reason
 
 
-def test_too_many_rules_are_unknown() -> None:
-    observed = firewall.parse(
-        Output("\n@ tool nft\n" + "x" * 99, None, truncated=True), POLICY, OWN
-    )
-    assert (observed.verdict, observed.reason) == ("unknown", "the ruleset is too large")
-
-
-def test_what_iptables_shows_does_without_nft() -> None:
-    observed = evaluated(tool("nft", "", "missing"), iptables("-A INPUT -j ACCEPT"))
-    assert (observed.verdict, [t.state for t in observed.tools]) == ("open", ["missing", "ok"])
-
-
-@pytest.mark.parametrize(
-    ("status", "state"), [("none", "no rules"), ("unseen", "no sign of rules")]
-)
-def test_a_node_without_nft_and_without_a_sign_of_rules_is_open(status: str, state: str) -> None:
-    observed = evaluated(tool("nft", "", status))
-    assert (observed.verdict, [t.state for t in observed.tools]) == ("open", [state])
-    # What another program shows still counts.
-    assert evaluated(tool("nft", "", status), iptables()).verdict == "dropped"
-    legacy = tool("iptables", "the kernel has the tables filter", "missing")
-    assert evaluated(tool("nft", "", status), legacy).verdict == "unknown"
-
-
-def test_a_kernel_without_nf_tables_has_no_rules() -> None:
+def test_a_node_without_nft_and_without_a_sign_of_rules_is_open():
     printed = "nft: Unable to initialize Netlink socket: Protocol not supported"
     assert evaluated(tool("nft", printed, "3")).verdict == "open"
+    seen = evaluated(tool("nft", "", "missing"), iptables("-A INPUT -j ACCEPT"))
+    assert (seen.verdict, [t.state for t in seen.tools]) == ("open", ["missing", "ok"])
+    legacy = tool("iptables", "the kernel has the tables filter", "missing")
+    for status, state in (("none", "no rules"), ("unseen", "no sign of rules")):
+        none = tool("nft", "", status)
+        observed = evaluated(none)
+        assert (observed.verdict, [t.state for t in observed.tools]) == ("open", [state])
+        # What another program shows still counts.
+        assert evaluated(none, iptables()).verdict == "dropped"
+        assert evaluated(none, legacy).verdict == "unknown"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "table", "table inet", "table inet x {", "}" * 5000, "{" * 5000,
-        "table inet x { chain c {\n" + BASE + " drop;\n" + "tcp dport { " * 500,
-        "table inet x {\n chain c {\n" + BASE + " accept;\n" + "tcp dport\nvmap\n& (\n.\nct\nfib\n"
-        "jump\nlog\ncounter packets\nip saddr {\n} }\nset s { elements = { : } }\n}\n}",
-        "\x1b[2J[/red] table inet \udcff { chain \udcfe {\n type filter hook input\n '\"\n}\n}",
-        '"' * 9999, "table ip filter {\n chain c {\n type filter hook\n policy\n}\n}",
-        "tabla de filtro {\n}\n", "*filter\n:INPUT\n:\n-A\n-A INPUT -j\n",
-    ],
-)  # fmt: skip
-def test_hostile_text_is_never_an_error(text: str) -> None:
+@pytest.mark.parametrize("text", [
+    "table", "table inet", "table inet x {", "}" * 5000, "{" * 5000,
+    "table inet x { chain c {\n" + BASE + " drop;\n" + "tcp dport { " * 500,
+    "table inet x {\n chain c {\n" + BASE + " accept;\n" + "tcp dport\nvmap\n& (\n.\nct\nfib\n"
+    "jump\nlog\ncounter packets\nip saddr {\n} }\nset s { elements = { : } }\n}\n}",
+    "\x1b[2J[/red] table inet \udcff { chain \udcfe {\n type filter hook input\n '\"\n}\n}",
+    '"' * 9999, "table ip filter {\n chain c {\n type filter hook\n policy\n}\n}",
+    "tabla de filtro {\n}\n", "*filter\n:INPUT\n:\n-A\n-A INPUT -j\n",
+])  # fmt: skip
+def test_hostile_text_is_never_an_error(text):
     for name in ("nft", "iptables-nft", "ip6tables", "\x1b[31m"):
         assert evaluated(tool(name, text)).verdict in ("dropped", "cannot tell", "unknown")
 
 
-def test_rules_for_very_many_ports_are_not_looked_at_one_by_one() -> None:
-    rules = [f"tcp dport {port} accept" for port in range(1100, 3000, 2)]
+def test_many_rules_cost_no_more_than_a_doubt():
     wide = Policy(port_range=(1024, 65535))
-    observed = evaluated(nft(*rules), policy=wide)
+    rules = nft(*(f"tcp dport {port} accept" for port in range(1100, 3000, 2)))
+    observed = evaluated(rules, policy=wide)
     assert (observed.verdict, observed.rule) == ("cannot tell", "1901 pieces of it")
+    cut = firewall.parse(Output("\n@ tool nft\n" + "x" * 99, None, truncated=True), POLICY, OWN)
+    assert (cut.verdict, cut.reason) == ("unknown", "the ruleset is too large")
 
 
-def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt() -> None:
-    observed = evaluated(nft("ip saddr 10.1.0.11 drop", policy="accept"), networks=NETS)
+def test_a_node_of_the_fleet_that_is_shut_out_is_no_doubt():
+    rule = "ip saddr 10.1.0.11 drop"
+    observed = evaluated(nft(rule, policy="accept"), networks=NETS)
     assert observed.verdict == "cannot tell"
     shut = firewall.among(observed, ("10.1.0.5", "10.1.0.11", "10.1.0.12"))
-    assert (shut.verdict, shut.peers, shut.rule) == (
-        "dropped",
-        "1 of 2",
-        "ip saddr 10.1.0.11 drop",
-    )
+    assert (shut.verdict, shut.peers, shut.rule) == ("dropped", "1 of 2", rule)
     assert firewall.among(observed, ("10.1.0.5", "10.1.0.13")).verdict == "open"
+    # The rule that lets others in is named beside the drop.
+    accept = "ip saddr 172.20.0.0/16 accept"
+    observed = evaluated(nft(*STATEFUL, accept), networks=NETS)
+    assert (observed.rule, observed.beside) == ("policy drop", accept)
 
 
-def test_the_rule_that_lets_others_in_is_named_beside_the_drop() -> None:
-    observed = evaluated(nft(*STATEFUL, "ip saddr 172.20.0.0/16 accept"), networks=NETS)
-    assert (observed.rule, observed.beside) == ("policy drop", "ip saddr 172.20.0.0/16 accept")
-
-
-def test_nat_that_was_cut_off_is_not_judged() -> None:
+def test_nat_that_was_cut_off_is_not_judged():
     nat = "table ip nat {\n\tchain PREROUTING {\n\t\ttcp dport 29500 dnat to 10.9.9.9\n# cut\n"
     assert evaluated(tool("nft", ""), tool("nft-nat", nat)).verdict == "open"
     saved = "*nat\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -j DNAT --to-destination 10.9.9.9\n"
@@ -320,17 +272,12 @@ def test_nat_that_was_cut_off_is_not_judged() -> None:
     assert evaluated(tool("nft", ""), tool("nft-nat", "Error", "1")).verdict == "open"
 
 
-@pytest.mark.parametrize(
-    ("reached", "blocked", "status"),
-    [
-        (3, (), "ok"),
-        (2, (), "warn"),
-        (3, (Blocked("target", (29500,), ("b",), 3, "c", None),), "warn"),
-    ],
-)
-def test_the_mesh_decides_what_the_rules_leave_open(
-    reached: int, blocked: tuple[Blocked, ...], status: str
-) -> None:
+@pytest.mark.parametrize(("reached", "blocked", "status"), [
+    (3, (), "ok"),
+    (2, (), "warn"),
+    (3, (Blocked("target", (29500,), ("b",), 3, "c", None),), "warn"),
+])  # fmt: skip
+def test_the_mesh_decides_what_the_rules_leave_open(reached, blocked, status):
     rules = evaluated(nft("limit rate 3/minute accept"), networks=NETS)
     held = ports(firewall=rules)
     mesh = Mesh(4, 29500, 29510, (29500,), (), 3, 3, 3, reached, blocked, 1.0, 1.0, "b")

@@ -12,16 +12,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.facts import (
-    Attach,
-    Attempt,
-    Limit,
-    Logins,
-    Proved,
-    Service,
-    User,
-    Way,
-)
+from nodeready.subjects.proof.facts import Attempt, Limit, Proved, User
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
 from tests.builders.verdicts import assert_verdict, policy_of
@@ -50,7 +41,7 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
     return replace(changed, before=before, ceiling=tuple(changes.get("ceiling", good.ceiling)))
 
 
-def service(good: Service, lines: list[str] | None) -> Service:
+def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
     """A service's PAM lines, as `NUMBER MODULE WORDS`; None: its file cannot be read."""
     if lines is None:
         return replace(good, whole=False, lines=())
@@ -66,38 +57,34 @@ PLAIN = (Limit(-1, -1), Limit(-1, -1), Limit(1048576, 1048576))
 SU = replace(LIMITS, way="su", before=PLAIN)
 SSH, SRUN = replace(SU, way="ssh"), replace(LIMITS, way="srun")
 SERVICES = (
-    service(Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
-    service(Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
-    Service("slurm", "", True, ()),
+    service(facts.Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
+    service(facts.Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
+    facts.Service("slurm", "", True, ()),
 )
-LOGINS = Logins(
-    SERVICES,
-    use_pam=True,
-    nologin="",
-    says="",
-    shutdown=False,
-    sshd=(*PLAIN[:2], Limit(1024, 524288)),
-    slurmd=(),
-    lines=(),
+LOGINS = facts.Logins(
+    SERVICES, use_pam=True, nologin="", says="", shutdown=False,
+    sshd=(*PLAIN[:2], Limit(1024, 524288)), slurmd=(), lines=(),
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
-)
+)  # fmt: skip
 #: A node on which su and ssh open good sessions.
-SESSIONS = replace(WELL, limits=SU, ssh=Way("", limits=SSH), logins=LOGINS)
+SESSIONS = replace(WELL, limits=SU, ssh=facts.Way("", limits=SSH), logins=LOGINS)
 WAYS = {
-    "no key": Way("ml@node001: Permission denied (publickey)."),
-    "closed": Way("System is going down.; Connection closed by 10.0.0.2 port 22", closed=True),
+    "no key": facts.Way("ml@node001: Permission denied (publickey)."),
+    "closed": facts.Way(
+        "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
+    ),
     "broken": Unknown("x"),
 }
 
 
-def way(value: str | dict[str, Any], good: facts.SessionLimits) -> Way | Unknown:
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.Way | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
-        return WAYS.get(value) or Way(value)
-    return Way("", limits=limits(good, value))
+        return WAYS.get(value) or facts.Way(value)
+    return facts.Way("", limits=limits(good, value))
 
 
-def logins(case: dict[str, Any]) -> Logins | None:
+def logins(case: dict[str, Any]) -> facts.Logins | None:
     changes = case.get("logins", {})
     if changes is None:
         return None
@@ -121,11 +108,9 @@ def proved(case: dict[str, Any]) -> Proved:
         return replace(WELL, limits=limits(LIMITS, case["only"]))
     own = {"nofile": [2048, 1048576], "before": []} if "own" in case else {}
     observed = replace(
-        SESSIONS,
-        limits=limits(SU, case.get("su", own)),
-        ssh=way(case.get("ssh", own), SSH),
+        SESSIONS, limits=limits(SU, case.get("su", own)), ssh=way(case.get("ssh", own), SSH),
         logins=logins(case),
-    )
+    )  # fmt: skip
     if "step" in case:
         observed = replace(observed, step=way(case["step"], SRUN))
     user = case.get("user", ["ml", 2000, True, ""])
@@ -153,14 +138,14 @@ def attached(case: dict[str, Any]) -> Proved:
     return replace(
         WELL,
         user=User("ml", case.get("uid", 2000), True, ""),
-        attach=Attach(guards, "", tried, tried, tried),
+        attach=facts.Attach(guards, "", tried, tried, tried),
         tracers=replace(WELL.tracers, guards=guards, gdb=tried, strace=tried),
         control=facts.Control(root_guards, "", root) if root else None,
     )
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/proof.json"))
-def test_verdict(case: dict[str, Any]) -> None:
+def test_verdict(case):
     """limits.conf(5), pam_limits(8), sshd_config(5) UsePAM, slurm.conf(5) PropagateResourceLimits,
     pam_nologin(8), sshd(8) FILES, pam_access(8), pam_listfile(8), shadow(5), ptrace(2)."""
     policy = policy_of(case)
@@ -185,14 +170,14 @@ def test_verdict(case: dict[str, Any]) -> None:
     ("name", "field"), [("user", "user"), ("limits", "limits"), ("gdb", "tracers"), *(
         (tool, "attach") for tool in TOOLS[:3])]
 )  # fmt: skip
-def test_what_was_not_proved_is_unknown(name: str, field: str) -> None:
+def test_what_was_not_proved_is_unknown(name, field):
     observed = replace(WELL, **{field: Unknown("timed out", "the first words")})
     assert judged(observed)[name] == ("unknown", "timed out: the first words")
     observed = replace(WELL, **{field: Unknown("timed out")})
     assert judged(observed)[name] == ("unknown", "timed out")
 
 
-def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
+def test_without_a_session_or_a_canary_no_tool_is_judged():
     attach = replace(WELL.attach, error="python3 does not run", blocking=None)
     found = judged(replace(WELL, attach=attach))
     assert found["attach"] == ("unknown", "no process to look at: python3 does not run")
@@ -201,10 +186,10 @@ def test_without_a_session_or_a_canary_no_tool_is_judged() -> None:
     assert {found[tool] for tool in TOOLS} == {("na", "no session: see proof.user")}
 
 
-def test_a_waived_core_does_not_hide_its_limit() -> None:
+def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
     core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
-    by_ssh = Way("", limits=replace(zero, way="ssh"))
+    by_ssh = facts.Way("", limits=replace(zero, way="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
     assert proof.limits(observed, Policy()).status == "ok"
@@ -215,17 +200,19 @@ def test_a_waived_core_does_not_hide_its_limit() -> None:
     assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
 
 
-def test_what_ssh_alone_refuses_is_told_of_ssh() -> None:
+def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
-    by_ssh = Way("", attach=Attach(facts.Guards(None, None, False, True), "", refused, None, None))
+    by_ssh = facts.Way(
+        "", attach=facts.Attach(facts.Guards(None, None, False, True), "", refused, None, None)
+    )
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
-    late = Way("", attach=Attach(NO_GUARDS, "", None, None, None))
+    late = facts.Way("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
-def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh() -> None:
+def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
     whole = facts.Core(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
@@ -235,53 +222,34 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh() -> None:
         whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
     )
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
-    result = proof.core(replace(SESSIONS, core=whole, ssh=Way("", core=lost)), policy)
+    result = proof.core(replace(SESSIONS, core=whole, ssh=facts.Way("", core=lost)), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
     # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
-        observed = replace(SESSIONS, core=whole, ssh=Way("", core=other))
+        observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
         assert proof.core(observed, policy).status == "ok"
 
 
 PAM = "session required pam_limits.so\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        pytest.param(PAM, ["limits:1"], id="plain"),
-        pytest.param("# x\nsession  required  /lib/security/pam_limits.so  conf=/o.conf debug # x",
-                     ["limits conf=/o.conf debug:2"], id="a path, words, a comment"),
-        pytest.param("-Session [success=1 default=ignore] pam_limits.so\n", ["limits:1"],
-                     id="a dash, brackets, capitals"),
-        pytest.param(f"# {PAM}", [], id="a comment alone"),
-        pytest.param("auth required pam_limits.so\naccount required pam_limits.so\n", [],
-                     id="not a session's"),
-        pytest.param("session required \\\n pam_limits.so\n", ["limits:1"], id="two lines"),
-        pytest.param("@include other\n", ["access:1", "limits:2"], id="@include"),
-        pytest.param("session include other\n", ["limits:2"], id="an include of one stack"),
-        pytest.param("account substack other\n", ["access:1"], id="a substack"),
-        pytest.param("@include missing\n", None, id="a file that is missing"),
-        pytest.param("@include own\n", None, id="a file that includes itself"),
-        pytest.param("session include own\n", None, id="a stack that includes itself"),
-    ],
-)  # fmt: skip
-def test_what_pam_asks(text: str, lines: list[str] | None, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize("case", cases(__file__, "data/pam.json"))
+def test_what_pam_asks(tmp_path, monkeypatch, case):
     """pam.conf(5)."""
     monkeypatch.setattr(session, "PAM_DIRECTORIES", (str(tmp_path),))
-    (tmp_path / "own").write_text(text)
+    (tmp_path / "own").write_text(case["text"])
     (tmp_path / "other").write_text("account required pam_access.so\nsession x pam_limits.so\n")
     observed = session._service("su", "none", "own")
-    assert observed.whole is (lines is not None)
-    if lines is not None:
-        assert lines == [
+    assert observed.whole is (case["lines"] is not None)
+    if case["lines"] is not None:
+        assert case["lines"] == [
             f"{line.module} {line.words}".strip() + f":{line.where.rpartition(':')[2]}"
             for line in observed.lines
         ]
-    assert session._service("su", "none") == Service("su", "", True, ())
+    assert session._service("su", "none") == facts.Service("su", "", True, ())
 
 
-def test_whether_a_step_would_show_less() -> None:
+def test_whether_a_step_would_show_less():
     good, unlimited, soft = limit(1048576), limit(-1), limit([1024, 1048576])
     for step, submitter, lower in (
         ((unlimited,), (good,), False),

@@ -20,34 +20,24 @@ from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.look import Look
 from tests.builders.judging import by_name
+from tests.cases import cases
 
 USER = User("ml", 2000, True, "")
 GOOD = Collective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
 SILENT = Unknown(facts.UNFINISHED)
 LEFT_OUT = "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
-GROUPS = ("fails in all groups [3]", "dies alone [1]")
-ECC = "GPU 3: 2 new uncorrected ECC errors"
 
 
-@pytest.mark.parametrize(
-    ("collective", "status", "actual"),
-    [
-        (GOOD, "ok", "torch 2.13.0 over gloo: sums of the job's PyTorch"),
-        (Collective(1), "na", "one node alone"),
-        (None, "na", "not proved"),
-        (SILENT, "unknown", "did not finish in time"),
-        (Collective(12, "torch", against=GROUPS), "fail", "; ".join(GROUPS)),
-        # Evidence counts more than what was not tested, and than warnings.
-        (Collective(12, against=("dies [1]",), untested="stopped"), "fail", "dies [1]"),
-        (Collective(12, untested="7 GPUs, 8 on 11 nodes"), "unknown", "7 GPUs, 8 on 11 nodes"),
-        (Collective(12, untested="no PyTorch", lacking=True), "na", "no PyTorch"),
-        (Collective(12, "torch", warnings=(ECC,)), "warn", ECC),
-    ],
-)
-def test_what_is_judged_of_a_node(collective: Any, status: str, actual: str) -> None:
-    result = by_name(checks, Proved(USER, collective=collective), Policy())["collective"]
-    assert (result.status, result.actual) == (status, actual)
-    assert (result.fix == LEFT_OUT) == (status == "fail")
+@pytest.mark.parametrize("case", cases(__file__, "data/collective.json"))
+def test_what_is_judged_of_a_node(case):
+    """Evidence counts more than what was not tested, and than warnings."""
+    found = case["collective"]
+    if found:
+        told = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
+        found = SILENT if "silent" in told else Collective(**told)
+    result = by_name(checks, Proved(USER, collective=found), Policy())["collective"]
+    assert f"{result.status}: {result.actual}" == case["name"]
+    assert (result.fix == LEFT_OUT) == (result.status == "fail")
 
 
 def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smoke:
@@ -59,7 +49,7 @@ def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smok
     return Smoke(**{**values, **more})
 
 
-def test_the_test_as_a_proof_of_each_node() -> None:
+def test_the_test_as_a_proof_of_each_node():
     suspects = (
         Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
         Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
@@ -91,24 +81,19 @@ def test_the_test_as_a_proof_of_each_node() -> None:
 TORCH = "no PyTorch over gloo: No module named 'torch'"
 
 
-@pytest.mark.parametrize(
-    ("node", "more", "untested", "lacking"),
-    [
-        (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
-        (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
-        # Others have one: this node cannot take part in the job.
-        (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
-        (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
-    ],
-)
+@pytest.mark.parametrize(("node", "more", "untested", "lacking"), [
+    (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+    (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+    # Others have one: this node cannot take part in the job.
+    (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
+    (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+])  # fmt: skip
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
-    node: Node, more: dict[str, str], untested: str, lacking: bool
-) -> None:
+    node, more, untested, lacking
+):
     proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
-
-# --- When it is made.
 
 ONLY = ready.Wanted.of(["proof.collective"])
 
@@ -136,7 +121,7 @@ def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
     return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
 
 
-def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted() -> None:
+def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted():
     asked: list[tuple[str, ...]] = []
     observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
@@ -147,7 +132,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
     assert proofs_of(silent, looks("abc")) == {"a": GOOD, "b": SILENT, "c": SILENT}
 
 
-def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more() -> None:
+def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     asked: list[tuple[str, ...]] = []
     assert proofs_of(task(asked, names="a"), looks("a")) == {"a": Collective(1)}
     interrupted = task(asked)

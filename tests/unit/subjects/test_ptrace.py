@@ -36,22 +36,19 @@ def judged(*args: Any, **kwargs: Any) -> dict[str, Result]:
     return by_name(checks, observe(*args, **kwargs), POLICY)
 
 
-@pytest.mark.parametrize(
-    ("live", "files", "status", "source", "fix"),
-    [
-        pytest.param("0", RIGHT, "ok", "1.conf:1", "", id="all is well"),
-        pytest.param("0", {}, "fail", "", "deploy", id="only live"),
-        pytest.param("1", RIGHT, "fail", "1.conf:1", "deploy", id="only at the next boot"),
-        pytest.param("3", RIGHT, "fail", "1.conf:1", REBOOT, id="scope 3 cannot be lowered"),
-        pytest.param("3", {}, "fail", "", "deploy", id="scope 3, and nothing for the next boot"),
-        pytest.param("0", LAST, "fail", "~last.conf:1", REMOVE, id="a file that none can beat"),
-        # What is live alone would be gone with the next boot.
-        pytest.param("1", LAST, "fail", "~last.conf:1", REMOVE, id="... with another live value"),
-        pytest.param("0", {"/etc/sysctl.d/1.conf": f'{KEY} = "0"'}, "fail", "1.conf:1", "deploy",
-                     id="a value that the kernel refuses"),
-        pytest.param("", {}, "na", "", "", id="no Yama"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("live", "files", "status", "source", "fix"), [
+    pytest.param("0", RIGHT, "ok", "1.conf:1", "", id="all is well"),
+    pytest.param("0", {}, "fail", "", "deploy", id="only live"),
+    pytest.param("1", RIGHT, "fail", "1.conf:1", "deploy", id="only at the next boot"),
+    pytest.param("3", RIGHT, "fail", "1.conf:1", REBOOT, id="scope 3 cannot be lowered"),
+    pytest.param("3", {}, "fail", "", "deploy", id="scope 3, and nothing for the next boot"),
+    pytest.param("0", LAST, "fail", "~last.conf:1", REMOVE, id="a file that none can beat"),
+    # What is live alone would be gone with the next boot.
+    pytest.param("1", LAST, "fail", "~last.conf:1", REMOVE, id="... with another live value"),
+    pytest.param("0", {"/etc/sysctl.d/1.conf": f'{KEY} = "0"'}, "fail", "1.conf:1", "deploy",
+                 id="a value that the kernel refuses"),
+    pytest.param("", {}, "na", "", "", id="no Yama"),
+])  # fmt: skip
 def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
     observed = observe(live, files)
     result = by_name(checks, observed, POLICY)["scope"]
@@ -66,56 +63,42 @@ def test_the_scope_live_and_at_the_next_boot(live, files, status, source, fix):
         assert bool(commands) == (live == "1")
 
 
-def test_a_masked_systemd_sysctl_is_a_persons() -> None:
-    result = judged("0", {}, more="masked=/etc/systemd/system/systemd-sysctl.service\n")["scope"]
+def test_a_line_in_sysctl_conf_is_named_with_its_fix():
+    where = "/etc/sysctl.conf:2"
+    for live, text, status in (("0", "1", "warn"), ("0", "0 # x", "ok"), ("", "1", "na")):
+        result = judged(live, {**RIGHT, "/etc/sysctl.conf": f"#\n{KEY} = {text}"})["sysctl_conf"]
+        told = (where, f"remove the line {where}") if status == "warn" else ("", "")
+        assert (result.status, result.source, result.fix) == (status, *told)
+
+
+def test_selinux_counts_while_it_enforces():
+    for denies, enforcing, status in ((0, 1, "ok"), (1, 1, "fail"), (1, 0, "ok")):
+        lines = f"deny_ptrace={denies} {denies}\nenforcing={enforcing}\n"
+        assert judged("0", RIGHT, lines)["selinux"].status == status
+    assert judged("0", RIGHT)["selinux"].status == "na"
+    masked = "masked=/etc/systemd/system/systemd-sysctl.service\n"
+    result = judged("0", {}, more=masked)["scope"]
     assert (result.status, result.fixable) == ("fail", False)
     assert result.fix == "systemctl unmask systemd-sysctl.service"
 
 
-@pytest.mark.parametrize(
-    ("live", "text", "status"), [("0", "1", "warn"), ("0", "0 # x", "ok"), ("", "1", "na")]
-)
-def test_a_line_in_sysctl_conf_is_named_with_its_fix(live: str, text: str, status: str) -> None:
-    result = judged(live, {**RIGHT, "/etc/sysctl.conf": f"#\n{KEY} = {text}"})["sysctl_conf"]
-    where = "/etc/sysctl.conf:2" if status == "warn" else ""
-    assert (result.status, result.source) == (status, where)
-    assert result.fix == (f"remove the line {where}" if where else "")
+def test_a_value_that_yama_does_not_have_is_refused_with_evidence():
+    for live in ("abc", "4", "-1", "\x1b[31m0", "0; reboot", "9" * 5000):
+        with pytest.raises(ProbeError) as problem:
+            observe(live, {})
+        assert problem.value.evidence == live[:200]
 
 
-@pytest.mark.parametrize(
-    ("lines", "status"),
-    [
-        ("deny_ptrace=0 0\nenforcing=1\n", "ok"),
-        ("deny_ptrace=1 1\nenforcing=1\n", "fail"),
-        ("deny_ptrace=1 1\nenforcing=0\n", "ok"),
-        ("", "na"),
-    ],
-)
-def test_selinux_counts_while_it_enforces(lines: str, status: str) -> None:
-    assert judged("0", RIGHT, lines)["selinux"].status == status
-
-
-@pytest.mark.parametrize("live", ["abc", "7", "4", "-1", "\x1b[31m0", "0; reboot", "9" * 5000])
-def test_a_value_that_yama_does_not_have_is_refused_with_evidence(live: str) -> None:
-    with pytest.raises(ProbeError) as problem:
-        observe(live, {})
-    assert problem.value.evidence == live[:200]
-
-
-@pytest.mark.parametrize(
-    ("last", "name"),
-    [
-        ("", "99-zz-nodeready-ptrace.conf"),
-        ("10-ptrace.conf", "99-zz-nodeready-ptrace.conf"),
-        ("99-sysctl.conf", "99-zz-nodeready-ptrace.conf"),
-        ("99-zzz-cis.conf", "z-nodeready-ptrace.conf"),
-        ("zzz-hardening.conf", "zzz-nodeready-ptrace.conf"),
-    ],
-)
-def test_our_file_sorts_behind_every_other(last: str, name: str) -> None:
-    boot = sysctl.Boot(sysctl.Setting("1", "/x:1"), last_name=last)
-    change = operation.scope.plan(Snapshot({"ptrace": ptrace.Ptrace(1, boot)}), POLICY)
-    assert change is not None
-    path = change.actions[0].path  # type: ignore[union-attr]
-    assert path == f"/etc/sysctl.d/{name}"
-    assert name > last
+def test_our_file_sorts_behind_every_other():
+    ours = "99-zz-nodeready-ptrace.conf"
+    names = {"": ours, "10-ptrace.conf": ours, "99-sysctl.conf": ours}
+    names |= {
+        "99-zzz-cis.conf": "z-nodeready-ptrace.conf",
+        "zzz.conf": "zzzz-nodeready-ptrace.conf",
+    }
+    found = {}
+    for last in names:
+        boot = sysctl.Boot(sysctl.Setting("1", "/x:1"), last_name=last)
+        change = operation.scope.plan(Snapshot({"ptrace": ptrace.Ptrace(1, boot)}), POLICY)
+        found[last] = change.actions[0].path.removeprefix("/etc/sysctl.d/")
+    assert found == names

@@ -47,7 +47,7 @@ IB_CLASS = "sys/class/infiniband"
 
 
 @in_each_shell
-def test_it_reads_what_is_there(shell: list[str], tmp_path: Path) -> None:
+def test_it_reads_what_is_there(shell, tmp_path):
     files = below(IB_CLASS, ib_tree(h100()))
     observed = parse(look(shell, tmp_path, files))
     lines = (f"/{path}:{line}\n" for path, text in files.items() for line in text.splitlines())
@@ -60,14 +60,14 @@ def test_it_reads_what_is_there(shell: list[str], tmp_path: Path) -> None:
 
 
 @in_each_shell
-def test_gids_beyond_the_first_16_are_not_read(shell: list[str], tmp_path: Path) -> None:
+def test_gids_beyond_the_first_16_are_not_read(shell, tmp_path):
     gids = {f"mlx5_0/ports/1/gids/{at}": f"fe80::{at}\n" for at in range(16, 40)}
     observed = parse(look(shell, tmp_path, below(IB_CLASS, {**ib_tree(mi300x()), **gids})))
     assert [gid.index for gid in observed.ports["mlx5_0/1"].gids] == [0, 1, 2, 3]
 
 
 @in_each_shell
-def test_adapters_without_a_device_and_virtual_functions(shell: list[str], tmp_path: Path) -> None:
+def test_adapters_without_a_device_and_virtual_functions(shell, tmp_path):
     pci = {
         f"sys/bus/pci/devices/{address}/{name}": f"{value}\n"
         for address, values in PCI.items()
@@ -91,6 +91,6 @@ def test_adapters_without_a_device_and_virtual_functions(shell: list[str], tmp_p
 
 
 @in_each_shell
-def test_nothing_there_prints_nothing(shell: list[str], tmp_path: Path) -> None:
+def test_nothing_there_prints_nothing(shell, tmp_path):
     assert look(shell, tmp_path, {}) == ""
     assert look(shell, tmp_path, {"sys/bus/pci/devices/0000:02:00.0/class": "0x010802\n"}) == ""

@@ -4,56 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.subjects.registry import (
-    CHANGED,
-    LOOKED_AT,
-    SUBJECTS,
-    SelectionError,
-    check_ids,
-    select,
-    select_whole,
-)
+from nodeready.subjects import registry
+from nodeready.subjects.registry import CHANGED, SUBJECTS, SelectionError, select, select_whole
 from nodeready.subjects.result import fail, unknown
+from tests.cases import cases
 
 
 def test_nothing_said_is_everything_in_the_order_of_the_reports():
     named = {"proof.collective"}
-    assert select(subjects=SUBJECTS).checks == tuple(id for id in check_ids() if id not in named)
-    assert select().checks == tuple(id for id in check_ids() if not id.startswith("proof."))
-    assert select().subjects == LOOKED_AT
+    assert select(subjects=SUBJECTS).checks == tuple(
+        id for id in registry.check_ids() if id not in named
+    )
+    assert select().checks == tuple(
+        id for id in registry.check_ids() if not id.startswith("proof.")
+    )
+    assert select().subjects == registry.LOOKED_AT
 
 
-@pytest.mark.parametrize(
-    ("only", "skip", "checks"),
-    [
-        ("ptrace.scope", None, ["ptrace.scope"]),
-        ("ptrace", None, ["ptrace.scope", "ptrace.sysctl_conf", "ptrace.selinux"]),
-        ("ptrace", "*.selinux,ptrace.scope", ["ptrace.sysctl_conf"]),
-        (" limits.core , ptrace.scope,", None, ["ptrace.scope", "limits.core"]),
-        ("*.sysctl_conf", None, ["ptrace.sysctl_conf", "core_dumps.sysctl_conf"]),
-    ],
-)
-def test_words_select(only, skip, checks):
-    assert list(select(only, skip).checks) == checks
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "select"))
+def test_words_select(case):
+    assert list(select(case["only"], case.get("skip")).checks) == case["checks"]
 
 
-@pytest.mark.parametrize(
-    ("only", "skip", "there"),
-    [
-        (None, None, False),
-        ("proof", None, False),
-        ("proof.*", None, False),
-        ("*", None, False),
-        ("proof,proof.collective", None, True),
-        ("proof.collective", None, True),
-        ("proof.user,proof.collective", "proof.collective", False),
-        (None, "proof.collective", False),
-    ],
-)
-def test_what_takes_minutes_is_made_where_it_is_named_alone(only, skip, there):
-    chosen = select(only, skip, SUBJECTS).checks
-    assert ("proof.collective" in chosen) == there
-    assert ("proof.user" in chosen) == (only != "proof.collective")
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "minutes"))
+def test_what_takes_minutes_is_made_where_it_is_named_alone(case):
+    chosen = select(case.get("only"), case.get("skip"), SUBJECTS).checks
+    assert ("proof.collective" in chosen) == case["there"]
+    assert ("proof.user" in chosen) == (case.get("only") != "proof.collective")
 
 
 def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
@@ -67,46 +44,17 @@ def test_a_subject_that_could_not_be_observed_stays_with_any_of_its_checks():
     assert selected == observed[1:]
 
 
-@pytest.mark.parametrize(
-    ("only", "subjects"),
-    [
-        (None, CHANGED),
-        ("limits, ptrace", ("ptrace", "limits")),
-        ("ssh*", ("ssh_client",)),
-        ("ptrace.*,p*", ("ptrace", "pdsh")),
-    ],
-)
-def test_subjects_that_are_changed_as_a_whole(only, subjects):
-    assert select_whole(only, CHANGED) == subjects
+def test_subjects_that_are_changed_as_a_whole():
+    assert select_whole(None, CHANGED) == CHANGED
+    assert select_whole("limits, ptrace", CHANGED) == ("ptrace", "limits")
+    assert select_whole("ptrace.*,p*", CHANGED) == ("ptrace", "pdsh")
 
 
-NONE_NAMED = "--only: no check or subject named"
-
-
-@pytest.mark.parametrize(
-    ("choose", "words"),
-    [
-        (lambda: select("ptrace.scop"), "--only ptrace.scop: no such check or subject; did you"),
-        (lambda: select("gpu"), "did you mean"),
-        (lambda: select("proof.attach"), "--only proof.attach: is proved, by nodeready ready"),
-        (lambda: select("proof.coll*", None, SUBJECTS),
-         "proof.coll*: name it whole: proof.collective"),
-        (lambda: select(None, "zzzz"), "--skip zzzz: no such check or subject; there are pt"),
-        (lambda: select(""), NONE_NAMED),
-        (lambda: select(" , "), NONE_NAMED),
-        (lambda: select("ptrace", "ptrace"), "--skip leaves no check to make"),
-        (lambda: select(None, "*"), "--skip leaves no check to make"),
-        (lambda: select_whole("ptrace.scope", CHANGED),
-         "--only ptrace.scope: a subject is changed as a whole: ptrace"),
-        (lambda: select_whole("limits,*.scope", CHANGED), "is changed as a whole: ptrace"),
-        (lambda: select_whole("ptrase", CHANGED), "no such check or subject; did you mean ptrace"),
-        (lambda: select_whole("gpus", CHANGED), "gpus: is only looked at, by nodeready audit"),
-        (lambda: select_whole("gpus.present", CHANGED), "is only looked at, by nodeready audit"),
-        (lambda: select_whole("proof", CHANGED), "--only proof: is proved, by nodeready ready"),
-        (lambda: select_whole(",", CHANGED), NONE_NAMED),
-    ],
-)  # fmt: skip
-def test_words_that_mean_nothing(choose, words):
+@pytest.mark.parametrize("case", cases(__file__, "data/selection.json", "refused"))
+def test_words_that_mean_nothing(case):
+    """whole: of subjects that are changed as a whole; all: proofs are made, too."""
+    words = (case.get("only"), case.get("skip"), *((SUBJECTS,) if "all" in case else ()))
+    choose, *given = (select_whole, words[0], CHANGED) if "whole" in case else (select, *words)
     with pytest.raises(SelectionError) as problem:
-        choose()
-    assert words in str(problem.value)
+        choose(*given)
+    assert case["words"] in str(problem.value)

@@ -52,7 +52,7 @@ KINDS = {"together": {}, "beside": {"beside": True}, "quick": {"beside": True, "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str) -> None:
+def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
     """together: in one shell; beside: each in its own; quick: in a pipe of its own, whose lines
     are no marks of ours."""
     own_pipe = kind != "together"
@@ -67,7 +67,8 @@ def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str
         section("slow", ":" if own_pipe else "sleep 30", timeout_s=1),
         section("good", "echo c=3"),
     ]
-    outputs = parse_answer(answer(sections), sections, NONCE)
+    noise = "echo welcome; printf 'nodeready/1 ffff gzip\\n@feed begin good\\n'; "
+    outputs = parse_answer(answer(sections, before=noise) + "\nbye\n", sections, NONCE)
     assert outputs["pairs"].values() == {"a": "1", "b": "x=y"}
     assert outputs["hostile"].values() == {"a": "1", "c": "4"}
     assert outputs["bytes"].values()["v"].encode("utf-8", "surrogateescape") == b"\xff\xfe"
@@ -78,7 +79,7 @@ def test_sections_come_back_whole_and_each_fails_alone(answer: Answer, kind: str
     assert own_pipe or reason_of(outputs["slow"]) == "timed out"
 
 
-def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
+def test_what_is_mostly_quick_runs_in_the_one_shell(answer):
     sections = [
         section(name, f"echo {name}=1", beside=True, quick=True) for name in ("first", "second")
     ]
@@ -87,7 +88,7 @@ def test_what_is_mostly_quick_runs_in_the_one_shell(answer: Answer) -> None:
     assert marks == [("begin", "good"), ("piped", "first"), ("piped", "second")]
 
 
-def test_no_section_of_ours_needs_a_shell_of_its_own(answer: Answer) -> None:
+def test_no_section_of_ours_needs_a_shell_of_its_own(answer):
     """All run in one; each would run once more if one of them ended that shell."""
     chosen = snapshot.sections(snapshot.probes())
     body = unpacked(answer(list(chosen)))
@@ -95,7 +96,7 @@ def test_no_section_of_ours_needs_a_shell_of_its_own(answer: Answer) -> None:
     assert sorted(names) == sorted(section.name for section in chosen)
 
 
-def test_slow_sections_run_beside_the_others(answer: Answer, tmp_path: Path) -> None:
+def test_slow_sections_run_beside_the_others(answer, tmp_path):
     """All at once: each waits for a file that another one makes."""
     wait = f"until [ -e {tmp_path}/b ]; do sleep 0.01; done"
     sections = [
@@ -110,14 +111,11 @@ def test_slow_sections_run_beside_the_others(answer: Answer, tmp_path: Path) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("script", "timeout_s", "is_quick", "limit_s"),
-    [
-        pytest.param("trap '' TERM; sleep 30", 1, False, 30, id="deaf"),
-        pytest.param("echo before; sleep 30", 1, True, 6, id="quick"),
-        pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
-    ],
-)
+@pytest.mark.parametrize(("script", "timeout_s", "is_quick", "limit_s"), [
+    pytest.param("trap '' TERM; sleep 30", 1, False, 30, id="deaf"),
+    pytest.param("echo before; sleep 30", 1, True, 6, id="quick"),
+    pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
+])  # fmt: skip
 def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_quick, limit_s):
     slow = section("slow", script, timeout_s=timeout_s, beside=True, quick=is_quick)
     sections = [slow, section("good", "echo b=2")]
@@ -129,7 +127,7 @@ def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_qu
     assert reason_of(outputs["slow"]) == "timed out"
 
 
-def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer: Answer) -> None:
+def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
     text = f"|a\n\n      |b\n     1\tc\n{FORGED}{'long' * 30000}"
     sections = [section("loud", f"cat <<'E'\n{text}\nE", beside=True)]
     outputs = parse_answer(answer(sections), sections, NONCE)
@@ -137,44 +135,24 @@ def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer: Answer
     assert outputs["loud"].require().split() == text.split()
 
 
-def test_a_section_cannot_pose_as_another_and_noise_is_passed_over(answer: Answer) -> None:
-    fake = "printf '@feed begin other\\nx=1\\n@feed rc 0\\n'; printf '@%s begin other\\n' wrong"
-    sections = [section("mine", fake), section("other", "echo x=2")]
-    text = answer(sections, before="echo welcome; printf 'nodeready/1 ffff gzip\\n'; ")
-    outputs = parse_answer(text + "\nbye\n", sections, NONCE)
-    assert outputs["other"].values() == {"x": "2"}
-
-
-def test_a_value_is_read_whole_whatever_the_shell(answer: Answer, tmp_path: Path) -> None:
+def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "no_newline").write_text("0 1")
-    script = f"""
-    nr_value number /proc/sys/kernel/pid_max
-    nr_value text /proc/sys/kernel/hostname
-    nr_value bare {tmp_path}/no_newline
-    nr_value missing /nonexistent
-    nr_value none /proc/sys/kernel/nonexistent
-    """
-    sections = [section("values", script)]
     kernel = Path("/proc/sys/kernel")
-    assert parse_answer(answer(sections), sections, NONCE)["values"].values() == {
-        "number": (kernel / "pid_max").read_text().strip(),
-        "text": (kernel / "hostname").read_text().strip(),
-        "bare": "0 1",
-    }
+    places = {"number": kernel / "pid_max", "text": kernel / "hostname",
+              "bare": tmp_path / "no_newline", "missing": kernel / "nonexistent"}  # fmt: skip
+    script = "\n".join(f"nr_value {name} {path}" for name, path in places.items())
+    sections = [section("values", script)]
+    found = {name: path.read_text().strip() for name, path in places.items() if path.exists()}
+    assert parse_answer(answer(sections), sections, NONCE)["values"].values() == found
 
 
 @pytest.mark.parametrize("rights", [False, True])
-def test_exact_files_keep_every_byte(answer: Answer, tmp_path: Path, rights: bool) -> None:
+def test_exact_files_keep_every_byte(answer, tmp_path, rights):
     """Small files of known size are read together, the others by themselves."""
     contents = {
-        "plain": b"a\n",
-        "no_newline": b"a",
-        "crlf": b"a\r\n\r\nb\r\n",
-        "latin1": b"caf\xe9",
-        "newline": b"\n",
-        "empty": b"",
-        "large": b"x\xff\n" * 4000,
-    }
+        "plain": b"a\n", "no_newline": b"a", "crlf": b"a\r\n\r\nb\r\n", "latin1": b"caf\xe9",
+        "newline": b"\n", "empty": b"", "large": b"x\xff\n" * 4000,
+    }  # fmt: skip
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = " ".join(str(tmp_path / name) for name in (*contents, "missing"))
@@ -187,7 +165,7 @@ def test_exact_files_keep_every_byte(answer: Answer, tmp_path: Path, rights: boo
             replace(output, text=output.text.replace("plain:1:a\n", "")).files()
 
 
-def test_a_line_of_a_file_is_told_from_its_path() -> None:
+def test_a_line_of_a_file_is_told_from_its_path():
     lines = {
         "/etc/a.conf:12:b:3:c": Line("/etc/a.conf", 12, "b:3:c"),
         "/etc/a:b.conf:3:": Line("/etc/a:b.conf", 3, ""),
@@ -198,19 +176,16 @@ def test_a_line_of_a_file_is_told_from_its_path() -> None:
     assert list(file_lines("noise\n" + "\n".join(lines))) == list(lines.values())
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "no answer from the node's shell"),
-        ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
-        (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
-        (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
-        (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-        (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
-        (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
-    ],
-)
-def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "no answer from the node's shell"),
+    ("sh: 1: timeout: not found\n", "no answer from the node's shell"),
+    (f"nodeready/1 {NONCE} nobase64\n", "base64 is not installed"),
+    (f"nodeready/1 {NONCE} gzip\nH4sIAAAA\n", "the answer was cut off"),
+    (f"nodeready/1 {NONCE} gzip\nAAAA\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+    (f"nodeready/1 {NONCE} gzip\nAA\xe9A\nnodeready/1 {NONCE} end\n", "the answer is damaged"),
+    (f"nodeready/1 {NONCE[::-1]} gzip\nAAAA\n", "no answer from the node's shell"),
+])  # fmt: skip
+def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     observed = snapshot.read(text, snapshot.probes(), Policy(), NONCE)
     assert observed.subjects
     for subject in observed.subjects.values():
@@ -220,7 +195,7 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text: str, rea
     assert {result.status for result in results} == {"unknown"}
 
 
-def test_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bomb_is_cut_off(monkeypatch):
     assert snapshot.MAX_ANSWER_BYTES == 8 << 20
     monkeypatch.setattr(snapshot, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
@@ -231,25 +206,20 @@ def test_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_answer(bomb, [section("good", ":")], NONCE)["good"].require()
 
 
-def test_without_gzip_the_answer_is_plain(tmp_path: Path) -> None:
+def test_without_gzip_the_answer_is_plain(tmp_path):
     for tool in ("timeout", "sh", "base64", "head", "cat"):
         (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
     sections = [section("good", "echo a=1")]
     command = shell.command(make_script(sections, Policy(), NONCE), 30, "nodeready:test")
     # The prologue appends the system's directories; a node without gzip has none there.
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command.stdin.replace(system, "")],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"nodeready/1 {NONCE} plain" in done.stdout
-    assert parse_answer(done.stdout, sections, NONCE)["good"].values() == {"a": "1"}
+    argv = ["/bin/sh", "-c", command.stdin.replace(system, "")]
+    done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, check=False)
+    assert f"nodeready/1 {NONCE} plain" in (text := done.stdout.decode())
+    assert parse_answer(text, sections, NONCE)["good"].values() == {"a": "1"}
 
 
-def test_one_process_reads_the_files_of_many_sections(answer: Answer, tmp_path: Path) -> None:
+def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):
     """Each section gets the lines of its own files, however many another one names, or none; what
     cannot be read costs no other file, and neither does a name that is no one word."""
     (tmp_path / "a").write_text("# a\n\nb = 1\nLinux\n")

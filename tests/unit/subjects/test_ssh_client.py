@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,48 +27,20 @@ from tests.builders.ssh_client import key
 from tests.cases import cases
 
 DATA = "data/ssh_client.json"
-Case = dict[str, Any]
 A, B, C, D, NEW = key(1), key(2), key(3), key(4), key(99)
 #: How the cases write a key.
 KEYS = {"A": A, "B": B, "C": C, "D": D, "NEW": NEW}
 POLICY = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=("x y",))
 ROUTES = (route("10.0.0.0/24 eth0"), route("10.9.0.0/16 ib0"), route("172.17.0.0/16 docker0"))
 
-# --- What a node printed.
 
-RECORDED = f"""\
-host=GPU001
-/etc/hosts:127.0.1.1 gpu001.cluster.example gpu001 # ours
-/etc/hosts:10.0.0.1 gpu001.other.example gpu001
-/etc/ssh/ssh_host_ed25519_key.pub:{A} root@gpu001
-key={A} the same again
-/etc/ssh/ssh_config.d/50-site.conf:1:Host *
-/etc/ssh/ssh_config.d/50-site.conf:2:  StrictHostKeyChecking ask
-size=20
-have=ssh
-ask=own gpux
-|user root
-|stricthostkeychecking ask
-|globalknownhostsfile /etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2
-rc=0
-{exact("/etc/ssh/ssh_known_hosts", "login ssh-rsa AAAA" + chr(10), "abc")}
-{exact("/etc/ssh/ssh_config", "Include /etc/ssh/ssh_config.d/*.conf" + chr(10), "abc")}"""
-NETWORK = (
-    proc(ROUTES, ("10.0.0.1", "10.9.0.1", "172.17.0.1", "10.64.0.9"))
-    + """\
-/proc/net/if_inet6:20010db8000000000000000000000001 02 40 00 80     eth0
-/proc/net/if_inet6:20010db800000000000000000000abcd 02 40 00 01     eth0
-/proc/net/if_inet6:20010db800000000000000000000abce 02 40 00 40     eth0
-/proc/net/if_inet6:fd000000000000000000000000000001 04 40 00 80  docker0
-"""
-)
+PRINTED = Path(__file__).parent / "data" / "ssh_client"
+RECORDED = (PRINTED / "recorded.txt").read_text().replace("KEY", A)
+NETWORK = (PRINTED / "network.txt").read_text()
 
 
 def parse(text: str, rc: int | None = 0, truncated: bool = False, network: str = "") -> SshClient:
-    outputs = {
-        "ssh_client": Output(text, rc, truncated, "abc"),
-        "nic_routes": Output(network, 0),
-    }
+    outputs = {"ssh_client": Output(text, rc, truncated, "abc"), "nic_routes": Output(network, 0)}
     return ssh_client.parse(outputs, POLICY)
 
 
@@ -75,7 +48,7 @@ def statuses(observed: SshClient, policy: Policy) -> list[str]:
     return [result.status for result in judge_all(checks, observed, policy)]
 
 
-def test_a_recorded_node() -> None:
+def test_a_recorded_node():
     observed = parse(RECORDED, network=NETWORK)
     identity = observed.identity
     assert identity.names == ("gpu001", "gpu001.cluster.example")
@@ -89,20 +62,22 @@ def test_a_recorded_node() -> None:
     assert statuses(observed, POLICY) == ["ok", "fail", "na", "fail", "na"]
 
 
-def test_a_node_with_nothing() -> None:
+def test_a_node_with_nothing():
+    with pytest.raises(ProbeError):
+        parse(RECORDED, None)
     observed = parse("host=gpu001\nfqdn=gpu001.example\nsize=0\n")
     assert observed.identity == Identity(("gpu001", "gpu001.example"), (), ())
     assert observed.known_hosts.content is None
     assert statuses(observed, Policy()) == ["warn", "na", "na", "na", "na"]
 
 
-def test_the_addresses_of_a_balancer_are_not_the_nodes() -> None:
+def test_the_addresses_of_a_balancer_are_not_the_nodes():
     services = tuple(f"10.96.0.{number}" for number in range(40))
     observed = parse("host=gpu001\n", network=proc(ROUTES, ("10.0.0.1", *services)))
     assert observed.identity.addresses == ("10.0.0.1",)
 
 
-def test_a_file_cannot_speak_for_the_node() -> None:
+def test_a_file_cannot_speak_for_the_node():
     hostile = f"key={key(6)}\nhave=ssh\nask=own gpux\nstricthostkeychecking true\nrc=0\n"
     hostile += f"@xyz file /etc/ssh/ssh_config\n1: eth0 inet 10.6.6.6/8 x\n{MAIN}:1:Host *\n"
     observed = parse(f"host=gpu001\n{exact('/etc/ssh/ssh_known_hosts', hostile, 'abc')}")
@@ -112,12 +87,12 @@ def test_a_file_cannot_speak_for_the_node() -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "hostile"))
-def test_nothing_hostile_becomes_a_name_a_key_or_an_address(case: Case) -> None:
+def test_nothing_hostile_becomes_a_name_a_key_or_an_address(case):
     text = case["text"].replace("LONG", "A" * 9000).replace("key=x A\n", f"key=x {A}\n")
     assert parse(text).identity == Identity((), (), ())
 
 
-def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once() -> None:
+def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     long = "host=" + "a" * 1_000_000 + "\nkey=" + "A" * 1_000_000 + "\n"
     assert parse(long).identity == Identity((), (), ())
     # Looking for the end of each beginning would take minutes.
@@ -126,16 +101,7 @@ def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once() -> N
     assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
 
 
-@pytest.mark.parametrize(("rc", "truncated"), [(1, False), (None, False), (None, True)])
-def test_an_answer_that_did_not_end_well_is_none(rc: int | None, truncated: bool) -> None:
-    with pytest.raises(ProbeError):
-        parse(RECORDED, rc, truncated)
-
-
-# --- Options.
-
-
-def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
+def test_each_pattern_is_tried_by_a_host_that_it_means():
     policy = Policy(ssh_client_hosts=("!login", "gpu*", "10.1.?.*", "n?", "never"))
     assert ssh_client.samples(policy) == ("gpux", "10.1.0.x", "n0")
     for host, pattern in zip(
@@ -144,21 +110,19 @@ def test_each_pattern_is_tried_by_a_host_that_it_means() -> None:
         assert ssh_client.matches([pattern], host)
 
 
-@pytest.mark.parametrize(
-    ("policy", "printed", "actual"),
-    [
+def test_options_that_no_deploy_sets():
+    old = "version=OpenSSH_7.4p1, OpenSSL 1.0.2k-fips\n"
+    for policy, printed, actual in (
         (Policy(ssh_client_hosts=("!gpu*",), ssh_known_hosts=("x y",)), "", ""),
-        (Policy(ssh_client_hosts=("gpu*",), ssh_client_mode="accept-new"),
-         "version=OpenSSH_7.4p1, OpenSSL 1.0.2k-fips\n", "OpenSSH 7.4 has no accept-new"),
-    ],
-)  # fmt: skip
-def test_options_that_no_deploy_sets(policy: Policy, printed: str, actual: str) -> None:
-    result = checks.options(parse(RECORDED.replace("\nsize=", f"\n{printed}size=", 1)), policy)
-    assert (result.status, result.fixable) == ("fail", False)
-    assert actual in result.actual
+        (Policy(ssh_client_hosts=("gpu*",), ssh_client_mode="accept-new"), old,
+         "OpenSSH 7.4 has no accept-new"),
+    ):  # fmt: skip
+        observed = parse(RECORDED.replace("\nsize=", f"\n{printed}size=", 1))
+        result = checks.options(observed, policy)
+        assert (result.status, result.fixable, actual in result.actual) == ("fail", False, True)
 
 
-def test_an_ssh_that_lacks_a_library_is_installed_again() -> None:
+def test_an_ssh_that_lacks_a_library_is_installed_again():
     error = "|/usr/bin/ssh: error while loading shared libraries: libx.so"
     printed = RECORDED.replace("|user root", error).replace("rc=0", "rc=127")
     result = checks.installed(parse(printed), POLICY)
@@ -167,7 +131,7 @@ def test_an_ssh_that_lacks_a_library_is_installed_again() -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "options"))
-def test_the_first_value_wins(case: Case) -> None:
+def test_the_first_value_wins(case):
     """where: the line that wins for gpu1; first: whether a drop-in of ours would win."""
     texts = {f"/etc/ssh/{path}": text for path, text in case["files"].items()}
     files = {path: ssh_client.lines_of(path, text.encode()) for path, text in texts.items()}
@@ -175,9 +139,6 @@ def test_the_first_value_wins(case: Case) -> None:
     where = f"/etc/ssh/{case['where']}" if "where" in case else None
     assert (winner.where if winner else None) == where
     assert ssh_client.speaks_first(MAIN, files, ("stricthostkeychecking",)) is case["first"]
-
-
-# --- The fleet's lines: who is called what, whose keys are kept, and whose are not.
 
 
 def node(
@@ -215,7 +176,7 @@ FLEET = {"gpu1": Endpoint("10.0.0.1"), "gpu2": Endpoint()}
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "fleet"))
-def test_a_node_is_called_what_nobody_else_could_claim(case: Case) -> None:
+def test_a_node_is_called_what_nobody_else_could_claim(case):
     """A liar gets no name of a host outside the fleet, and takes none of the others' away."""
     nodes = {name: read_node(text) for name, text in case["nodes"].items()}
     endpoints = {name: read_endpoint(values) for name, values in case.get("inventory", {}).items()}
@@ -224,7 +185,7 @@ def test_a_node_is_called_what_nobody_else_could_claim(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "kept"))
-def test_of_its_own_block_a_node_keeps(case: Case) -> None:
+def test_of_its_own_block_a_node_keeps(case):
     """nodes: the others of the run; blocks: gpu1's is `OLD` where it has no other one."""
     blocks = {"gpu1": "old", **case.get("blocks", {})}
     texts = {"gpu1": "| A | 10.0.0.1", **case.get("nodes", {})}
@@ -235,7 +196,7 @@ def test_of_its_own_block_a_node_keeps(case: Case) -> None:
     assert set(lines) == {f"gpu1,10.0.0.1 {A}", *with_keys(case["kept"])}
 
 
-def test_nobody_takes_a_name_of_the_policys_lines() -> None:
+def test_nobody_takes_a_name_of_the_policys_lines():
     extra = (f"gpu1.login {C}", "@cert-authority *.example ssh-rsa AAAA")
     nodes = {"gpu1": node("gpu1 gpu1.login", [A])}
     lines = fleet_lines(nodes, extra)
@@ -244,7 +205,7 @@ def test_nobody_takes_a_name_of_the_policys_lines() -> None:
     assert fleet_lines(nodes, lines) == lines
 
 
-def test_nodes_that_keep_the_same_share_one_object_and_odd_blocks_are_bounded() -> None:
+def test_nodes_that_keep_the_same_share_one_object_and_odd_blocks_are_bounded():
     nodes = {f"gpu{n}": node("", [key(n)], "", OLD) for n in range(10, 40)}
     nodes |= {f"gpu{n}": node("", [key(n)], "", [f"gpu2 {key(n)}"]) for n in range(40, 70)}
     lines = lines_of_nodes(Fleet(nodes, (), FLEET | dict.fromkeys(nodes, Endpoint())), nodes, {})
@@ -264,7 +225,7 @@ def with_block(names: str, keys: list[str], block: KnownHosts) -> Snapshot:
 FETCHED = "\n".join([managed_block.BEGIN.decode(), *OLD, managed_block.END.decode()]) + "\n"
 
 
-def test_blocks_that_were_fetched_count_like_those_that_came_along() -> None:
+def test_blocks_that_were_fetched_count_like_those_that_came_along():
     lines = fleet_lines({"gpu1": node("gpu1", [A])}, (), FLEET, OLD)
     large = large_block()
     nodes = dict.fromkeys(("gpu1", "gpu4"), with_block("gpu1", [A], large))
@@ -278,7 +239,7 @@ def test_blocks_that_were_fetched_count_like_those_that_came_along() -> None:
         fleet.read_block(FETCHED.replace("gpu2", "evil"), large.digest)
 
 
-def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_block() -> None:
+def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_block():
     honest = node("gpu3", [C], "", OLD)
     told = KnownHosts(b"", None, honest["ssh_client"].known_hosts.digest, 10**6, sent=False)
     nodes = {"gpu1": with_block("gpu1", [A], told), "gpu3": honest}
@@ -286,7 +247,7 @@ def test_a_digest_that_a_node_tells_takes_nothing_from_the_node_that_has_the_blo
     assert OLD[1] in lines["gpu3"]
 
 
-def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another() -> None:
+def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another():
     large = large_block()
     nodes = {"gpu1": with_block("", [A], large), "gpu3": with_block("", [C], large)}
     asked: list[str] = []
@@ -308,7 +269,7 @@ def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another() -> Non
     assert asked == []
 
 
-def test_the_same_nodes_give_the_same_lines_in_any_order() -> None:
+def test_the_same_nodes_give_the_same_lines_in_any_order():
     nodes = {f"gpu{n}": node(f"gpu{n}", [key(n)], f"10.0.0.{n}", OLD) for n in range(3, 30)}
     lines = fleet_lines(nodes, (), FLEET, OLD)
     assert fleet_lines(dict(reversed(nodes.items())), (), FLEET, OLD) == lines
@@ -323,7 +284,7 @@ NO_KEYS = ["", "ssh-ed25519", "ssh-ed25519 AAAA", f"ssh-dss {A.split()[1]}", f"c
 NO_KEYS += [f"ssh-rsa {A.split()[1]}", f"{A}\nevil {B}", A.replace("ed25519 ", "ed25519 *")]
 
 
-def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped() -> None:
+def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped():
     assert [text for text in NO_NAMES if ssh_client.clean_name(text)] == []
     no_addresses = ["127.0.0.1", "::1", "fe80::1", "0.0.0.0", "1.2.3", "x", ""]
     assert [text for text in no_addresses if ssh_client.clean_address(text)] == []
@@ -334,18 +295,15 @@ def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped() -> None:
     assert ssh_client.clean_key(f"{A} root@gpu1") == A
 
 
-# --- Verdicts.
-
-
 @pytest.mark.parametrize("case", cases(__file__, DATA, "checked"))
-def test_a_block_is_judged_by_what_it_knows(case: Case) -> None:
+def test_a_block_is_judged_by_what_it_knows(case):
     policy = Policy(ssh_known_hosts=tuple(with_keys(["gpu1 A", "gpu2 B"])))
     block = None if case["block"] is None else with_keys(case["block"])
     result = checks.known_hosts(node("x", [A], "", block)["ssh_client"], policy)
     assert result.status == case["status"]
 
 
-def test_nothing_gathered_and_other_modes_do_not_apply() -> None:
+def test_nothing_gathered_and_other_modes_do_not_apply():
     observed = node("x", [A])["ssh_client"]
     assert checks.known_hosts(observed, Policy()).status == "na"
     lines = (f"gpu1 {A}",)
@@ -356,20 +314,13 @@ def test_nothing_gathered_and_other_modes_do_not_apply() -> None:
     assert checks.expected(lines) is checks.expected(lines)
 
 
-@pytest.mark.parametrize(
-    ("keys", "policy", "status"),
-    [
-        ([A], Policy(), "na"),
-        ([], Expected(host_key=A), "na"),
-        ([A], Expected(host_key=A, ssh_client_mode="no"), "na"),
-        ([A], Expected(host_key=A), "ok"),
+def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
+    mode = {"ssh_client_mode": "no"}
+    for keys, policy, status in (
+        ([A], Policy(), "na"), ([], Expected(host_key=A), "na"),
+        ([A], Expected(host_key=A, **mode), "na"), ([A], Expected(host_key=A), "ok"),
         ([A], Expected(host_key=B), "fail"),
-    ],
-)
-def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs(
-    keys: list[str], policy: Policy, status: str
-) -> None:
-    result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
-    assert (result.status, result.fixable) == (status, False)
-    if status == "fail":
-        assert result.actual == f"ssh-ed25519 {ssh_client.fingerprint(A)}"
+    ):  # fmt: skip
+        result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
+        assert (result.status, result.fixable) == (status, False)
+    assert result.actual == f"ssh-ed25519 {ssh_client.fingerprint(A)}"

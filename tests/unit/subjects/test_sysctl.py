@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -15,12 +14,9 @@ from tests.cases import cases
 YAMA = "kernel.yama.ptrace_scope"
 #: How the cases write a directory of the node.
 SHORT = {
-    "etc/": "/etc/sysctl.d/",
-    "run/": "/run/sysctl.d/",
-    "local/": "/usr/local/lib/sysctl.d/",
-    "usr/": "/usr/lib/sysctl.d/",
-    "tuned/": "/usr/lib/tuned/",
-}
+    "etc/": "/etc/sysctl.d/", "run/": "/run/sysctl.d/", "local/": "/usr/local/lib/sysctl.d/",
+    "usr/": "/usr/lib/sysctl.d/", "tuned/": "/usr/lib/tuned/",
+}  # fmt: skip
 
 
 def expand(text: str) -> str:
@@ -30,7 +26,7 @@ def expand(text: str) -> str:
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/sysctl.json"))
-def test_what_sets_a_key_at_the_next_boot(case: dict[str, Any]) -> None:
+def test_what_sets_a_key_at_the_next_boot(case):
     """sysctl.d(5) of systemd 252, its src/sysctl/sysctl.c (parse_line, apply_glob_option) and
     src/basic/sysctl-util.c (sysctl_normalize); kernel-parameters.txt, `sysctl.*=`."""
     files = {expand(path): text.replace("YAMA", YAMA) for path, text in case["files"].items()}
@@ -48,7 +44,7 @@ def test_what_sets_a_key_at_the_next_boot(case: dict[str, Any]) -> None:
     assert boot.last_name == case.get("last", boot.last_name)
 
 
-def test_the_number_that_the_kernel_takes() -> None:
+def test_the_number_that_the_kernel_takes():
     """kernel/sysctl.c, proc_get_long: the first word counts; it ends at a blank."""
     numbers = {"0": 0, "1 ": 1, "0 # off": 0, "00": 0, "0x1": 1, "-1": -1, "010": 8, "2 1": 2}
     assert {text: sysctl.kernel_number(text) for text in numbers} == numbers
