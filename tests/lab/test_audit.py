@@ -148,15 +148,3 @@ def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):
     assert '"nccl_socket_ifname"' in shown
 
 
-@pytest.mark.parametrize("command", ["audit", "env"])
-def test_a_mistake_costs_one_line_and_no_look(command, lab, fleet, tool):
-    where = fleet(lab.nodes)
-    for words, message in (
-        (["--format", "yaml"], "'yaml' is not one of"),
-        (["-o", "/nosuch/report"], "-o /nosuch/report: no directory /nosuch"),
-        (["-o", "/tmp"], "-o /tmp: is a directory"),
-        (["--only", "gpus.nosuch"] if command == "audit" else ["--ports", "0-10"], ": "),
-    ):
-        done = tool(command, where, *words)
-        assert (done.status, done.out) == (2, ""), done
-        assert message in done.err, done
