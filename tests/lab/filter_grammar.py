@@ -160,11 +160,6 @@ XT_CONDITIONS = (
     "ftp",
     "-m realm --realm 0", "-p tcp -m ecn --ecn-tcp-ece",
 )  # fmt: skip
-XT_ENDS = (
-    "ACCEPT", "DROP", "REJECT", "RETURN", "one", "MARK --set-xmark 0x1/0xffffffff",
-    "CONNMARK --save-mark", "CONNMARK --restore-mark", "LOG", "MARK --set-xmark 0x0/0x1",
-)  # fmt: skip
-_XT_WEIGHTS = (8, 5, 1, 1, 3, 1, 1, 1, 1, 1)
 IPSETS = """create banned hash:net family inet
 add banned 203.0.113.0/24
 create fleet hash:ip family inet
@@ -173,46 +168,3 @@ add fleet 192.168.7.9
 create where hash:ip,port family inet
 add where 10.1.0.9,tcp:29505
 """
-
-
-def iptables(seed: int) -> str:
-    """The tables of this seed, as `iptables-restore` reads them."""
-    draw = random.Random(seed)
-    lines = []
-    for table in draw.choice((("filter",), ("filter",), ("filter", "mangle"), ("filter", "raw"))):
-        chains = {"filter": ("INPUT", "OUTPUT"), "mangle": ("PREROUTING", "INPUT"),
-                  "raw": ("PREROUTING", "OUTPUT")}[table]  # fmt: skip
-        policies = {c: draw.choice(("ACCEPT", "ACCEPT", "DROP")) for c in chains}
-        if table != "filter" or draw.random() < 0.6:
-            policies[chains[-1]] = "ACCEPT"
-        lines += [f"*{table}", *(f":{c} {policies[c]} [0:0]" for c in chains), ":one - [0:0]"]
-        for chain in ("one", *chains):
-            if policies.get(chain) == "DROP" or (chain in ("INPUT",) and draw.random() < 0.5):
-                lines.append(f"-A {chain} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-            for _ in range(draw.choice((1, 2, 3, 4))):
-                lines.append(_xt_rule(draw, table, chain))
-            if policies.get(chain) == "DROP":
-                lines.append(f"-A {chain} -p tcp -m tcp --dport 29500:29510 -j ACCEPT")
-        lines.append("COMMIT")
-    return "\n".join(lines) + "\n"
-
-
-def _xt_rule(draw: random.Random, table: str, chain: str) -> str:
-    words = draw.sample(XT_CONDITIONS, draw.choice((1, 1, 1, 2)))
-    if sum("-p " in one for one in words) > 1 or sum("-s " in one for one in words) > 1:
-        words = words[:1]
-    if chain in {"OUTPUT", "one"}:
-        words = [one for one in words if "-i " not in one and "--dir in" not in one]
-    end = draw.choices(XT_ENDS, _XT_WEIGHTS)[0]
-    if chain == "one" and end == "one":
-        end = "RETURN"
-    if table == "raw":
-        words = [one for one in words if "conn" not in one and "state" not in one]
-        if "CONNMARK" in end:
-            end = "CT --notrack"
-    if end == "REJECT" and table != "filter":
-        end = "DROP"
-    if end.startswith("MARK") and draw.random() < 0.3 and table == "raw":
-        end = "CT --notrack"
-    modules = " ".join(words)
-    return f"-A {chain} {modules} -j {end}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, image, state
+from nodeready.lab import Lab, Node, image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 from tests.command import wait_for
@@ -112,8 +112,6 @@ def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -
     fresh_node.run("true")
     refused = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert "Host key verification failed" in refused.stderr
-
-
 
 
 def test_labs_do_not_meet(lab: Lab, fresh_node: Node) -> None:

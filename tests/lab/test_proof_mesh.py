@@ -33,6 +33,7 @@ def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]
 
 def not_ok(done: Done) -> dict[str, tuple[str, str]]:
     """The nodes whose mesh is not ok: status and actual."""
+    assert done.out, done
     return {
         node["name"]: (result["status"], result["actual"])
         for node in json.loads(done.out)["nodes"]
@@ -111,7 +112,7 @@ def test_when_the_command_is_ended_nothing_is_left(fresh_nodes, start, tool, num
     wait_for(lambda: nothing_left(nodes))
 
 
-def test_over_srun_as_an_ordinary_user(slurm_lab, login, tool):
+def test_over_srun_as_an_ordinary_user(slurm_lab, login, fleet, tool):
     """A step on each node, spoken with; the job and its own step go on."""
     nodes = slurm_lab.nodes
     job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 600")
@@ -120,7 +121,7 @@ def test_over_srun_as_an_ordinary_user(slurm_lab, login, tool):
         return len(login("squeue", "-h", "-s", "-j", job).splitlines())
 
     wait_for(lambda: steps() == 2)
-    words = ("ready", "--via", "srun", "--job", job, *ONLY)
+    words = ("ready", fleet(nodes), "--user", "ml", "--via", "srun", "--job", job, *ONLY)
     drop(nodes[1], "tcp dport 29505")
     try:
         found = not_ok(tool(*words, env=login.env))
