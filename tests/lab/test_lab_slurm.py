@@ -140,6 +140,8 @@ def test_life_of_a_lab_with_slurm(slurm_lab: Lab, own_lab: str) -> None:
     assert again.stdout.startswith(f"{name}: 1 of 2 nodes started")
     lab = Lab.load(name)
     assert lab is not None
+    ran = lab.nodes[1].run("srun -N2 hostname", user="ml").stdout
+    assert sorted(ran.split()) == [node.name for node in lab.nodes]
     job = lab.slurm_run("squeue", "-h", "-j", sleeper.stdout.strip(), "-o", "%T %N")
     assert job.stdout == f"RUNNING {name}001\n"
 

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,6 +119,12 @@ json.dump({"file": pyinfra.__file__, "wrong": wrong}, sys.stdout)
 """
 
 
+def run(argv: list[str], limit_s: int = LIMIT_S, **how: Any) -> Done:
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=limit_s, check=False, **how
+    )
+
+
 @dataclass(frozen=True)
 class Newest:
     """The release, and the directory that stands in front of the locked packages."""
@@ -135,16 +142,9 @@ class Newest:
 
     def pyinfra(self, tool: Tool, *words: object) -> Done:
         """Run its own command in the checkout, as `pyinfra INVENTORY deploy.py` is run."""
-        return subprocess.run(
-            [sys.executable, str(self.directory / "bin/pyinfra"), *map(str, words)],
-            env=tool.environment(**self.environment),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        argv = [sys.executable, str(self.directory / "bin/pyinfra"), *map(str, words)]
+        how = {"env": tool.environment(**self.environment), "cwd": ROOT, "stdin": -3}
+        return run(argv, **how)
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -171,18 +171,9 @@ def wanted() -> list[str]:
 def newest(tmp_path_factory: pytest.TempPathFactory) -> Newest:
     """Installed from PyPI. Skips where that cannot be reached; in CI that is a failure."""
     directory = tmp_path_factory.mktemp("newest") / "packages"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--upgrade"),
-            *("--only-binary", ":all:", "--python", sys.executable, "--target", str(directory)),
-            *wanted(),
-        ],
-        cwd=directory.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--upgrade"]
+    words = ["--only-binary", ":all:", "--python", sys.executable, "--target", str(directory)]
+    done = run([*install, *words, *wanted()], 300, cwd=directory.parent)
     if done.returncode and re.search("Failed to fetch|network was disabled", done.stderr):
         reason = f"PyPI cannot be reached: {' '.join(done.stderr.split())}"
         if os.environ.get("CI"):
@@ -208,15 +199,8 @@ def imports() -> list[tuple[str, str, str]]:
 def test_all_that_we_use_of_it_is_there(newest):
     assert f"\n## {SECTION}\n" in (DOCS / "architecture.md").read_text()
     asked = {"imports": imports(), **USED}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROBE],
-        input=json.dumps(asked),
-        env={**os.environ, **newest.environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    env = {**os.environ, **newest.environment}
+    done = run([sys.executable, "-c", _PROBE], input=json.dumps(asked), env=env)
     with newest.named():
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
