@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.node.stacks import program as answer
 from tests.builders.proof import processes, put_py_spy
 from tests.command import wait_for, written
 from tests.lab.targets import (
@@ -168,11 +167,3 @@ def test_a_program_that_is_killed_leaves_nothing(node, login, number):
     assert "Traceback" not in node.read("/tmp/out")
     assert TAG not in node.enter(["ps", "-eww", "-o", "args"]).stdout
     assert status(node, pid) == ("S", 0)
-
-
-def test_a_pattern_that_is_none(lab):
-    config = configured(match="(")
-    command = line(config)
-    text = lab.nodes[0].run(command.line, input=command.stdin).stdout
-    trace = answer.unpack(text, config.nonce)
-    assert trace["error"].startswith("no regular expression: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +76,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert good.name not in again.out
 
 
+@pytest.mark.nightly
 def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
     nodes = fresh_nodes(4)
     where = fleet(nodes)
@@ -107,24 +107,3 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     assert not ours(slow)
     assert "sleep 600" not in slow.run("ps -eo args=").stdout
     frozen.resume_sshd()
-
-
-def test_a_user_whom_the_nodes_do_not_know(lab, fleet, tool):
-    where = fleet(lab.nodes[:1])
-    done = tool("ready", where, "--user", "nobodyhere", "--only", "proof.attach")
-    assert done.status == 3, done
-    assert "no such user" in done.out
-
-
-def test_an_interrupt_ends_what_runs_on_the_nodes(fresh_node, fleet, tool):
-    node, where = fresh_node, fleet([fresh_node])
-    hang = "#!/bin/sh\ntouch /run/hanging\nsleep 600\n"
-    node.write("/usr/local/bin/py-spy", hang, mode=0o755)
-    started = tool.start("ready", where, "--user", "root", "--only", "proof.attach")
-    wait_for(lambda: node.run("test -e /run/hanging", check=False).returncode == 0)
-    started.send_signal(signal.SIGINT)
-    done = tool.end(started)
-    assert done.status == 130, done
-    assert "partial" in done.out + done.err
-    wait_for(lambda: not ours(node))
-    assert "sleep 600" not in node.run("ps -eo args=").stdout

@@ -76,6 +76,7 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
     assert "py-spy is not installed (nodeready deploy installs it)" in table.out
 
 
+@pytest.mark.nightly
 def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_path):
     kept, away = tmp_path / "kept", job.nodes[3]
     away.stop_sshd()
