@@ -25,6 +25,14 @@ TOOLS = {
 }
 
 
+def boots(node: Node, prints: str) -> None:
+    """The kernel was started with what this prints."""
+    script = (
+        f"{prints} >/tmp/cmdline; umount /proc/cmdline; mount --bind /tmp/cmdline /proc/cmdline"
+    )
+    node.enter(["sh", "-c", script])
+
+
 @pytest.fixture
 def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
     """A factory: a node of a distribution with its boot loader tools and these files."""
@@ -32,13 +40,7 @@ def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
     def make(release: str, *tools: str, **files: str | bytes) -> Node:
         made = fresh_nodes(1, profile="mi300x")[0]
         # As the kernel was started before anybody set its arguments.
-        made.enter(
-            [
-                "sh", "-c",
-                "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline >/tmp/booted; "
-                "umount /proc/cmdline; mount --bind /tmp/booted /proc/cmdline",
-            ]
-        )  # fmt: skip
+        boots(made, "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline")
         made.write("/etc/os-release", release)
         for tool in tools:
             made.write(f"/usr/sbin/{tool}", TOOLS[tool], 0o755)
@@ -98,12 +100,8 @@ DIRTY = {
         {"": 'GRUB_CMDLINE_LINUX=\'dyndbg="file drivers/* +p; func f" x=* iommu=soft "y=a b"\'\n'},
         ["ro", 'dyndbg="file drivers/* +p; func f"', "x=*", '"y=a b"', "+"],
     ),
-    "CRLF": (
-        {"": 'GRUB_DEFAULT=0\r\nGRUB_CMDLINE_LINUX="a=1 iommu=soft"\r\n'},
-        ["ro", "a=1", "+"],
-    ),
     "assignments that only a shell understands": (
-        {"": 'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\n'},
+        {"": 'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\r\n'},
         ["ro", "a=1", "b=2", "+"],
     ),
     "no configuration at all": ({}, ["ro", "+"]),
@@ -136,9 +134,7 @@ def test_debian_keeps_other_tokens_and_drops_contradicting_ones(node):
         debian.run("update-grub")
         assert arguments(debian) == after, name
     # A reboot gives the kernel what the boot loader has.
-    debian.enter(["sh", "-c", "umount /proc/cmdline; echo >/tmp/cmdline"])
-    debian.write("/tmp/cmdline", "BOOT_IMAGE=/vmlinuz " + " ".join(arguments(debian)) + "\n")
-    debian.enter(["mount", "--bind", "/tmp/cmdline", "/proc/cmdline"])
+    boots(debian, f"echo BOOT_IMAGE=/vmlinuz {' '.join(arguments(debian))}")
     assert set(status(debian, Policy()).values()) == {"ok"}
     # Another policy replaces, and an empty one leaves all alone.
     assert deploy(debian, Policy(iommu_args=("iommu=nopt", "pci=noaer"))) == 1
@@ -153,19 +149,11 @@ def test_what_a_person_set_stays_and_a_failing_update_grub_is_quoted(node):
     debian.run("update-grub")
     assert deploy(debian, Policy()) == 1
     assert "amd_iommu=off" in arguments(debian)
-    results = judge(observe(on(debian), Policy(), ["iommu"]), Policy(), ["iommu"])
-    off = next(result for result in results if result.check == "iommu.off")
-    assert (off.status, off.actual, off.source) == (
-        "warn", "amd_iommu=off", "/etc/default/grub.d/10-hang.cfg:1",
-    )  # fmt: skip
+    assert status(debian, Policy())["iommu.off"] == "warn"
     fails = "#!/bin/sh\necho 'grub-probe: no device' >&2\nexit 1\n"
     debian.write("/usr/sbin/update-grub", fails, 0o755)
     with pytest.raises(AssertionError, match="update-grub: grub-probe: no device"):
         deploy(debian, Policy(iommu_args=("iommu=nopt",)))
-    # No supported boot loader is a person's work.
-    debian.write("/etc/os-release", "ID=alpine\n")
-    assert status(debian, Policy(iommu_args=("iommu=nopt",)))["iommu.args"] == "fail"
-    assert deploy(debian, Policy(iommu_args=("iommu=nopt",))) == 0
 
 
 def test_rhel_goes_through_grubby(node):
