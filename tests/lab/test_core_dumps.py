@@ -34,16 +34,11 @@ def test_on_a_dirty_node_cores_go_where_the_policy_says(fresh_nodes):
     apply(on(node), plan(observe(on(node), WANT), WANT, STEPS))
 
     assert node.run("cat /proc/sys/kernel/core_pattern").stdout.strip() == WANT.core_pattern
-    host = node.testinfra()
-    directory = host.file("/var/crash")
-    assert (directory.is_directory, directory.mode) == (True, 0o1777)
-    masked = host.file("/etc/systemd/system/apport.service")
-    assert (masked.is_symlink, masked.linked_to) == (True, "/dev/null")
-    node.run("su -s /bin/sh ml -c 'touch /var/crash/core.x'")
+    assert node.run("readlink /etc/systemd/system/apport.service").stdout == "/dev/null\n"
+    node.run("touch /var/crash/core.x", user="ml")
     # systemd-tmpfiles itself takes our rule, not the other one.
-    node.run("rmdir /var/crash 2>/dev/null || rm -r /var/crash")
-    node.run("systemd-tmpfiles --create --prefix=/var/crash 2>/dev/null || :")
-    assert host.file("/var/crash").mode == 0o1777
+    node.run("rm -r /var/crash; systemd-tmpfiles --create --prefix=/var/crash 2>/dev/null || :")
+    assert node.run("stat -c '%F %a' /var/crash").stdout == "directory 1777\n"
 
     assert before == {path: node.run(f"sha256sum {path}").stdout for path in DIRTY}
     again = observe(on(node), WANT)
