@@ -97,10 +97,10 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert again.status == 3, again
     assert json.loads(again.out)["groups"] == json.loads(done.out)["groups"]
     assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
-    for form, name in (("html", "html"), ("speedscope", "speedscope.json")):
+    for form in ("html", "speedscope"):
         made = tool("stacks", "--from", kept, "--format", form)
-        first = (kept / f"stacks.{name}").read_text()
-        assert untimed(made.out) == untimed(first)
+        (first,) = kept.glob(f"stacks.{form}*")
+        assert untimed(made.out) == untimed(first.read_text())
     # The next run into it: what the first one knew of other nodes does not stay.
     fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
     # Nobody asked for the others: they are not missing.
@@ -126,9 +126,6 @@ def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, wh
     assert len(done.lines) == 1
     for words in ("RANK", "SLURM_PROCID", "job 4711", f"{HERE}/train.py", "--pid"):
         assert words in done.err
-    chosen = tool("stacks", where, *QUICK, "--match", "nothing like it")
-    assert chosen.status == 2
-    assert "'nothing like it'" in chosen.err
 
 
 def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
@@ -211,9 +208,6 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
     assert groups(done) == [("stack", [5]), ("stack", [0, 1, 2, 3, 4])]
     assert found["groups"][0]["nodes"] == [slurm_lab.nodes[2].name]
     assert (found["job"], found["world_size"]) == (running, 6)
-    assert {node for one in found["groups"] for node in one["nodes"]} == {
-        n.name for n in slurm_lab.nodes
-    }
     assert all(one["native"] for one in found["groups"])
     assert "RUNNING" in login("squeue", "-h", "-o", "%T", "-j", running)
     for unknown in ("999999", f"{running}_7"):
