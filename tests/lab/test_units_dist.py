@@ -82,13 +82,8 @@ def test_another_checkout_builds_the_same_bytes(built, tmp_path):
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name,
-                target,
-                symlinks=True,
-                copy_function=shutil.copyfile,
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, target, symlinks=True, ignore=ignored)
         else:
             shutil.copyfile(ROOT / name, target)
     for path in copy.rglob("*"):
@@ -112,13 +107,9 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def say(*words: str) -> str:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [venv / "bin" / words[0], *words[1:]]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return subprocess.check_output(command, cwd=tmp_path, env=env, text=True)
 
     where = say("python", "-c", "import nodeready; print(nodeready.__file__)")
     assert Path(where.strip()).parent == site / "nodeready"
