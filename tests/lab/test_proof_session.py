@@ -81,12 +81,6 @@ def test_a_python_that_only_root_may_run(fresh_node):
     assert found["user"] == ("fail", words)
 
 
-def test_only_root_opens_a_session_for_another(fresh_node):
-    fresh_node.enter(["useradd", "-m", "other"])
-    found = judged(prove(fresh_node, "ml", user="other", wanted=("limits",)))
-    assert found["user"] == ("fail", "logged in as ml, who cannot become other: log in as root")
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 @pytest.mark.parametrize(("login", "user"), [("root", "ml"), ("ml", "ml")])

@@ -22,20 +22,6 @@ INJECTIONS = (
 )
 
 
-def test_a_fact_that_makes_no_sense(fresh_nodes, fleet, tool):
-    """That subject is unknown on that node, with the first bytes; nothing else changes."""
-    good, odd = fresh_nodes(2)
-    odd.write("/proc/sys/kernel/yama/ptrace_scope", f"abc{ESC}\n")
-    done = tool("deploy", fleet([good, odd]), "--yes", "--only", "ptrace,core_dumps,limits")
-    assert done.status == 3, done
-    assert re.search(rf"unknown +ptrace\.observed +{odd.name}\n +.*no number: abc\\x1b", done.out)
-    steps = "core_dumps.directory, core_dumps.pattern, limits.logins"
-    assert re.search(rf"^changed +{odd.name}: {steps}$", done.out, re.M), done
-    assert re.search(rf"^changed +{good.name}: ptrace\.scope, {steps}$", done.out, re.M), done
-    assert "/etc/sysctl.d/99-zz-nodeready-ptrace.conf" not in "".join(written(odd))
-    assert odd.read("/proc/sys/kernel/yama/ptrace_scope").startswith("abc")
-
-
 #: Mistakes that we do not know of: in looking at a node, in judging a subject, in planning a step.
 _MISTAKES = """
 from dataclasses import replace
