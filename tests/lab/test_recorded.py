@@ -171,10 +171,7 @@ def monitored(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]
     """A Prometheus of these targets; its address when it has scraped them."""
     for program in ("prometheus", "prometheus-node-exporter"):
         if not shutil.which(program):
-            reason = f"not installed: {program}"
-            if os.environ.get("CI"):
-                pytest.fail(reason)
-            pytest.skip(reason)
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"not installed: {program}")
     started: list[subprocess.Popen[bytes]] = []
 
     def start(targets: list[dict[str, Any]]) -> str:

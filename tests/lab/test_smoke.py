@@ -72,10 +72,9 @@ def _own(found: Mapping[str, tuple[int, int, int]]) -> set[str]:
 def torch_nodes(nodes: list[Node]) -> list[Node]:
     """Those that make their collectives with PyTorch. Without it a skip; in CI a failure."""
     if not _TORCH.exists():
-        reason = "no torch for /usr/bin/python3 (Debian: python3-torch)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no torch for /usr/bin/python3 (Debian: python3-torch)"
+        )
     return nodes[:TORCH_NODES]
 
 

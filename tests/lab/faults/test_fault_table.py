@@ -135,20 +135,13 @@ class Row:
         return not {*self.wanted.values()} & {"fail", "unknown"} and not self.policy
 
 
-def _table() -> dict[str, Row]:
-    rows = {}
-    for group in json.loads((Path(__file__).parent / "data/faults.json").read_text()):
-        checks = group["checks"]
-        untold = {f"gpus.{name}": "unknown" for name in UNTOLD[group.get("untold", "")]}
-        wanted = {**checks, **untold, **checks, **group.get("proofs", {})}
-        policy = {
-            key: HERE.get(str(value), value) for key, value in group.get("policy", {}).items()
-        }
-        rows |= {name: Row(wanted, words, policy) for name, words in group["faults"].items()}
-    return rows
-
-
-TABLE = _table()
+TABLE: dict[str, Row] = {}
+for group in json.loads((Path(__file__).parent / "data/faults.json").read_text()):
+    checks, policy = group["checks"], group.get("policy", {})
+    untold = {f"gpus.{name}": "unknown" for name in UNTOLD[group.get("untold", "")]}
+    wanted = {**checks, **untold, **checks, **group.get("proofs", {})}
+    policy = {key: HERE.get(str(value), value) for key, value in policy.items()}
+    TABLE |= {name: Row(wanted, words, policy) for name, words in group["faults"].items()}
 
 #: What `ready` skips, and the faults.
 Batch = tuple[str, list[str]]
@@ -199,16 +192,15 @@ def bench(
 
 def healthy(bench: Bench, names: list[str]) -> dict[str, dict[str, str]]:
     """Policy -> the statuses of a healthy node that is judged by it."""
+    # No batch has more policies than the bench has nodes.
     policies = [{}, *(TABLE[name].policy for name in names if TABLE[name].policy)]
-    nodes = [node.name for node in bench.lab.nodes]
-    statuses = {}
-    for start in range(0, len(policies), len(nodes)):
-        some = dict(zip(nodes, policies[start:], strict=False))
-        reports = bench.ready(some, "--skip", "proof")
-        for node, policy in some.items():
-            results = reports[node].results
-            statuses[json.dumps(policy)] = {check: r["status"] for check, r in results.items()}
-    return statuses
+    some = dict(zip([node.name for node in bench.lab.nodes], policies, strict=False))
+    assert len(some) == len(policies)
+    reports = bench.ready(some, "--skip", "proof")
+    return {
+        json.dumps(policy): {check: r["status"] for check, r in reports[node].results.items()}
+        for node, policy in some.items()
+    }
 
 
 def is_passing_unrest(check: str, status: str) -> bool:
