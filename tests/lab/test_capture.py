@@ -101,6 +101,7 @@ def test_a_rank_that_ends_between_finding_and_looking(node):
     assert leaf(trace, other) == "waits_here"
 
 
+@pytest.mark.nightly
 def test_the_kernels_facts_are_there_without_py_spy(node):
     pid = start(node, "python3", "-c", WAIT, user="ml", RANK=0, **JOB)
     for spy, expected in (

@@ -85,6 +85,7 @@ def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start, tool):
     assert not_ok(done) == {other.name: ("fail", f"{told}the way back works: asymmetric")}, done
 
 
+@pytest.mark.nightly
 def test_a_node_that_dies_in_the_middle_costs_itself(fresh_nodes, start, tool):
     nodes = fresh_nodes(8)
     # Its rounds wait for time-outs: there is a middle.

@@ -135,6 +135,7 @@ def test_a_directory_tells_what_the_nodes_would_and_how_old_that_is(gated, tool,
     assert found(rows[second.name])["gate.policy"] == "fail"
 
 
+@pytest.mark.nightly
 def test_a_file_server_that_is_gone_costs_the_directory_alone(gated, tool):
     """A mount whose server never answers: whoever asks it is in state D, and no signal ends it."""
     node = gated[0][0]
