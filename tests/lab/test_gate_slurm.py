@@ -234,26 +234,6 @@ def test_an_administrators_drain_survives_both(good):
         assert reason(good) == "disk swap"
 
 
-def test_a_fresh_verdict_is_believed_and_an_old_or_broken_one_is_none(good):
-    healthcheck(good)
-    breaks(good)
-    # The verdict is fresh: the job starts, and nobody has looked.
-    assert ran(good, job(good)) == f"{good.name}\n"
-    fresh = good.read(probe.VERDICT)
-    kept = json.loads(fresh)
-    assert kept["go"] is True
-    old = json.dumps({**kept, "time": kept["time"] - 1000})
-    for broken in (old, fresh[:40]):
-        good.write(probe.VERDICT, broken)
-        number = job(good)
-        wait_for(lambda: reason(good))
-        assert is_drained(good)
-        # Slurm hears of the failed prolog a moment later, and would drain the node once more.
-        wait_for(lambda n=number: state(good, n) == "PENDING")
-        slurm(good.lab, "scancel", number)
-        told(good, "reset")
-
-
 @pytest.mark.nightly
 def test_an_nvidia_smi_that_never_ends_delays_no_prolog(cluster):
     wedged = cluster.nodes[1]

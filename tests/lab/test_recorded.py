@@ -110,29 +110,9 @@ def test_a_directory_tells_what_the_nodes_would_and_how_old_that_is(gated, tool,
     assert found(rows[second.name])["ptrace.scope"] == "fail"
     assert found(rows[third.name]) == {"gate.verdict": "unknown"}
     assert all(0 <= rows[one.name]["age_seconds"] < 600 for one in (first, second))
-
-    # A timer that stopped: the node was well, and nobody knows whether it still is.
-    old = json.loads((place / f"{first.name}.json").read_text())
-    (place / f"{first.name}.json").write_text(json.dumps({**old, "time": old["time"] - 3600}))
-    _, rows = audit(tool, where, place)
-    assert found(rows[first.name]) == {"gate.verdict": "unknown"}
-    assert rows[first.name]["status"] == "unknown"
+    # What is stale, another user's or of another policy, tests/unit asks.
     shown = tool("audit", where, "--recorded", place)
-    assert "1 stale, 1 without a verdict" in shown.out
-
-    # Whoever may write there, but for root and the directory's owner, says nothing.
-    os.chown(place / f"{second.name}.json", 4001, 4001)
-    _, rows = audit(tool, where, place)
-    (result,) = rows[second.name]["results"]
-    assert "belongs to uid 4001" in result["actual"]
-    os.chown(place, 4001, 4001)
-
-    # A policy that no node has yet.
-    settings = {**SETTINGS, "core_retention_days": 3}
-    hosts = [node.inventory_data() for node in nodes]
-    where.write_text(f"lab = ({hosts!r}, {settings!r})\n")
-    _, rows = audit(tool, where, place)
-    assert found(rows[second.name])["gate.policy"] == "fail"
+    assert "1 without a verdict" in shown.out, shown
 
 
 @pytest.mark.nightly
