@@ -12,8 +12,7 @@ import pytest
 from nodeready.lab import Node
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
-from nodeready.subjects.snapshot import judge
-from tests.helpers import apply, observe, on, plan
+from tests.lab import looks
 from tests.lab.rows import rows
 
 NAMES = ("nr-alpha", "nr-beta")
@@ -31,16 +30,12 @@ def want(*packages: str, wait_s: int = 30) -> Policy:
 
 
 def deploy(node: Node, policy: Policy) -> int:
-    """Apply what is planned for the packages; the number of changes."""
-    seen = observe(on(node), policy, ["debug_tools"])
-    todo = plan(seen, policy, [debug_tools.packages])
-    apply(on(node), todo)
-    return len(todo)
+    """Of the packages; the number of changes."""
+    return len(looks.deploy(node, policy, [debug_tools.packages], "debug_tools"))
 
 
 def status(node: Node, policy: Policy) -> str:
-    results = judge(observe(on(node), policy, ["debug_tools"]), policy)
-    return next(result.status for result in results if result.check == "debug_tools.packages")
+    return looks.statuses(node, policy, "debug_tools")["debug_tools.packages"]
 
 
 def refused(node: Node, policy: Policy) -> str:
@@ -184,8 +179,7 @@ def test_an_unreachable_mirror_is_the_cause(apt, mirror, cause):
     assert cause in message
     # The tool that needs no mirror arrives all the same.
     policy = want(*NAMES)
-    changes = plan(observe(on(apt), policy, ["debug_tools"]), policy, [debug_tools.py_spy])
-    apply(on(apt), changes)
+    looks.deploy(apt, policy, [debug_tools.py_spy], "debug_tools")
     assert apt.run("/usr/local/bin/py-spy --version").stdout == f"py-spy {policy.py_spy_version}\n"
     # Beside a mirror that has it all it is no failure; what nobody has is named with it.
     apt.write("/etc/apt/sources.list", whole + line)

@@ -12,7 +12,8 @@ from nodeready.policy import Policy
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
 from tests.command import wait_for
-from tests.helpers import observe, on
+from tests.helpers import observe
+from tests.lab.looks import judged
 from tests.lab.rows import rows
 
 POLICY = Policy()
@@ -33,10 +34,8 @@ while True:
 """
 
 
-def looked(node: Node, policy: Policy = POLICY) -> dict[str, Result]:
-    """What the checks say of this node."""
-    seen = observe(on(node), policy, ("ports",))
-    return {result.check: result for result in judge(seen, policy, ("ports",))}
+def looked(node: Node) -> dict[str, Result]:
+    return judged(node, POLICY, "ports")
 
 
 def statuses(results: dict[str, Result]) -> dict[str, str]:
