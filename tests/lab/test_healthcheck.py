@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -198,3 +200,35 @@ def test_an_interrupt_ends_what_was_started(fresh_nodes, put, number, command):
     said = [node.read(f"/tmp/{name}") for name in ("status", "err", "out")]
     assert said == ["130\n", "nodeready: interrupted\n", ""]
     wait_for(lambda: not ours(node))
+
+
+def test_only_roots_own_file_is_read(tmp_path):
+    place = tmp_path / "nodeready" / "verdict.json"
+    made = gate.Verdict(time.time() - 1, gate.boot_id(), "policy", True)
+
+    def read() -> gate.Verdict | None:
+        return gate.read("policy", 60, str(place))
+
+    assert read() is None
+    gate.write(made, str(place))
+    assert read().boot_id == made.boot_id
+    os.chmod(place, 0o646)
+    assert read() is None
+    gate.write(made, str(place))
+    assert read() is not None, "written anew, it is root's alone again"
+    os.chown(place, 65534, -1)
+    assert read() is None
+    os.chown(place, 0, -1)
+    os.chmod(place.parent, 0o777)
+    assert read() is None, "others could put an older one in its place"
+    os.chmod(place.parent, 0o755)
+    place.rename(tmp_path / "elsewhere")
+    for make in (
+        lambda: place.symlink_to(tmp_path / "elsewhere"),
+        lambda: os.mkfifo(place),
+    ):
+        make()
+        assert read() is None
+        place.unlink()
+    place.mkdir()
+    assert read() is None

@@ -1,8 +1,9 @@
-"""What is published: the wheel and the sdist. They hold the package, nothing else."""
+"""What is published: the wheel and the sdist, which hold the package, and the manual page."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import nodeready
-from tests.paths import ROOT
+from tests.paths import DOCS, ROOT
 
 NAME = f"nodeready-{nodeready.__version__}"
 INFO = f"{NAME}.dist-info"
@@ -116,3 +117,13 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
     assert say("nodeready", "--version").split()[-1] == nodeready.__version__
     assert "ptrace.scope" in say("nodeready", "explain", "ptrace.scope")
     assert (venv / "share/man/man1/nodeready.1").is_file()
+
+
+def test_man_understands_the_manual():
+    if not shutil.which("man"):
+        pytest.skip("man is not installed (man-db)")
+    words = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", str(DOCS / "nodeready.1")]
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stderr == ""
+    assert "EXIT STATUS" in re.sub(".\x08", "", done.stdout)
