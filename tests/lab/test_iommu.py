@@ -87,9 +87,10 @@ DIRTY = {
         ["ro", 'dyndbg="file drivers/* +p; func f"', "x=*", '"y=a b"', "+"],
     ),
     "assignments that only a shell understands": (
-        {"": 'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\r\n'},
+        {"": 'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\n'},
         ["ro", "a=1", "b=2", "+"],
     ),
+    "CRLF": ({"": 'GRUB_CMDLINE_LINUX="a=1 iommu=soft"\r\n'}, ["ro", "a=1", "+"]),
     "no configuration at all": ({}, ["ro", "+"]),
 }
 

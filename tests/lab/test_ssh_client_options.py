@@ -151,30 +151,6 @@ def test_roots_own_file_is_named_and_left_alone(fresh_node: Node) -> None:
     assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
 
 
-def test_a_file_that_ssh_refuses_is_a_persons(fresh_node: Node) -> None:
-    node = fresh_node
-    node.write(CONFIG, INCLUDE + "Host *\n    NoSuchOption \x1b[31mred\n")
-    found = options(node, WANT)
-    assert (found.status, found.fixable) == ("fail", False)
-    assert f"{CONFIG}: line 3: Bad configuration option: nosuchoption" in found.actual
-    before = content(node, CONFIG)
-    seen = observe(inside(node), WANT, ["ssh_client"])
-    assert ssh_client.options.plan(seen, WANT) is None
-    assert content(node, CONFIG) == before
-
-
-def test_without_ssh_there_is_nothing_to_set(fresh_node: Node) -> None:
-    node = fresh_node
-    node.enter(["mv", "/usr/bin/ssh", "/usr/bin/ssh.away"])
-    node.enter(["rm", "/var/lib/dpkg/info/openssh-client.md5sums"])
-    seen = observe(inside(node), WANT, ["ssh_client"])
-    status = {result.check: result.status for result in judge(seen, WANT)}
-    assert status["ssh_client.installed"] == "fail"
-    assert status["ssh_client.options"] == "na"
-    deploy(node, WANT)
-    assert KEY in node.read("/etc/ssh/ssh_known_hosts")
-
-
 def test_no_strict_check_without_keys(fresh_node: Node) -> None:
     node = fresh_node
     seen = observe(inside(node), WANT, ["ssh_client"])
