@@ -160,24 +160,28 @@ def test_nodes_behind_gateways_are_asked_by_them(cluster: Cluster) -> None:
             assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
 
 
+KEYS = "/root/.ssh/authorized_keys"
 #: sshd reads its keys again.
 HANGUP = "kill -HUP $(cat /run/sshd.pid); sleep 1"
-KEYS = "/root/.ssh/authorized_keys"
 NEW_KEY = "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
-#: What is done to a node, what undoes it, its kind and words behind a gateway.
+
+
+def does(script: str) -> Callable[[Node], object]:
+    return lambda node: node.enter(["sh", "-c", script])
+
+
+#: What is done to a node, what undoes it, and words of it behind a gateway.
 TROUBLES: list[tuple[Callable[[Node], object], Callable[[Node], object], str]] = [
     (
-        lambda node: node.run(f"mv {KEYS} {KEYS}.away"),
-        lambda node: node.enter(["mv", f"{KEYS}.away", KEYS]),
+        does(f"mv {KEYS} {KEYS}.away"),
+        does(f"mv {KEYS}.away {KEYS}"),
         r"refused user root with any key of gateway \S+$",
     ),
     (Node.kill, Node.reboot, "no route to the node|no answer in 15 s"),
     (Node.pause_sshd, Node.resume_sshd, "accepts connections but sends no SSH banner"),
     (
-        lambda node: node.enter(
-            ["sh", "-c", f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"]
-        ),
-        lambda node: node.enter(["sh", "-c", f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"]),
+        does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
+        does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
         r"host key of \S+ changed; refused\..*known_hosts of gateway",
     ),
 ]

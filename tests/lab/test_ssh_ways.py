@@ -101,6 +101,12 @@ def agent(site: Site) -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
+def audited(fleet: Callable[..., Path], tool: Tool) -> Callable[..., dict[str, str]]:
+    """Each of these hosts: "" when an audit reached it, else why not."""
+    return lambda hosts, **how: reached(tool("audit", fleet([], hosts), *AUDIT, **how))
+
+
+@pytest.fixture
 def short() -> Iterator[Path]:
     """A directory whose name leaves room for that of a socket (unix(7))."""
     with tempfile.TemporaryDirectory(prefix="nr") as path:
@@ -273,7 +279,7 @@ def ssh(config: Path, name: str, env: Mapping[str, str]) -> subprocess.Completed
     )
 
 
-def test_each_setting_means_what_it_means_to_ssh(site, agent, fleet, tool):
+def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
     env = furnish(site, agent)
     hosts = {}
     for case, text in WAYS.items():
@@ -281,7 +287,7 @@ def test_each_setting_means_what_it_means_to_ssh(site, agent, fleet, tool):
         config = site.config(case, text.replace("Host target", f"Host {alias}"))
         hosts[case] = {"ssh_hostname": alias, "ssh_config_file": str(config)}
     # In front of ssh, which would make the new key a known one.
-    ours = reached(tool("audit", fleet([], hosts), *AUDIT, env=env))
+    ours = audited(hosts, env=env)
     known = (site.directory / "new").read_text()
     assert re.search(rf"target|{site.node.address}", known), ours["strict-accept-new"]
     (site.directory / "new").write_text("")
@@ -315,13 +321,13 @@ SOME = [*REASONS][:-1]
 
 
 @pytest.mark.parametrize("cases", rows([SOME, ["exec-hangs"]], SOME))
-def test_what_cannot_be_done_is_named(site, fleet, tool, cases):
+def test_what_cannot_be_done_is_named(site, cases, audited):
     hosts = {}
     for case in cases:
         text = REASONS[case][0]
         config = site.config(case, text) if text else site.directory / "nowhere"
         hosts[case] = {"ssh_hostname": "target", "ssh_config_file": str(config)}
-    ours = reached(tool("audit", fleet([], hosts), *AUDIT))
+    ours = audited(hosts)
     for case in cases:
         assert REASONS[case][1] in ours[case], (case, ours[case])
         assert "\n" not in ours[case]
@@ -369,24 +375,23 @@ def sshd(node: Node, text: str) -> None:
     wait_for(lambda: begun() >= before + 2)
 
 
-def behind(
-    site: Site, nodes: list[Node], text: str = BEHIND
-) -> tuple[dict[str, dict[str, object]], Path]:
+Hosts = dict[str, dict[str, object]]
+
+
+def behind(site: Site, nodes: list[Node], text: str = BEHIND) -> tuple[Hosts, Path]:
     """Names of these nodes, each behind the jump host of ``text``."""
     names = "".join(f"Host behind{n}\nHostName {one.address}\n" for n, one in enumerate(nodes))
     config = site.config("jump", f"{names}{text}")
-    data: dict[str, object] = {"ssh_config_file": str(config)}
-    return {f"behind{n}": data for n in range(len(nodes))}, config
+    return {f"behind{n}": {"ssh_config_file": str(config)} for n in range(len(nodes))}, config
 
 
 @pytest.mark.nightly
-def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, fleet, tool):
+def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, audited):
     nodes = fresh_nodes(9)
     sshd(site.node, STINGY)
     jump, targets = Logins(site.node), [Logins(node) for node in nodes]
     hosts, _ = behind(site, nodes)
-    done = tool("audit", fleet([], hosts), *AUDIT)
-    assert set(reached(done).values()) == {""}, done
+    assert set(audited(hosts).values()) == {""}
     assert jump() == 1
     assert [count() for count in targets] == [1] * len(nodes)
     # By the jump host, and not past it.
@@ -394,8 +399,7 @@ def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, fl
     # A connection carries two nodes at most.
     few = "import nodeready.transport.logins as l; l.FORWARDS = 2\n"
     jump = Logins(site.node)
-    done = tool.end(tool.start("audit", fleet([], hosts), *AUDIT, first=few))
-    assert set(reached(done).values()) == {""}, done
+    assert set(audited(hosts, first=few).values()) == {""}
     assert 3 < jump() < 8
     # The older way to say it, another name of the same, and a jump host in front of the jump host.
     ways = {
@@ -406,8 +410,7 @@ def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, fl
     for text in ways.values():
         jump = Logins(site.node)
         hosts, config = behind(site, nodes[1:5], BEHIND.replace("ProxyJump jump", text))
-        done = tool("audit", fleet([], hosts), *AUDIT)
-        assert set(reached(done).values()) == {""}, (text, done)
+        assert set(audited(hosts).values()) == {""}, text
         assert jump() == 1, text
         # ssh itself is dropped there, now and then.
         wait_for(lambda config=config: ssh(config, "behind1", {}).returncode == 0)
@@ -427,35 +430,30 @@ JUMP_FAULTS = {
 
 
 @pytest.mark.parametrize("case", rows(JUMP_FAULTS, "no sshd"))
-def test_a_jump_host_that_is_down_is_the_cause_and_found_once(
-    site, fresh_nodes, fleet, tool, case
-):
+def test_a_jump_host_that_is_down_is_the_cause_and_found_once(site, fresh_nodes, case, audited):
     # One after the other, so many times the deadline would be longer than the tests wait.
     nodes = fresh_nodes(3 if case == "no sshd" else 9)
     hosts, _ = behind(site, nodes)
     fault, repair, words = JUMP_FAULTS[case]
     fault(site.node)
-    done = tool("audit", fleet([], hosts), *AUDIT)
+    found = audited(hosts)
     repair(site.node)
-    found = reached(done)
     assert len(found) == len(nodes)
     assert all(re.match(words, why) for why in found.values()), (words, found)
 
 
-def test_behind_a_jump_host_a_node_that_is_down_costs_itself(site, fresh_nodes, fleet, tool):
+def test_behind_a_jump_host_a_node_that_is_down_costs_itself(site, fresh_nodes, audited):
     nodes = fresh_nodes(3)
-    hosts, _ = behind(site, nodes)
-    inventory = fleet([], hosts)
+    hosts, config = behind(site, nodes)
     nodes[0].stop_sshd()
-    found = reached(tool("audit", inventory, *AUDIT))
+    found = audited(hosts)
     nodes[0].resume_sshd()
     assert "connection refused: is sshd running?" in found["behind0"], found
     assert [why for why in found.values() if why] == [found["behind0"]]
     # An unknown key of the jump host's is refused as a node's is.
-    config = next(iter(hosts.values()))["ssh_config_file"]
-    text = Path(str(config)).read_text().replace(site.words["known"], str(site.file("none", "")))
-    Path(str(config)).write_text(text)
-    found = reached(tool("audit", inventory, *AUDIT))
+    text = config.read_text().replace(site.words["known"], str(site.file("none", "")))
+    config.write_text(text)
+    found = audited(hosts)
     assert all("jump host jump: host key of" in why for why in found.values()), found
 
 
@@ -473,12 +471,11 @@ def test_a_jump_host_that_dies_in_the_middle_is_the_cause(site, fresh_nodes, fle
     assert "connection lost (jump host jump: connection lost) in core_dumps.pattern" in done.out
 
 
-def test_many_names_of_one_address_do_not_storm_its_sshd(site, fleet, tool):
+def test_many_names_of_one_address_do_not_storm_its_sshd(site, audited):
     sshd(site.node, STINGY)
     logins = Logins(site.node)
     _, data = site.node.inventory_data()
-    done = tool("audit", fleet([], {f"name{n}": dict(data) for n in range(20)}), *AUDIT)
-    assert set(reached(done).values()) == {""}, done
+    assert set(audited({f"name{n}": dict(data) for n in range(20)}).values()) == {""}
     assert logins() == 20
 
 
@@ -507,21 +504,21 @@ with Fleet(found, list(found)) as fleet:
 """
 
 
-def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, tool, short):
+def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, audited):
     node = site.node
     control = f"ControlPath {short}/cm-%r@%h:%p\nControlMaster auto\n"
     config = site.config("master", f"Host target\n{control}{HERE}")
-    inventory = fleet([], {"target": {"ssh_config_file": str(config)}})
+    hosts = {"target": {"ssh_config_file": str(config)}}
     sshd(node, "")
     logins = Logins(node)
     # Without a master we log in, and make none.
-    assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
+    assert audited(hosts) == {"target": ""}
     assert (logins(), list(short.glob("cm-*"))) == (1, [])
     master = subprocess.Popen(["ssh", "-F", str(config), "-MN", "target"], stdin=-3)
     try:
         wait_for(lambda: bool(list(short.glob("cm-*"))))
-        assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
-        talk = [sys.executable, "-c", TALK, str(inventory)]
+        assert audited(hosts) == {"target": ""}
+        talk = [sys.executable, "-c", TALK, str(fleet([], hosts))]
         said = subprocess.run(talk, capture_output=True, text=True, check=True, cwd=ROOT).stdout
         assert "Reply(stdout='one\\n'" in said, said
         assert "rc=7" in said
@@ -546,13 +543,13 @@ def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, tool, shor
         master.wait()
     # Its socket is left, and nobody is there.
     assert list(short.glob("cm-*"))
-    assert reached(tool("audit", inventory, *AUDIT)) == {"target": ""}
+    assert audited(hosts) == {"target": ""}
     assert logins() == 4
 
 
 @pytest.mark.nightly
 def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
-    site, fresh_nodes, fleet, tool, short
+    site, fresh_nodes, short, audited
 ):
     """Such as to a bastion that asks a person for a second factor."""
     nodes = fresh_nodes(4)
@@ -560,12 +557,12 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
     with subprocess.Popen(["ssh", "-F", str(config), "-MN", "jump"], stdin=-3) as master:
         wait_for(lambda: bool(list(short.glob("cm-*"))))
         jump, targets = Logins(site.node), [Logins(node) for node in nodes]
-        done = tool("audit", fleet([], hosts), *AUDIT)
+        found = audited(hosts)
         master.kill()
-    assert set(reached(done).values()) == {""}, done
+    assert set(found.values()) == {""}, found
     assert (jump(), [count() for count in targets]) == (0, [1] * 4)
     # Nobody is there any more: a login of ours.
-    assert set(reached(tool("audit", fleet([], hosts), *AUDIT)).values()) == {""}
+    assert set(audited(hosts).values()) == {""}
     assert jump() == 1
 
 

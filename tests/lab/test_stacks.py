@@ -108,18 +108,6 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     assert {path.name for path in kept.glob("trace-*")} == {f"trace-{job.nodes[0].name}.json"}
 
 
-@pytest.mark.nightly
-def test_native_frames_of_one_of_each_group_and_of_the_odd_ones(job, where, tool):
-    with job.elsewhere(6):
-        done = tool("stacks", where, *QUICK, "--native", "--format", "json")
-    assert done.status == 0, done
-    found = json.loads(done.out)["groups"]
-    assert [one["ranks"] for one in found] == [[6], [0, 1, 2, 3, 4, 5, 7]]
-    for one in found:
-        assert any("nanosleep" in frame["function"] for frame in one["native"]), one
-        assert "nanosleep" not in json.dumps(one["frames"])
-
-
 def test_no_rank_anywhere_says_what_was_looked_for_and_what_runs_instead(job, where, tool):
     done = tool("stacks", where, *QUICK, "--job", "4711")
     assert done.status == 2, done
