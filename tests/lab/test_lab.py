@@ -52,6 +52,12 @@ def name(own_lab: str) -> str:
     return own_lab
 
 
+def loaded(name: str) -> Lab:
+    lab = Lab.load(name)
+    assert lab is not None
+    return lab
+
+
 def index_of(name: str) -> int | None:
     return getattr(state.load(name), "index", None)
 
@@ -60,9 +66,8 @@ def test_life_of_a_lab(name: str) -> None:
     first = nodeready("lab", "up", "--nodes", "2", "--name", name)
     assert first.returncode == 0, first
     assert first.stdout.startswith(f"{name}: 2 nodes up: {name}[001-002]\n")
-    lab = Lab.load(name)
+    lab = loaded(name)
     index = index_of(name)
-    assert lab is not None
     assert traces(name, index) != []
     pids = [node.pid for node in lab.nodes]
 
@@ -99,8 +104,7 @@ def test_up_starts_what_is_dead_or_missing(name: str) -> None:
 
     done = nodeready("lab", "up", "--nodes", "3", "--name", name)
     assert done.stdout.startswith(f"{name}: 2 of 3 nodes started")
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     assert lab.nodes[0].pid == pid
     assert lab.nodes[1].run("cat /etc/kept; ls /run/gone", check=False).stdout == "mine\n"
     hosts = lab.nodes[0].run(f"getent hosts {lab.nodes[2].name}").stdout.split()
@@ -193,8 +197,7 @@ def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
             time.sleep(0.001)
         process.kill()
     assert nodeready("lab", "up", "--nodes", "4", "--name", name).returncode == 0
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     assert lab.nodes[0].pid == pid
     names = [node.run("hostname").stdout for node in lab.nodes[:4]]
     assert names == [f"{name}{number:03d}\n" for number in range(1, 5)]
@@ -205,8 +208,7 @@ def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) ->
     mounted = "mount -t tmpfs t /usr/local/share && echo here > /usr/local/share/x"
     script = f"{mounted} && exec {sys.executable} -m nodeready lab up --nodes 1 --name {name}"
     subprocess.run(["unshare", "--mount", "sh", "-c", script], cwd=ROOT, check=True)
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     assert lab.nodes[0].run("cat /usr/local/share/x").stdout == "here\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 from nodeready.lab import Lab, LabError, Node, boot, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
-from tests.lab.test_lab import traces
+from tests.lab.test_lab import loaded, traces
 
 
 @pytest.fixture
@@ -129,17 +129,15 @@ def test_life_of_a_lab_with_slurm(slurm_lab: Lab, own_lab: str) -> None:
     conf = next(word for word in first.stdout.split() if word.startswith("SLURM_CONF="))
     listed = subprocess.check_output(["env", conf, "sinfo", "-h", "-o", "%N %T"], text=True)
     assert listed == f"{name}001 idle\n"
-    lab = Lab.load(name)
+    lab = loaded(name)
     known = state.load(name)
-    assert lab is not None
     assert known is not None
 
     # It grows, without being asked for Slurm again; what the first node runs goes on.
     sleeper = lab.slurm_run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1234")
     again = nodeready("lab", "up", "--nodes", "2", "--name", name)
     assert again.stdout.startswith(f"{name}: 1 of 2 nodes started")
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     ran = lab.nodes[1].run("srun -N2 hostname", user="ml").stdout
     assert sorted(ran.split()) == [node.name for node in lab.nodes]
     job = lab.slurm_run("squeue", "-h", "-j", sleeper.stdout.strip(), "-o", "%T %N")
@@ -153,8 +151,7 @@ def test_life_of_a_lab_with_slurm(slurm_lab: Lab, own_lab: str) -> None:
     assert status.returncode == 3
     assert f"{name}: dead: {controller.name}" in status.stdout
     assert nodeready("lab", "up", "--slurm", "--name", name, "--nodes", "2").returncode == 0
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     assert sleeper.stdout.strip() in lab.slurm_run("squeue", "-h", "-o", "%i").stdout.split()
 
     assert groups(name) or not (known.slurm and known.slurm.freezer)
