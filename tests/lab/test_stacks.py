@@ -129,13 +129,14 @@ def test_this_machine_without_any_connection(tool, tmp_path):
     program.write_text(TRAIN.replace(HERE, str(tmp_path)))
     words = ("stacks", "--local", "--job", f"{tmp_path.name}:29500", *QUICK, "--format", "json")
     own = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": tmp_path.name, "MASTER_PORT": "29500"}
-    with subprocess.Popen(
-        [sys.executable, program, "all_reduce"], env={**os.environ, **own}
-    ) as rank:
+    rank = subprocess.Popen([sys.executable, program, "all_reduce"], env={**os.environ, **own})
+    try:
         wait_for((tmp_path / "at-0").exists)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = tool(*words, env={"PATH": path})
+    finally:
         rank.kill()
+        rank.wait()
     assert done.status == 3, done
     assert groups(done) == [("missing", [1]), ("stack", [0])]
     assert json.loads(done.out)["groups"][1]["nodes"] == [os.uname().nodename]
