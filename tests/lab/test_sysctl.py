@@ -33,7 +33,7 @@ def test_on_a_dirty_node_ours_wins_at_boot_and_no_other_file_changes(fresh_nodes
     # What the boot itself would set, as its own readers say it.
     reader = "/lib/systemd/systemd-sysctl"
     if node.run(f"test -x {reader}", check=False).returncode == 0:
-        node.run(f"sysctl -qw kernel.yama.ptrace_scope=2; {reader} --prefix=/kernel/yama")
+        node.run(f"sysctl -qw kernel.yama.ptrace_scope=2; {reader} --prefix=/kernel/yama || :")
         assert node.run(values).stdout[0] == "0"
     assert node.run("readlink /etc/systemd/system/apport.service").stdout == "/dev/null\n"
     node.run("touch /var/crash/core.x", user="ml")
