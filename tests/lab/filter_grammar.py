@@ -9,11 +9,10 @@ from __future__ import annotations
 import random
 
 CONDITIONS = (
-    "tcp dport 29500-29510", "tcp dport { 22, 29500-29505 }", "tcp dport 29505",
-    "tcp dport != 22", "tcp dport >= 29503", "tcp dport < 29504", "tcp sport 29500-29510",
-    "tcp sport 1024-65535", "tcp dport 32768-60999", "tcp dport @ports", "th dport 29500-29510",
-    "udp dport 53", "ct state new", "ct state established,related", "ct state { established, "
-    "new }",
+    "tcp dport 29500-29510", "tcp dport { 22, 29500-29505 }", "tcp dport 29505", "tcp dport != 22",
+    "tcp dport >= 29503", "tcp dport < 29504", "tcp sport 29500-29510", "tcp sport 1024-65535",
+    "tcp dport 32768-60999", "tcp dport @ports", "th dport 29500-29510", "udp dport 53",
+    "ct state new", "ct state established,related", "ct state { established, new }",
     "ct state invalid", "ct state != new", "ct state new,untracked", "ct direction reply",
     "ct direction original", "ct state & (established | related) != 0", "ct status dnat",
     "ip saddr 10.1.0.0/16", "ip saddr 192.168.7.0/24", "ip saddr 203.0.113.0/24",
@@ -36,9 +35,8 @@ CONDITIONS = (
     "meta mark & 0x3 == 0x2", "meta mark != 0x0", "ct mark 0x1", "meta pkttype broadcast",
     "ip frag-off & 0x1fff != 0", "ip version 4", "meta iifgroup 0", "ct helper \"ftp\"",
     "ct original ip daddr 10.1.0.5", "ct original ip saddr 10.1.0.0/16",
-    "meta l4proto tcp ct original proto-dst 29500-29510", "socket transparent 1", "rt ipsec "
-    "exists",
-    "ip hdrlength 5", "ip ecn not-ect", "meta protocol ip", "tcp urgptr 0",
+    "meta l4proto tcp ct original proto-dst 29500-29510", "socket transparent 1",
+    "rt ipsec exists", "ip hdrlength 5", "ip ecn not-ect", "meta protocol ip", "tcp urgptr 0",
     "add @lately2 { ip saddr limit rate over 1000/second burst 900 packets }",
     "update @seen { ip saddr }", "meter m1 { ip saddr ct count over 100 }",
 )  # fmt: skip
@@ -47,13 +45,6 @@ CHANGES = (
     "ct mark set 0x1", "meta mark set ct mark", "ct mark set meta mark", "counter",
     'log prefix "in: " level debug flags tcp options', "ip dscp set cs0", "meta nftrace set 0",
     "meta priority set 1:2", "tcp option maxseg size set 1400",
-)  # fmt: skip
-MAPS = (
-    "tcp dport vmap { 22 : accept, 29500-29505 : jump one, 29506-29510 : accept }",
-    "tcp dport vmap @where", "ct state vmap { established : accept, new : jump one }",
-    'iifname vmap { "eth0" : jump one, "ib0" : goto two, "lo" : accept }',
-    "ip saddr vmap { 10.1.0.9 : drop, 192.168.7.0/24 : accept }",
-    "meta l4proto . tcp dport vmap { tcp . 29500-29510 : accept, udp . 53 : drop }",
 )  # fmt: skip
 ENDS = ("accept", "drop", "reject", "reject with tcp reset", "return", "jump one", "goto two")
 _WEIGHTS = (8, 5, 1, 1, 1, 3, 1)
@@ -64,18 +55,12 @@ _SETS = """
     set lately { type ipv4_addr; flags dynamic,timeout; timeout 1h; elements = { 10.1.3.9 }; }
     set lately2 { type ipv4_addr; flags dynamic,timeout; timeout 1h; size 1024; }
     set seen { type ipv4_addr; flags dynamic,timeout; timeout 1h; size 1024; }
-    map where { type inet_service : verdict; flags interval;
-        elements = { 22 : accept, 29500-29510 : jump two }; }
 """
 _HOOKS = ("input",) * 5 + ("output",) * 3 + ("prerouting", "postrouting")
 USUAL = ("ct state established,related accept", 'iifname "lo" accept', "ct state invalid drop")
 
 
 def _rule(draw: random.Random, chain: str) -> str:
-    if draw.random() < 0.08:
-        words = draw.choice(MAPS)
-        calls = {"one": ("one",), "two": ("one", "two")}.get(chain, ())
-        return words if not any(f"{one}" in words or "@where" in words for one in calls) else ""
     words = draw.sample(CONDITIONS, draw.choice((0, 1, 1, 1, 2, 2, 3)))
     if draw.random() < 0.12:
         words.append(draw.choice(CHANGES))
@@ -83,8 +68,7 @@ def _rule(draw: random.Random, chain: str) -> str:
     end = draw.choices(ENDS, _WEIGHTS)[0]
     if end == "reject with tcp reset":
         words.insert(0, "meta l4proto tcp")
-    if (chain, end) in (("one", "jump one"), ("one", "goto two"), ("two", "goto two"),
-                        ("two", "jump one")):  # fmt: skip
+    if chain in ("one", "two") and end in ("jump one", "goto two"):
         end = "accept"
     if end.startswith("reject") and chain not in ("input", "output"):
         end = "drop"
@@ -117,17 +101,6 @@ def nft(seed: int) -> str:
                 rules.append("accept")
         head = f"type filter hook {hook} priority {priority}; policy {policy};"
         lines += [f"chain c{number} {{", head, *rules, "}"]
-    if draw.random() < 0.1:
-        where = draw.choice(("prerouting", "output"))
-        what = draw.choice(CONDITIONS[:6])
-        head = f"type filter hook {where} priority raw; policy accept;"
-        lines += ["chain raw {", head, f"{what} {draw.choice(('notrack', 'drop'))}", "}"]
-    if draw.random() < 0.1:
-        what = draw.choice(("redirect to :8080", "dnat ip to 10.9.9.9", "dnat ip to "
-        "10.1.0.5:29505",
-                            "redirect", "dnat ip to 192.168.7.5:29500"))  # fmt: skip
-        head = "type nat hook prerouting priority dstnat; policy accept;"
-        lines += ["chain nat {", head, f"{draw.choice(CONDITIONS[:4])} {what}", "}"]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -142,29 +115,22 @@ XT_CONDITIONS = (
     "-p tcp -m tcp ! --syn", "-p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK",
     "-p tcp -m tcp --tcp-flags ALL NONE", "-m ttl --ttl-lt 5", "-m ttl --ttl-eq 64",
     "-m length --length 0:39", "-m length --length 40:1500", "-m dscp --dscp 0x08",
-    "-m dscp --dscp 0x00", "-m tos --tos 0x10/0x3f", "-m mark --mark 0x1", "-m connmark --mark "
-    "0x1",
-    "-m mark ! --mark 0x1/0x1", "-m addrtype --dst-type LOCAL",
+    "-m dscp --dscp 0x00", "-m tos --tos 0x10/0x3f", "-m mark --mark 0x1",
+    "-m connmark --mark 0x1", "-m mark ! --mark 0x1/0x1", "-m addrtype --dst-type LOCAL",
     "-m addrtype --src-type LOCAL", "-m addrtype --dst-type BROADCAST",
     "-p tcp -m connlimit --connlimit-above 100 --connlimit-mask 32",
     "-p tcp -m connlimit --connlimit-upto 100",
     "-m hashlimit --hashlimit-above 1000/sec --hashlimit-burst 900 --hashlimit-mode srcip "
-    "--hashlimit-name a",
-    "-m recent --rcheck --seconds 60 --name bad", "-m recent --set --name new",
-    "-m recent --update --seconds 1 --hitcount 20 --name new2", "-m iprange --src-range "
-    "10.1.0.1-10.1.0.99", "-m set --match-set banned src", "-m set --match-set fleet src",
-    "-m set ! --match-set fleet src", "-m set --match-set where src,dst",
-    "-p tcp -m tcpmss --mss 1:500", "-p tcp -m tcp --syn -m tcpmss ! --mss 536:65535",
-    "-m string --string BitTorrent --algo bm", "-m pkttype --pkt-type broadcast", "-f", "! -f",
-    "-m comment --comment \"a -j DROP\"", "-m policy --dir in --pol none", "-m helper --helper "
-    "ftp",
-    "-m realm --realm 0", "-p tcp -m ecn --ecn-tcp-ece",
+        "--hashlimit-name a", "-m recent --rcheck --seconds 60 --name bad",
+    "-m recent --set --name new", "-m recent --update --seconds 1 --hitcount 20 --name new2",
+    "-m iprange --src-range 10.1.0.1-10.1.0.99", "-m set --match-set banned src",
+    "-m set --match-set fleet src", "-m set ! --match-set fleet src",
+    "-m set --match-set where src,dst", "-p tcp -m tcpmss --mss 1:500",
+    "-p tcp -m tcp --syn -m tcpmss ! --mss 536:65535", "-m string --string BitTorrent --algo bm",
+    "-m pkttype --pkt-type broadcast", "-f", "! -f", "-m comment --comment \"a -j DROP\"",
+    "-m policy --dir in --pol none", "-m helper --helper ftp", "-m realm --realm 0",
+    "-p tcp -m ecn --ecn-tcp-ece",
 )  # fmt: skip
-XT_ENDS = (
-    "ACCEPT", "DROP", "REJECT", "RETURN", "one", "MARK --set-xmark 0x1/0xffffffff",
-    "CONNMARK --save-mark", "CONNMARK --restore-mark", "LOG", "MARK --set-xmark 0x0/0x1",
-)  # fmt: skip
-_XT_WEIGHTS = (8, 5, 1, 1, 3, 1, 1, 1, 1, 1)
 IPSETS = """create banned hash:net family inet
 add banned 203.0.113.0/24
 create fleet hash:ip family inet
@@ -173,46 +139,3 @@ add fleet 192.168.7.9
 create where hash:ip,port family inet
 add where 10.1.0.9,tcp:29505
 """
-
-
-def iptables(seed: int) -> str:
-    """The tables of this seed, as `iptables-restore` reads them."""
-    draw = random.Random(seed)
-    lines = []
-    for table in draw.choice((("filter",), ("filter",), ("filter", "mangle"), ("filter", "raw"))):
-        chains = {"filter": ("INPUT", "OUTPUT"), "mangle": ("PREROUTING", "INPUT"),
-                  "raw": ("PREROUTING", "OUTPUT")}[table]  # fmt: skip
-        policies = {c: draw.choice(("ACCEPT", "ACCEPT", "DROP")) for c in chains}
-        if table != "filter" or draw.random() < 0.6:
-            policies[chains[-1]] = "ACCEPT"
-        lines += [f"*{table}", *(f":{c} {policies[c]} [0:0]" for c in chains), ":one - [0:0]"]
-        for chain in ("one", *chains):
-            if policies.get(chain) == "DROP" or (chain in ("INPUT",) and draw.random() < 0.5):
-                lines.append(f"-A {chain} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT")
-            for _ in range(draw.choice((1, 2, 3, 4))):
-                lines.append(_xt_rule(draw, table, chain))
-            if policies.get(chain) == "DROP":
-                lines.append(f"-A {chain} -p tcp -m tcp --dport 29500:29510 -j ACCEPT")
-        lines.append("COMMIT")
-    return "\n".join(lines) + "\n"
-
-
-def _xt_rule(draw: random.Random, table: str, chain: str) -> str:
-    words = draw.sample(XT_CONDITIONS, draw.choice((1, 1, 1, 2)))
-    if sum("-p " in one for one in words) > 1 or sum("-s " in one for one in words) > 1:
-        words = words[:1]
-    if chain in {"OUTPUT", "one"}:
-        words = [one for one in words if "-i " not in one and "--dir in" not in one]
-    end = draw.choices(XT_ENDS, _XT_WEIGHTS)[0]
-    if chain == "one" and end == "one":
-        end = "RETURN"
-    if table == "raw":
-        words = [one for one in words if "conn" not in one and "state" not in one]
-        if "CONNMARK" in end:
-            end = "CT --notrack"
-    if end == "REJECT" and table != "filter":
-        end = "DROP"
-    if end.startswith("MARK") and draw.random() < 0.3 and table == "raw":
-        end = "CT --notrack"
-    modules = " ".join(words)
-    return f"-A {chain} {modules} -j {end}"

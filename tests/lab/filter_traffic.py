@@ -25,12 +25,10 @@ from nodeready.subjects.ports.firewall import Firewall
 
 POLICY = Policy()
 PORTS = (29500, 29505, 29510)
-ADDRESSES = ("10.1.0.5", "192.168.7.5")
-V6 = "2001:db8:1::5"
 NETWORKS = (("eth0", "10.1.0.0/16"), ("ib0", "192.168.7.0/24"))
 #: The node's address -> those of the peer in the same network.
 PEERS = {"10.1.0.5": ("10.1.0.9", "10.1.3.9"), "192.168.7.5": ("192.168.7.9",)}
-PEERS6 = {V6: ("2001:db8:1::9",)}
+PEERS6 = {"2001:db8:1::5": ("2001:db8:1::9",)}
 NONCE = "0123456789abcdef"
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNET = 0x40000000
@@ -92,34 +90,29 @@ class Pair:
 
     def __init__(self, ipv6: bool = False) -> None:
         self.node, self.peer = Space(), Space()
-        self.ways = dict(PEERS) | (PEERS6 if ipv6 else {})
-        self.addresses = (*ADDRESSES, V6) if ipv6 else ADDRESSES
-        more = (("eth0", "2001:db8:1::/64"),) if ipv6 else ()
-        self.networks = (*NETWORKS, *more)
-        for name in ("eth0", "ib0"):
-            self.node.run("ip", "link", "add", name, "type", "veth", "peer", "name", name,
-                          "netns", str(self.peer.process.pid))  # fmt: skip
+        self.ways = PEERS | (PEERS6 if ipv6 else {})
+        self.addresses = tuple(self.ways)
+        self.networks = (*NETWORKS, *([("eth0", "2001:db8:1::/64")] if ipv6 else []))
+        lines = [
+            f"link add {name} type veth peer name {name} netns {self.peer.process.pid}\n"
+            for name, _ in NETWORKS
+        ]
+        self.node.run("ip", "-batch", "-", text="".join(lines))
         for space, last in ((self.node, "5"), (self.peer, "9")):
-            lines = ["link set lo up"]
-            for name, address in (
-                ("eth0", f"10.1.0.{last}/16"),
-                ("ib0", f"192.168.7.{last}/24"),
-                ("eth0", f"2001:db8:1::{last}/64"),
-            ):
-                if ":" in address and not ipv6:
-                    continue
-                nodad = " nodad" if ":" in address else ""
-                lines += [f"addr add {address} dev {name}{nodad}", f"link set {name} up"]
+            lines = [
+                f"addr add 10.1.0.{last}/16 dev eth0", f"addr add 192.168.7.{last}/24 dev ib0",
+                *[f"addr add 2001:db8:1::{last}/64 dev eth0 nodad"] * ipv6,
+                *(f"link set {name} up" for name in ("lo", "eth0", "ib0")),
+            ]  # fmt: skip
             space.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
         self.peer.run("ip", "addr", "add", "10.1.3.9/16", "dev", "eth0")
         self.chooser = selectors.DefaultSelector()
         self.listeners = []
+        how = {"family": socket.AF_INET6, "dualstack_ipv6": True, "backlog": 64}
         for space in (self.node, self.peer):
             for port in PORTS:
                 with space.inside():
-                    one = socket.create_server(
-                        ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=64
-                    )
+                    one = socket.create_server(("::", port), **how)
                 one.setblocking(False)
                 self.listeners.append(one)
                 self.chooser.register(one, selectors.EVENT_READ, None)
@@ -135,16 +128,13 @@ class Pair:
         """No rules of any kind."""
         self.node.run("nft", "flush", "ruleset")
         for ip in ("ip", "ip6"):
-            for table in _tables(self.node, ip):
-                lines = [f"*{table}"]
-                for chain in _CHAINS[table]:
-                    lines.append(f":{chain} ACCEPT [0:0]")
-                self.node.run(f"{ip}tables-legacy-restore", text="\n".join([*lines, "COMMIT\n"]))
+            for table in self.node.run("cat", f"/proc/net/{ip}_tables_names", check=False).split():
+                chains = "".join(f":{chain} ACCEPT [0:0]\n" for chain in _CHAINS[table])
+                self.node.run(f"{ip}tables-legacy-restore", text=f"*{table}\n{chains}COMMIT\n")
 
     def looked(self, peers: bool) -> Firewall:
         """What the look tells of the rules."""
-        script = firewall.SECTION.script(POLICY)
-        text = self.node.run("sh", "-c", f"NR={NONCE}\n{script}")
+        text = self.node.run("sh", "-c", f"NR={NONCE}\n{firewall.SECTION.script(POLICY)}")
         known = tuple(one for some in self.ways.values() for one in some) if peers else ()
         output = Output(text, 0, nonce=NONCE)
         return firewall.parse(output, POLICY, self.addresses, self.networks, peers=known)
@@ -217,10 +207,6 @@ _CHAINS = {
     "nat": ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"),
     "security": ("INPUT", "FORWARD", "OUTPUT"),
 }
-
-
-def _tables(space: Space, ip: str) -> list[str]:
-    return space.run("cat", f"/proc/net/{ip}_tables_names", check=False).split()
 
 
 def expected(tried: dict[Way, bool]) -> set[str]:

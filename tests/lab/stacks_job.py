@@ -35,9 +35,13 @@ train()
 class Job:
     """The ranks, and what can be done to them. ``pids``: rank -> its process."""
 
+    #: Further variables of a rank, further words of its command line, and where its output goes.
+    environment, words, log = "", "", "/dev/null"
+
     def __init__(self, nodes: Sequence[Node], train: str = TRAIN, slurm_job: str = "") -> None:
         self.nodes = nodes
-        self.environment = f"SLURM_JOB_ID={slurm_job} " if slurm_job else ""
+        if slurm_job:
+            self.environment = f"SLURM_JOB_ID={slurm_job} "
         self.size = len(nodes) * PER_NODE
         self.pids: dict[int, int] = {}
         tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
@@ -62,7 +66,8 @@ class Job:
             f"{self.environment}RANK={rank} LOCAL_RANK={own} WORLD_SIZE={self.size} "
             f"MASTER_ADDR={self.nodes[0].name} MASTER_PORT={PORT}"
         )
-        line = f"/usr/bin/python3 {HERE}/train.py {where} </dev/null >/dev/null 2>&1"
+        log = self.log.format(rank)
+        line = f"/usr/bin/python3 {HERE}/train.py {where} {self.words} </dev/null >{log} 2>&1"
         node.enter(["rm", "-f", at])
         said = node.run(f"{words} setsid {line} & echo $!").stdout
         self.pids[rank] = int(said)

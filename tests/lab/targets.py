@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import subprocess
 from pathlib import Path
@@ -61,8 +62,8 @@ def put_python(node: Node, version: str) -> str:
 def status(node: Node, pid: int) -> tuple[str, int]:
     """The state of a process and who traces it; "": it is gone."""
     text = node.enter(["cat", f"/proc/{pid}/status"], check=False).stdout
-    values = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
-    return values.get("State", " ").strip()[:1], int(values.get("TracerPid", "0"))
+    found = re.search(r"^State:\s+(\S).*^TracerPid:\s+(\d+)", text, re.M | re.S)
+    return (found[1], int(found[2])) if found else ("", 0)
 
 
 def configured(**how: Any) -> answer.Config:

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.node.stacks import program as answer
 from tests.builders.proof import processes, put_py_spy
 from tests.command import wait_for, written
-from tests.lab.targets import (
-    SPY,
-    TAG,
-    WAIT,
-    WAITS,
-    by_rank,
-    capture,
-    configured,
-    errors,
-    functions,
-    line,
-    put_python,
-    start,
-    status,
-)
+from tests.lab import targets
+from tests.lab.rows import rows
+from tests.lab.targets import SPY, WAIT, by_rank, capture, errors, functions, start, status
 
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 JOB = {"WORLD_SIZE": 8, "MASTER_ADDR": "gpu001", "MASTER_PORT": 29500, "API_KEY": "s3cr3t"}
@@ -37,9 +24,9 @@ def leaf(trace, process, sample=-1) -> str:
     return functions(trace, process["samples"][sample]["main"])[-1]
 
 
-@pytest.mark.parametrize("user", ["ml", pytest.param("root", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("user", rows(["ml", "root"], "ml"))
 def test_every_python_as_its_user_and_as_root(node, user):
-    homes = [home for version in VERSIONS if (home := put_python(node, version))]
+    homes = [home for version in VERSIONS if (home := targets.put_python(node, version))]
     if not homes:
         pytest.skip("no Python in ~/.pyenv")
     pids = []
@@ -54,9 +41,9 @@ def test_every_python_as_its_user_and_as_root(node, user):
         assert process["pid"] == pids[number]
         assert [leaf(trace, process, n) for n in (0, 1)] == ["waits_here"] * 2
         assert errors(process) == ["", ""]
-        assert (process["state"], process["tracer"], process["note"]) == ("S", 0, "")
-        assert (process["user"], process["job"]) == (user, "gpu001:29500")
-        assert (process["world_size"], len(process["cpu_s"])) == (8, 2)
+        told = [process[key] for key in ("state", "tracer", "note", "user", "job", "world_size")]
+        assert told == ["S", 0, "", user, "gpu001:29500", 8]
+        assert len(process["cpu_s"]) == 2
         assert bool(process["kernel_stack"]) == (user == "root")
         assert status(node, process["pid"]) == ("S", 0)
     assert "s3cr3t" not in str(trace)
@@ -64,7 +51,7 @@ def test_every_python_as_its_user_and_as_root(node, user):
 
 
 def test_ranks_that_are_wrapped_have_workers_or_live_in_a_container(node):
-    forks = WAITS + "import os\nos.fork() and os.fork()\nwaits_here()"
+    forks = targets.WAITS + "import os\nos.fork() and os.fork()\nwaits_here()"
     start(node, "python3", "-c", forks, RANK=0, **JOB)
     start(node, "bash", "-c", 'python3 -c "$0"; exit 1', WAIT, RANK=1, **JOB)
     inside = ["unshare", "-pf", "--mount-proc", "python3", "-c", WAIT]
@@ -114,6 +101,7 @@ def test_a_rank_that_ends_between_finding_and_looking(node):
     assert leaf(trace, other) == "waits_here"
 
 
+@pytest.mark.nightly
 def test_the_kernels_facts_are_there_without_py_spy(node):
     pid = start(node, "python3", "-c", WAIT, user="ml", RANK=0, **JOB)
     for spy, expected in (
@@ -144,35 +132,19 @@ def test_a_native_stack_and_one_that_hangs_leaves_nobody_stopped(node):
     wait_for(lambda: status(node, pid) == ("S", 0))
 
 
-@pytest.mark.parametrize(
-    ("login", "number"),
-    [
-        ("ml", 9),
-        pytest.param("ml", 15, marks=pytest.mark.nightly),
-        pytest.param("root", 9, marks=pytest.mark.nightly),
-        ("root", 15),
-    ],
-)
+@pytest.mark.parametrize(("login", "number"), rows([("ml", 9), ("root", 15)], "ml"))
 def test_a_program_that_is_killed_leaves_nothing(node, login, number):
     pid = start(node, "python3", "-c", WAIT, user="ml", RANK=0, **JOB)
     node.write(SPY, "#!/bin/sh\ntouch /tmp/began\nexec sleep 300\n", mode=0o755)
     before = processes(node)
-    command = line(configured())
+    command = targets.line(targets.configured())
     node.write("/tmp/in", command.stdin)
     node.run(f"({command.line}) >/tmp/out 2>&1 </tmp/in &", user=login)
     wait_for(lambda: node.enter(["test", "-e", "/tmp/began"], check=False).returncode == 0)
-    rows = [row.split() for row in processes(node) if "import os, sys" in row]
-    program = next(pid for pid, name, *_ in rows if name.startswith("python"))
+    found = [row.split() for row in processes(node) if "import os, sys" in row]
+    program = next(pid for pid, name, *_ in found if name.startswith("python"))
     node.enter(["kill", f"-{number}", program])
     wait_for(lambda: processes(node) == before)
     assert "Traceback" not in node.read("/tmp/out")
-    assert TAG not in node.enter(["ps", "-eww", "-o", "args"]).stdout
+    assert targets.TAG not in node.enter(["ps", "-eww", "-o", "args"]).stdout
     assert status(node, pid) == ("S", 0)
-
-
-def test_a_pattern_that_is_none(lab):
-    config = configured(match="(")
-    command = line(config)
-    text = lab.nodes[0].run(command.line, input=command.stdin).stdout
-    trace = answer.unpack(text, config.nonce)
-    assert trace["error"].startswith("no regular expression: ")

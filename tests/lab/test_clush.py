@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -29,6 +30,7 @@ from nodeready.transport.base import (
 from nodeready.transport.clush.carrier import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
+from tests.lab.rows import rows
 
 #: The first two are gateways, the others are behind them.
 NODES, GATEWAYS = 6, 2
@@ -78,14 +80,17 @@ class Cluster:
         return self.names[GATEWAYS:]
 
     def route(self, routes: Mapping[str, str]) -> None:
-        rows = [f"{source}: {targets}\n" for source, targets in routes.items()]
-        (self.directory / "topology.conf").write_text("[routes]\n" + "".join(rows))
+        text = "".join(f"{source}: {targets}\n" for source, targets in routes.items())
+        (self.directory / "topology.conf").write_text(f"[routes]\n{text}")
+
+    def inventory(self, **data: Any) -> Path:
+        path = self.directory / "inventory.py"
+        hosts = [(node.name, {**node.inventory_data()[1], **data}) for node in self.nodes]
+        path.write_text(f"lab = {hosts!r}\n")
+        return path
 
     def carrier(self, *, names: list[str] | None = None, sudo: bool = False, **data: Any) -> Clush:
-        path = self.directory / "inventory.py"
-        rows = [(node.name, {**node.inventory_data()[1], **data}) for node in self.nodes]
-        path.write_text(f"lab = {rows!r}\n")
-        hosts = list(inventory_load.load(str(path), trusted=True))
+        hosts = list(inventory_load.load(str(self.inventory(**data)), trusted=True))
         config = Config()
         config.SUDO = sudo
         chosen = [host for host in hosts if names is None or host.name in names]
@@ -97,16 +102,14 @@ class Cluster:
 
     def left(self) -> list[str]:
         """What there still is of a run: its processes on a node, or an ssh here."""
-        rows = [
-            row
-            for row in processes.run(["ps", "-eo", "args"]).stdout.splitlines()
-            if "ssh " in row and any(f" {address} " in row for address in self.addresses)
-        ]
+        here = processes.run(["ps", "-eo", "args"]).stdout
+        addresses = "|".join(map(re.escape, self.addresses))
+        found = re.findall(rf"^.*ssh .* (?:{addresses}) .*$", here, re.M)
         for node in self.nodes:
-            found = node.enter(["ps", "-eo", "args"]).stdout.splitlines()
-            rows += [row for row in found if re.search(r"^ssh |zlib|nodeready-[0-9a-f]{16}", row)]
-            rows += ours(node)
-        return rows
+            there = node.enter(["ps", "-eo", "args"]).stdout
+            found += re.findall(r"^(?:ssh .*|.*zlib.*|.*nodeready-[0-9a-f]{16}.*)$", there, re.M)
+            found += ours(node)
+        return found
 
 
 @pytest.fixture
@@ -122,10 +125,9 @@ def cluster(machines: list[Node], tmp_path: Path) -> Iterator[Cluster]:
 
 def asked(carrier: Carrier, script: str, limit_s: int = 20, **how: Any) -> dict[str, Answer]:
     """The same question to every node."""
-    requests = [Request(name, script, limit_s, **how) for name in carrier.nodes]
-    rows = list(carrier.ask(requests))
-    assert sorted(name for name, _ in rows) == sorted(carrier.nodes)
-    return dict(rows)
+    said = list(carrier.ask([Request(name, script, limit_s, **how) for name in carrier.nodes]))
+    assert sorted(name for name, _ in said) == sorted(carrier.nodes)
+    return dict(said)
 
 
 def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
@@ -158,24 +160,28 @@ def test_nodes_behind_gateways_are_asked_by_them(cluster: Cluster) -> None:
             assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
 
 
+KEYS = "/root/.ssh/authorized_keys"
 #: sshd reads its keys again.
 HANGUP = "kill -HUP $(cat /run/sshd.pid); sleep 1"
-KEYS = "/root/.ssh/authorized_keys"
 NEW_KEY = "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
-#: What is done to a node, what undoes it, its kind and words behind a gateway.
+
+
+def does(script: str) -> Callable[[Node], object]:
+    return lambda node: node.enter(["sh", "-c", script])
+
+
+#: What is done to a node, what undoes it, and words of it behind a gateway.
 TROUBLES: list[tuple[Callable[[Node], object], Callable[[Node], object], str]] = [
     (
-        lambda node: node.run(f"mv {KEYS} {KEYS}.away"),
-        lambda node: node.enter(["mv", f"{KEYS}.away", KEYS]),
+        does(f"mv {KEYS} {KEYS}.away"),
+        does(f"mv {KEYS}.away {KEYS}"),
         r"refused user root with any key of gateway \S+$",
     ),
     (Node.kill, Node.reboot, "no route to the node|no answer in 15 s"),
     (Node.pause_sshd, Node.resume_sshd, "accepts connections but sends no SSH banner"),
     (
-        lambda node: node.enter(
-            ["sh", "-c", f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"]
-        ),
-        lambda node: node.enter(["sh", "-c", f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"]),
+        does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
+        does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
         r"host key of \S+ changed; refused\..*known_hosts of gateway",
     ),
 ]
@@ -227,6 +233,30 @@ def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> 
     assert sources == {cluster.addresses[0]}
 
 
+@pytest.mark.nightly
+def test_without_any_gateway_a_node_is_asked_directly_or_unreachable(
+    cluster: Cluster, tool
+) -> None:
+    """Which gateways are not used is told, and why."""
+    first, second, away, *_ = cluster.nodes
+    where, topology = cluster.inventory(), cluster.directory / "topology.conf"
+    words = ("--limit", ",".join(cluster.behind), "--only", "ptrace.scope", "--format", "json")
+    for node in (first, second, away):
+        node.stop_sshd()
+    try:
+        done = tool("audit", where, "--via", "clush", "--topology", topology, *words)
+    finally:
+        for node in (first, second, away):
+            node.resume_sshd()
+    assert done.status == 4, done
+    errors = {one["name"]: one["error"] or "" for one in json.loads(done.out)["nodes"]}
+    refused = f"{away.address}: connection refused: is sshd running?"
+    assert errors == {**dict.fromkeys(cluster.behind, ""), away.name: refused}
+    for gateway in (first, second):
+        told = rf"gateway {gateway.name} is not used: {gateway.address}: connection refused"
+        assert len(re.findall(told, done.err)) == 1, done
+
+
 #: Goes on when the test says so.
 HELD = "touch /run/began; until [ -e /run/go ]; do sleep 0.2; done; echo well"
 
@@ -248,7 +278,15 @@ def once_all_run(cluster: Cluster, names: Iterable[str], act: Callable[[], objec
     gevent.spawn(wait)
 
 
-@pytest.mark.parametrize("how", ["power", pytest.param("its program", marks=pytest.mark.nightly)])
+#: What takes a gateway away while its nodes run something.
+DEATHS: dict[str, Callable[[Node], object]] = {
+    "power": Node.kill,
+    "its program": lambda node: node.enter(["pkill", "-KILL", "-f", "zlib"]),
+    "its sshd": lambda node: node.enter(["pkill", "-KILL", "-x", "sshd"]),
+}
+
+
+@pytest.mark.parametrize("how", rows(DEATHS, "power"))
 def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, how: str) -> None:
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
@@ -257,17 +295,15 @@ def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, h
         answers = asked(carrier, 'echo "$SSH_CONNECTION"')
         # Which nodes go over which gateway is the same while they are asked the same.
         mine = {name for name, one in answers.items() if one.stdout.split()[0] == address}
-        acts: dict[str, Callable[[], object]] = {
-            "power": first.kill,
-            "its program": lambda: first.enter(["pkill", "-KILL", "-f", "zlib"]),
-        }
-        once_all_run(cluster, carrier.nodes, acts[how])
+        once_all_run(cluster, carrier.nodes, lambda: DEATHS[how](first))
         answers = asked(carrier, f"echo ran >>/root/ran; {HELD}", 60)
         lost = {name: one for name, one in answers.items() if isinstance(one, Failure)}
         assert lost.keys() == mine
         words = ("lost", f"gateway {first.name}: connection lost")
         assert {(one.kind, one.error) for one in lost.values()} == {words}
         again = asked(carrier, "cat /root/ran; rm /root/ran")
+    if first.alive:
+        first.resume_sshd()
     assert {answer.stdout for answer in again.values()} == {"ran\n"}
     assert [line.split(":")[0] for line in cluster.told] == [f"gateway {first.name} is not used"]
 
@@ -281,6 +317,7 @@ def test_a_node_that_dies_in_the_middle_costs_itself(cluster: Cluster) -> None:
     assert {one.stdout for name, one in answers.items() if name != last.name} == {"well\n"}
 
 
+@pytest.mark.nightly
 def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
     last = cluster.nodes[-1]
     with cluster.carrier() as carrier:
@@ -289,7 +326,7 @@ def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
         try:
             conversations = {name: once(Request(name, "echo well", 60)) for name in carrier.nodes}
             began = time.monotonic()
-            found = dict(carrier.converse(conversations, time.monotonic() + 5))
+            found = dict(carrier.converse(conversations, began + 5))
             assert time.monotonic() - began < 25
         finally:
             last.thaw()
@@ -301,7 +338,8 @@ def test_a_node_that_hangs_is_late(cluster: Cluster) -> None:
 
 def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
     def sleeping() -> list[str]:
-        return [node.name for node in cluster.nodes if runs(node, "sleep 977")]
+        look = ["pgrep", "-f", "sleep 977"]
+        return [one.name for one in cluster.nodes if not one.enter(look, check=False).returncode]
 
     with cluster.carrier() as carrier:
         first, *others = carrier.nodes
@@ -314,12 +352,8 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         found = [stream.throw(KeyboardInterrupt()), *stream]
         assert time.monotonic() - began < 25
         assert sleeping() == []
-        assert {answer.kind for _, answer in found} == {"interrupted"}
-        assert sorted(name for name, _ in found) == sorted(others)
-
-
-def runs(node: Node, words: str) -> bool:
-    return node.enter(["pgrep", "-f", words], check=False).returncode == 0
+        kinds = sorted((name, answer.kind) for name, answer in found)
+        assert kinds == [(name, "interrupted") for name in sorted(others)]
 
 
 def test_a_dialogue_is_spoken_line_by_line(cluster: Cluster) -> None:
@@ -367,6 +401,7 @@ def test_a_process_of_clustershells_that_dies_names_every_node(cluster: Cluster)
     assert re.fullmatch(r"ClusterShell's process (was ended by signal 9|ended)", said)
 
 
+@pytest.mark.nightly
 def test_two_rows_of_gateways(cluster: Cluster) -> None:
     first, second, *rest = cluster.names
     cluster.route({HERE: first, first: second, second: ",".join(rest)})

@@ -59,33 +59,27 @@ def groups(done):
 
 
 @pytest.mark.nightly
-def test_equal_crashes_are_one_group_with_what_crashed_on_top(tool, fleet, crash_nodes):
+def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet, crash_nodes):
+    """Of equal crashes as one group, the lifecycle asks."""
     first, second = crash_nodes(2)
     paths = [crash(first, 0, time=1000), crash(first, 1, time=1001), crash(second, 2, time=999)]
-    where = fleet([first, second])
+    where, kept = fleet([first, second]), tool.home / "crash"
     before = written(first)
-    done = tool("cores", where, "--format", "json", "-o", tool.home / "crash")
+    done = tool("cores", where, "--format", "json", "-o", kept)
     assert done.status == 0, done
     (group,) = groups(done)
-    assert (group["signal_name"], group["program"][:6]) == ("SIGSEGV", "python")
-    assert group["ranks"] == [0, 1, 2]
-    assert sorted(group["nodes"]) == [first.name, second.name]
     assert re.match("__strlen", group["frames"][0]["function"]), group
-    assert group["function"] == group["frames"][0]["function"]
-    assert any("_ctypes" in frame["library"] for frame in group["frames"])
     found = json.loads(done.out)["cores"]
     assert sorted(core["path"] for core in found) == sorted(paths)
     for core in found:
         assert (core["job"], core["user"], core["unread"]) == ("88", "root", "")
-        text = (tool.home / "crash" / core["text_file"]).read_text()
-        assert "Program terminated with signal SIGSEGV" in text
         assert core["text_file"] == f"{core['node']}-{core['pid']}.txt"
-    assert json.loads((tool.home / "crash" / "cores.json").read_text()) == json.loads(done.out)
+        text = (kept / core["text_file"]).read_text()
+        assert "Program terminated with signal SIGSEGV" in text
+    assert json.loads((kept / "cores.json").read_text()) == json.loads(done.out)
     # Looking leaves nothing behind.
     assert (written(first), ours(first)) == (before, [])
-
     assert "no core found on 2 nodes" in tool("cores", where, "--job", "89").err
-    # Without gdb, the core's notes are reported.
     second.enter(["mv", "/usr/bin/gdb", "/usr/bin/gdb.away"])
     done = tool("cores", where, "--limit", second.name, "--format", "json")
     assert done.status == 3
@@ -142,20 +136,17 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     assert ours(node) == []
 
 
-#: What is broken and how it is mended -> why no core is taken.
+_STATE = "kill -{0} {{pid}}; until grep -q '^State:.{1}' /proc/{{pid}}/status; do sleep 0.1; done"
+#: What is broken, how it is mended -> why no core is taken.
 REFUSED = {
-    ("mount -t tmpfs -o size=8m,mode=1777 x /var/crash", "umount /var/crash"): (
-        "MiB free, and the core needs"
-    ),
-    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash"): "is on a read-only file system",
-    ("rmdir /var/crash", "install -d -m 1777 /var/crash"): "/var/crash: No such file or directory",
     (
-        "kill -STOP {pid}; until grep -q '^State:.T' /proc/{pid}/status; do sleep 0.1; done",
-        "kill -CONT {pid}; until grep -q '^State:.S' /proc/{pid}/status; do sleep 0.1; done",
-    ): "is stopped by a signal",
-    ("mv /usr/bin/gdb /usr/bin/gdb.away", "mv /usr/bin/gdb.away /usr/bin/gdb"): (
-        "gdb is not installed"
-    ),
+        "mount -t tmpfs -o size=8m x /var/crash",
+        "umount /var/crash",
+    ): "MiB free, and the core",
+    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash"): "is on a read-only file system",
+    ("rmdir /var/crash", "mkdir -m 1777 /var/crash"): "/var/crash: No such file or directory",
+    (_STATE.format("STOP", "T"), _STATE.format("CONT", "S")): "is stopped by a signal",
+    ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb"): "gdb is not installed",
 }
 
 

@@ -14,6 +14,8 @@ from tests.builders.host import judged, wrong
 from tests.helpers import observe, on
 
 NAS = "/mnt/na s"
+#: Ends the server of a dead mount.
+END_MOUNT = "kill -9 $(grep -las '[d]ead_mount' /proc/[0-9]*/cmdline | cut -d/ -f3)"
 
 
 def look(node: Node, policy: Policy | None = None) -> Host:
@@ -29,10 +31,10 @@ def dead_mount(node: Node) -> None:
 
 
 def looks_in_state_d(node: Node) -> list[str]:
-    """The pids of our own looks that hang in the kernel on the node."""
-    found = node.run("grep -las nr_fs= /proc/[0-9]*/cmdline", check=False).stdout.split()
-    stats = (node.run(f"cat {path[:-8]}/stat", check=False).stdout for path in found)
-    return [stat.split()[0] for stat in stats if ") D " in stat]
+    """Our own looks that hang in the kernel on the node."""
+    ours = "$(grep -las nr_fs= /proc/[0-9]*/cmdline)"
+    look = f"for one in {ours}; do grep ') D ' ${{one%cmdline}}stat; done"
+    return node.run(look, check=False).stdout.splitlines()
 
 
 @pytest.mark.parametrize("sh", ["dash", pytest.param("busybox sh", marks=pytest.mark.nightly)])
@@ -65,8 +67,6 @@ def test_a_dead_mount_is_named_and_holds_nobody(fresh_node: Node, sh: str) -> No
     assert seen.stuck[0].seconds is not None
     assert seen.stuck[0].wchan.startswith("request_wait")
 
-    fresh_node.run(
-        "kill -9 $(grep -las '[d]ead_mount' /proc/[0-9]*/cmdline | cut -d/ -f3)", check=False
-    )
+    fresh_node.run(END_MOUNT, check=False)
     assert "stale" in judged(look(fresh_node, policy), policy)["dead_mounts"].actual
     assert looks_in_state_d(fresh_node) == []

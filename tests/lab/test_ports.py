@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,16 +11,15 @@ from nodeready.lab import Lab, Node
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
-from tests.helpers import observe, on
+from tests.command import wait_for
+from tests.helpers import observe
+from tests.lab.looks import judged
 from tests.lab.rows import rows
 
 POLICY = Policy()
-GOOD = {
-    "ports.range": "ok",
-    "ports.ephemeral": "ok",
-    "ports.firewall": "ok",
-    "ports.privileged": "ok",
-}
+GOOD = dict.fromkeys(
+    ("ports.range", "ports.ephemeral", "ports.firewall", "ports.privileged"), "ok"
+)
 # Says that it listens, then counts who comes. What it was started with ends it.
 LISTENER = """
 import socket, sys
@@ -36,24 +34,17 @@ while True:
 """
 
 
-def looked(node: Node, policy: Policy = POLICY) -> dict[str, Result]:
-    """What the checks say of this node."""
-    seen = observe(on(node), policy, ("ports",))
-    return {result.check: result for result in judge(seen, policy, ("ports",))}
+def looked(node: Node) -> dict[str, Result]:
+    return judged(node, POLICY, "ports")
 
 
 def statuses(results: dict[str, Result]) -> dict[str, str]:
     return {check: result.status for check, result in results.items()}
 
 
-def soon(node: Node, command: str) -> str:
-    """The output of a command that may have to wait for another process."""
-    for _ in range(200):
-        done = node.run(command, check=False)
-        if done.returncode == 0:
-            return done.stdout
-        time.sleep(0.05)
-    raise AssertionError(f"{command}: {done.stderr}")
+def soon(node: Node, command: str) -> None:
+    """Until the command says yes: it waits for another process."""
+    wait_for(lambda: node.run(command, check=False).returncode == 0)
 
 
 @contextmanager
@@ -112,32 +103,14 @@ def test_a_busybox_node_names_the_holder_too(fresh_node: Node) -> None:
     assert "29500 by python3 (pid " in results["ports.range"].actual
 
 
-#: (rules, status, a part of what is shown)
-RULES = [
-    ("add rule inet t in tcp dport 29500-29510 drop", "fail", "29500-29510 dropped by"),
-    ("add rule inet t in tcp dport 29505 counter reject", "fail", "29505 dropped by tcp"),
-    ("add rule inet t in tcp sport 40000 drop", "warn", "depends on tcp sport 40000"),
-    ("add rule inet t in ip saddr 192.0.2.0/24 drop", "ok", "on eth0"),
-    ("add rule inet t in ip saddr 10.0.0.0/8 accept; add rule inet t in drop", "ok", "eth0"),
-    ("add rule inet t in tcp dport 29511 drop", "ok", ""),
-    (
-        "add rule inet t in tcp dport { 22, 29500-29510 } accept; add rule inet t in "
-        "ct state established,related accept; add rule inet t in drop",
-        "ok",
-        "",
-    ),
-    (
-        "add chain inet t job; add rule inet t job tcp dport { 29000-29600 } drop; "
-        "add rule inet t in tcp dport vmap { 22 : accept, 29000-30000 : jump job }",
-        "fail",
-        "inet t job",
-    ),
-]
-
-
 def test_what_nft_drops_is_found(node: Node) -> None:
+    """What rules mean is asked of connections, in test_ports_traffic."""
     base = "add table inet t; add chain inet t in { type filter hook input priority 0; }"
-    for rules, status, part in RULES:
+    job = "add chain inet t job; add rule inet t job tcp dport { 29000-29600 } drop; "
+    for rules, status, part in (
+        ("add rule inet t in tcp sport 40000 drop", "warn", "depends on tcp sport 40000"),
+        (f"{job}add rule inet t in tcp dport vmap {{ 29505 : jump job }}", "fail", "inet t job"),
+    ):
         node.enter(["nft", f"{base}; {rules}"])
         results = looked(node)
         node.enter(["nft", "delete table inet t"])
@@ -173,24 +146,21 @@ def test_a_table_with_an_odd_name_costs_the_firewall_alone(fresh_node: Node) -> 
     assert fresh_node.run("cat /tmp/asked", check=False).stdout == ""
 
 
-BROKEN = [
-    ("echo broken >&2; exit 1", "nft failed broken"),
-    ("exec sleep 600", "timed out"),
-    ("while :; do echo 'table inet x {'; done", "listing the rules timed out"),
-    (
-        "[ \"$*\" != 'list tables' ] || exec echo table inet x; "
-        "while :; do echo 'table inet x {'; done",
-        "too large",
-    ),
-]
+_ENDLESS = "while :; do echo 'table inet x {'; done"
+#: What nft does -> the reason.
+BROKEN = {
+    "echo broken >&2; exit 1": "nft failed broken",
+    "exec sleep 600": "timed out",
+    f"[ \"$*\" != 'list tables' ] || exec echo table inet x; {_ENDLESS}": "too large",
+}
 
 
-@pytest.mark.parametrize(("script", "reason"), rows(BROKEN, BROKEN[0]))
-def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str, reason: str) -> None:
+@pytest.mark.parametrize("script", rows(BROKEN, "echo broken >&2; exit 1"))
+def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str) -> None:
     fresh_node.write("/usr/local/bin/nft", f"#!/bin/sh\n{script}\n", 0o755)
     results = looked(fresh_node)
     assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
-    assert reason in results["ports.firewall"].actual
+    assert BROKEN[script] in results["ports.firewall"].actual
 
 
 @pytest.fixture

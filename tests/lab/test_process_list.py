@@ -11,22 +11,17 @@ import pytest
 _WATCH = r"""
 import glob, sys, time
 seen, ours, until = set(), 0.0, time.monotonic() + 40
-pattern, start = ("environ", b"NR_TEXT=NR=") if sys.argv[1] == "root" else ("cmdline", b"")
+name, mark = ("environ", b"NR_TEXT=NR=") if sys.argv[1] == "root" else ("cmdline", b"nodeready:")
 print("began", flush=True)
 while time.monotonic() < until and not (ours and time.monotonic() > ours + 2):
-    for path in glob.glob(f"/proc/[0-9]*/{pattern}"):
+    for path in glob.glob(f"/proc/[0-9]*/{name}"):
         try:
             text = open(path, "rb").read()
         except OSError:
             continue
-        if pattern == "environ":
-            words = {word for word in text.split(b"\0") if word.startswith(start)}
-            seen |= words
-        else:
+        if b"for path in glob" not in text:
             seen.add(text)
-            words = b"nodeready:" in text and b"for path in glob" not in text
-        if words:
-            ours = time.monotonic()
+            ours = time.monotonic() if mark in text else ours
 print(b"\n".join(sorted(seen)).decode("utf-8", "replace"))
 """
 

@@ -4,88 +4,61 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
 
 import pytest
 
 from nodeready.lab import Node
-from tests.command import ours, wait_for
+from tests.command import Done, Tool, ours, wait_for
+from tests.lab.rows import rows
 
 FIRST, LAST = 29500, 29510
 SPAN = f"{FIRST}-{LAST}"
-DRIVER = Path(__file__).with_name("mesh_driver.py")
-LIMIT_S = 60
+#: Of `ready`, the mesh alone.
+ONLY = ("--only", "proof.ports,proof.mesh", "--format", "json")
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """The mesh over these nodes, running."""
-    running: list[subprocess.Popen[str]] = []
+def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]:
+    """`ready` over these nodes, running."""
 
-    def begin(
-        nodes: Sequence[Node],
-        *how: str,
-        own: dict[str, Any] | None = None,
-        env: dict[str, str] | None = None,
-    ) -> subprocess.Popen[str]:
-        hosts = [node.inventory_data() for node in nodes]
-        path = tmp_path / "inventory.py"
-        path.write_text(f"lab = {[(name, {**data, **(own or {})}) for name, data in hosts]!r}\n")
-        words = [path, FIRST, LAST, LIMIT_S, *how]
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), *map(str, words)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={
-                "PYTHONPATH": str(DRIVER.parents[2]),
-                "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-                **(env or {}),
-            },
-        )
-        running.append(process)
-        return process
+    def begin(nodes: Sequence[Node], *words: object, **data: object) -> Popen[bytes]:
+        user = () if "_sudo" in data else ("--user", "root")
+        return tool.start("ready", fleet(nodes, **data), *user, *ONLY, *words)
 
-    yield begin
-    for process in running:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return begin
 
 
-def end(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=2 * LIMIT_S)
-    assert process.returncode == 0, err
-    return json.loads(out)
-
-
-def not_ok(done: Any, check: str) -> dict[str, list[str]]:
-    """The nodes of which this check is not ok: status and actual."""
+def not_ok(done: Done) -> dict[str, tuple[str, str]]:
+    """The nodes whose mesh is not ok: status and actual."""
+    assert done.out, done
     return {
-        name: results[check]
-        for name, results in done["results"].items()
-        if results[check][0] != "ok"
+        node["name"]: (result["status"], result["actual"])
+        for node in json.loads(done.out)["nodes"]
+        for result in node["results"]
+        if result["check"] == "proof.mesh" and result["status"] != "ok"
     }
 
 
-def drop(node: Node, hook: str, rule: str) -> None:
-    """The node's packet filter drops this, in this direction."""
+def drop(node: Node, rule: str) -> None:
+    """The node's packet filter drops this on its way in."""
     node.enter(["nft", "add", "table", "inet", "test"])
-    chain = f"{{ type filter hook {hook} priority 0; }}"
-    node.enter(["nft", f"add chain inet test {hook} {chain}"])
-    node.enter(["nft", f"add rule inet test {hook} {rule} drop"])
+    node.enter(["nft", "add chain inet test in { type filter hook input priority 0; }"])
+    node.enter(["nft", f"add rule inet test in {rule} drop"])
 
 
 def listening(node: Node) -> set[int]:
     """The ports of the range on which somebody listens."""
-    rows = node.enter(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
-    words = [row.split() for row in rows]
+    sockets = node.enter(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
+    words = [row.split() for row in sockets]
     ports = {int(one[1].rpartition(":")[2], 16) for one in words if one[3] == "0A"}
     return {port for port in ports if FIRST <= port <= LAST}
+
+
+def all_listen(nodes: Sequence[Node]) -> bool:
+    return all(listening(node) == {*range(FIRST, LAST + 1)} for node in nodes)
 
 
 def nothing_left(nodes: Sequence[Node]) -> bool:
@@ -93,92 +66,77 @@ def nothing_left(nodes: Sequence[Node]) -> bool:
 
 
 @pytest.mark.nightly
-def test_sudo_takes_its_password_from_the_first_line_and_no_other(fresh_nodes, start):
+def test_sudo_takes_its_password_from_the_first_line_and_no_other(fresh_nodes, start, tool):
     """Where it wants one, and where it does not."""
-    wants, free = nodes = fresh_nodes(2)
+    wants, free = fresh_nodes(2)
     wants.enter(["chpasswd"], input="ml:Zu-4711\n")
     wants.write("/etc/sudoers.d/ml", "ml ALL=(ALL:ALL) ALL\n", mode=0o440)
-    own = {"ssh_user": "ml", "_sudo": True, "_sudo_password": "Zu-4711"}
-    done = end(start(nodes, own=own))
-    assert done["unknown"] == []
-    assert not not_ok(done, "proof.mesh")
+    own = {"ssh_user": "ml", "_sudo": True, "_sudo_password": "Zu-4711", "job_user": "ml"}
+    done = tool.end(start([wants, free], **own))
+    assert (done.status, not_ok(done)) == (0, {}), done
     assert nothing_left([wants, free])
 
 
-def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start):
+def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start, tool):
     one, other = fresh_nodes(2)
-    drop(one, "input", "tcp dport 29500")
-    done = end(start([one, other], "full"))
-    assert not_ok(done, "proof.mesh") == {
-        other.name: [
-            "fail",
-            f"29500 of {one.name} not reached (timed out: dropped); "
-            "the way back works: asymmetric",
-        ]
-    }
+    drop(one, "tcp dport 29500")
+    done = tool.end(start([one, other], "--full-mesh"))
+    told = f"29500 of {one.name} not reached (timed out: dropped); "
+    assert not_ok(done) == {other.name: ("fail", f"{told}the way back works: asymmetric")}, done
 
 
-def rounds_began(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    while line := process.stderr.readline():
-        if line == "rounds\n":
-            return
-    raise AssertionError("it ended")
-
-
-def test_a_node_that_dies_in_the_middle_costs_itself(fresh_nodes, start):
+@pytest.mark.nightly
+def test_a_node_that_dies_in_the_middle_costs_itself(fresh_nodes, start, tool):
     nodes = fresh_nodes(8)
     # Its rounds wait for time-outs: there is a middle.
     deaf, victim = nodes[1], nodes[4]
-    drop(deaf, "input", f"tcp dport {SPAN}")
+    drop(deaf, f"tcp dport {SPAN}")
     process = start(nodes)
-    rounds_began(process)
+    wait_for(lambda: all_listen(nodes))
     victim.kill()
-    done = end(process)
-    assert done["unknown"] == [victim.name]
-    assert set(not_ok(done, "proof.mesh")) == {deaf.name, victim.name}
-    assert done["results"][victim.name]["proof.mesh"][0] == "unknown"
-    assert done["results"][victim.name]["proof.ports"][0] == "unknown"
+    done = tool.end(process)
+    found = not_ok(done)
+    assert {name: status for name, (status, _) in found.items()} == {
+        deaf.name: "fail", victim.name: "unknown",
+    }, done  # fmt: skip
     assert nothing_left([node for node in nodes if node is not victim])
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
-)
-def test_when_the_command_is_ended_nothing_is_left(fresh_nodes, start, number):
+@pytest.mark.parametrize("number", rows([signal.SIGINT, signal.SIGKILL], signal.SIGINT))
+def test_when_the_command_is_ended_nothing_is_left(fresh_nodes, start, tool, number):
     nodes = fresh_nodes(4)
-    drop(nodes[0], "input", f"tcp dport {SPAN}")
+    drop(nodes[0], f"tcp dport {SPAN}")
     process = start(nodes)
-    rounds_began(process)
-    assert all(listening(node) == {*range(FIRST, LAST + 1)} for node in nodes)
+    wait_for(lambda: all_listen(nodes))
     process.send_signal(number)
-    process.communicate(timeout=LIMIT_S)
-    assert process.returncode != 0
+    assert tool.end(process).status == (130 if number == signal.SIGINT else -number)
     wait_for(lambda: nothing_left(nodes))
 
 
-def test_over_srun_as_an_ordinary_user(slurm_lab, login, start):
+def test_over_srun_as_an_ordinary_user(slurm_lab, login, fleet, tool):
     """A step on each node, spoken with; the job and its own step go on."""
     nodes = slurm_lab.nodes
     job = login("sbatch", "--parsable", "-N3", "-D", "/tmp", "--wrap", "srun sleep 600")
-    wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
-    drop(nodes[1], "input", "tcp dport 29505")
+
+    def steps() -> int:
+        return len(login("squeue", "-h", "-s", "-j", job).splitlines())
+
+    wait_for(lambda: steps() == 2)
+    words = ("ready", fleet(nodes), "--user", "ml", "--via", "srun", "--job", job, *ONLY)
+    drop(nodes[1], "tcp dport 29505")
     try:
-        done = end(start(nodes, "job", job, env=login.env))
-        assert done["unknown"] == []
-        named = not_ok(done, "proof.mesh")
-        assert list(named) == [nodes[1].name], named
-        assert "29505 unreachable from all 2 peers" in named[nodes[1].name][1]
+        found = not_ok(tool(*words, env=login.env))
+        assert list(found) == [nodes[1].name], found
+        assert "29505 unreachable from all 2 peers" in found[nodes[1].name][1]
         assert nothing_left(nodes)
         # Killed, it leaves nothing either: the steps end with their input.
-        drop(nodes[0], "input", f"tcp dport {SPAN}")
-        process = start(nodes, "job", job, env=login.env)
-        rounds_began(process)
-        assert all(listening(node) == {*range(FIRST, LAST + 1)} for node in nodes)
+        drop(nodes[0], f"tcp dport {SPAN}")
+        process = tool.start(*words, env=login.env)
+        wait_for(lambda: all_listen(nodes))
         process.kill()
-        process.communicate(timeout=LIMIT_S)
+        tool.end(process)
         wait_for(lambda: nothing_left(nodes))
-        wait_for(lambda: len(login("squeue", "-h", "-s", "-j", job).splitlines()) == 2)
+        wait_for(lambda: steps() == 2)
     finally:
         for node in nodes[:2]:
             node.enter(["nft", "delete", "table", "inet", "test"], check=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +76,7 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert good.name not in again.out
 
 
+@pytest.mark.nightly
 def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
     nodes = fresh_nodes(4)
     where = fleet(nodes)
@@ -109,22 +109,33 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
     frozen.resume_sshd()
 
 
-def test_a_user_whom_the_nodes_do_not_know(lab, fleet, tool):
-    where = fleet(lab.nodes[:1])
-    done = tool("ready", where, "--user", "nobodyhere", "--only", "proof.attach")
-    assert done.status == 3, done
-    assert "no such user" in done.out
-
-
-def test_an_interrupt_ends_what_runs_on_the_nodes(fresh_node, fleet, tool):
-    node, where = fresh_node, fleet([fresh_node])
-    hang = "#!/bin/sh\ntouch /run/hanging\nsleep 600\n"
-    node.write("/usr/local/bin/py-spy", hang, mode=0o755)
-    started = tool.start("ready", where, "--user", "root", "--only", "proof.attach")
-    wait_for(lambda: node.run("test -e /run/hanging", check=False).returncode == 0)
-    started.send_signal(signal.SIGINT)
-    done = tool.end(started)
-    assert done.status == 130, done
-    assert "partial" in done.out + done.err
-    wait_for(lambda: not ours(node))
-    assert "sleep 600" not in node.run("ps -eo args=").stdout
+def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
+    """Slurm by its exclude list, pdsh by the list of names; the bad node gets neither."""
+    first, bad, last = slurm_lab.nodes
+    where = fleet(slurm_lab.nodes, **WAIVED)
+    done = tool("deploy", where, "--yes", "-q")
+    assert done.status == 0, done
+    bad.run("mv /etc/pdsh/rcmd_default /root/rcmd_default; mv /usr/bin/gdb /usr/bin/gdb.away")
+    try:
+        files = {form: tmp_path / form for form in ("exclude", "list", "hostfile")}
+        for form, path in files.items():
+            done = tool(
+                "ready", where, "--user", "root", "--nodes-needed", "2", "-q",
+                "--only", "proof.gdb,proof.mesh,pdsh", "--hostfile-out", path,
+                "--hostfile-format", form,
+            )  # fmt: skip
+            assert done.status == 0, done
+        assert expand(files["exclude"].read_text().strip()) == [bad.name]
+        excluded = files["exclude"].read_text().strip()
+        job = first.run(f"srun --exclude={excluded} -N2 uname -n", user="ml").stdout.split()
+        assert sorted(job) == sorted([first.name, last.name])
+        # The same file on the node: pdsh's own way to take a list.
+        first.write("/root/ready.list", files["list"].read_text())
+        answers = first.run("pdsh -R ssh -w ^/root/ready.list uname -n | sort").stdout
+        assert answers == "".join(f"{name}: {name}\n" for name in sorted([first.name, last.name]))
+        again = tool("audit", files["hostfile"], "--only", "pdsh.rcmd", "--ssh-user", "nobody")
+        assert again.status in (3, 4), again
+        assert bad.name not in again.out
+    finally:
+        bad.run("mv /usr/bin/gdb.away /usr/bin/gdb; mv /root/rcmd_default /etc/pdsh/rcmd_default")
+    assert not [line for node in slurm_lab.nodes for line in ours(node)]

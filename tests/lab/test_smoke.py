@@ -22,9 +22,10 @@ from nodeready.lab import Lab, Node, down
 from nodeready.transport import srun
 from nodeready.transport.allocation import running
 from nodeready.transport.base import Request
-from tests.command import Tool, ours, wait_for, written
+from tests.command import Done, Tool, ours, wait_for, written
 from tests.lab import smoke_faults
-from tests.lab.smoke_faults import FIRST, LAST, PATCHES, Fault
+from tests.lab.smoke_faults import PATCHES, Fault
+from tests.lab.test_proof_mesh import listening
 
 pytestmark = pytest.mark.xdist_group("smoke")
 
@@ -71,45 +72,28 @@ def _own(found: Mapping[str, tuple[int, int, int]]) -> set[str]:
 def torch_nodes(nodes: list[Node]) -> list[Node]:
     """Those that make their collectives with PyTorch. Without it a skip; in CI a failure."""
     if not _TORCH.exists():
-        reason = "no torch for /usr/bin/python3 (Debian: python3-torch)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "no torch for /usr/bin/python3 (Debian: python3-torch)"
+        )
     return nodes[:TORCH_NODES]
-
-
-def listening(node: Node) -> set[int]:
-    """The ports of the range on which somebody listens."""
-    rows = node.enter(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
-    words = [row.split() for row in rows]
-    ports = {int(one[1].rpartition(":")[2], 16) for one in words if one[3] == "0A"}
-    return {port for port in ports if FIRST <= port <= LAST}
 
 
 def left(nodes: Sequence[Node]) -> list[str]:
     """What a run has left on these nodes: processes, temporary files, listeners, shared memory."""
-    found = []
-    for node in nodes:
-        users = node.enter(["ps", "-u", "ml", "-o", "args="], check=False).stdout.splitlines()
-        shared = node.enter(["ls", "/dev/shm"]).stdout.split()
-        found += [
-            f"{node.name}: {one}" for one in (*ours(node), *users, *listening(node), *shared)
-        ]
-    return found
+    look = ["sh", "-c", "ps -u ml -o args=; ls /dev/shm"]
+    return [
+        f"{node.name}: {one}"
+        for node in nodes
+        for one in (*ours(node), *listening(node), *node.enter(look).stdout.splitlines())
+    ]
 
 
-class SmokeResult:
+class SmokeResult(Done):
     """What the command printed."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-        assert "Traceback" not in out + err, out + err
+        super().__init__(status, out, err)
         self.data: dict[str, Any] = json.loads(out) if out.startswith("{") else {}
-
-    def __repr__(self) -> str:
-        rows = [json.dumps(suspect) for suspect in self.data.get("suspects", ())]
-        odd = [node for node in self.data.get("nodes", ()) if node["status"] != "passed"]
-        return "\n".join([f"exit {self.status}", *rows, *map(json.dumps, odd), self.err[-3000:]])
 
     @property
     def suspects(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -118,11 +102,6 @@ class SmokeResult:
     @property
     def evidence(self) -> str:
         return "\n".join(why for suspect in self.data["suspects"] for why in suspect["evidence"])
-
-    def of(self, status: str) -> dict[str, str]:
-        """The nodes of this status, with why."""
-        nodes = self.data["nodes"]
-        return {node["name"]: node["why"] for node in nodes if node["status"] == status}
 
 
 def begin(tool: Tool, where: Path, *words: object, **how: Any) -> subprocess.Popen[bytes]:
@@ -157,13 +136,12 @@ def named_alone(
         found = end(started, said)
     finally:
         placed.undo()
-    assert found.suspects == placed.suspects, f"{placed.where}\n{found!r}"
-    assert placed.says in found.evidence, f"{placed.where}\n{found!r}"
-    assert found.status == 3, f"{placed.where}\n{found!r}"
+    assert (found.status, found.suspects) == (3, placed.suspects), f"{placed.where}{found}"
+    assert placed.says in found.evidence, f"{placed.where}{found}"
     assert (found.data["verdict"], found.data["complete"]) == ("NO-GO", True)
     # Without the node, or without one of the two, the others may run.
     ((_, accused),) = placed.suspects
-    assert len(found.data["exclude"]) == 1, repr(found)
+    assert len(found.data["exclude"]) == 1, found
     assert {*found.data["exclude"]} <= {*accused}
     assert len(found.data["go"]) == len(nodes) - 1
 
@@ -216,7 +194,7 @@ def test_nobody_is_accused_among_nodes_that_are_well(seed, engine, tool, fleet):
     found = end(begin(tool, fleet(these), *words))
     assert (found.status, found.suspects) == (0, ()), found
     assert (found.data["verdict"], len(found.data["go"])) == ("GO", len(these))
-    assert not found.of("warned"), found
+    assert "warned" not in {node["status"] for node in found.data["nodes"]}, found
 
 
 # --- What ends in the middle.

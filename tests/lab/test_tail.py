@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
+
+import pytest
 
 from nodeready.lab import Node
 from tests.command import Done, ours, wait_for, written
+from tests.lab.test_host import END_MOUNT, NAS, dead_mount
 
 LOGS = "/var/log/train"
 PATTERN = f"{LOGS}/rank_*.log"
-NAS = "/mnt/na s"
 
 
 def job(nodes: list[Node]) -> None:
     """Two ranks on each node, with a log of 30 steps each."""
-    for at, node in enumerate(nodes):
-        for rank in (2 * at, 2 * at + 1):
-            node.write(
-                f"{LOGS}/rank_{rank}.log",
-                "".join(
-                    f"2026-03-01 12:00:{step:02},{rank}00 {node.name} [rank{rank}]: step {step}\n"
-                    for step in range(30)
-                ),
-            )
-
-
-def dead_mount(node: Node) -> None:
-    """Mount what never answers; its server is a process of the node."""
-    argv = [sys.executable, "-m", "nodeready.lab.culprits", str(node.pid), "dead_mount", NAS]
-    subprocess.run(argv, check=True, capture_output=True, timeout=30)
+    for rank in range(2 * len(nodes)):
+        node = nodes[rank // 2]
+        steps = [
+            f"2026-03-01 12:00:{step:02},{rank}00 {node.name} [rank{rank}]: step {step}\n"
+            for step in range(30)
+        ]
+        node.write(f"{LOGS}/rank_{rank}.log", "".join(steps))
 
 
 def hanging(node: Node) -> list[str]:
@@ -91,12 +83,12 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     made = json.loads(done.out)
     assert list(made["unreachable"]) == [away.name]
     why = {
-        file["path"]: (group["kind"], group["why"], group["lines"])
+        file["path"].removeprefix(f"{LOGS}/rank_"): (group["kind"], group["why"], group["lines"])
         for group in made["groups"]
         for file in group["files"]
     }
-    assert {path.removeprefix(f"{LOGS}/rank_"): found for path, found in why.items()} == {
-        "0.log": ("lines", "", why[f"{LOGS}/rank_0.log"][2]),
+    assert why == {
+        "0.log": ("lines", "", why["0.log"][2]),
         "1.log": ("unreadable", "permission denied", []),
         "10.log": ("skipped", "is a FIFO", []),
         "11.log": ("skipped", "is a directory", []),
@@ -113,6 +105,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
     assert alone.status == 3, alone
 
 
+@pytest.mark.nightly
 def test_a_mount_that_hangs_costs_its_own_files(fresh_node: Node, fleet, tool):
     job([fresh_node])
     dead_mount(fresh_node)
@@ -128,9 +121,7 @@ def test_a_mount_that_hangs_costs_its_own_files(fresh_node: Node, fleet, tool):
     deep = tool("tail", where, "/mnt/**/*.log")
     assert deep.status == 3, deep
     assert "does not answer" in deep.out
-    fresh_node.run(
-        "kill -9 $(grep -las '[d]ead_mount' /proc/[0-9]*/cmdline | cut -d/ -f3)", check=False
-    )
+    fresh_node.run(END_MOUNT, check=False)
     wait_for(lambda: not hanging(fresh_node))
 
 
@@ -173,10 +164,8 @@ def test_this_machine_alone(tool, tmp_path):
     (tmp_path / "rank_1.log").write_text("one\ntwo\n")
     done = tool("tail", "--local", f"{tmp_path}/*.log", "-n", "1")
     assert done.status == 0, done
-    assert [row.strip() for row in done.out.splitlines()][1:3] == [
-        f"{done.out.split()[3]}:{tmp_path}/rank_1.log",
-        "| two",
-    ]
+    place = f"{done.out.split()[3]}:{tmp_path}/rank_1.log"
+    assert [row.strip() for row in done.out.splitlines()][1:3] == [place, "| two"]
     file = tmp_path / "report"
     assert tool("tail", "--local", f"{tmp_path}/*.log", "-o", file).out == ""
     assert "| two" in file.read_text()

@@ -13,7 +13,6 @@ import pytest
 from nodeready import shell
 
 TOOLS = "stat readlink mkdir mktemp rm mv chmod chown base64 sync sha256sum id cat gzip head tr"
-BUSYBOX = shutil.which("busybox")
 SHELLS = {"dash": ("dash",), "bash": ("bash", "--posix"), "busybox": ("busybox", "sh")}
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else")
@@ -35,14 +34,8 @@ def change(request, tmp_path):
 
     def run(line: str) -> str:
         text = f"umask 022\n{shell.library('change')}{line}\n"
-        done = subprocess.run(
-            [*words, "-c", text],
-            env={"PATH": path},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        how = {"env": {"PATH": path}, "cwd": tmp_path, "capture_output": True, "text": True}
+        done = subprocess.run([*words, "-c", text], check=False, **how)
         assert bool(done.returncode) == bool(done.stderr), done
         return done.stderr.removeprefix("nodeready: ").strip()
 
@@ -85,10 +78,8 @@ def test_a_file_is_written_through_links_of_roots(change, grounds):
     (real / "file").write_text("old\n")
     (real / "file").chmod(0o4600)
     assert change(write(grounds / "to-file")) == ""
-    assert ((real / "file").read_text(), stat.S_IMODE((real / "file").stat().st_mode)) == (
-        "new\n",
-        0o600,
-    )
+    assert (real / "file").read_text() == "new\n"
+    assert stat.S_IMODE((real / "file").stat().st_mode) == 0o600
     assert (grounds / "to-file").is_symlink()
     assert change(f"nr_remove '{grounds}/link/file'") == ""
     assert change(f"nr_remove '{grounds}/missing/file'") == ""
@@ -102,18 +93,12 @@ def test_what_is_refused_is_named(change, grounds):
     shared = grounds / "shared"
     hers = "a link of uid 4001: not followed"
     assert change(write(shared / "hers" / "x")) == f"{shared}/hers/x: {shared}/hers: {hers}"
-    assert change(f"nr_remove '{shared}/hers/x'") == f"{shared}/hers: {hers}"
-    assert change(f"nr_directory '{shared}/hers' 1777") == f"{shared}/hers: {hers}"
     said = f"{shared}/her dir: a directory of uid 4001: not changed"
     assert change(f"nr_directory '{shared}/her dir' 1777") == said
     said = f"{shared}/x: {shared}, a directory of root: others can write there"
     assert change(write(shared / "x")) == said
     assert change(write(grounds / "link")) == f"{grounds}/link: is a directory"
-    for target in ("nothing", "no/such", "loop"):
-        (grounds / "loop").unlink(missing_ok=True)
-        (grounds / "loop").symlink_to(target)
-        assert change(write(grounds / "loop")) == f"{grounds}/loop: a link that leads nowhere"
-    (grounds / "gone").symlink_to(grounds / "no" / "directory")
-    path = grounds / "gone" / "file"
-    assert change(write(path)) == f"{path}: a link that leads nowhere"
+    for link, target, path in (("loop", "loop", "loop"), ("gone", "no/directory", "gone/file")):
+        (grounds / link).symlink_to(target)
+        assert change(write(grounds / path)) == f"{grounds / path}: a link that leads nowhere"
     assert list((grounds / "real").iterdir()) == []

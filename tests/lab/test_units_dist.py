@@ -1,8 +1,9 @@
-"""What is published: the wheel and the sdist. They hold the package, nothing else."""
+"""What is published: the wheel and the sdist, which hold the package, and the manual page."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import nodeready
-from tests.paths import ROOT
+from tests.paths import DOCS, ROOT
 
 NAME = f"nodeready-{nodeready.__version__}"
 INFO = f"{NAME}.dist-info"
@@ -82,13 +83,8 @@ def test_another_checkout_builds_the_same_bytes(built, tmp_path):
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name,
-                target,
-                symlinks=True,
-                copy_function=shutil.copyfile,
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, target, symlinks=True, ignore=ignored)
         else:
             shutil.copyfile(ROOT / name, target)
     for path in copy.rglob("*"):
@@ -112,16 +108,22 @@ def test_the_wheel_runs_without_the_checkout(built, tmp_path):
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def say(*words: str) -> str:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         command = [venv / "bin" / words[0], *words[1:]]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return subprocess.check_output(command, cwd=tmp_path, env=env, text=True)
 
     where = say("python", "-c", "import nodeready; print(nodeready.__file__)")
     assert Path(where.strip()).parent == site / "nodeready"
     assert say("nodeready", "--version").split()[-1] == nodeready.__version__
     assert "ptrace.scope" in say("nodeready", "explain", "ptrace.scope")
     assert (venv / "share/man/man1/nodeready.1").is_file()
+
+
+def test_man_understands_the_manual():
+    if not shutil.which("man"):
+        pytest.skip("man is not installed (man-db)")
+    words = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", str(DOCS / "nodeready.1")]
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "80"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stderr == ""
+    assert "EXIT STATUS" in re.sub(".\x08", "", done.stdout)

@@ -1,8 +1,9 @@
-"""A report of root never goes through a link, a pipe or a file of another user."""
+"""A report's file: through root's own links, whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
@@ -11,43 +12,38 @@ from tests.unit.test_files import mode, refused
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")
 
-#: An ordinary user.
-OTHER = 4001
 
-
-def test_a_link_of_somebody_else_is_not_followed(tmp_path):
+def test_roots_own_link_is_followed_where_it_has_no_second_name(tmp_path):
+    """Others cannot replace it, but the second name may be anybody's."""
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    (tmp_path / "dir").mkdir()
-    for target, link in (("victim", "report"), ("dir", "reports")):
-        (shared / link).symlink_to(tmp_path / target)
-        os.chown(shared / link, OTHER, OTHER, follow_symlinks=False)
-    refused(shared / "report", shared / "report")
-    refused(shared / "reports" / "x", shared / "reports")
-    assert not (tmp_path / "victim").exists()
-    assert list((tmp_path / "dir").iterdir()) == []
-    # Root's own link there cannot be replaced by others, and is followed.
     (shared / "mine").symlink_to(tmp_path / "victim")
     write_atomically(shared / "mine", ["x"])
     assert (tmp_path / "victim").read_text() == "x"
-    # A second name for it may be anybody's.
     os.link(shared / "mine", shared / "second", follow_symlinks=False)
     refused(shared / "second", shared / "second")
 
 
-def test_neither_a_pipe_nor_a_file_of_somebody_else_gets_what_we_write(tmp_path):
-    tmp_path.chmod(0o1777)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "file").touch()
-    for name in ("pipe", "file"):
-        os.chown(tmp_path / name, OTHER, OTHER)
-        refused(tmp_path / name, tmp_path / name)
-    # In that user's own directory a new file takes the place of an old one, with our mode.
-    (tmp_path / "hers").mkdir()
-    os.chown(tmp_path / "hers", OTHER, OTHER)
-    (tmp_path / "hers" / "file").touch(0o666)
-    os.chown(tmp_path / "hers" / "file", OTHER, OTHER)
-    write_atomically(tmp_path / "hers" / "file", ["x"], 0o600)
-    assert mode(tmp_path / "hers" / "file") == 0o600
-    assert (tmp_path / "hers" / "file").stat().st_uid == 0
+def test_in_another_users_directory_a_new_file_takes_the_place_of_an_old_one(tmp_path):
+    path = tmp_path / "file"
+    path.touch(0o666)
+    for one in (tmp_path, path):
+        os.chown(one, 4001, 4001)
+    write_atomically(path, ["x"], 0o600)
+    assert (mode(path), path.stat().st_uid) == (0o600, 0)
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, lab_machine):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    subprocess.run(mount, check=True)
+    try:
+        path = tmp_path / "report"
+        path.write_text("old")
+        with pytest.raises(OSError, match="No space left on device") as problem:
+            write_atomically(path, ["x" * 100_000])
+        assert problem.value.filename == str(path)
+        assert path.read_text() == "old"
+        assert [one.name for one in tmp_path.iterdir()] == ["report"]
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)

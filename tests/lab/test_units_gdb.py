@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,9 +11,7 @@ import pytest
 
 from nodeready.node.cores import gdb
 from nodeready.node.cores.core_file import Reader
-from nodeready.node.proofs import attach
 from nodeready.node.runtime import Supervisor, status
-from tests.builders.proof import configured
 from tests.command import wait_for
 
 
@@ -56,17 +53,3 @@ def test_a_core_of_our_own_process_lies_where_it_shall(tool, started, tmp_path):
         assert reader.whole_bytes is not None
         assert os.stat(core).st_size >= reader.whole_bytes
     assert started.poll() is None
-
-
-def test_this_machine_is_looked_at_without_a_connection(tool):
-    done = tool("cores", "--local", "--since", "1s", "--format", "json", "-q")
-    assert done.status == 0, done
-    assert json.loads(done.out)["complete"] is True
-
-
-def test_both_leave_their_target_running():
-    with Supervisor("nodeready:test", 30) as supervisor:
-        tracers = attach.prove_tracers(supervisor, configured())
-    for proof in (tracers.gdb, tracers.strace):
-        assert (proof.good, proof.answers, proof.tracer, proof.refused) == (True, True, 0, False)
-        assert proof.state in ("R", "S")

@@ -11,6 +11,8 @@ import pytest
 from nodeready import shell
 from nodeready.ready.job_env import question, read_installed
 from nodeready.transport.base import Reply
+from tests.builders.environments import ENVIRONMENTS
+from tests.unit.reports.test_exports import evaluate
 from tests.unit.transport.test_clush import run
 
 SHELLS = [("dash",), ("busybox", "sh"), ("bash",), ("fish",), ("tcsh",)]
@@ -49,3 +51,12 @@ def test_root_runs_no_python_of_another_user(tmp_path):
     installed = read_installed(done.stdout, "N")
     assert installed.why == f"root does not run {path}, which is not root's"
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox sh", "zsh"])
+def test_a_shell_takes_the_values_and_nothing_else(name, shell, tmp_path):
+    words = shell.split()
+    if not shutil.which(words[0]):
+        pytest.skip(f"{words[0]} is not installed")
+    evaluate(words, name, tmp_path)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -96,14 +95,8 @@ def stage(play: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def namespaces() -> None:
+def namespaces(lab_machine: None) -> None:
     """Skip where no network of our own can be had."""
-    probe = (
-        "ip link add v0 type veth peer name v1 && iptables -L -n && ip link add br0 type bridge"
-    )
-    words = [*UNSHARE, "sh", "-ec", probe]
-    if shutil.which("unshare") is None or subprocess.run(words, check=False).returncode:
-        pytest.skip("no network namespace with veth, a bridge and iptables")
 
 
 def perform(**play: Any) -> list[Any]:

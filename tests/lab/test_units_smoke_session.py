@@ -17,29 +17,12 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.smoke.orders import End, Ran
-from tests.unit.node.smoke.running_program import (
-    RunningProgram,
-    free_port,
-    pair,
-    programs,
-    ring,
-    stubborn,
-    torch,
-    within,
-)
+from tests.unit.node.smoke.running_program import pair, ring, stubborn, torch, within
+from tests.unit.node.smoke.test_program import port, start
+
+__all__ = ["port", "start"]
 
 nightly = pytest.mark.nightly
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def start(port) -> Iterator[Callable[..., RunningProgram]]:
-    with programs(port) as start:
-        yield start
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +127,7 @@ def test_the_user_kills_his_own_part(start, user):
 
 
 @pytest.mark.parametrize(("text", "why"), [
-    ("echo go away; exit 3", "go away"),
     ("echo going; sleep 300 & setsid sleep 301 & exec sleep 302", "timed out; it said: going"),
-    pytest.param("read x", "timed out", marks=nightly),
     pytest.param("exec 1>&-", "timed out", marks=nightly),
     ("yes", "timed out; it said: y"),
     ("ulimit -p 2", "can't start new thread"),
@@ -168,19 +149,8 @@ def test_no_session(start, user, profile, text, why):
     assert within(5, lambda: not of(user))
 
 
-def test_an_account_that_has_expired(start, user):
-    subprocess.run(["usermod", "-e", "1970-01-02", user], check=True)
-    try:
-        why = start(user=user).answer().why
-    finally:
-        subprocess.run(["usermod", "-e", "", user], check=True)
-    assert why.startswith("no session: ")
-    assert "expired" in why
-
-
 @pytest.mark.parametrize(("login", "wanted", "why"), [
     ("", "nobodysuch", "no such user: nobodysuch"),
-    ("{}", "nobodysuch", "no such user: nobodysuch"),
     ("{}", "daemon", "logged in as {}, who cannot become daemon: log in as root"),
     ("{}", "{}", ""),
     ("{}", "", ""),
@@ -197,10 +167,8 @@ def test_who_logs_in_for_whom(start, user, login, wanted, why):
 
 @pytest.mark.parametrize("text", [
     "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM",
-    "exec </dev/null; echo noise; echo more >&2; printf 'half a line'",
-    "head -c 30000000 /dev/zero; head -c 3000000 /dev/zero >&2",
-    "PATH=/nowhere; LC_ALL=de_DE.ISO-8859-1; export PATH LC_ALL",
-    "(sleep 300 >/dev/null 2>&1 & echo $! >sleeps)",
+    "LC_ALL=de_DE.ISO-8859-1; export LC_ALL; exec </dev/null; printf 'half a line'",
+    "(sleep 300 >/dev/null 2>&1 &)",
     "yes & yes >&2 &",
 ])  # fmt: skip
 def test_an_odd_profile_is_no_trouble(start, user, profile, text):
@@ -240,26 +208,20 @@ PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[],
               ms=1, gbps=1, retransmits=0, came=0)
 def attack():
     say('hello', **dict(HELLO, token='x' * (1 << 20)))
-    say('hello', **dict(HELLO, why='ü' * 9000))
     say('hello', **dict(HELLO, busy=[dict(port=1, error='x' * 8000)] * 30))
     say('hello', **dict(HELLO, engines=[dict.fromkeys(ENGINE, 'ü' * 1000)] * 20))
-    say('hello', **dict(HELLO, ports=[-1]))
-    say('hello', **dict(HELLO, more=1))
-    say('hello', **dict(HELLO, gpus=1e400))
+    for wrong in (dict(ports=[-1]), dict(more=1), dict(gpus=1e400)):
+        say('hello', **{**HELLO, **wrong})
     say('hello', nonce='nodeready-0123456789abcdef', **HELLO)
-    print('x' * (1 << 20), end='')
-    print()
+    print('x' * (1 << 20))
     for at in range(10_000):
         say('ran', **dict(RAN, number=2))
         say('paired', **dict(PAIRED, number=2))
-    for name in ('user', 'round', 'listening', 'x' * 99, 'hello hello'):
+    for name in ('user', 'x' * 99, 'hello hello'):
         say(name, **HELLO)
-    print(nonce, 'hello', json.dumps(HELLO), nonce, 'hello', json.dumps(HELLO))
-    print(nonce, 'hello', '[' * 100_000)
-    print(nonce, 'hello', '{"host":"x","host":"y"}')
-    print(nonce, 'hello', flush=True)
-    os.write(1, bytes(range(256)) * 1000 + b'\\n')
-    os.write(1, (nonce + ' ran {"number": 1, ').encode() + b'\\n')
+    for text in ('[' * 100_000, '{"host":"x","host":"y"}', ''):
+        print(nonce, 'hello', text, flush=True)
+    os.write(1, bytes(range(256)) * 1000 + b'\\n' + (nonce + ' ran {"number": 1, \\n').encode())
 say("begun")
 attack()
 say("ran", **RAN)

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 
 from nodeready.node.proofs.mesh import Listeners
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import Supervisor, status
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
 from tests.cases import cases
 from tests.command import wait_for
 from tests.hang import pythons
+from tests.unit.node.smoke.running_program import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("torch")]
 
@@ -64,12 +65,6 @@ SLEEP = "open(os.environ['NODEREADY_TEST_FAULT'] + '.here', 'w').close()\ntime.s
 STAY = "def stay(*a):\n" + textwrap.indent(SLEEP, "    ") + "\nwrap('barrier', stay)"
 
 
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
-
-
 def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collective:
     given = {
         "number": 7, "engine": TORCH, "backend": "gloo", "world": ranks, "first": 0,
@@ -98,10 +93,10 @@ class TorchNode:
     def processes(self) -> set[int]:
         """Those that run with its faults."""
         pids = set()
-        for name in filter(str.isdigit, os.listdir("/proc")):
+        for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if os.fsencode(self.words[1]) in Path(f"/proc/{name}/environ").read_bytes():
-                    pids.add(int(name))
+                if os.fsencode(self.words[1]) in (path / "environ").read_bytes():
+                    pids.add(int(path.name))
         return pids
 
     def run(
@@ -119,15 +114,13 @@ class TorchNode:
         assert [rank.rank for rank in ranks] == [asked.first + n for n in range(asked.ranks)]
         return ranks
 
-    def when_it_hangs(self, act: Any, *words: Any) -> None:
-        """Do that as soon as a rank does what STAY says."""
+    def kill_when_it_hangs(self, number: int) -> None:
+        """Send its Python this signal as soon as a rank does what STAY says."""
         self.mark.unlink(missing_ok=True)
-
-        def wait() -> None:
-            wait_for(self.mark.exists)
-            act(*words)
-
-        threading.Thread(target=wait, daemon=True).start()
+        pid = self.process.pid
+        wait = threading.Thread(target=lambda: (wait_for(self.mark.exists), os.kill(pid, number)))
+        wait.daemon = True
+        wait.start()
 
 
 @pytest.fixture(scope="module")
@@ -178,11 +171,8 @@ def test_what_ranks_answer(node, case):
 def test_an_engine_names_its_versions(node):
     nccl, gloo, _, ring = node.engines.engines
     assert (gloo.name, gloo.backend, gloo.why, gloo.where) == (TORCH, "gloo", "", node.path)
-    version = subprocess.run(
-        [gloo.where, "-c", "import torch; print(torch.__version__)"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    assert gloo.version == nccl.version == version
+    ask = [gloo.where, "-c", "import torch; print(torch.__version__)"]
+    assert gloo.version == nccl.version == subprocess.check_output(ask, text=True).strip()
     assert "send/recv" in gloo.proves
     assert nccl.why.startswith("PyTorch ") or node.engines.gpus
     assert ring == Engine(RING, "tcp", "", "", "", ring.proves, "")
@@ -220,15 +210,6 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
         other.engines.close()
 
 
-def test_no_rank_starts_when_the_name_leads_elsewhere(node):
-    head = Peer("localhost", ("10.99.99.99",), free_port(), "")
-    ranks = node.run(order(2, world=4, first=2, head=head), "raise SystemExit")
-    assert {rank.phase for rank in ranks} == {"init"}
-    assert {rank.said.split(",")[-1] for rank in ranks} == {" which is not localhost's"}
-    # The head itself may have its own name at the loopback.
-    assert passed(node.run(order(2, head=head)))
-
-
 # --- Ends.
 
 
@@ -249,18 +230,12 @@ def test_a_test_is_ended_when_it_is_told_to(node):
 )
 def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, error):
     pid = node.process.pid
-    node.when_it_hangs(os.kill, pid, number)
+    node.kill_when_it_hangs(number)
     ranks = node.run(order(2, limit_s=limit_s), STAY)
     assert texts(ranks) == [f"barrier: {os.path.basename(node.path)} {error}"] * 2
     # The next test has another one.
     assert passed(node.run(order(2, limit_s=60)))
     assert node.process.pid != pid
-
-
-def state_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    return ""
 
 
 def test_nothing_is_left_when_the_program_is_killed(node):
@@ -281,7 +256,7 @@ def test_nothing_is_left_when_the_program_is_killed(node):
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)])
     try:
-        wait_for(lambda: [state_of(pid) for pid in node.processes()].count("T") == 1)
+        wait_for(lambda: [status(pid).state for pid in node.processes()].count("T") == 1)
     finally:
         process.kill()
         process.wait()
@@ -348,7 +323,5 @@ def test_ranks_have_the_gpus_of_their_order(node, monkeypatch):
     assert {rank.said for rank in ranks} == {error}
     fault = GPUS + "cuda.init = lambda: None\ncuda.device_count = lambda: 1"
     ranks = node.run(order(2, gpus=(0, 7), **asked), fault)
-    assert {(rank.gpu, text) for rank, text in zip(ranks, texts(ranks), strict=True)} == {
-        (0, "compute: GPU 0: PyTorch sees 1 of 2 GPUs"),
-        (7, "compute: GPU 7: PyTorch sees 1 of 2 GPUs"),
-    }
+    wanted = [f"compute: GPU {gpu}: PyTorch sees 1 of 2 GPUs" for gpu in (0, 7)]
+    assert ([rank.gpu for rank in ranks], texts(ranks)) == ([0, 7], wanted)

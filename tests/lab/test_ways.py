@@ -5,12 +5,14 @@ Whoever carries, a node that cannot be asked is named once, with its cause, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import gevent
 import pytest
@@ -53,26 +55,16 @@ def statuses(done):
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
     """Drained, busy, unknown to Slurm; the rest is asked, and Slurm has everything back."""
     first, drained, busy = (node.name for node in slurm_lab.nodes)
-    where = fleet(slurm_lab.nodes)
-    whole = tool("audit", where, "--via", "srun", *ONLY, env={"SLURM_CONF": slurm_lab.slurm_conf})
-    over_ssh = tool("audit", where, *ONLY)
-    assert whole.status == over_ssh.status
-    assert {name: one["status"] for name, one in _results(whole).items()} == {
-        name: one["status"] for name, one in _results(over_ssh).items()
-    }
+    where, srun = fleet(slurm_lab.nodes), ("--via", "srun", *ONLY)
+    env = {"SLURM_CONF": slurm_lab.slurm_conf}
+    whole, over_ssh = tool("audit", where, *srun, env=env), tool("audit", where, *ONLY)
+    assert (whole.status, statuses(whole)) == (over_ssh.status, statuses(over_ssh))
     root_slurm("scontrol", "update", f"nodename={drained}", "state=drain", "reason=disk | swap")
     root_slurm("sbatch", "-D", "/tmp", "-w", busy, "--exclusive", "--wrap", "sleep 900")
     wait_for(lambda: root_slurm("sinfo", "-h", "-n", busy, "-o", "%T") == "allocated")
-    found = statuses(
-        tool(
-            "audit", f"{first},{drained},{busy},nosuch9", "--via", "srun", *ONLY,
-            env={"SLURM_CONF": slurm_lab.slurm_conf},
-        )
-    )  # fmt: skip
+    found = statuses(tool("audit", f"{first},{drained},{busy},nosuch9", *srun, env=env))
     assert found.pop(first)[1] == ""
-    assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(
-        (drained, busy, "nosuch9"), "unreachable"
-    )
+    assert {status for status, _ in found.values()} == {"unreachable"}
     assert found[drained][1] == "Slurm: is drained (disk | swap)"
     assert found[busy][1].startswith("Slurm: is allocated: no CPU is free there")
     assert found["nosuch9"][1] == "Slurm: knows no node of this name"
@@ -92,16 +84,14 @@ def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
         "audit", fleet(slurm_lab.nodes, ptrace_scope=1), "--via", "srun", "--job", job, "-v",
         *ONLY, env=login.env,
     )  # fmt: skip
-    assert {name: status for name, (status, _) in statuses(done).items()} == dict.fromkeys(
-        here, "fail"
-    ), done
+    assert statuses(done) == dict.fromkeys(here, ("fail", "")), done
     assert f"job {job} has 2 of these nodes; 1 are not asked" in done.err
     assert _results(done)[here[0]]["results"][0]["expected"].startswith("1")
     assert login("squeue", "-h", "-j", job, "-o", "%T") == "RUNNING"
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("reads", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("reads", [True, False])
 def test_a_node_that_slurm_loses_in_the_middle_costs_itself(slurm_lab, root_slurm, reads):
     """What only reads is asked again on the others; what may change something never is."""
     names = [node.name for node in slurm_lab.nodes]
@@ -182,9 +172,8 @@ def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool):
 
 def children(process):
     """The processes that this one has started, by pid."""
-    path = f"/proc/{process.pid}/task/{process.pid}/children"
-    with open(path, encoding="utf-8") as file:
-        return [int(word) for word in file.read().split()]
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(word) for word in path.read_text().split()]
 
 
 def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
@@ -195,13 +184,15 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
         tool("audit", where, "--format", "json", "--ssh-processes", str(count)) for count in (1, 2)
     )
     assert one.status == two.status == 3
-    first, second = (_results(done) for done in (one, two))
-    assert first.keys() == second.keys() == {node.name for node in lab.nodes}
-    for name, node in first.items():
-        mine, other = (
-            {r["check"]: r["status"] for r in n["results"]} for n in (node, second[name])
-        )
-        assert mine == other
+    first, second = (
+        {
+            name: {result["check"]: result["status"] for result in node["results"]}
+            for name, node in _results(done).items()
+        }
+        for done in (one, two)
+    )
+    assert first == second
+    assert set(first) == {node.name for node in lab.nodes}
 
 
 @pytest.mark.nightly
@@ -213,62 +204,40 @@ def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
         "--ssh-processes", "3",
     )  # fmt: skip
     found = {
-        node["name"]: {one["check"]: one["status"] for one in node["results"]}
-        for node in json.loads(done.out)["nodes"]
+        name: [one["status"] for one in node["results"] if one["check"] == "proof.mesh"]
+        for name, node in _results(done).items()
     }
-    assert {node.name: found[node.name]["proof.mesh"] for node in lab.nodes} == dict.fromkeys(
-        (node.name for node in lab.nodes), "ok"
-    ), done
-
-
-@pytest.mark.nightly
-def test_a_process_that_is_killed_costs_its_own_nodes(lab, fleet, tool):
-    """Named once, with what became of the process; the others are proven; nothing is left."""
-    process = tool.start(
-        "ready", fleet(lab.nodes), "--user", "root", "--format", "json", "--ssh-processes", "3"
-    )
-    # The looks and proofs are under way.
-    wait_for(lambda: any(ours(node) for node in lab.nodes))
-    os.kill(next(pid for pid in children(process) if _is_ours(pid)), signal.SIGKILL)
-    done = tool.end(process)
-    found = statuses(done)
-    lost = {name: error for name, (_, error) in found.items() if error}
-    assert len(lost) <= 1
-    assert len(found) == len(lab.nodes)
-    for error in lost.values():
-        assert error.startswith("the process that asked it was ended by signal 9"), error
-    assert lost or "signal 9" in done.out
-    assert done.status in (1, 3)
-    wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
+    assert found == {node.name: ["ok"] for node in lab.nodes}, done
 
 
 def _is_ours(pid):
     """Whether this is a copy of the command: what it starts else is another program."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"nodeready" in file.read()
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return b"nodeready" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 @pytest.mark.nightly
-def test_an_interrupt_reaches_the_nodes_of_all_processes(lab, fleet, tool):
-    process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
+@pytest.mark.parametrize("how", ["one is killed", "an interrupt", "the parent is killed"])
+def test_processes_that_share_the_nodes_and_an_end_in_the_middle(how, lab, fleet, tool):
+    """Killed, one costs its own node, which is named; in any case nothing is left."""
+    words = ("--user", "root", "--format", "json", "--ssh-processes", "3")
+    process = tool.start("ready", fleet(lab.nodes), *words)
+    # The looks and proofs are under way.
     wait_for(lambda: any(ours(node) for node in lab.nodes))
     kept = children(process)
-    process.send_signal(signal.SIGINT)
+    if how == "one is killed":
+        os.kill(next(pid for pid in kept if _is_ours(pid)), signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGINT if how == "an interrupt" else signal.SIGKILL)
     done = tool.end(process)
-    assert done.status == 130, done
-    wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
-    wait_for(lambda: not [pid for pid in kept if os.path.exists(f"/proc/{pid}")])
-
-
-@pytest.mark.nightly
-def test_children_end_with_a_parent_that_was_killed(lab, fleet, tool):
-    process = tool.start("ready", fleet(lab.nodes), "--user", "root", "--ssh-processes", "2")
-    wait_for(lambda: any(ours(node) for node in lab.nodes))
-    kept = children(process)
-    process.kill()
-    process.wait()
     wait_for(lambda: not [pid for pid in kept if os.path.exists(f"/proc/{pid}")])
     wait_for(lambda: not [row for node in lab.nodes for row in ours(node)])
+    if how != "one is killed":
+        assert done.status == (130 if how == "an interrupt" else -signal.SIGKILL), done
+        return
+    found = statuses(done)
+    lost = [error for _, error in found.values() if error]
+    assert (len(lost) <= 1, len(found), done.status in (1, 3)) == (True, len(lab.nodes), True)
+    said = "".join(lost) or done.out
+    assert "the process that asked it was ended by signal 9" in said, done

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Node
-from nodeready.lab.nvidia import BEFORE, HOME
 from tests.builders import ras_port
 from tests.command import ours
 from tests.lab.stacks_job import Job
@@ -55,16 +54,6 @@ def test_a_node_with_gpus_and_infiniband(fresh_nodes, seen):
     assert ports["mlx5_0/1"]["state"] == "up"
     assert ports["mlx5_0/1"]["kind"] == "infiniband"
     assert found["nccl_ras"]["absent"]
-
-
-@pytest.mark.nightly
-def test_a_tool_that_hangs_costs_the_gpus_alone(fresh_nodes, seen):
-    (node,) = fresh_nodes(1, {f"{HOME}/before": BEFORE["hangs"]}, "h100")
-    Job([node])
-    found = seen(node)
-    assert "nvidia-smi: gave no answer in" in found["gpus"]["absent"]
-    assert found["kernel"]["absent"] == ""
-    assert found["network"]["ports"]
 
 
 def test_the_ras_port_of_a_job_on_a_node(fresh_nodes, seen, tmp_path):

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import secrets
-import subprocess
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nodeready.inventory.nodeset import fold
-from tests.command import Terminal, ours, wait_for, written
+from tests.command import Terminal, ours, written
 
 WITH = "ml ALL=(ALL:ALL) ALL\n"
 WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD"
@@ -22,8 +16,7 @@ WANTS = "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD
 
 @pytest.fixture
 def password() -> str:
-    """With all that a shell could stumble over; another in each test, since tests run side by side
-    and look for it in every process."""
+    """With all that a shell could stumble over."""
     return f"Zu-{secrets.token_hex(6)}'\"$x"
 
 
@@ -33,40 +26,8 @@ def lock(node, password: str, sudoers: str = WITH) -> None:
     node.write("/etc/sudoers.d/ml", sudoers, mode=0o440)
 
 
-@contextlib.contextmanager
-def watched(nodes, secret: str) -> Iterator[list[str]]:
-    """Where the secret can be read in a process of these nodes, or of this machine, meanwhile."""
-    seen: list[str] = []
-    over = threading.Event()
-    forms = [secret.encode(), secret.encode().hex().encode()]
-    known: list[str] = []
-
-    def look() -> None:
-        while not over.wait(0.01):
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                for name in ("cmdline", "environ"):
-                    with contextlib.suppress(OSError):
-                        content = Path("/proc", pid, name).read_bytes()
-                        if pid not in known and any(word in content for word in forms):
-                            seen.append(f"{pid} {name}: {content[:200]!r}")
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        # It would be seen.
-        with subprocess.Popen(["sleep", "60"], env={"X": secret}) as shown:
-            wait_for(lambda: bool(seen))
-            known.append(str(shown.pid))
-            shown.kill()
-        seen.clear()
-        yield seen
-    finally:
-        over.set()
-        thread.join()
-
-
-def as_ml(fleet, nodes, **data):
-    return fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes}, **data)
+def as_ml(fleet, nodes):
+    return fleet(nodes, {node.name: {"ssh_user": "ml"} for node in nodes})
 
 
 def test_sudo_wants_a_password(fresh_nodes, fleet, tool, password):
@@ -106,42 +67,23 @@ def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
     lock(stranger, password, "")
     where = as_ml(fleet, nodes)
     words = ("deploy", where, "--sudo", "--yes", "--diff", "--only", "ptrace,debug_tools", "-v")
-    with watched(nodes, password) as seen:
-        terminal = Terminal(tool, *words)
-        terminal.expect("sudo password (3 nodes): ")
-        terminal.send(f"{password}\n")
-        done = terminal.end()
+    terminal = Terminal(tool, *words)
+    terminal.expect("sudo password (3 nodes): ")
+    terminal.send(f"{password}\n")
+    done = terminal.end()
     assert done.status == 1, done
     assert done.out.count("sudo password") == 1
     assert f"failed      {stranger.name}: sudo: ml is not in the sudoers file" in done.out, done
     changed = fold(node.name for node in (free, first, second))
     assert f"changed     {changed}: ptrace.scope, debug_tools.py_spy\n" in done.out, done
     for node in (free, first, second):
-        assert node.run("py-spy --version; sysctl -n kernel.yama.ptrace_scope").stdout.endswith(
-            "0\n"
+        assert (
+            node.run("py-spy --version && sysctl -n kernel.yama.ptrace_scope").stdout[-2:] == "0\n"
         )
         assert ours(node) == []
-    assert seen == []
+    # What processes show meanwhile, tests/attacks asks.
     assert password not in done.out
-    for node in nodes:
-        found = node.enter(
-            ["grep", "-rlF", "--", password, "/etc", "/var/log", "/tmp", "/root", "/run"],
-            check=False,
-        )
-        assert found.stdout == ""
+    look = ["grep", "-rlF", "--", password, "/etc", "/var/log", "/tmp", "/root", "/run"]
+    assert not any(node.enter(look, check=False).stdout for node in nodes)
     kept = [path for path in tool.home.rglob("*") if path.is_file()]
     assert all(password not in path.read_text(errors="replace") for path in kept)
-
-
-def test_a_password_in_the_inventory(fresh_nodes, fleet, tool, password):
-    """It works, on nodes that want none too, and is shown neither by a node nor by us."""
-    free, locked = nodes = fresh_nodes(2)
-    lock(locked, password)
-    where = as_ml(fleet, nodes, _sudo=True, _sudo_password=password)
-    with watched(nodes, password) as seen:
-        done = tool("deploy", where, "--yes", "--only", "ptrace,debug_tools", "-vv")
-    assert done.status in (0, 3), done
-    assert f"changed     {fold(n.name for n in nodes)}: ptrace.scope" in done.out, done
-    assert seen == []
-    assert password not in done.out + done.err
-    assert free.run("py-spy --version").stdout.startswith("py-spy ")

@@ -19,19 +19,19 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, down
+from nodeready.lab import Lab, Node, down
 from nodeready.lab.faults import FAULTS
 from nodeready.lab.profiles import PROFILES
 from nodeready.subjects.registry import SUBJECTS
+from tests.command import Tool
 from tests.conftest import _lab_name
-from tests.lab.faults.bench import WAIVERS, Bench, NodeReport
 
 #: What only a GPU's tool can tell: it is unknown of a device that the tool does not show.
 _UNTOLD = (
@@ -59,6 +59,68 @@ BATCH, PARTNERS = 12, 3
 SOME = ["nvidia-smi-fails", "firewall", "limits-core-zero", "keys-refused", "gate-no-timer"]
 
 
+#: What a lab cannot show: nodes share this machine's kernel, and its core_pattern.
+WAIVERS = {"proof.core": "shared kernel", "proof.backtrace": "shared kernel"}
+
+#: What every node of the bench is deployed with.
+DEPLOYED = {
+    "limit_memlock": 4096,
+    "limit_nofile": 16384,
+    "gate": True,
+    "job_user": "ml",
+    "waivers": WAIVERS,
+}
+
+
+@dataclass
+class NodeReport:
+    """What `ready` reports of one node: check -> result; `go`: may it have a job?"""
+
+    results: dict[str, dict[str, Any]]
+    go: bool
+
+
+class Bench:
+    """Deployed nodes of one profile: some stay healthy, each of the others has its fault."""
+
+    def __init__(self, home: Path, lab: Lab, partners: int = 0) -> None:
+        home.mkdir(exist_ok=True)
+        self.tool = Tool(home)
+        self.lab = lab
+        self.partners, self.others = lab.nodes[:partners], lab.nodes[partners:]
+        done = self.tool("deploy", self._inventory({}), "--yes", "-q")
+        assert done.status == 0, done
+
+    def _inventory(self, policies: Mapping[str, Mapping[str, Any]]) -> Path:
+        hosts = [
+            (name, {**data, **policies.get(name, {})}) for name, data in self.lab.inventory_data()
+        ]
+        path = self.tool.home / "inventory.py"
+        path.write_text(f"lab = ({hosts!r}, {DEPLOYED!r})\n")
+        return path
+
+    def break_(self, faults: list[str]) -> dict[str, Node]:
+        """Restart the nodes with these faults, one for each; the fault's node by its name."""
+        given = [*faults, *[""] * (len(self.others) - len(faults))]
+        wrong = {node.name: fault for node, fault in zip(self.others, given, strict=True)}
+        self.lab.restart(self.others, keep_disk=True, fault=wrong)
+        return dict(zip(faults, self.others, strict=False))
+
+    def ready(
+        self, policies: Mapping[str, Mapping[str, Any]], *words: str
+    ) -> dict[str, NodeReport]:
+        """Node -> what `ready` reports of it for the job's user, each node by its policy."""
+        done = self.tool("ready", self._inventory(policies), "--format", "json", *words)
+        document = json.loads(done.out)
+        return {
+            node["name"]: NodeReport(
+                results={result["check"]: result for result in node["results"]},
+                go=node["name"] in document["go"],
+            )
+            for node in document["nodes"]
+        }
+
+
 @dataclass(frozen=True)
 class Row:
     """What a fault changes: check or proof -> status; `go`: may the node have a job?"""
@@ -73,20 +135,13 @@ class Row:
         return not {*self.wanted.values()} & {"fail", "unknown"} and not self.policy
 
 
-def _table() -> dict[str, Row]:
-    rows = {}
-    for group in json.loads((Path(__file__).parent / "data/faults.json").read_text()):
-        checks = group["checks"]
-        untold = {f"gpus.{name}": "unknown" for name in UNTOLD[group.get("untold", "")]}
-        wanted = {**checks, **untold, **checks, **group.get("proofs", {})}
-        policy = {
-            key: HERE.get(str(value), value) for key, value in group.get("policy", {}).items()
-        }
-        rows |= {name: Row(wanted, words, policy) for name, words in group["faults"].items()}
-    return rows
-
-
-TABLE = _table()
+TABLE: dict[str, Row] = {}
+for group in json.loads((Path(__file__).parent / "data/faults.json").read_text()):
+    checks, policy = group["checks"], group.get("policy", {})
+    untold = {f"gpus.{name}": "unknown" for name in UNTOLD[group.get("untold", "")]}
+    wanted = {**checks, **untold, **checks, **group.get("proofs", {})}
+    policy = {key: HERE.get(str(value), value) for key, value in policy.items()}
+    TABLE |= {name: Row(wanted, words, policy) for name, words in group["faults"].items()}
 
 #: What `ready` skips, and the faults.
 Batch = tuple[str, list[str]]
@@ -137,16 +192,15 @@ def bench(
 
 def healthy(bench: Bench, names: list[str]) -> dict[str, dict[str, str]]:
     """Policy -> the statuses of a healthy node that is judged by it."""
+    # No batch has more policies than the bench has nodes.
     policies = [{}, *(TABLE[name].policy for name in names if TABLE[name].policy)]
-    nodes = [node.name for node in bench.lab.nodes]
-    statuses = {}
-    for start in range(0, len(policies), len(nodes)):
-        some = dict(zip(nodes, policies[start:], strict=False))
-        reports = bench.ready(some, "--skip", "proof")
-        for node, policy in some.items():
-            results = reports[node].results
-            statuses[json.dumps(policy)] = {check: r["status"] for check, r in results.items()}
-    return statuses
+    some = dict(zip([node.name for node in bench.lab.nodes], policies, strict=False))
+    assert len(some) == len(policies)
+    reports = bench.ready(some, "--skip", "proof")
+    return {
+        json.dumps(policy): {check: r["status"] for check, r in reports[node].results.items()}
+        for node, policy in some.items()
+    }
 
 
 def is_passing_unrest(check: str, status: str) -> bool:
@@ -185,17 +239,15 @@ def difference(fault: str, report: NodeReport, before: dict[str, str]) -> str:
         shown = {check: (status, results[check]["actual"]) for check, status in changed.items()}
         return f"wanted {wanted}, got {shown}"
     if report.go != row.go:
-        return f"go is {report.go}: {report.reasons}"
+        return f"go is {report.go}"
     if wanted and row.words not in (words := results[next(iter(wanted))]["actual"]):
         return f"{row.words!r} is not in {words!r}"
     for check, status in wanted.items():
         result = results[check]
         if status in ("fail", "warn") and not result["fix"] and check != "gpus.model":
             return f"{check} has no fix"
-        if (
-            FAULTS[fault].group == "amd"
-            and "nvidia" in f"{result['source']} {result['fix']}".lower()
-        ):
+        told = f"{result['source']} {result['fix']}".lower()
+        if FAULTS[fault].group == "amd" and "nvidia" in told:
             return f"{check} speaks of NVIDIA: {result}"
     return ""
 

@@ -28,7 +28,6 @@ mount -o remount,ro,bind /etc/sysctl.d
 
 
 def test_disk_full_and_read_only_file_system(fresh_nodes, fleet, tool):
-    """Rows "disk full" and "read-only file system", beside a node that is neither."""
     good, full, fixed = fresh_nodes(3)
     for node, spoil in ((full, FULL), (fixed, READ_ONLY)):
         node.enter(["sh", "-c", spoil.format(path=OURS)], input=OLD)
@@ -36,8 +35,9 @@ def test_disk_full_and_read_only_file_system(fresh_nodes, fleet, tool):
     assert done.status == 1, done
     assert f"{full.name}: ptrace.scope: no space left on {OURS}\n" in done.out
     # What a look sees is not tried: it is a person's, with the path and what to do.
-    assert f"{OURS}: read-only file system or immutable" in " ".join(done.out.split())
-    assert f"make {OURS} writable" in " ".join(done.out.split())
+    text = " ".join(done.out.split())
+    assert f"{OURS}: read-only file system or immutable" in text
+    assert f"make {OURS} writable" in text
     assert "0 ok, 1 failed, 0 unreachable" in done.out
     # The other steps of these nodes, and the other node, are done.
     assert re.search(rf"^changed +{good.name}: ptrace\.scope, limits\.logins$", done.out, re.M)
@@ -49,43 +49,35 @@ def test_disk_full_and_read_only_file_system(fresh_nodes, fleet, tool):
     assert NEW in good.read(OURS)
 
 
-#: What stands at the path of a file of ours -> the reason for which it is left alone, or None.
+#: What stands at the path of a file of ours -> the reason for which it is left alone, "": none.
 LINKS = {
-    "link over a link": (
-        "echo '{old}' > /root/real; ln -s real /root/middle; ln -s ../../root/middle {path}",
-        None,
-    ),
-    "link to nowhere": ("ln -s /root/nothing {path}", "a link that leads nowhere"),
-    "link to /dev/null": ("ln -s /dev/null {path}", "a link to /dev/null"),
-    "directory": ("mkdir {path}", "a directory"),
+    f"echo '{OLD}' >/root/real; ln -s real /root/middle; ln -s ../../root/middle {OURS}": "",
+    f"ln -s /root/nothing {OURS}": "a link that leads nowhere",
+    f"ln -s /dev/null {OURS}": "a link to /dev/null",
+    f"mkdir {OURS}": "a directory",
 }
 
 
 def test_a_symlinked_config_file_and_its_mode_and_owner(fresh_nodes, fleet, tool):
     """The target is edited and the link stays; what is no file is never replaced by one. Mode and
     owner stay; a new file is readable to all and root's, whatever the umask."""
-    nodes = dict(zip(LINKS, fresh_nodes(len(LINKS)), strict=True))
-    kinds = f"stat -c '%F %N' {OURS}; ls -l /dev/null"
-    before = {}
-    for name, (make, _) in LINKS.items():
-        nodes[name].enter(["sh", "-c", make.format(path=OURS, old=OLD.strip())])
-        before[name] = nodes[name].enter(["sh", "-c", kinds]).stdout
-    linked = nodes["link over a link"]
+    linked, *_ = nodes = fresh_nodes(len(LINKS))
+    kinds = ["sh", "-c", f"stat -c '%F %N' {OURS}; ls -l /dev/null"]
+    for node, make in zip(nodes, LINKS, strict=True):
+        node.enter(["sh", "-c", make])
+    before = [node.enter(kinds).stdout for node in nodes]
     linked.enter(["sh", "-c", "chmod 640 /root/real; chown ml:ml /root/real"])
     linked.write("/root/.bashrc", "umask 077\n")
-    done = tool("deploy", fleet(list(nodes.values())), "--yes", "--only", "ptrace,limits")
+    done = tool("deploy", fleet(nodes), "--yes", "--only", "ptrace,limits")
     # What a deploy would refuse is a person's from the start.
     assert done.status == 3, done
     text = " ".join(done.out.split())
-    for name, (_, reason) in LINKS.items():
-        node = nodes[name]
-        assert node.enter(["sh", "-c", kinds]).stdout == before[name], name
-        assert ours(node) == []
-        if reason is None:
-            assert NEW in node.read("/root/real")
-        else:
-            assert f"; {OURS}: {reason}" in text, (name, done)
-            assert f"remove {OURS}, then nodeready deploy" in text, done
+    assert [node.enter(kinds).stdout for node in nodes] == before
+    assert all(ours(node) == [] for node in nodes)
+    assert NEW in linked.read("/root/real")
+    for reason in filter(None, LINKS.values()):
+        assert f"; {OURS}: {reason}" in text, done
+    assert f"remove {OURS}, then nodeready deploy" in text, done
     stat = "stat -c '%a %U %G' /root/real /etc/security/limits.d/zz-nodeready.conf"
     assert linked.run(stat).stdout == "640 ml ml\n644 root root\n"
 
@@ -116,12 +108,10 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin
 touch /run/cut
 kill -9 0
 """
+_HALF = '[ -f /proc/self/fd/1 ] || exec base64 "$@"; base64 "$@" | head -c 20'
 CUTS = {
     "temp file made": ("mktemp", 'mktemp "$@"'),
-    "half written": (
-        "base64",
-        '[ -f /proc/self/fd/1 ] || exec base64 "$@"; base64 "$@" | head -c 20',
-    ),
+    "half written": ("base64", _HALF),
     "not yet renamed": ("mv", ":"),
     "renamed": ("mv", 'mv "$@"'),
 }
@@ -140,10 +130,7 @@ def test_cut_off_while_writing(fresh_nodes, fleet, tool):
     for name, (command, _) in CUTS.items():
         node = nodes[name]
         assert node.read("/run/cut") == "", name
-        if name == "renamed":
-            assert NEW in node.read(OURS)
-        else:
-            assert node.read(OURS) == OLD, name
+        assert (node.read(OURS) == OLD) == (name != "renamed"), name
         left = [line for line in ours(node) if ".nodeready." in line]
         assert len(left) == (name != "renamed"), (name, left)
         node.enter(["rm", f"/usr/local/sbin/{command}"])

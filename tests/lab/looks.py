@@ -1,0 +1,29 @@
+"""A node as the checks of some subjects judge it, and what the steps of one make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeready.deploy.step import Step
+from nodeready.lab import Node
+from nodeready.policy import Policy
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import judge
+from tests.helpers import apply, observe, on, plan
+
+
+def judged(node: Node, policy: Policy, *subjects: str) -> dict[str, Result]:
+    """The results of these subjects' checks."""
+    seen = observe(on(node), policy, subjects)
+    return {result.check: result for result in judge(seen, policy, subjects)}
+
+
+def statuses(node: Node, policy: Policy, *subjects: str) -> dict[str, str]:
+    return {check: result.status for check, result in judged(node, policy, *subjects).items()}
+
+
+def deploy(node: Node, policy: Policy, steps: Iterable[Step], *subjects: str) -> list[str]:
+    """Do what is to do; which steps that was."""
+    changes = plan(observe(on(node), policy, subjects), policy, steps)
+    apply(on(node), changes)
+    return [change.step for change in changes]
