@@ -31,22 +31,23 @@ def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]
     return begin
 
 
-def not_ok(done: Done) -> dict[str, tuple[str, str]]:
-    """The nodes whose mesh is not ok: status and actual."""
+def not_ok(done: Done, check: str = "proof.mesh") -> dict[str, tuple[str, str]]:
+    """The nodes of which this check is not ok: status and actual."""
     assert done.out, done
     return {
         node["name"]: (result["status"], result["actual"])
         for node in json.loads(done.out)["nodes"]
         for result in node["results"]
-        if result["check"] == "proof.mesh" and result["status"] != "ok"
+        if result["check"] == check and result["status"] != "ok"
     }
 
 
-def drop(node: Node, rule: str) -> None:
-    """The node's packet filter drops this on its way in."""
+def drop(node: Node, rule: str, hook: str = "input") -> None:
+    """The node's packet filter drops this, in this direction."""
     node.enter(["nft", "add", "table", "inet", "test"])
-    node.enter(["nft", "add chain inet test in { type filter hook input priority 0; }"])
-    node.enter(["nft", f"add rule inet test in {rule} drop"])
+    chain = f"{{ type filter hook {hook} priority 0; }}"
+    node.enter(["nft", f"add chain inet test {hook} {chain}"])
+    node.enter(["nft", f"add rule inet test {hook} {rule} drop"])
 
 
 def listening(node: Node) -> set[int]:
@@ -140,3 +141,37 @@ def test_over_srun_as_an_ordinary_user(slurm_lab, login, fleet, tool):
     finally:
         for node in nodes[:2]:
             node.enter(["nft", "delete", "table", "inet", "test"], check=False)
+
+
+@pytest.mark.nightly
+def test_each_fault_among_32_nodes_is_named_once_and_nothing_else(fresh_nodes, start, tool):
+    nodes = fresh_nodes(32)
+    inbound, outbound, deaf, one_way, misled, held = (nodes[at] for at in (2, 6, 12, 17, 22, 27))
+    drop(inbound, "tcp dport 29505")
+    drop(outbound, "tcp dport 29502", "output")
+    for hook in ("input", "output"):
+        drop(deaf, f"tcp dport {SPAN}", hook)
+    drop(one_way, f"ip saddr {nodes[16].address} tcp dport {SPAN}")
+    near, far = nodes[23], nodes[9]
+    hosts = misled.read("/etc/hosts").replace(f"{near.address} {near.name}", "")
+    misled.write("/etc/hosts", f"{hosts}{far.address} {near.name}\n")
+    # Whoever connects ends it.
+    script = "import socket; socket.create_server(('', 29509)).accept()"
+    held.run(f'setsid python3 -c "{script}" >/dev/null 2>&1 </dev/null & echo $! >/tmp/pid')
+    wait_for(lambda: listening(held) == {29509})
+    done = tool.end(start(nodes))
+    dropped = "peers (timed out: dropped)"
+    short = "(timed out: dropped; the first 3 ports stand for all)"
+    blind = f"{SPAN} of {one_way.name} not reached {short}"
+    actual = {
+        inbound: f"29505 unreachable from all 3 {dropped}; its own connections pass: inbound",
+        outbound: f"29502 not reached at all 3 {dropped}; it is reached itself: outbound",
+        deaf: f"{SPAN} neither reached from nor reached at all 4 peers {short}",
+        nodes[16]: f"{blind}; the way back works: asymmetric",
+        misled: f"to {near.name}: {near.name} resolves to {far.address}, which is {far.name}'s",
+    }
+    assert not_ok(done) == {node.name: ("fail", text) for node, text in actual.items()}
+    assert not_ok(done, "proof.ports") == {held.name: ("warn", "29509: Address already in use")}
+    assert listening(held) == {29509}
+    held.run("kill $(cat /tmp/pid)")
+    wait_for(lambda: nothing_left(nodes))

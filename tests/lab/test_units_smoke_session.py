@@ -17,8 +17,15 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.smoke.orders import End, Ran
-from tests.unit.node.smoke.running_program import pair, ring, stubborn, torch, within
-from tests.unit.node.smoke.test_program import port, start
+from tests.unit.node.smoke.running_program import (
+    pair,
+    port,
+    ring,
+    start,
+    stubborn,
+    torch,
+    within,
+)
 
 __all__ = ["port", "start"]
 

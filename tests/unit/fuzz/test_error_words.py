@@ -87,8 +87,11 @@ def test_a_field_that_cannot_be_read_is_not_healthy(field):
 
 
 def values(text: str) -> Iterator[tuple[int, int]]:
-    """Where the values are that a file gave: behind its path, and its line."""
-    for match in re.finditer(r"^/[^:\n]*(?::\d+)?:(.*)$", text, re.M):
+    """Where the values are that a file gave: behind its path, and its line.
+
+    A row of a table (/proc/net/route) is none: the kernel writes it whole.
+    """
+    for match in re.finditer(r"^/[^:\n]*(?::\d+)?:([^\t\n]*)$", text, re.M):
         yield match.span(1)
 
 
