@@ -72,10 +72,7 @@ def test_what_talks_to_nodes_is_imported_into_a_patched_library(name):
     ((code, _, heavy),), errors = run_lines(([name, "--nosuch"], {}))
     assert (code, errors.splitlines()) == (
         2,
-        [
-            "nodeready: No such option '--nosuch'.",
-            f"Try 'nodeready {name} --help'.",
-        ],
+        ["nodeready: No such option '--nosuch'.", f"Try 'nodeready {name} --help'."],
     )
     assert "gevent" in heavy
 

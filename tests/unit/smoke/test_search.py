@@ -77,8 +77,7 @@ def test_the_planted_faults_are_named_and_nobody_else_in_few_tests(least, most, 
 
 
 @pytest.mark.parametrize(
-    ("most", "seeds"),
-    [(250, range(40)), pytest.param(1024, range(40, 400), marks=nightly)],
+    ("most", "seeds"), [(250, range(40)), pytest.param(1024, range(40, 400), marks=nightly)]
 )
 def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
     for seed in seeds:
