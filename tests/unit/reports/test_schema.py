@@ -102,17 +102,6 @@ def test_a_wrong_value_is_invalid(case):
     assert not valid(case["document"]).is_valid(document)
 
 
-def test_a_fields_meaning_is_the_line_of_its_docstring():
-    made = schema.schema("deploy")["$defs"]["outcome"]["properties"]
-    assert made["failed"]["description"] == "Step -> one line why."
-    tail = schema.schema("tail")["$defs"]["file"]["properties"]
-    assert tail["rank"]["description"] == tail["local_rank"]["description"]
-    assert tail["matches"]["description"].endswith("null without one.")
-    kind = schema.schema("tail")["$defs"]["group"]["properties"]["kind"]
-    assert kind["description"].endswith("such as a directory.")
-    assert "stopped" in kind["enum"]
-
-
 def test_a_type_that_json_lacks_is_refused():
     with pytest.raises(TypeError, match="no type of JSON"):
         schema._Writer().of(set)
