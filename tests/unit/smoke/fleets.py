@@ -43,9 +43,7 @@ class Fleet:
     noise: float = 0.0  # every figure is off by up to this part, any way
     flaky: dict[str, int] = field(default_factory=dict)  # node -> it fails every so manieth test
     lossy: tuple[str, ...] = ()  # nodes of which a third of the tests fail and the others are slow
-    drops: dict[str, int] = field(
-        default_factory=dict
-    )  # packets are lost, 0: from it, 1: to it
+    drops: dict[str, int] = field(default_factory=dict)  # packets are lost, 0: from it, 1: to it
     lost: dict[str, int] = field(default_factory=dict)  # node -> the test in which it is lost
     freezes: dict[str, int] = field(default_factory=dict)  # node -> tests before all fail
     says: dict[str, str] = field(default_factory=dict)  # node -> whom it blames; "" itself
