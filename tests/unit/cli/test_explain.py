@@ -88,9 +88,6 @@ def test_the_command_prints_a_check_and_a_subject_and_everything(tool):
     assert "could not be observed" in done.out
     done = tool("explain")
     assert all(check in done.out for check in (*SUBJECTS, *check_ids()))
-
-
-def test_an_unknown_check_is_a_mistake_of_usage(tool):
     done = tool("explain", "ptrace.scop")
     assert (done.status, done.out) == (2, "")
     assert "did you mean ptrace.scope?" in done.err

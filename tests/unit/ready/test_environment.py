@@ -121,9 +121,6 @@ def test_a_name_that_no_device_has_is_not_taken():
             assert reason.endswith(f"is no plausible name of {device}")
             assert reason.isascii()
             assert reason.isprintable()
-
-
-def test_names_that_interfaces_have():
     for name in ("enp1s0f0np0", "bond0.100", "br-ex", "e" * 15):
         assert of(node(nics=nics(name)))["NCCL_SOCKET_IFNAME"].value == f"={name}"
 

@@ -157,14 +157,6 @@ def test_a_node_that_answers_no_pdsh_as_itself_fails_no_other(text):
     assert fleet.actual(1)["node003"].startswith("does not answer the pdsh of node001, node002")
 
 
-def test_a_node_that_refuses_some_of_its_peers_is_named_itself():
-    fleet = Fleet(6)
-    fleet.peers = peers_of(fleet.names, range(1, 6))
-    for source in ("node001", "node002"):
-        fleet.breaks(source, "node003", WORDS["refused"])
-    assert fleet.bad().keys() == {"node003"}
-
-
 @pytest.mark.parametrize("case", cases(__file__, "data/pdsh_answers.json"))
 def test_answers_of_pdsh_are_counted(case):
     fleet = Fleet(4)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import nodeready
 from nodeready.reports.registry import Options, find
 from tests.builders import stack_fleets
 from tests.builders.deploys import DEPLOYS
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.fleets import outcomes
+from tests.unit.reports.test_smoke_table import SMOKES
 
 GOLDEN = Path(__file__).parent / "golden"
 AUDITS = outcomes()
@@ -35,6 +37,13 @@ FORMATS = {
     },
     "deploy": {"diff": ("table", Options(diff=True)), "json": ("json", Options(diff=True))},
     "env": {"sh": ("sh", Options())},
+    "smoke": {
+        "table": ("table", Options()),
+        "wide": ("table", Options(width=100_000)),
+        "json": ("json", Options()),
+        "junit": ("junit", Options()),
+        "prometheus": ("prometheus", Options()),
+    },
     "stacks": {
         "table": ("table", Options()),
         "verbose": ("table", Options(verbose=1)),
@@ -47,6 +56,7 @@ FORMATS = {
 def text_of(document: str, name: str, made: object) -> str:
     form, options = FORMATS[document][name]
     text = "".join(find(document, form).render(made, options))
+    text = text.replace(f'version="{nodeready.__version__}"', 'version="OURS"')
     # The style sheet and the script of a page are files of their own.
     return text[text.index("<main>") : text.index("<script>")] if form == "html" else text
 
@@ -64,10 +74,11 @@ FILES: dict[str, Callable[[], str]] = {
         for document, name, made in (
             ("audit", "mixed", AUDITS["mixed"]),
             ("deploy", "result", DEPLOYED["result"]),
+            ("smoke", "mixed", SMOKES["mixed"]),
             ("stacks", "hung", STACKS["hung"]),
         )
         for form in FORMATS[document]
-        if form != "prometheus"  # test_formats.py reads each of its values.
+        if (document, form) != ("smoke", "table")  # docs/smoke.md shows it.
     },
     "audit-small.table": partial(
         several, "audit", "table", AUDITS, "ok one waived outliers partial"
@@ -78,6 +89,10 @@ FILES: dict[str, Callable[[], str]] = {
     ),
     "deploy-small.diff": partial(several, "deploy", "diff", DEPLOYED, "check well interrupted"),
     "env-small.sh": partial(several, "env", "sh", ENVIRONMENTS, "differs halves unknown"),
+    "smoke-small.table": partial(
+        several, "smoke", "table", SMOKES, "gpu scale switch interrupted budget nothing"
+    ),
+    "smoke-small.prometheus": partial(several, "smoke", "prometheus", SMOKES, "go gpu scale"),
     "stacks-small.table": partial(
         several, "stacks", "table", STACKS, "one missing same prefix nobody"
     ),

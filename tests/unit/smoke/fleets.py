@@ -19,56 +19,34 @@ def names(count: int) -> list[str]:
 
 @dataclass
 class Fleet:
-    """A fleet and its faults.
-
-    bad:      fail with whomever, and pass alone
-    dead:     fail alone as well
-    gpus:     GPUs of each node; bad_gpus: (node, GPU); gpu_pairs: (node, GPU, GPU)
-    rails:    (node, GPU) that fail with other nodes only
-    pairs:    fail together wherever both are; ring_pairs: only as neighbours among the ranks
-    paths:    fail in a sweep only, from the first to the second
-    heads:    fail where theirs is the first rank of several; tails: where it is not
-    sets:     pass among themselves, and with no other
-    limit:    more nodes than this fail together
-    slow:     node -> what is left of its bandwidth; slow_pairs likewise
-    late:     node -> so many times slower in ms
-    unreached: in a sweep nobody reaches them
-    once:     the number of a test that fails, and nothing is wrong
-    noise:    every figure is off by up to this part, any way
-    flaky:    node -> it fails every so manieth test
-    lossy:    nodes of which a third of the tests fail and the others are slow
-    drops:    node -> 0: packets of its sweeps are lost on the way from it; 1: on the way to it
-    lost:     node -> the number of its test during which it is lost
-    freezes:  node -> its tests before it begins to fail all
-    says:     node -> whom it calls the culprit whenever its test fails; "" itself
-    """
+    """A fleet and its faults."""
 
     nodes: list[str]
-    bad: tuple[str, ...] = ()
-    dead: tuple[str, ...] = ()
-    gpus: int = 0
-    bad_gpus: tuple[tuple[str, int], ...] = ()
-    gpu_pairs: tuple[tuple[str, int, int], ...] = ()
-    rails: tuple[tuple[str, int], ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    ring_pairs: tuple[tuple[str, str], ...] = ()
-    paths: tuple[tuple[str, str], ...] = ()
-    heads: tuple[str, ...] = ()
-    tails: tuple[str, ...] = ()
-    sets: tuple[tuple[str, ...], ...] = ()
-    limit: int = 0
-    slow: dict[str, float] = field(default_factory=dict)
+    bad: tuple[str, ...] = ()  # fail with whomever, and pass alone
+    dead: tuple[str, ...] = ()  # fail alone as well
+    gpus: int = 0  # of each node
+    bad_gpus: tuple[tuple[str, int], ...] = ()  # (node, GPU)
+    gpu_pairs: tuple[tuple[str, int, int], ...] = ()  # (node, GPU, GPU)
+    rails: tuple[tuple[str, int], ...] = ()  # (node, GPU) that fail with other nodes only
+    pairs: tuple[tuple[str, str], ...] = ()  # fail together wherever both are
+    ring_pairs: tuple[tuple[str, str], ...] = ()  # only as neighbours among the ranks
+    paths: tuple[tuple[str, str], ...] = ()  # fail in a sweep only, from the first to the second
+    heads: tuple[str, ...] = ()  # fail where theirs is the first rank of several
+    tails: tuple[str, ...] = ()  # where it is not
+    sets: tuple[tuple[str, ...], ...] = ()  # pass among themselves, and with no other
+    limit: int = 0  # more nodes than this fail together
+    slow: dict[str, float] = field(default_factory=dict)  # node -> what is left of its bandwidth
     slow_pairs: dict[tuple[str, str], float] = field(default_factory=dict)
-    late: dict[str, float] = field(default_factory=dict)
-    unreached: tuple[str, ...] = ()
-    once: int = -1
-    noise: float = 0.0
-    flaky: dict[str, int] = field(default_factory=dict)
-    lossy: tuple[str, ...] = ()
-    drops: dict[str, int] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
-    freezes: dict[str, int] = field(default_factory=dict)
-    says: dict[str, str] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)  # node -> so many times slower in ms
+    unreached: tuple[str, ...] = ()  # in a sweep nobody reaches them
+    once: int = -1  # the number of a test that fails, and nothing is wrong
+    noise: float = 0.0  # every figure is off by up to this part, any way
+    flaky: dict[str, int] = field(default_factory=dict)  # node -> it fails every so manieth test
+    lossy: tuple[str, ...] = ()  # nodes of which a third of the tests fail and the others are slow
+    drops: dict[str, int] = field(default_factory=dict)  # packets are lost, 0: from it, 1: to it
+    lost: dict[str, int] = field(default_factory=dict)  # node -> the test in which it is lost
+    freezes: dict[str, int] = field(default_factory=dict)  # node -> tests before all fail
+    says: dict[str, str] = field(default_factory=dict)  # node -> whom it blames; "" itself
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -21,7 +21,6 @@ from nodeready.smoke.judge import (
     paired,
     ran,
     seconds,
-    title,
     worse,
 )
 from nodeready.smoke.search import ALONE, CONTROL, GROUP, SWEEP, Outcome, Test
@@ -229,14 +228,6 @@ def test_the_best_engine_that_most_nodes_have(case):
     assert choice.out == case.get("out", {})
     assert " ".join(choice.alone) == case.get("alone", " ".join(choice.alone))
     assert choice.instead == case.get("instead", choice.instead)
-
-
-def test_an_engine_says_its_version_and_what_it_proves():
-    choice = choose(hellos({"n": [3, "gloo ring"]}))
-    assert (choice.name, choice.proves, choice.instead) == (
-        "torch 2.13.0 over gloo", "PyTorch works", ""
-    )  # fmt: skip
-    assert title(ENGINES["ring"]) == "ring over tcp"
 
 
 def test_a_node_with_many_versions_does_not_outvote_the_others():

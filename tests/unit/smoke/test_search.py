@@ -77,8 +77,7 @@ def test_the_planted_faults_are_named_and_nobody_else_in_few_tests(least, most, 
 
 
 @pytest.mark.parametrize(
-    ("most", "seeds"),
-    [(250, range(40)), pytest.param(1024, range(40, 400), marks=nightly)],
+    ("most", "seeds"), [(250, range(40)), pytest.param(1024, range(40, 400), marks=nightly)]
 )
 def test_five_bad_nodes_are_named_in_few_tests_through_any_noise(most, seeds):
     for seed in seeds:
@@ -178,7 +177,6 @@ def test_two_good_nodes_are_enough_to_name_the_others(count):
 
 def test_what_cannot_be_told_apart_is_said():
     two = Fleet(names(2), bad=(N[1],)).search()
-    assert suspects_of(two) == {(PAIR, (N[0], N[1]))}
     assert two.suspects[0].why[1] == "there is no third node to tell which of them it is"
     # A node of which all pairs fail is at fault itself.
     three = Fleet(names(3), pairs=((N[0], N[1]), (N[0], N[2]))).search()
