@@ -13,7 +13,6 @@ import json
 import pytest
 
 from nodeready.lab import Node
-from nodeready.subjects import managed_block
 from tests.command import Tool
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -41,14 +40,6 @@ def forged(node: Node) -> str:
     """A key that the hostile node has beside those of its sshd."""
     make = "rm -f /root/f*; ssh-keygen -q -t ed25519 -N '' -f /root/f; cat /root/f.pub"
     return " ".join(node.enter(["sh", "-c", make]).stdout.split()[:2])
-
-
-def poison(node: Node, *lines: str) -> None:
-    """Put these lines into our block of the node, before those that are there."""
-    text = node.enter(["cat", KNOWN_HOSTS], check=False).stdout.encode()
-    old = managed_block.find(text) or b""
-    new = "".join(f"{line}\n" for line in lines).encode() + old
-    node.write(KNOWN_HOSTS, managed_block.put(text, new, "end"))
 
 
 def claim(node: Node, name: str, *addresses: str) -> None:
@@ -86,51 +77,6 @@ def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fl
     claim(hostile, "github.com")
     assert tool("deploy", inventory, *ONLY, "--limit", f"{honest.name},{hostile.name}").status == 0
     assert not any(known(honest, name) for name in ("github", *FOREIGN))
-    assert known(honest, hostile.name) == keys(hostile)
-
-
-@pytest.mark.nightly
-def test_a_poisoned_block_reaches_no_other_node_and_is_repaired(tool: Tool, fleet, three):
-    honest, hostile, other = three
-    inventory = fleet(three)
-    assert tool("deploy", inventory, *ONLY).status == 0
-    other.kill()
-    lie = forged(hostile)
-    # The honest one is fresh, as after a new image, and has nothing to hold against the lie.
-    for victim in (honest, hostile):
-        victim.enter(["rm", "-f", KNOWN_HOSTS])
-    poison(hostile, *(f"{name} {lie}" for name in (other.name, other.address, *FOREIGN)))
-    both = ("--limit", f"{honest.name},{hostile.name}")
-    tool("deploy", inventory, *ONLY, *both)
-    for name in (other.name, other.address, *FOREIGN):
-        assert lie not in known(honest, name), name
-    assert known(honest, hostile.name) == keys(hostile)
-
-    # What somebody put into the honest node's own block goes with the next run.
-    poison(honest, f"github.com {lie}", f"{hostile.name},{LOGIN} {lie}")
-    assert known(honest, "github.com") == {lie}
-    assert tool("deploy", inventory, *ONLY, *both).status == 0
-    assert known(honest, hostile.name) == keys(hostile)
-    assert not any(known(honest, name) for name in FOREIGN)
-
-    # And a wrong key of the other node, when the other node is there again.
-    poison(honest, f"{other.name} {lie}")
-    other.reset()
-    assert tool("deploy", inventory, *ONLY).status in (0, 3)
-    assert known(honest, other.name) == known(honest, other.address) == keys(other)
-
-
-@pytest.mark.nightly
-def test_nobody_loses_a_key_because_another_node_lies(tool: Tool, fleet, three):
-    honest, hostile, other = three
-    inventory = fleet(three)
-    assert tool("deploy", inventory, *ONLY).status == 0
-    right = keys(other)
-    poison(hostile, f"{other.name},{other.address} {forged(hostile)}")
-    claim(hostile, other.name)
-    both = ("--limit", f"{honest.name},{hostile.name}")
-    assert tool("deploy", inventory, *ONLY, *both).status == 0
-    assert known(honest, other.name) == known(honest, other.address) == right
     assert known(honest, hostile.name) == keys(hostile)
 
 
