@@ -74,7 +74,7 @@ PLANTED = read(Path(__file__).with_name("planted.json"))
 
 def furnish(control: Control) -> None:
     """Root's files, which PLANTED names, and what Mallory can change of them."""
-    for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
+    for name in ("fleet.py", "open/fleet.py"):
         control.write(name, "gpu = ['gpu001']\n")
     control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
     for name, key, file in (
@@ -94,11 +94,7 @@ def furnish(control: Control) -> None:
     (control.base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
     (control.base / "__pycache__").mkdir()
     (control.base / "__pycache__").chmod(0o777)
-    (control.base / "all.py").chmod(0o666)
-    os.chown(control.base / "group.py", 0, MALLORY)
-    (control.base / "group.py").chmod(0o664)
     (control.base / "open").chmod(0o777)
-    (control.base / "link.py").symlink_to("mallory/x.py")
 
 
 def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
