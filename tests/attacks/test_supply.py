@@ -146,6 +146,7 @@ def test_a_program_that_does_not_run_is_replaced_by_none_of_hers(gated):
     # Nothing is left to run. A mistake of ours must not drain a cluster: the job starts.
     assert [done.returncode for done in said] == [1, 0], said
     # A note of hers says nothing.
+    node.write(gate.COMPILED, OTHER)
     node.write(gate.NOTE, f"{note[0]} {digest} {note[2]}\n")
     node.run(f"chown mallory {gate.NOTE}")
     node.run(f"env -i {gate.RECORD}", check=False)
