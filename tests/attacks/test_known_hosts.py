@@ -5,6 +5,8 @@ What stands in an honest node's file is read with ssh-keygen, as ssh itself woul
 
 from __future__ import annotations
 
+import json
+
 from nodeready.lab import Node
 from tests.command import Tool
 
@@ -54,3 +56,19 @@ def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fl
     assert known(honest, hostile.address) == keys(hostile)
     for name in (down.name, f"{down.name}.cluster", down.address, LOGIN, STORAGE):
         assert known(honest, name) == set(), name
+
+
+def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(
+    tool: Tool, fleet, fresh_nodes
+):
+    honest, hostile, other = three = fresh_nodes(3)
+    inventory = fleet(three)
+    forge = "ssh-keygen -q -t ed25519 -N '' -f /root/f; cd /etc/ssh; tee *_key.pub </root/f.pub"
+    hostile.enter(["sh", "-c", forge])
+    done = tool("deploy", inventory, *ONLY)
+    assert done.status == 3, done
+    assert known(honest, hostile.name) == known(honest, hostile.address) == set()
+    assert known(honest, other.name) == keys(other)
+    audit = tool("audit", inventory, "--only", "ssh_client.host_key", "--format", "json")
+    told = {one["name"]: one["status"] for one in json.loads(audit.out)["nodes"]}
+    assert told == {honest.name: "ok", hostile.name: "fail", other.name: "ok"}, done
