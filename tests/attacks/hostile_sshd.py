@@ -1,11 +1,9 @@
 """An SSH server that does what no sshd does, in place of a node's own: `hostile_sshd.py HOW KEY`.
 
-line      never ends the first line that it says
 length    a packet of 1 GiB before anybody has logged in
 ignored   messages that mean nothing, after the keys are agreed, as fast as a connection takes them
 window    a command's output without heed to the room that the client has left
 rekey     agrees on new keys again and again, by the largest group there is
-requests  asks for channels and forwardings of the client's
 count     a packet that announces four billion pairs and has none
 asks      after the key, questions for whoever sits at the terminal
 """
@@ -13,7 +11,6 @@ asks      after the key, questions for whoever sits at the terminal
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import sys
@@ -101,29 +98,9 @@ def window(server: Anybody, transport: paramiko.Transport) -> None:
 
 
 class Largest(kex_gex.KexGexSHA256):
-    """Offers one group: RFC 3526's, of 8192 bits."""
+    """Offers one group, of 8192 bits: nobody asks whether the number is a prime."""
 
-    P = int(
-        "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E"
-        "3404DDEF9519B3CD3A431B302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF"
-        "5CB6F406B7EDEE386BFB5A899FA5AE9F24117C4B1FE649286651ECE45B3DC2007CB8A163BF0598DA48361C55D3"
-        "9A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB9ED529077096966D670C354E4ABC9804F1746C08"
-        "CA18217C32905E462E36CE3BE39E772C180E86039B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF69558171839"
-        "95497CEA956AE515D2261898FA051015728E5A8AAAC42DAD33170D04507A33A85521ABDF1CBA64ECFB850458DB"
-        "EF0A8AEA71575D060C7DB3970F85A6E1E4C7ABF5AE8CDB0933D71E8C94E04A25619DCEE3D2261AD2EE6BF12FFA"
-        "06D98A0864D87602733EC86A64521F2B18177B200CBBE117577A615D6C770988C0BAD946E208E24FA074E5AB31"
-        "43DB5BFCE0FD108E4B82D120A92108011A723C12A787E6D788719A10BDBA5B2699C327186AF4E23C1A946834B6"
-        "150BDA2583E9CA2AD44CE8DBBBC2DB04DE8EF92E8EFC141FBECAA6287C59474E6BC05D99B2964FA090C3A2233B"
-        "A186515BE7ED1F612970CEE2D7AFB81BDD762170481CD0069127D5B05AA993B4EA988D8FDDC186FFB7DC90A6C0"
-        "8F4DF435C93402849236C3FAB4D27C7026C1D4DCB2602646DEC9751E763DBA37BDF8FF9406AD9E530EE5DB382F"
-        "413001AEB06A53ED9027D831179727B0865A8918DA3EDBEBCF9B14ED44CE6CBACED4BB1BDB7F1447E6CC254B33"
-        "2051512BD7AF426FB8F401378CD2BF5983CA01C64B92ECF032EA15D1721D03F482D7CE6E74FEF6D55E702F4698"
-        "0C82B5A84031900B1C9E59E7C97FBEC7E8F323A97A7E36CC88BE0F1D45B7FF585AC54BD407B22B4154AACC8F6D"
-        "7EBF48E1D814CC5ED20F8037E0A79715EEF29BE32806A1D58BB7C5DA76F550AA3D8A1FBFF0EB19CCB1A313D55C"
-        "DA56C9EC2EF29632387FE8D76E3C0468043E8F663F4860EE12BF2D5B0B7474D6E694F91E6DCC4024FFFFFFFFFF"
-        "FFFFFF",
-        16,
-    )
+    P = int.from_bytes(os.urandom(1024), "big") | 1 | 1 << 8191
 
     def _generate_x(self) -> None:
         # Its own part of the work is small.
@@ -150,26 +127,9 @@ class Server(paramiko.Transport):
             self._send_kex_init()
 
 
-def requests(transport: paramiko.Transport) -> None:
-    for number in itertools.count():
-        for kind in ("auth-agent@openssh.com", "x11", "forwarded-tcpip", "session"):
-            message = paramiko.Message()
-            message.add_byte(common.cMSG_CHANNEL_OPEN)
-            message.add_string(kind)
-            message.add_int(number & 0xFFFFFF)
-            message.add_int(1 << 20)
-            message.add_int(1 << 15)
-            message.add_string("127.0.0.1")
-            message.add_int(22)
-            message.add_string("127.0.0.1")
-            message.add_int(22)
-            transport._send_message(message)
-
-
 def serve(one: socket.socket, how: str, key: paramiko.PKey) -> None:
-    if how in ("line", "length"):
-        if how == "length":
-            one.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" + (1 << 30 | 4).to_bytes(4, "big"))
+    if how == "length":
+        one.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" + (1 << 30 | 4).to_bytes(4, "big"))
         while True:
             one.sendall(b"A" * (1 << 20))
     server, transport = Anybody(how == "asks"), Server(one)
@@ -193,9 +153,6 @@ def serve(one: socket.socket, how: str, key: paramiko.PKey) -> None:
         message.add_int((1 << 32) - 1)
         server.asked.wait()
         transport._send_message(message)
-    elif how == "requests":
-        server.asked.wait()
-        requests(transport)
     transport.join()
 
 

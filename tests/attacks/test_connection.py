@@ -41,9 +41,7 @@ def evil(fresh_nodes):
         one.wait()
 
 
-@pytest.mark.parametrize(
-    "how", rows(["line", "length", "ignored", "window", "rekey", "requests", "count"], "window")
-)
+@pytest.mark.parametrize("how", rows(["length", "ignored", "window", "rekey", "count"], "window"))
 def test_a_hostile_sshd_costs_its_own_row(tool: Tool, fleet, fresh_nodes, evil, how):
     *others, hostile = nodes = fresh_nodes(4)
     inventory, names = fleet(nodes), [one.name for one in others]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
 from tests.lab.rows import rows
 from tests.paths import ROOT
 
@@ -67,25 +66,16 @@ class Traps:
         (self.place / name).write_text(self._python(mark))
         self._give()
 
-    def remove(self, *names: str) -> None:
-        for name in names:
-            (self.place / name).unlink()
-
     def _give(self) -> None:
         for path in (self.place, *self.place.rglob("*")):
             os.chown(path, OTHER, OTHER)
 
-    @property
-    def run(self) -> list[str]:
-        """The names of the traps that have run."""
-        return sorted(path.name for path in self.marks.iterdir())
-
     def take(self) -> list[str]:
-        """The same, and they are set again."""
-        found = self.run
-        for name in found:
-            (self.marks / name).unlink()
-        return found
+        """The names of the traps that have run; they are set again."""
+        found = sorted(self.marks.iterdir())
+        for path in found:
+            path.unlink()
+        return [path.name for path in found]
 
 
 @pytest.fixture
@@ -117,15 +107,11 @@ def run(traps: Traps, tmp_path: Path) -> Callable[..., subprocess.CompletedProce
     return run
 
 
-@pytest.fixture
-def asked_of_pip(fresh_node: Node, fleet: Callable[..., Path]) -> tuple[Node, Path]:
-    """A node that wants a py-spy which no control machine has, and its inventory."""
-    return fresh_node, fleet([fresh_node], py_spy_version="0.3.99")
-
-
+#: Where PATH leads -> how the command is started.
 STARTS = {
-    "the command": [BIN / "nodeready"],
-    "isolated": [sys.executable, "-I", "-m", "nodeready"],
+    "../theirs:": [BIN / "nodeready"],
+    ":": [BIN / "nodeready"],
+    ".:": [sys.executable, "-I", "-m", "nodeready"],
 }
 
 
@@ -134,24 +120,14 @@ def test_the_traps_would_run(traps, run):
     run(sys.executable, "-m", "pip", "--version")
     run(sys.executable, "-c", "import sitecustomize, click", PYTHONPATH=":/nowhere")
     run("/bin/sh", "-c", "sinfo", path=".:")
-    assert {"pip", "sitecustomize", "click", "sinfo.program"} <= {*traps.run}
+    assert {"pip", "sitecustomize", "click", "sinfo.program"} <= {*traps.take()}
 
 
-@pytest.mark.parametrize(
-    ("start", "path"),
-    rows(
-        [
-            ("the command", "../theirs:"),
-            ("the command", ""),
-            ("the command", ":"),
-            ("isolated", ".:"),
-        ],
-        ("the command", "../theirs:"),
-    ),
-)
-def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, path):
+@pytest.mark.parametrize("path", rows(STARTS, "../theirs:"))
+def test_no_code_of_the_current_directory_runs(traps, run, fresh_node, fleet, path):
     """Of any command, wherever PATH leads: a deploy that needs pip, an inventory of Slurm's."""
-    command, (fresh_node, inventory) = STARTS[start], asked_of_pip
+    # A py-spy which no control machine has.
+    inventory = fleet([fresh_node], py_spy_version="0.3.99")
     sprung = []
     for words in (
         ("audit", inventory, "--format", "json"),
@@ -162,7 +138,7 @@ def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, 
         ("lab", "status"),
         ("bundle", "-o", traps.marks.parent / "nodeready.pyz"),
     ):
-        done = run(*command, *words, path=path)
+        done = run(*STARTS[path], *words, path=path)
         assert "Traceback" not in done.stdout + done.stderr, (words, done)
         sprung += [(words[0], name) for name in traps.take()]
     assert sprung == []
@@ -173,11 +149,11 @@ def test_no_code_of_the_current_directory_runs(traps, run, asked_of_pip, start, 
 @pytest.mark.parametrize("path", [".:", pytest.param("", marks=pytest.mark.nightly)])
 def test_nor_by_the_module(traps, run, path):
     """`python -m nodeready`, but for a package of our very name: Python finds that before ours."""
-    traps.remove("nodeready.py")
+    (traps.place / "nodeready.py").unlink()
     for words in (("--version",), ("audit", "@local", "--only", "host"), ("lab", "status")):
         done = run(sys.executable, "-m", "nodeready", *words, path=path)
         assert "Traceback" not in done.stdout + done.stderr, done
-        assert traps.run == [], (words, done)
+        assert traps.take() == [], (words, done)
     assert "nodeready, version" in run(sys.executable, "-m", "nodeready", "--version").stdout
 
 
@@ -189,7 +165,7 @@ def test_an_inventory_imports_nothing_from_there(traps, run, tmp_path):
         "try:\n    from site_names import nodes\nexcept ImportError:\n    nodes = ['@local']\n"
     )
     done = run(BIN / "nodeready", "audit", inventory, "--only", "host")
-    assert traps.run == [], done
+    assert traps.take() == [], done
     assert "1 node" in done.stdout, done
 
 
@@ -200,11 +176,11 @@ def test_no_group_data_of_there_is_run(traps, run, fresh_node, fleet):
         done = run(BIN / "nodeready", *words)
         assert done.returncode == 2, done
         assert f"{traps.place}/group_data/all.py is not taken by root" in done.stderr, done
-        assert traps.run == []
+        assert traps.take() == []
     for path in (traps.place, *traps.place.rglob("*")):
         os.chown(path, 0, 0)
     assert run(BIN / "nodeready", "audit", "@local", "--only", "host").returncode in {0, 3}
-    assert traps.run == ["group_data"]
+    assert traps.take() == ["group_data"]
 
 
 def test_the_node_s_own_program_runs_nothing_of_there(traps, run, tmp_path):
@@ -216,4 +192,4 @@ def test_the_node_s_own_program_runs_nothing_of_there(traps, run, tmp_path):
             python = shutil.which("python3", path="/usr/local/bin:/usr/bin")
             done = run(python, "-I", program, *words, path=path)
             assert "Traceback" not in done.stdout + done.stderr, done
-            assert traps.run == [], (words, done)
+            assert traps.take() == [], (words, done)

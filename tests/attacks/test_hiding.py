@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,7 @@ from tests.attacks.opens import opened_here
 from tests.attacks.test_cores import CORES, cores_of, name, names_program
 from tests.builders.proof import put_py_spy
 from tests.builders.traces import process, trace
-from tests.command import Done, ours, wait_for
+from tests.command import Done, Tool, ours, wait_for
 from tests.lab.targets import WAIT
 from tests.lab.test_cores import PATTERN, crash
 
@@ -31,6 +33,13 @@ def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
     fresh_node.write("/proc/sys/kernel/core_pattern", f"{PATTERN}\n")
     fresh_node.enter(["install", "-d", "-m", "1777", CORES, LOGS])
     return fresh_node
+
+
+@pytest.fixture
+def look(node: Node, tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Done]:
+    """A command over the node; what it says is JSON."""
+    where = fleet([node])
+    return lambda command, *words: tool(command, where, "--format", "json", *words)
 
 
 # --- Ranks.
@@ -103,62 +112,65 @@ libc.execve(b"/usr/bin/python3", argv, (ctypes.c_char_p * (len(words) + 1))(*wor
 """
 
 
-@pytest.mark.nightly
-def test_environments_of_hers_take_no_time_from_bobs(node, mallory, bob, tool, fleet):
-    put_py_spy(node)
+def many_variables(mallory: Person) -> None:
     mallory.python(MANY_VARIABLES)
     there = ["pgrep", "-c", "-u", str(mallory.uid), "python3"]
-    wait_for(lambda: node.enter(there, check=False).stdout.strip() == "301")
-    ranks(bob, 2)
-    done = tool("stacks", fleet([node]), "--samples", 1, "--format", "json", "--timeout", 16)
-    assert [rank for rank, _, _ in seen(done, "bob")] == [0, 1], done
+    wait_for(lambda: mallory.node.enter(there, check=False).stdout.strip() == "301")
 
 
-def test_a_slow_command_line_of_hers_takes_no_time_from_bobs(node, mallory, bob, tool, fleet):
-    """An expression of root's that takes seconds for the words that she chose."""
-    put_py_spy(node)
+def slow_command_lines(mallory: Person) -> None:
+    """An expression of root's takes seconds for the words that she chose."""
     for _ in range(12):
         mallory.start("python3", "-S", "-c", "import time; time.sleep(600)", "train" * 800)
+
+
+@pytest.mark.parametrize(
+    ("begin", "words"),
+    [
+        pytest.param(many_variables, ("--timeout", 16), marks=pytest.mark.nightly),
+        (slow_command_lines, ("--match", r".*train.*\.yaml|waits_here", "--timeout", 30)),
+    ],
+)
+def test_what_is_slow_to_look_at_takes_no_time_from_bobs(begin, words, mallory, bob, look):
+    put_py_spy(mallory.node)
+    begin(mallory)
     ranks(bob, 2)
-    done = tool(
-        "stacks", fleet([node]), "--match", r".*train.*\.yaml|waits_here", "--samples", 1,
-        "--format", "json", "--timeout", 30,
-    )  # fmt: skip
+    done = look("stacks", "--samples", 1, *words)
     assert [rank for rank, _, _ in seen(done, "bob")] == [0, 1], done
-    assert ours(node) == []
+    assert ours(mallory.node) == []
 
 
 # --- Cores.
 
 
-def test_the_time_of_a_file_of_hers_hides_no_core(node, mallory, bob, tool, fleet):
+def test_the_time_of_a_file_of_hers_hides_no_core(node, mallory, bob, look):
     """A file system of 64-bit seconds keeps what no number of nanoseconds can hold."""
     good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
     for number, moment in ((9051, 2**63 - 1), (9052, -(2**63))):
         mallory.run(
             f"cd {CORES}; cp /bin/true {name(number)}; touch -d @$1 {name(number)}", str(moment)
         )
-    done = tool("cores", fleet([node]), "--format", "json")
+    done = look("cores")
     found = cores_of(done)
     assert found[good.rpartition("/")[2]]["unread"] == "", done
     assert found[name(9051)]["unread"] == "it is an ELF file, but no core"
     assert set(found) == {good.rpartition("/")[2], name(9051), name(9052)}
-    assert tool("cores", fleet([node])).status == 3
+    assert look("cores", "--format", "table").status == 3
 
 
-def test_a_core_of_hers_is_nobody_elses_crash(node, mallory, bob, tool, fleet):
+def test_a_core_of_hers_is_nobody_elses_crash(node, mallory, bob, look):
     """The notes of a core are words of whoever wrote it; whose the file is, the kernel says."""
     for number, uid in ((9061, bob.uid), (9062, 0), (9063, mallory.uid)):
         content = names_program(b"/usr/bin/python3", uid)
         node.write(f"{CORES}/{name(number)}", content, mode=0o600)
         node.enter(["chown", "mallory:", f"{CORES}/{name(number)}"])
-    found = cores_of(tool("cores", fleet([node]), "--format", "json"))
+    found = cores_of(look("cores"))
     assert {core["user"] for core in found.values()} == {"mallory"}
     assert {core["uid"] for core in found.values()} == {mallory.uid}
 
 
 @pytest.mark.nightly
-def test_directories_of_hers_hide_nobodys_core(node, mallory, bob, tool, fleet):
+def test_directories_of_hers_hide_nobodys_core(node, mallory, bob, look):
     """Where the pattern has a directory for each user, anybody may have made one (core(5), %u)."""
     node.write("/proc/sys/kernel/core_pattern", f"{CORES}/%u/core.%e.%P.%h.%t\n")
     good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
@@ -167,7 +179,7 @@ def test_directories_of_hers_hide_nobodys_core(node, mallory, bob, tool, fleet):
     bob.run(f"mkdir {mine}")
     node.enter(["mv", good, mine])
     mallory.run(f"cd {CORES}; seq 200000 202000 | xargs mkdir")
-    done = tool("cores", fleet([node]), "--format", "json")
+    done = look("cores")
     assert cores_of(done)[good.rpartition("/")[2]]["unread"] == "", done
 
 
@@ -184,39 +196,32 @@ def lines_of(done: Done) -> dict[str, list[str]]:
     }
 
 
-def test_long_lines_of_hers_leave_out_none_of_bobs(node, mallory, bob, tool, fleet):
+@pytest.mark.parametrize(
+    ("hers", "words"),
+    [
+        ('for _ in range(200): print("\\033" * 1999)', ()),
+        pytest.param(
+            'print("error" * 50000)', ("--grep", ".*error.*step"), marks=pytest.mark.nightly
+        ),
+    ],
+    ids=["long", "slow to search"],
+)
+def test_lines_of_hers_leave_out_none_of_bobs(hers, words, mallory, bob, look):
     mallory.run(f"""
-        python3 -c 'for _ in range(200): print("\\033" * 1999)' >{LOGS}/rank_100.log
+        python3 -c '{hers}' >{LOGS}/rank_100.log
         for number in $(seq 101 131); do cp {LOGS}/rank_100.log {LOGS}/rank_$number.log; done
         """)
-    bob.run(f"for n in $(seq 0 31); do echo step 4711 of $n >{LOGS}/rank_$n.log; done")
+    bob.run(f"for n in $(seq 0 31); do echo error on step 4711 of $n >{LOGS}/rank_$n.log; done")
     mallory.run(f"touch {LOGS}/rank_1??.log")
-    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
+    done = look("tail", f"{LOGS}/rank_*.log", *words)
     found = lines_of(done)
     assert [found.get(f"rank_{n}.log") for n in range(32)] == [
-        [f"step 4711 of {n}"] for n in range(32)
+        [f"error on step 4711 of {n}"] for n in range(32)
     ], done.err
 
 
 @pytest.mark.nightly
-def test_lines_of_hers_that_are_slow_to_search_take_no_time_from_bobs(
-    node, mallory, bob, tool, fleet
-):
-    mallory.run(f"""
-        python3 -c 'print("error" * 50000)' >{LOGS}/rank_100.log
-        for number in $(seq 101 131); do cp {LOGS}/rank_100.log {LOGS}/rank_$number.log; done
-        """)
-    bob.run(f"for n in $(seq 0 31); do echo error on step 4711 >{LOGS}/rank_$n.log; done")
-    mallory.run(f"touch {LOGS}/rank_1??.log")
-    done = tool(
-        "tail", fleet([node]), f"{LOGS}/rank_*.log", "--grep", ".*error.*step", "--format", "json"
-    )
-    found = lines_of(done)
-    assert {n for n in range(32) if f"rank_{n}.log" not in found} == set(), done.err
-
-
-@pytest.mark.nightly
-def test_names_of_hers_hide_nobodys_log(node, mallory, bob, tool, fleet):
+def test_names_of_hers_hide_nobodys_log(mallory, bob, look):
     """More names than are looked at: of everybody's, some."""
     bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
     mallory.run(f"""
@@ -226,16 +231,19 @@ for at in range(1000, 121_000):
     open(f"rank_{{at}}.log", "w").close()
 END
         """)
-    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
+    done = look("tail", f"{LOGS}/rank_*.log")
     assert lines_of(done).get("rank_0.log") == ["step 4711"], done.err
 
 
 # --- The ids that she has for user namespaces.
 
 
-def write_under_thousands_of_ids(node: Node) -> None:
+@pytest.mark.nightly
+def test_her_many_ids_hide_nobodys_core_and_log(node, mallory, bob, look):
     """She has the ids that useradd(8) gives, and newuidmap(1) lets her write under each: newer
     cores and logs than all others."""
+    good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
+    bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
     node.write("/etc/subuid", "mallory:100000:65536\n")
     make = f"""
 import os
@@ -245,16 +253,9 @@ for number in range(3000):
         os.chown(path, 100000 + number, 4001)
 """
     node.enter(["python3", "-c", make])
-
-
-@pytest.mark.nightly
-def test_her_many_ids_hide_nobodys_core_and_log(node, mallory, bob, tool, fleet):
-    good = crash(node, 7, time=1_700_000_000, uid=bob.uid)
-    bob.run(f"echo step 4711 >{LOGS}/rank_0.log")
-    write_under_thousands_of_ids(node)
-    done = tool("cores", fleet([node]), "--format", "json")
+    done = look("cores")
     assert cores_of(done)[good.rpartition("/")[2]]["unread"] == "", done
-    done = tool("tail", fleet([node]), f"{LOGS}/rank_*.log", "--format", "json")
+    done = look("tail", f"{LOGS}/rank_*.log")
     assert lines_of(done).get("rank_0.log") == ["step 4711"], done.err
 
 

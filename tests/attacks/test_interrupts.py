@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -127,47 +126,3 @@ def test_a_deploy_that_is(how, what, fresh_node, fleet, tool):
         assert again.status == 0, (number, again)
         assert files(fresh_node) == whole, number
         assert ours(fresh_node) == [], number
-
-
-@pytest.mark.parametrize("how", ["killed", pytest.param("interrupted", marks=pytest.mark.nightly)])
-def test_a_bundle_that_is(how, tool, tmp_path):
-    """The file is the old one or the new one, and nothing stands beside it."""
-    place = tmp_path / "place"
-    place.mkdir()
-    path = place / "nodeready.pyz"
-    began = time.monotonic()
-    assert tool("bundle", "-o", path).status == 0
-    lasted, whole = time.monotonic() - began, path.read_bytes()
-    chosen = random.Random(f"{SEED} {how}")
-    for number in range(TIMES):
-        path.write_bytes(b"old")
-        running = tool.start("bundle", "-o", path)
-        caught = Path(f"/proc/{running.pid}/status")
-        # Before that, Python itself starts.
-        wait_for(
-            lambda caught=caught, running=running: running.poll() is not None or _hears(caught)
-        )
-        time.sleep(chosen.uniform(0, 1) * lasted)
-        if running.poll() is None:
-            numbers = (signal.SIGKILL,) if how == "killed" else INTERRUPTS
-            running.send_signal(chosen.choice(numbers))
-        ended = tool.end(running)
-        assert ended.status in ((0, -9) if how == "killed" else (0, 130)), (number, ended)
-        assert path.read_bytes() in (b"old", whole), number
-        for one in [one for one in place.iterdir() if one != path]:
-            # Killed before the new file's last name: whole, and a later run removes it.
-            assert (how, one.read_bytes() == whole) == ("killed", True), number
-            os.utime(one, (0, 0))
-    assert tool("bundle", "-o", path).status == 0
-    assert path.read_bytes() == whole
-    assert [one.name for one in place.iterdir()] == ["nodeready.pyz"]
-
-
-def _hears(status: Path) -> bool:
-    """Whether the process has a handler for SIGTERM."""
-    try:
-        text = status.read_text()
-    except OSError:
-        return True
-    mask = next((line.split()[1] for line in text.splitlines() if line.startswith("SigCgt")), "0")
-    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)

@@ -74,7 +74,7 @@ PLANTED = read(Path(__file__).with_name("planted.json"))
 
 def furnish(control: Control) -> None:
     """Root's files, which PLANTED names, and what Mallory can change of them."""
-    for name in ("fleet.py", "all.py", "group.py", "open/fleet.py"):
+    for name in ("fleet.py", "open/fleet.py"):
         control.write(name, "gpu = ['gpu001']\n")
     control.write("imports.py", "import sites\ngpu = ['gpu001']\n")
     for name, key, file in (
@@ -94,11 +94,7 @@ def furnish(control: Control) -> None:
     (control.base / "made.pyc").write_bytes(MAGIC_NUMBER + seen + marshal.dumps(code))
     (control.base / "__pycache__").mkdir()
     (control.base / "__pycache__").chmod(0o777)
-    (control.base / "all.py").chmod(0o666)
-    os.chown(control.base / "group.py", 0, MALLORY)
-    (control.base / "group.py").chmod(0o664)
     (control.base / "open").chmod(0o777)
-    (control.base / "link.py").symlink_to("mallory/x.py")
 
 
 def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
@@ -121,6 +117,10 @@ def test_another_users_words_do_not_run_as_root(tool: Tool) -> None:
             assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
             assert case["named"] in done.err, (case, done)
             assert "--trust-inventory" in done.err or case["name"] == "a module where root is"
+        hers = controls[0].home / "trusted.py"
+        controls[0].mallory("cp payload mallory/trusted.py")
+        done = tool("bundle", hers, "--trust-inventory", "-o", tool.home / "made")
+        assert (done.status, controls[0].owned) == (0, True), done
 
 
 #: A variable or a file of root's home that leads to what others can write -> what the line names.
@@ -135,6 +135,8 @@ LEADING = {
 
 def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
     fleet, lines = control.write("fleet.py", "gpu = ['gpu001']\n"), []
+    nothing = {"ssh_config_file": os.devnull, "ssh_known_hosts_file": os.devnull}
+    sound = control.write("none.py", f"gpu = [('gpu001', {nothing})]\n")
     for number, (script, variables, _) in enumerate(LEADING.values()):
         home = tool.home / str(number)
         (home / ".ssh").mkdir(mode=0o700, parents=True)
@@ -146,33 +148,13 @@ def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
             Line(["bundle", fleet, "-o", home / "made"], home, {"HOME": str(home), **env})
         )
     trusted = [replace(line, env={**line.env, files.VARIABLE: "1"}) for line in lines]
-    ended = run_batch(tool, [Line(["bundle", fleet, "-o", tool.home / "made"]), *lines, *trusted])
+    ended = run_batch(tool, [Line(["bundle", sound, "-o", tool.home / "made"]), *lines, *trusted])
     assert ended[0].status == 0, ended[0]
     for (case, (_, _, named)), done in zip(LEADING.items(), ended[1:], strict=False):
         assert (done.status, len(done.lines), done.out) == (2, 1, ""), (case, done)
         assert named in done.err, done
         assert "uid 4001" in done.err or "everybody may write to" in done.err, done
     assert {done.status for done in ended[1 + len(LEADING) :]} == {0}
-
-
-def test_roots_own_are_run_and_others_when_root_asks(tool: Tool, control: Control) -> None:
-    def status(*words: object, **env: str) -> int:
-        return tool("bundle", *words, "-o", tool.home / "made", env=env).status
-
-    assert status(control.write("fleet.py", "gpu = ['gpu001']\n")) == 0
-    none = {"ssh_config_file": os.devnull, "ssh_known_hosts_file": os.devnull}
-    assert status(control.write("none.py", f"gpu = [('gpu001', {none})]\n")) == 0
-    control.mallory("cp payload mallory/x.py")
-    hers = control.home / "x.py"
-    # By sudo of somebody else, and by her own, who is root then anyway.
-    assert status(hers, SUDO_UID="4002") == 2
-    assert not control.owned
-    assert status(hers, SUDO_UID=str(MALLORY)) == 0
-    assert control.owned
-    assert status(hers, "--trust-inventory") == 0
-    assert control.owned
-    assert status(hers, NODEREADY_TRUST_INVENTORY="1") == 0
-    assert control.owned
 
 
 def test_another_users_configuration_is_not_roots(tool: Tool, control: Control) -> None:

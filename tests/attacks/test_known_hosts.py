@@ -1,8 +1,5 @@
 """A node with a hostile root speaks for itself alone in the other nodes' known_hosts.
 
-three     honest nodes, of which one is not reached, and one whose root is hostile
-foreign   names and addresses of hosts outside the inventory
-
 What stands in an honest node's file is read with ssh-keygen, as ssh itself would.
 """
 
@@ -10,18 +7,14 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from nodeready.lab import Node
-from nodeready.subjects import managed_block
 from tests.command import Tool
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 ONLY = ("--only", "ssh_client", "--yes")
 
-#: A login node, a gateway, a storage server; and somebody whom everybody knows.
+#: Addresses of hosts outside the inventory: a login node and a storage server.
 LOGIN, STORAGE = "192.0.2.10", "fd00:9::7"
-FOREIGN = ("login", "github.com", LOGIN, STORAGE)
 
 
 def known(node: Node, host: str) -> set[str]:
@@ -35,20 +28,6 @@ def keys(node: Node) -> set[str]:
     """The host keys in the node's own files."""
     text = node.enter(["sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub"]).stdout
     return {" ".join(line.split()[:2]) for line in text.splitlines()}
-
-
-def forged(node: Node) -> str:
-    """A key that the hostile node has beside those of its sshd."""
-    make = "rm -f /root/f*; ssh-keygen -q -t ed25519 -N '' -f /root/f; cat /root/f.pub"
-    return " ".join(node.enter(["sh", "-c", make]).stdout.split()[:2])
-
-
-def poison(node: Node, *lines: str) -> None:
-    """Put these lines into our block of the node, before those that are there."""
-    text = node.enter(["cat", KNOWN_HOSTS], check=False).stdout.encode()
-    old = managed_block.find(text) or b""
-    new = "".join(f"{line}\n" for line in lines).encode() + old
-    node.write(KNOWN_HOSTS, managed_block.put(text, new, "end"))
 
 
 def claim(node: Node, name: str, *addresses: str) -> None:
@@ -66,13 +45,8 @@ def claim(node: Node, name: str, *addresses: str) -> None:
         )
 
 
-@pytest.fixture
-def three(fresh_nodes) -> list[Node]:
-    return fresh_nodes(3)
-
-
-def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fleet, three):
-    honest, hostile, down = three
+def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fleet, fresh_nodes):
+    honest, hostile, down = three = fresh_nodes(3)
     inventory = fleet(three)
     down.kill()
     claim(hostile, f"{down.name}.cluster", LOGIN, STORAGE, down.address)
@@ -83,68 +57,18 @@ def test_a_node_is_not_called_like_others_or_like_hosts_of_nobody(tool: Tool, fl
     for name in (down.name, f"{down.name}.cluster", down.address, LOGIN, STORAGE):
         assert known(honest, name) == set(), name
 
-    claim(hostile, "github.com")
-    assert tool("deploy", inventory, *ONLY, "--limit", f"{honest.name},{hostile.name}").status == 0
-    assert not any(known(honest, name) for name in ("github", *FOREIGN))
-    assert known(honest, hostile.name) == keys(hostile)
 
-
-@pytest.mark.nightly
-def test_a_poisoned_block_reaches_no_other_node_and_is_repaired(tool: Tool, fleet, three):
-    honest, hostile, other = three
+def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(
+    tool: Tool, fleet, fresh_nodes
+):
+    honest, hostile, other = three = fresh_nodes(3)
     inventory = fleet(three)
-    assert tool("deploy", inventory, *ONLY).status == 0
-    other.kill()
-    lie = forged(hostile)
-    # The honest one is fresh, as after a new image, and has nothing to hold against the lie.
-    for victim in (honest, hostile):
-        victim.enter(["rm", "-f", KNOWN_HOSTS])
-    poison(hostile, *(f"{name} {lie}" for name in (other.name, other.address, *FOREIGN)))
-    both = ("--limit", f"{honest.name},{hostile.name}")
-    tool("deploy", inventory, *ONLY, *both)
-    for name in (other.name, other.address, *FOREIGN):
-        assert lie not in known(honest, name), name
-    assert known(honest, hostile.name) == keys(hostile)
-
-    # What somebody put into the honest node's own block goes with the next run.
-    poison(honest, f"github.com {lie}", f"{hostile.name},{LOGIN} {lie}")
-    assert known(honest, "github.com") == {lie}
-    assert tool("deploy", inventory, *ONLY, *both).status == 0
-    assert known(honest, hostile.name) == keys(hostile)
-    assert not any(known(honest, name) for name in FOREIGN)
-
-    # And a wrong key of the other node, when the other node is there again.
-    poison(honest, f"{other.name} {lie}")
-    other.reset()
-    assert tool("deploy", inventory, *ONLY).status in (0, 3)
-    assert known(honest, other.name) == known(honest, other.address) == keys(other)
-
-
-@pytest.mark.nightly
-def test_nobody_loses_a_key_because_another_node_lies(tool: Tool, fleet, three):
-    honest, hostile, other = three
-    inventory = fleet(three)
-    assert tool("deploy", inventory, *ONLY).status == 0
-    right = keys(other)
-    poison(hostile, f"{other.name},{other.address} {forged(hostile)}")
-    claim(hostile, other.name)
-    both = ("--limit", f"{honest.name},{hostile.name}")
-    assert tool("deploy", inventory, *ONLY, *both).status == 0
-    assert known(honest, other.name) == known(honest, other.address) == right
-    assert known(honest, hostile.name) == keys(hostile)
-
-
-def test_a_node_that_tells_other_keys_than_its_sshd_has_is_a_finding(tool: Tool, fleet, three):
-    honest, hostile, other = three
-    inventory = fleet(three)
-    forged(hostile)
-    hostile.enter(["sh", "-c", "for f in /etc/ssh/ssh_host_*.pub; do cp /root/f.pub $f; done"])
+    forge = "ssh-keygen -q -t ed25519 -N '' -f /root/f; cd /etc/ssh; tee *_key.pub </root/f.pub"
+    hostile.enter(["sh", "-c", forge])
     done = tool("deploy", inventory, *ONLY)
     assert done.status == 3, done
-    assert "ssh_client.host_key" in done.out, done
     assert known(honest, hostile.name) == known(honest, hostile.address) == set()
     assert known(honest, other.name) == keys(other)
     audit = tool("audit", inventory, "--only", "ssh_client.host_key", "--format", "json")
-    assert audit.status == 3
     told = {one["name"]: one["status"] for one in json.loads(audit.out)["nodes"]}
-    assert told == {honest.name: "ok", hostile.name: "fail", other.name: "ok"}
+    assert told == {honest.name: "ok", hostile.name: "fail", other.name: "ok"}, done

@@ -55,11 +55,9 @@ def test_nobody_here_has_the_number_of_a_node_s_user(monkeypatch: pytest.MonkeyP
 
 
 def test_no_password_of_this_machine_opens_a_node(fresh_node, lab: Lab) -> None:
-    held = "root:!:1:0:99999:7:::"
-    hashed = "mallory:$y$j9T$salt$hash:1:0:99999:7:::"
-    assert without_password(held) == held
-    assert without_password(hashed) == "mallory:*:1:0:99999:7:::"
-    assert without_password("guest::1:0:99999:7:::") == "guest:*:1:0:99999:7:::"
+    kept, hashed = "root:!:1:0:99999:7:::", "mallory:$y$j9T$salt$hash:1:0:99999:7:::"
+    shadow = [without_password(line) for line in (kept, hashed, "guest::1:0:99999:7:::")]
+    assert shadow == [kept, "mallory:*:1:0:99999:7:::", "guest:*:1:0:99999:7:::"]
     fields = [line.split(":")[1] for line in fresh_node.read("/etc/shadow").splitlines()]
     assert all(field[:1] in ("!", "*") for field in fields)
     assert os.stat(fresh_node.lab.directory / "ssh").st_mode & 0o022 == 0

@@ -293,43 +293,6 @@ def test_what_a_user_takes_from_jobs_is_named_with_its_place(fresh_nodes, tool, 
     assert _judged(tool, inventory)[0] == before
 
 
-#: What she does to the ~/.pdshrc that the policy gives her.
-BREAKS = {
-    "none": "rm .pdshrc",
-    "edited": "sed -i 's/^export JOB=.*/export JOB=2/' .pdshrc",
-    "no file": "rm .pdshrc; mkdir .pdshrc",
-    "a FIFO": "rm -r .pdshrc; mkfifo .pdshrc",
-    "no home that she could write to": "chmod 500 .",
-}
-
-
-@pytest.mark.nightly
-def test_a_user_who_breaks_the_own_pdshrc_stops_no_job(fresh_nodes, tool, fleet):
-    (node,) = fresh_nodes(1)
-    her = person(node, "mallory", 4001)
-    users = {"pdshrc_users": ["mallory", "root"], "pdshrc_lines": ["export JOB=1"]}
-    inventory = fleet([node], **users)
-    assert tool("deploy", inventory, "--only", "pdsh", "--yes").status == 0
-
-    def judged() -> dict[str, dict[str, Any]]:
-        done = tool("audit", inventory, "--only", "pdsh", "--format", "json")
-        (seen,) = json.loads(done.out)["nodes"]
-        return {result["check"]: result for result in seen["results"]}
-
-    assert judged()["pdsh.pdshrc"]["status"] == "ok"
-    for name, script in BREAKS.items():
-        her.run(script)
-        after = judged()
-        stops = [r for r in after.values() if r["status"] in ("fail", "unknown")]
-        told = [r for r in after.values() if r["status"] == "warn" and "mallory" in r["actual"]]
-        assert (stops, bool(told)) == ([], True), name
-    node.enter(["rm", "/root/.pdshrc"])
-    assert judged()["pdsh.pdshrc"]["status"] == "fail"
-    her.run("chmod 700 .; rm .pdshrc")
-    assert tool("deploy", inventory, "--only", "pdsh", "--yes").status == 0
-    assert judged()["pdsh.pdshrc"]["status"] == "ok"
-
-
 def test_a_port_that_she_holds_is_blamed_on_no_job_of_others(fresh_node, mallory, tool, fleet):
     mount = "mount -t cgroup -o freezer freezer /mnt"
     if fresh_node.enter(["sh", "-c", mount], check=False).returncode:

@@ -6,10 +6,8 @@ has undone the fault. `rank-RANK` has the rank's pid, the number of its act and 
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import ctypes
-import fcntl
 import gc
 import itertools
 import multiprocessing
@@ -19,7 +17,6 @@ import pickle
 import queue
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -93,12 +90,6 @@ def poll_queue():
             continue
 
 
-def ask_user():
-    read, _write = os.pipe()
-    os.dup2(read, 0)
-    input("continue? ")
-
-
 def debug():
     read, _write = os.pipe()
     os.dup2(read, 0)
@@ -121,28 +112,6 @@ def convert_images():
             child.kill()
 
 
-def fetch_from_server():
-    server = socket.create_server(("127.0.0.1", 0))
-    with server, socket.create_connection(server.getsockname()) as client:
-        client.recv(1)
-
-
-def wait_for_file_lock():
-    with open("cache.lock", "w") as mine, open("cache.lock") as theirs:
-        fcntl.flock(theirs, fcntl.LOCK_EX)
-        fcntl.flock(mine, fcntl.LOCK_EX)
-
-
-def log_to_full_pipe():
-    _read, write = os.pipe()
-    with open(write, "w") as log:
-        try:
-            print("x" * (1 << 20), file=log, flush=True)
-        finally:
-            # What is left in the buffer would be written at the end, and block again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), write)
-
-
 def hold_gil():
     # A call that keeps the interpreter's lock, as an extension's can.
     ctypes.PyDLL(None).sleep(LONG)
@@ -156,16 +125,6 @@ def tokenize():
 
 def match_pattern():
     re.match(r"(a+)+$", "a" * 64 + "b")
-
-
-def map_in_threads():
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        read, write = os.pipe()
-        future = pool.submit(os.read, read, 1)
-        try:
-            future.result()
-        finally:
-            os.write(write, b"x")
 
 
 def read_shard():
@@ -319,10 +278,6 @@ def send_large():
 
 def receive():
     dist.recv(torch.ones(4_000_000), src=(rank() - 1) % world())
-
-
-def receive_from_wrong_peer():
-    dist.recv(torch.ones(4), src=(rank() + 2) % world())
 
 
 def store():

@@ -254,12 +254,6 @@ class Play:
         undo.callback(tracer.terminate)
         wait_for(lambda: pid in held([pid]))
 
-    def _debugged(self, pid: int, undo: contextlib.ExitStack) -> None:
-        words, quiet = ["gdb", "-q", "-nx", "-p", str(pid)], subprocess.DEVNULL
-        gdb = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)
-        undo.callback(gdb.communicate, b"detach\nquit\n", timeout=60)
-        wait_for(lambda: held([pid]).get(pid, "")[:1] == "t")
-
     def _dead_mount(self, pid: int, undo: contextlib.ExitStack) -> None:
         # Any signal that the rank hears: from then on its wait has no end (fs/fuse/dev.c).
         os.kill(pid, signal.SIGUSR1)

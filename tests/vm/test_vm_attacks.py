@@ -15,12 +15,8 @@ _PROTECTED = ("protected_symlinks", "protected_regular", "protected_fifos")
 
 def test_the_nodes_state_is_a_fresh_debians(vm: Vm) -> None:
     # Nothing has been deployed yet: the first test of the machine.
-    host = vm.testinfra()
-    assert host.system_info.distribution in ("debian", "ubuntu")
-    assert host.sysctl("kernel.core_pattern") == "core"
-    assert host.file("/boot/grub/grub.cfg").contains("menuentry")
-    assert not host.file("/etc/ssh/ssh_known_hosts").exists
-    assert host.user("ml").uid == 2000
+    assert vm.run("sysctl -n kernel.core_pattern; id -u ml").stdout == "core\n2000\n"
+    vm.run("grep menuentry /boot/grub/grub.cfg && test ! -e /etc/ssh/ssh_known_hosts")
     assert vm.run("ulimit -Sc; ulimit -Hn", user="ml").stdout == "0\n1048576\n"
 
 

@@ -121,16 +121,6 @@ def test_pages_fit_a_terminal(page):
         assert len(line) <= 100 or line.lstrip().startswith(("|", "- ")), line
 
 
-def test_the_manual_has_what_manuals_have():
-    text = (DOCS / "nodeready.1").read_text()
-    sections = re.findall(r"^\.SH (.*)$", text, re.M)
-    for wanted in ("NAME", "SYNOPSIS", "DESCRIPTION", "EXIT STATUS", "FILES", "EXAMPLES"):
-        assert wanted in sections
-    for subject in ("ptrace", "gpus"):
-        assert subject in SUBJECTS
-        assert subject in text
-
-
 # --- docs/checks.md has every check that can be given, and no other.
 
 CHECKS = (DOCS / "checks.md").read_text()

@@ -157,19 +157,6 @@ def test_hosts_are_what_pyinfra_makes_them(tmp_path):
         assert type(host.connector) is type(stock.get_host(name).connector)
 
 
-@pytest.mark.nightly
-def test_ten_thousand_nodes_have_their_groups(tmp_path):
-    path = tmp_path / "large.py"
-    path.write_text(
-        "from nodeready.inventory.nodeset import nodes\n"
-        "h100 = nodes('gpu[00001-10000]')\nodd = nodes('gpu[00001-10000/2]')\n"
-    )
-    loaded = load(str(path), cwd=tmp_path)
-    sizes = [len(loaded.get_group(group)) for group in ("h100", "odd", "large")]
-    assert sizes == [10_000, 5_000, 10_000]
-    assert len(limit(loaded, "gpu[00001-10000]")) == 10_000
-
-
 def test_loading_leaves_the_process_unpatched(tmp_path):
     code = (
         "from nodeready.inventory.load import load; load('gpu1')\n"

@@ -13,7 +13,6 @@ The machine ends with the process that started it, however that one ends.
 
 from __future__ import annotations
 
-import importlib
 import random
 import shlex
 import shutil
@@ -22,7 +21,6 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.vm.machine.boot import VmError, boot_args, last_lines, qemu_command
 from tests.vm.machine.image import Image, build
@@ -43,24 +41,20 @@ class Vm:
     """A running machine. Made by `Vm.start`; ended by `stop` or as a context manager."""
 
     workdir: Path
-    name: str
     image: Image
     port: int
-    memory_mb: int
+    name: str = "vm1"
     boot_id: str = ""
     _qemu: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @classmethod
-    def start(cls, workdir: Path, *, name: str = "vm1", memory_mb: int = 512) -> Vm:
+    def start(cls, workdir: Path) -> Vm:
         """Boot a fresh machine whose disk and logs lie in `workdir`.
 
-        `name` is how ssh and testinfra call it; its own host name is vm1. Builds
-        the image when it is not cached. Raises VmError when a tool is missing or
-        ssh does not come up.
+        Builds the image when it is not cached. Raises VmError when a tool is missing or ssh does
+        not come up.
         """
-        image = build()
-        workdir.mkdir(parents=True, exist_ok=True)
-        machine = cls(workdir, name, image, _free_port(), memory_mb)
+        machine = cls(workdir, build(), _free_port())
         machine._write_ssh_config()
         try:
             machine._copy_disk()
@@ -85,10 +79,6 @@ class Vm:
     def console(self) -> Path:
         """The log of the serial console, over all boots."""
         return self.workdir / "console.log"
-
-    @property
-    def _qemu_log(self) -> Path:
-        return self.workdir / "qemu.log"
 
     @property
     def ssh_config(self) -> Path:
@@ -127,20 +117,20 @@ class Vm:
             raise VmError(f"{self.name}: exit status {done.returncode}: {command}\n{said}")
         return done
 
-    def reboot(self, hard: bool = False) -> None:
+    def reboot(self) -> None:
         """Reboot and return when ssh answers from a new boot; the disk keeps its state.
 
-        The kernel gets the arguments of the default entry of the machine's own
-        grub.cfg, when there is one. `hard` cuts the power instead of shutting down. Raises
+        The kernel gets the arguments of the default entry of the machine's own grub.cfg. Raises
         VmError.
         """
         before = self.boot_id
-        if hard:
-            self._cut_power()
-        else:
-            # The connection may go down before ssh has the exit status.
-            self.run("reboot", check=False)
-            self._await_exit()
+        assert self._qemu is not None
+        # The connection may go down before ssh has the exit status.
+        self.run("reboot", check=False)
+        try:
+            self._qemu.wait(BOOT_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise self._dead(f"did not go down in {BOOT_TIMEOUT_S:g} s") from error
         self._boot()
         if self.boot_id == before:
             raise VmError(f"{self.name}: came back with the same boot_id")
@@ -171,11 +161,6 @@ class Vm:
             "ssh_strict_host_key_checking": "yes",
         }
 
-    def testinfra(self, user: str = "root") -> Any:
-        """The machine as a testinfra host (a development dependency, and untyped)."""
-        testinfra = importlib.import_module("testinfra")
-        return testinfra.get_host(f"ssh://{user}@{self.name}", ssh_config=str(self.ssh_config))
-
     def _write_ssh_config(self) -> None:
         # ssh refuses a key that others may read, wherever the cache came from.
         key = self.workdir / "id_ed25519"
@@ -204,9 +189,7 @@ class Vm:
 
     def _copy_disk(self) -> None:
         copy = ["cp", "--reflink=auto", "--sparse=always", str(self.image.root), str(self.disk)]
-        done = subprocess.run(copy, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise VmError(f"{self.name}: no room for a disk: {done.stderr.strip()}")
+        subprocess.run(copy, check=True)
 
     def _boot(self) -> None:
         command = qemu_command(
@@ -216,10 +199,9 @@ class Vm:
             disk=self.disk,
             console=self.console,
             args=boot_args(self.disk),
-            memory_mb=self.memory_mb,
             port=self.port,
         )
-        with self._qemu_log.open("ab") as log:
+        with (self.workdir / "qemu.log").open("ab") as log:
             self._qemu = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
@@ -249,16 +231,9 @@ class Vm:
             self._qemu.wait()
             self._qemu = None
 
-    def _await_exit(self) -> None:
-        assert self._qemu is not None
-        try:
-            self._qemu.wait(BOOT_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise self._dead(f"did not go down in {BOOT_TIMEOUT_S:g} s") from error
-
     def _dead(self, what: str) -> VmError:
         self._cut_power()
-        evidence = last_lines(self._qemu_log) + last_lines(self.console)
+        evidence = last_lines(self.workdir / "qemu.log") + last_lines(self.console)
         return VmError(f"{self.name}: {what}\n{evidence}console log: {self.console}")
 
 

@@ -36,7 +36,6 @@ def qemu_command(
     disk: Path,
     console: Path,
     args: tuple[str, ...],
-    memory_mb: int = 512,
     port: int | None = None,
 ) -> list[str]:
     """Start the machine in the foreground; a reset or a power-off ends qemu.
@@ -48,15 +47,15 @@ def qemu_command(
         *("setpriv", "--pdeathsig", "KILL", "--"),
         "qemu-system-x86_64",
         # Software emulation: the same everywhere, with or without /dev/kvm.
-        *("-name", _option(name), "-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1"),
-        *("-m", str(memory_mb), "-nodefaults", "-no-user-config", "-no-reboot"),
+        *("-name", name, "-machine", "q35,accel=tcg", "-cpu", "max", "-smp", "1"),
+        *("-m", "512", "-nodefaults", "-no-user-config", "-no-reboot"),
         *("-display", "none"),
-        *("-chardev", f"file,id=console,path={_option(console)},append=on"),
+        *("-chardev", f"file,id=console,path={console},append=on"),
         *("-serial", "chardev:console"),
         *("-kernel", str(kernel), "-initrd", str(initrd)),
         *("-append", " ".join((*args, *HARNESS_ARGS))),
         # Unsafe is about this host's crash; the guest's own caching is real.
-        *("-drive", f"file={_option(disk)},format=raw,if=virtio,cache=unsafe"),
+        *("-drive", f"file={disk},format=raw,if=virtio,cache=unsafe"),
         *("-device", "virtio-rng-pci"),
     ]
     if port is not None:
@@ -82,11 +81,7 @@ def boot_args(disk: Path) -> tuple[str, ...]:
 
 
 def grub_args(grub_cfg: str) -> tuple[str, ...]:
-    """The kernel arguments of the first entry of a grub.cfg; empty when it has none.
-
-    >>> grub_args("menuentry 'Debian' {\\n linux /boot/vmlinuz-6.1 root=/dev/vda ro  quiet\\n}")
-    ('root=/dev/vda', 'ro', 'quiet')
-    """
+    """The kernel arguments of the first entry of a grub.cfg; empty when it has none."""
     found = re.search(r"^\s*linux(?:16|efi)?\s+(.+)$", grub_cfg, re.MULTILINE)
     return tuple(shlex.split(found[1])[1:]) if found else ()
 
@@ -101,7 +96,3 @@ def last_lines(log: Path, count: int = 40) -> str:
     lines = log.read_text(errors="backslashreplace").splitlines()[-count:]
     # A console carries escape sequences; they are shown, not obeyed.
     return "".join(f"  {line.encode('unicode_escape').decode()}\n" for line in lines)
-
-
-def _option(value: str | Path) -> str:
-    return str(value).replace(",", ",,")

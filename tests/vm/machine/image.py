@@ -8,7 +8,6 @@
     initrd       busybox and the virtio modules
     id_ed25519   the key that root and the ordinary user accept
     host_keys    the machine's ssh host keys, without names
-    manifest     what it was built from, for people
 
 The packages come from the sources that this machine's apt is configured with.
 Deleting the cache is harmless: the next start builds the image again.
@@ -19,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import lzma
 import os
 import shlex
@@ -159,13 +157,6 @@ def _build(work: Path, log: Path) -> None:
     shutil.copyfile(root / "boot" / f"vmlinuz-{version}", work / "vmlinuz")
     host_keys = sorted((root / "etc/ssh").glob("ssh_host_*_key.pub"))
     (work / "host_keys").write_text("".join(key.read_text() for key in host_keys))
-    manifest = {
-        "kernel": (root / "boot/kernel-package").read_text().splitlines(),
-        "packages": recipe.PACKAGES,
-        "release": os_release().get("VERSION_CODENAME"),
-    }
-    (root / "boot/kernel-package").unlink()
-    (work / "manifest").write_text(json.dumps(manifest, indent=2) + "\n")
     disk: list[str | Path] = ["mke2fs", "-q", "-t", "ext4", "-m", "0", "-U", fs_id, "-d", root]
     run_logged([*disk, work / "root.img", f"{DISK_MB}M"], log)
     remove(root)

@@ -64,7 +64,6 @@ mkdir -p /usr/lib/modules
 for modules in tree/lib/modules tree/usr/lib/modules; do
     if [ -d $modules ]; then cp -a $modules/. /usr/lib/modules/; fi
 done
-dpkg-deb -f "$(ls linux-image-*.deb | head -n 1)" Package Version > /boot/kernel-package
 END
 chroot "$1" sh /tmp/kernel/fetch "$KERNEL"
 rm -r "$1/tmp/kernel"
