@@ -1,5 +1,7 @@
-"""A real training on four nodes, eight ranks under torchrun, of which `scripts/pictures.py` takes
-its pictures: it hangs as it is told, and goes on."""
+"""A real training on four nodes, eight ranks under torchrun, that hangs as it is told.
+
+It can be one job for many tests: it must go on after each fault.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pathlib import Path
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.policy import Policy
-from tests.command import wait_for
+from tests.command import ours, wait_for
 
 HERE = "/run/job"
 NODES, PER_NODE = 4, 2
@@ -84,27 +86,72 @@ class Job:
 
         wait_for(later)
 
-    def hangs(self, culprit: int) -> None:
-        """Until all other ranks reduce, and stay there."""
+    def hangs(self, phase: str, but: int | None = None) -> None:
+        """Until all ranks but this one are in this phase, and stay there."""
 
         def still() -> bool:
             first = self.stands()
             time.sleep(1)
-            others = [stand for rank, stand in first.items() if rank != culprit]
-            return first == self.stands() and {stand.phase for stand in others} == {"reduce"}
+            others = [stand for rank, stand in first.items() if rank != but]
+            return first == self.stands() and {stand.phase for stand in others} == {phase}
 
         wait_for(still)
 
     @contextlib.contextmanager
     def fault(self, rank: int, kind: str) -> Iterator[None]:
-        """The rank hangs so, and the others wait for it; afterwards the job goes on."""
+        """The rank is so, and the others wait for it; afterwards the job goes on."""
         node, faulty = self.node(rank), self.file(rank, "faulty")
         node.write(f"{HERE}/fault", f"{rank % PER_NODE} {kind}")
         wait_for(faulty.exists)
-        self.hangs(rank)
+        self.hangs("reduce", but=rank)
         try:
             yield
         finally:
             node.enter(["rm", f"{HERE}/fault", f"{HERE}/faulty"])
             self.file(rank, "go").write_text("go")
         self.goes_on()
+
+    @contextlib.contextmanager
+    def cut_off(self, node: Node) -> Iterator[None]:
+        """The node's cable is pulled."""
+        node.freeze()
+        self.hangs("reduce")
+        try:
+            yield
+        finally:
+            node.thaw()
+        self.goes_on()
+
+    def end(self, die: int) -> None:
+        """Until the training has ended on all ranks, one of them has died after that, torchrun
+        has ended the others of its node, and the rest waits for them."""
+        self.node(die).write(f"{HERE}/fault", f"{die % PER_NODE} die")
+        self.nodes[0].write(f"{HERE}/end", "")
+        lost = [rank for rank in RANKS if self.node(rank) == self.node(die)]
+        processes = [self._process(rank) for rank in lost]
+        wait_for(lambda: not any(process.exists() for process in processes))
+        rest = [rank for rank in RANKS if rank not in lost]
+        wait_for(lambda: all(self.stands()[rank].phase == "group" for rank in rest))
+
+    def done(self) -> dict[int, tuple[int, float]]:
+        """What each rank says at the end of the training: how many steps, and their sum."""
+        words = {rank: self.file(rank, f"done-{rank}").read_text().split() for rank in RANKS}
+        return {rank: (int(steps), float(total)) for rank, (steps, total) in words.items()}
+
+    def _process(self, rank: int) -> Path:
+        return Path(f"/proc/{self.node(rank).pid}/root/proc/{self.stands()[rank].pid}")
+
+    def held(self) -> set[tuple[str, int]]:
+        """All processes on the job's nodes, by node and pid, that are stopped or traced."""
+        held = set()
+        for node in self.nodes:
+            for status in Path(f"/proc/{node.pid}/root/proc").glob("[0-9]*/status"):
+                with contextlib.suppress(OSError):
+                    values = dict(row.split(":\t", 1) for row in status.read_text().splitlines())
+                    if values["State"][0] in "Tt" or values["TracerPid"] != "0":
+                        held.add((node.name, int(values["Pid"])))
+        return held
+
+    def left(self) -> list[str]:
+        """What is left of ours on the job's nodes."""
+        return [row for node in self.nodes for row in ours(node)]
