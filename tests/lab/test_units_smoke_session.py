@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from nodeready.node.smoke.orders import End, Ran
 from tests.unit.node.smoke.running_program import (
-    pair,
     port,
     ring,
     start,
@@ -28,8 +26,6 @@ from tests.unit.node.smoke.running_program import (
 )
 
 __all__ = ["port", "start"]
-
-nightly = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +84,13 @@ def test_a_session_of_the_user(start, user, port):
     node.order(End(1))
     ranks = [(rank.rank, rank.said) for rank in node.answer().ranks]
     assert ranks == [(2, "ended"), (3, "ended")]
-    node.order(ring(2))
-    assert node.answer().ranks[0].ok
-    node.order(pair(3))
-    assert node.answer().number == 3
     assert node.close() == (0, "")
     assert node.is_gone()
 
 
 @pytest.mark.parametrize(
-    ("how", "stopped"),
-    [
-        ("stdin", False), ("alarm", False), ("KILL", False), ("TERM", True), ("KILL", True),
-        *(pytest.param(how, False, marks=nightly) for how in ("TERM", "INT", "HUP")),
-        pytest.param("stdin", True, marks=nightly),
-    ],
-)  # fmt: skip
+    ("how", "stopped"), [("stdin", False), ("alarm", False), ("TERM", True), ("KILL", True)]
+)
 def test_a_session_ends_in_the_middle_of_a_test(start, user, port, how, stopped):
     """Also one whose processes the user has stopped."""
     node = start(user=user, limit_s=8 if how == "alarm" else 60)
@@ -133,49 +120,36 @@ def test_the_user_kills_his_own_part(start, user):
     assert not of(user)
 
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("echo going; sleep 300 & setsid sleep 301 & exec sleep 302", "timed out; it said: going"),
-    pytest.param("exec 1>&-", "timed out", marks=nightly),
-    ("yes", "timed out; it said: y"),
-    ("ulimit -p 2", "can't start new thread"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "why"), [("yes", "timed out; it said: y"), ("ulimit -p 2", "can't start new thread")]
+)
 def test_no_session(start, user, profile, text, why):
-    """The reason is one line, within the time, whatever the profile does."""
+    """The reason is one line, within the time. What else a profile does: test_proof_session."""
     profile(f"{text}\n")
     assert within(20, lambda: not of(user, ended=True))
     node = start(user=user, limit_s=8)
-    began = time.monotonic()
     hello = node.answer()
     assert hello.why.startswith("no session: ")
     assert why in hello.why
     assert (hello.user, hello.ports, hello.engines) == (user, (), ())
-    assert time.monotonic() - began < 30
     assert node.answer() is None
     assert node.wait() == (0, "")
     assert node.is_gone()
     assert within(5, lambda: not of(user))
 
 
-@pytest.mark.parametrize(("login", "wanted", "why"), [
-    ("", "nobodysuch", "no such user: nobodysuch"),
-    ("{}", "daemon", "logged in as {}, who cannot become daemon: log in as root"),
-    ("{}", "{}", ""),
-    ("{}", "", ""),
-])  # fmt: skip
-def test_who_logs_in_for_whom(start, user, login, wanted, why):
-    node = start(login=login.format(user), user=wanted.format(user))
+@pytest.mark.parametrize("wanted", ["{}", ""])
+def test_a_user_logs_in_without_root(start, user, wanted):
+    node = start(login=user, user=wanted.format(user))
     hello = node.answer()
-    assert hello.why == why.format(user)
-    assert hello.user == (user if login else wanted)
+    assert (hello.user, hello.why) == (user, "")
     node.process.stdin.close()
     assert node.answer() is None
     assert node.is_gone()
 
 
 @pytest.mark.parametrize("text", [
-    "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM",
-    "LC_ALL=de_DE.ISO-8859-1; export LC_ALL; exec </dev/null; printf 'half a line'",
-    "(sleep 300 >/dev/null 2>&1 &)",
+    "LC_ALL=de_DE.ISO-8859-1; export LC_ALL; (sleep 300 >/dev/null 2>&1 &); printf 'half a line'",
     "yes & yes >&2 &",
 ])  # fmt: skip
 def test_an_odd_profile_is_no_trouble(start, user, profile, text):
@@ -184,8 +158,6 @@ def test_an_odd_profile_is_no_trouble(start, user, profile, text):
     assert not node.answer().why
     node.order(ring(1))
     assert node.answer().ranks[0].ok
-    node.order(torch(2, "sleep 300", 1))
-    assert len(node.answer().ranks) == 2
     status, error = node.close()
     assert (status, error if "yes" not in text else "") == (0, "")
     assert node.is_gone()
