@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -123,14 +124,9 @@ HOSTS = f"HostName <a>\n{STRICT}IdentityFile <key>\n"
 ID, ONLY, UK = "IdentityFile <d>/", "IdentitiesOnly yes\n", "UserKnownHostsFile <d>/"
 
 #: What a user's file can say about `target`. ssh tells whether that is a way to the node. What
-#: blocks and patterns mean is asked of ssh in test_units_ssh_config.
+#: blocks and patterns mean is asked of ssh in test_units_ssh_config, which host keys are taken in
+#: tests/unit.
 WAYS = {
-    "include-in-block": "Host target\nInclude <d>/plain.conf\nHost other\nInclude <d>/bad.conf\n",
-    "match-exec": f'Match exec "test %h = target"\n{HERE}',
-    "match-final": f"Host target\n{HERE}Match final host <a>\nPort 1\n",
-    "first-wins-wrong": f"Host *\nPort 1\nHost target\nPort 22\n{HERE}",
-    "hostname-token": f"Host target\nHostName <prefix>.%h\n{ENOUGH}",
-    "port-of-nobody": f"Host target\nPort 2223\n{HERE}",
     "identities": f"{ID}wrong\n{ID}none\nHost target\n{HERE}",
     "identity-tokens": f"{KEYS}{ID}k_%h_%r_%n\n{ONLY}",
     "identity-variable": f"{KEYS}IdentityFile ${{NR_TEST_DIR}}/k2\n{ONLY}",
@@ -155,19 +151,12 @@ WAYS = {
     "known-two-files": f"{HOSTS}{UK}empty <known>\n",
     "known-global": f"GlobalKnownHostsFile <known>\n{HOSTS}{UK}empty\n",
     "known-hashed": f"{HOSTS}{UK}hashed\n",
-    "known-nowhere": f"{HOSTS}{UK}empty\n",
     "known-other-key": f"{HOSTS}{UK}changed\n",
-    "known-not-pattern": f"{HOSTS}{UK}not_pattern\n",
     "known-by-rsa-alone": f"{HOSTS}{UK}rsa_known\n",
-    "known-revoked": f"{HOSTS}{UK}revoked\n",
     "known-alias": f"{HOSTS}HostKeyAlias alias-%n\n{UK}alias\n",
     "known-alias-with-port": f"{HOSTS}HostKeyAlias alias-target\nPort 2222\n{UK}alias\n",
-    "known-without-port": f"{HOSTS}Port 2222\n{UK}portless\n",
     "authority": f"{HOSTS}HostKeyAlias certified\n{UK}authority\n",
-    "authority-unknown": f"{HOSTS}HostKeyAlias certified\n{UK}other_authority\n",
-    "authority-revoked": f"{HOSTS}HostKeyAlias certified\n{UK}bad_authority\n",
     "strict-accept-new": f"StrictHostKeyChecking accept-new\n{UK}new\n{HOSTS}",
-    "changed-and-accept-new": f"StrictHostKeyChecking accept-new\n{UK}changed\n{HOSTS}",
     "bind-address-wrong": f"BindAddress 192.0.2.1\n{HERE}",
     "family-wrong": f"AddressFamily inet6\n{HERE}",
     "ciphers": f"Ciphers aes256-ctr\nKexAlgorithms ecdh-sha2-nistp256\nMACs hmac-sha2-512\n{HERE}",
@@ -199,7 +188,7 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
         site.key(name)
     site.key("rsa", "rsa")
     site.key("locked", phrase="secret")
-    for name in ("user_ca", "host_ca", "other_ca"):
+    for name in ("user_ca", "host_ca"):
         site.key(name)
     site.keygen("-s", "user_ca", "-I", "u", "-n", "root", "user.pub")
     (d / "user-cert.pub").rename(d / "elsewhere-cert.pub")
@@ -207,8 +196,7 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
     (d / "user-cert.pub").rename(d / "expired-cert.pub")
     for name in ("beside", "rsa"):
         site.keygen("-s", "user_ca", "-I", "u", "-n", "root", f"{name}.pub")
-    (d / "k_<a>_root_target".replace("<a>", node.address)).write_bytes((d / "k2").read_bytes())
-    (d / f"k_{node.address}_root_target").chmod(0o600)
+    shutil.copy(d / "k2", d / f"k_{node.address}_root_target")
     # The node: one more key of its own, a certificate for the other; authorities of users.
     site.key("host_rsa", "rsa")
     site.file("host.pub", node.read("/etc/ssh/ssh_host_ed25519_key.pub"))
@@ -230,15 +218,11 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
     known_hosts(site)
     site.file("relay.py", RELAY)
     site.words |= {
-        "prefix": node.address.rpartition(".")[0],
         "agent": agent(d / "k2"),
         "cert_agent": agent(d / "beside"),
         "user_agent": agent(d / "user"),
     }
-    for name, text in {"plain": HERE, "bad": "Port 1\n"}.items():
-        site.config(name, text).rename(site.file(f"{name}.conf", ""))
-    opened = site.file("unlocked", (d / "locked").read_text())
-    opened.chmod(0o600)
+    opened = Path(shutil.copy(d / "locked", d / "unlocked"))
     site.keygen("-p", "-P", "secret", "-N", "", "-f", "unlocked")
     site.words["locked_agent"] = agent(opened)
     return {
@@ -259,15 +243,9 @@ def known_hosts(site: Site) -> None:
     site.file("hashed", f"{a} {own}\n")
     site.keygen("-H", "-f", "hashed")
     site.file("changed", f"{a} {other}")
-    prefix = a.rpartition(".")[0]
-    site.file("not_pattern", f"{prefix}.*,!{a} {own}\n")
     site.file("rsa_known", f"{a} {rsa}")
-    site.file("revoked", f"@revoked * {own}\n{a} {own}\n")
     site.file("alias", f"alias-target {own}\n")
-    site.file("portless", f"{a} {own}\n")
     site.file("authority", f"@cert-authority certified,other {ca}")
-    site.file("other_authority", f"@cert-authority * {(d / 'other_ca.pub').read_text()}")
-    site.file("bad_authority", f"@cert-authority * {ca}@revoked * {ca}")
     known = Path(site.words["known"]).read_text()
     site.words["known"] = str(site.file("known", f"{known}[{a}]:2222 {own}\n"))
 
@@ -283,9 +261,7 @@ def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
     env = furnish(site, agent)
     hosts = {}
     for case, text in WAYS.items():
-        alias = site.node.address.rpartition(".")[2] if case == "hostname-token" else "target"
-        config = site.config(case, text.replace("Host target", f"Host {alias}"))
-        hosts[case] = {"ssh_hostname": alias, "ssh_config_file": str(config)}
+        hosts[case] = {"ssh_hostname": "target", "ssh_config_file": str(site.config(case, text))}
     # In front of ssh, which would make the new key a known one.
     ours = audited(hosts, env=env)
     known = (site.directory / "new").read_text()
@@ -301,7 +277,7 @@ def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
     }
     assert wrong == {}
     # Both ways of each kind were seen.
-    assert 15 < sum(not why for why in ours.values()) < len(ours) - 15, ours
+    assert 10 < sum(not why for why in ours.values()) < len(ours) - 10, ours
 
 
 #: What ssh can do and nodeready cannot, or what can never be a way: the reason names it.
@@ -349,14 +325,6 @@ def test_the_inventory_stands_before_the_configuration(site, fleet, tool):
     (tool.home / ".ssh" / "more").write_text(inner.read_text())
     (tool.home / ".ssh" / "config").write_text("Include more\n")
     assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
-    # A new key becomes a known one, in a file that may end in the middle of a line.
-    known = tool.home / ".ssh" / "known_hosts"
-    known.write_text("# mine")
-    new = site.config("new", "Host target\nHostName <a>\nUser root\nIdentityFile <key>\n")
-    (tool.home / ".ssh" / "config").write_text(new.read_text())
-    assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
-    key = site.node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2]
-    assert known.read_text() == f"# mine\n{' '.join([site.node.address, *key])}\n"
 
 
 STINGY = "MaxStartups 2:100:3\nMaxSessions 2\n"
