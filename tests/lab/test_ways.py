@@ -150,21 +150,18 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
-#: What Slurm has to say about a wrong word.
-REFUSED = {
-    ("--salloc", "-p nosuch"): "salloc: Job submit/allocate failed",
-    ("--salloc", "-A 'x"): "--salloc -A 'x: no closing quotation",
-    ("--job", "99999"): "--job 99999: Slurm knows no such job",
-}
-
-
-def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool):
+@pytest.mark.parametrize(
+    ("salloc", "said"),
+    [
+        ("-p nosuch", "salloc: Job submit/allocate failed"),
+        ("-A 'x", "--salloc -A 'x: no closing quotation"),
+    ],
+)
+def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool, salloc, said):
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
-    for words, part in REFUSED.items():
-        done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", *words, env=env)
-        assert (done.status, done.out) == (2, ""), done
-        assert done.err.startswith(f"nodeready: {part}")
-        assert done.err.count("\n") == 1
+    done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", "--salloc", salloc, env=env)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done
+    assert done.err.startswith(f"nodeready: {said}")
 
 
 # --- ssh, shared between processes.
@@ -177,37 +174,21 @@ def children(process):
 
 
 def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
+    """With a mesh, which holds a channel with every node while the nodes connect to each other."""
     where = fleet(lab.nodes)
     # The errors of ports are judged by their change since the look before.
     tool("audit", where, "-q")
-    one, two = (
-        tool("audit", where, "--format", "json", "--ssh-processes", str(count)) for count in (1, 2)
-    )
-    assert one.status == two.status == 3
+    words = ("ready", where, "--user", "root", "--format", "json", "--ssh-processes")
     first, second = (
         {
             name: {result["check"]: result["status"] for result in node["results"]}
-            for name, node in _results(done).items()
+            for name, node in _results(tool(*words, count)).items()
         }
-        for done in (one, two)
+        for count in (1, 3)
     )
     assert first == second
+    assert {found["proof.mesh"] for found in first.values()} == {"ok"}
     assert set(first) == {node.name for node in lab.nodes}
-
-
-@pytest.mark.nightly
-def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
-    """Its mesh holds a channel with every node while the nodes connect to each other."""
-    where = fleet(lab.nodes)
-    done = tool(
-        "ready", where, "--user", "root", "--only", "proof.mesh,proof.ports", "--format", "json",
-        "--ssh-processes", "3",
-    )  # fmt: skip
-    found = {
-        name: [one["status"] for one in node["results"] if one["check"] == "proof.mesh"]
-        for name, node in _results(done).items()
-    }
-    assert found == {node.name: ["ok"] for node in lab.nodes}, done
 
 
 def _is_ours(pid):
