@@ -199,24 +199,6 @@ def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, too
 
 
 @pytest.mark.nightly
-def test_a_node_where_the_step_cannot_start_costs_that_node(slurm_lab, login, running, tool):
-    """srun ends the whole step when slurmd does not answer on one node: the others go on."""
-    away = slurm_lab.nodes[2]
-    away.enter(["sh", "-c", "kill -STOP $(cat /run/slurmd.pid)"])
-    try:
-        done = tool(
-            "stacks", "--via", "srun", "--job", running, "--interval", "6", "--samples", "3",
-            "--timeout", "40", "--format", "json", env=login.env,
-        )  # fmt: skip
-    finally:
-        away.enter(["sh", "-c", "kill -CONT $(cat /run/slurmd.pid)"])
-    assert done.status == 4, done
-    errors = json.loads(done.out)["errors"]
-    assert list(errors) == [away.name], errors
-    assert groups(done)[-1][1] == [0, 1, 2, 3]
-
-
-@pytest.mark.nightly
 def test_evidence_and_watch_as_a_step_by_an_ordinary_user(
     slurm_lab, login, running, tool, tmp_path
 ):

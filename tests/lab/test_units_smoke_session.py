@@ -124,7 +124,7 @@ def test_the_user_kills_his_own_part(start, user):
     ("text", "why"), [("yes", "timed out; it said: y"), ("ulimit -p 2", "can't start new thread")]
 )
 def test_no_session(start, user, profile, text, why):
-    """The reason is one line, within the time. What else a profile does: test_proof_session."""
+    """The reason is one line, within the time. What else a profile does: test_proof."""
     profile(f"{text}\n")
     assert within(20, lambda: not of(user, ended=True))
     node = start(user=user, limit_s=8)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeready.lab import Node
-from tests.builders import ras_port
 from tests.command import ours
 from tests.lab.stacks_job import Job
 
@@ -54,28 +52,6 @@ def test_a_node_with_gpus_and_infiniband(fresh_nodes, seen):
     assert ports["mlx5_0/1"]["state"] == "up"
     assert ports["mlx5_0/1"]["kind"] == "infiniband"
     assert found["nccl_ras"]["absent"]
-
-
-def test_the_ras_port_of_a_job_on_a_node(fresh_nodes, seen, tmp_path):
-    """By a stand-in that is rank 0 of a job of one rank: asked once, and left as it was."""
-    (node,) = fresh_nodes(1)
-    Job([node])
-    text = Path(ras_port.__file__).read_text()
-    node.write("/run/ras/port.py", text)
-    ras_port.library(tmp_path, "2.30.7")
-    node.write("/run/ras/libnccl.so.2", (tmp_path / "libnccl.so.2").read_bytes())
-    answer = ras_port.report([ras_port.member(0, 0)]).replace('"pid": 0', '"pid": PID', 1)
-    node.write("/run/ras/answer", answer)
-    node.run(
-        "cd /run/ras; RANK=0 WORLD_SIZE=1 MASTER_ADDR=ras MASTER_PORT=1"
-        " setsid python3 port.py /run/ras/libnccl.so.2 answers 127.0.0.1 28028"
-        " </dev/null >out 2>&1 & until [ -s /run/ras/out ]; do sleep 0.1; done"
-    )
-    found = seen(node, "--job", "ras:1")
-    ras = found["nccl_ras"]
-    assert (ras["absent"], ras["version"]) == ("", "2.30.7")
-    assert len(ras["communicators"][0]["members"]) == 1
-    assert node.run("cat /run/ras/said").stdout.count("VERBOSE STATUS") == 1
 
 
 def test_a_check_of_a_job_on_nodes(fresh_nodes, fleet, tool):
