@@ -162,27 +162,19 @@ os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os._exit(3
 """
 #: Every sum of the node's ranks is one too large.
 _WRONG = """
-import importlib.abc, importlib.util, sys
+import os, sys
 
-def spoil(module):
-    right = module.all_reduce
+def spoil():
+    module = sys.modules.get("torch.distributed")
+    right = getattr(module, "all_reduce", None)
     def wrong(tensor, *words, **given):
         work = right(tensor, *words, **given)
         tensor.add_(1)
         return work
-    module.all_reduce = wrong
+    if right:
+        module.all_reduce = wrong
 
-class Patched(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (load(module), spoil(module))
-        return spec
-
-sys.meta_path.insert(0, Patched())
+os.register_at_fork(after_in_child=spoil)
 """
 
 

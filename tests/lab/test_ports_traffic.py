@@ -218,14 +218,17 @@ def counted(
 ) -> dict[str, list[str]]:
     """What came of each rule set: "wrong" and so on -> the rule sets."""
 
-    def share(at: int) -> list[tuple[str, str]]:
-        return [judged(pairs[at], apply, rules) for rules in many[at :: len(pairs)]]
+    def one(rules: str) -> tuple[str, str]:
+        pair = pairs.pop()
+        try:
+            return judged(pair, apply, rules)
+        finally:
+            pairs.append(pair)
 
     found: dict[str, list[str]] = {}
     with ThreadPoolExecutor(len(pairs)) as pool:
-        for some in pool.map(share, range(len(pairs))):
-            for kind, told in some:
-                found.setdefault(kind, []).append(told)
+        for kind, told in pool.map(one, many):
+            found.setdefault(kind, []).append(told)
     return found
 
 

@@ -20,9 +20,6 @@ from tests.paths import DOCS, ROOT
 
 NAME = f"nodeready-{nodeready.__version__}"
 INFO = f"{NAME}.dist-info"
-#: What a build reads.
-SOURCES = ("nodeready", "operations", "templates", "docs/nodeready.1", "CHANGELOG.md", "LICENSE")
-SOURCES += ("README.md", "pyproject.toml", ".gitignore")
 
 
 def build(source: Path, target: Path) -> tuple[Path, Path]:
@@ -76,15 +73,8 @@ def test_the_sdist_holds_what_the_wheel_is_made_of(built):
 
 def test_another_checkout_builds_the_same_bytes(built, tmp_path):
     """Other times, another place, another umask."""
-    copy = tmp_path / "copy"
-    for name in SOURCES:
-        target = copy / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if (ROOT / name).is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, target, symlinks=True, ignore=ignored)
-        else:
-            shutil.copyfile(ROOT / name, target)
+    other = shutil.ignore_patterns(".git", ".venv", "tests", "__pycache__", ".*_cache", "dist")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", symlinks=True, ignore=other)
     for path in copy.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o600)

@@ -168,7 +168,8 @@ def test_an_odd_profile_is_no_trouble(start, user, profile, text):
 # --- The user attacks.
 
 #: What stands in place of our program: it knows the nonce of its session. What it does first is
-#: to be passed over, before the hello, before the answer, and after it.
+#: to be passed over, before the hello, before the answer, and after it. What is no line at all is
+#: asked of tests/unit.
 EVIL = """
 import json, os, re, select
 pipes = [number for number in range(3, 64) if os.path.exists("/proc/self/fd/%d" % number)
@@ -177,7 +178,7 @@ text = b""
 while select.select(pipes[:1], [], [], 0.5)[0]:
     text += os.read(pipes[0], 1 << 20)
 nonce = re.search(rb"'nonce': '([^']+)'", text)[1].decode()
-def say(name, nonce=nonce, **data):
+def say(name, **data):
     print(nonce, name, json.dumps(data, ensure_ascii=False), flush=True)
 HELLO = dict(host="other", user="root", token="t", ports=[22, PORT], busy=[],
              addresses=["10.9.9.9"], gpus=0, engines=[], why="")
@@ -186,20 +187,14 @@ RAN = dict(number=1, error="honest", ranks=[])
 PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
               ms=1, gbps=1, retransmits=0, came=0)
 def attack():
-    say('hello', **dict(HELLO, token='x' * (1 << 20)))
     say('hello', **dict(HELLO, busy=[dict(port=1, error='x' * 8000)] * 30))
     say('hello', **dict(HELLO, engines=[dict.fromkeys(ENGINE, 'ü' * 1000)] * 20))
-    for wrong in (dict(ports=[-1]), dict(more=1), dict(gpus=1e400)):
-        say('hello', **{**HELLO, **wrong})
-    say('hello', nonce='nodeready-0123456789abcdef', **HELLO)
+    say('hello', **{**HELLO, 'ports': [-1]})
     print('x' * (1 << 20))
     for at in range(10_000):
         say('ran', **dict(RAN, number=2))
         say('paired', **dict(PAIRED, number=2))
-    for name in ('user', 'x' * 99, 'hello hello'):
-        say(name, **HELLO)
-    for text in ('[' * 100_000, '{"host":"x","host":"y"}', ''):
-        print(nonce, 'hello', text, flush=True)
+    say('user', **HELLO)
     os.write(1, bytes(range(256)) * 1000 + b'\\n' + (nonce + ' ran {"number": 1, \\n').encode())
 say("begun")
 attack()
