@@ -57,9 +57,8 @@ NFT = (
         "tcp flags & (fin | syn) == fin | syn drop; tcp flags & (syn | rst) == syn | rst drop"),
     drop(f"{PORTS} ct state new limit rate 999/second burst 999 packets accept"),
     # Ways through several chains.
-    chain("accept") + chain(f"{PORTS} drop", priority="10"),
     chain(f"{PORTS} accept", priority="-10") + drop("tcp dport 22 accept"),
-    chain("drop", hook="forward"), chain(f"{PORTS} drop", hook="prerouting", priority="raw"),
+    chain(f"{PORTS} drop", hook="prerouting", priority="raw"),
     chain("ct state invalid drop", hook="prerouting", priority="raw"),
     chain("ct state invalid drop", hook="prerouting", priority="mangle"),
     chain("ct state new drop", hook="prerouting", priority="raw"),
@@ -75,8 +74,6 @@ NFT = (
     chain("ip saddr 10.1.0.0/16 meta mark set 0x10", hook="prerouting")
         + drop("meta mark & 0x10 == 0x10 accept; iifname ib0 accept"),
     chain("ct mark set 0x7", hook="prerouting") + chain("ct mark != 0x7 drop"),
-    drop(f"jump a; {PORTS} goto b").replace("chain c {", "chain a {\ntcp dport 29505 "
-        "return\naccept\n}\nchain b {\nip protocol tcp accept\n}\nchain c {"),
     drop("ip saddr . tcp dport vmap @m").replace("chain c {", "map m {\ntype ipv4_addr . "
         "inet_service : "
         "verdict\nflags interval\nelements = { 10.1.0.0/16 . 29500-29510 : accept, "

@@ -161,6 +161,41 @@ def test_an_interrupt_shows_what_is_there_and_leaves_nothing(job, where, tool):
     assert groups(done)[-1] == ("stack", [0, 1, 2, 3, 4, 5])
 
 
+def test_a_check_of_a_job(job, where, tool):
+    done = tool("stacks", where, "--check", "--format", "json")
+    found = {one["item"]: one for one in json.loads(done.out)["findings"]}
+    assert (found["stack"]["result"], found["stack"]["ranks"]) == ("ok", [*range(8)]), done
+    assert found["recorder"]["found"] == "no PyTorch is loaded"
+    assert (done.status, found["log"]["result"]) == (3, "fail")
+
+
+def test_what_a_node_with_gpus_and_infiniband_tells_beside_the_stacks(
+    fresh_nodes, fleet, tool, tmp_path
+):
+    (node,) = fresh_nodes(1, profile="h100")
+    Job([node])
+    xid = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+    old = "Out of memory: Killed process 12 (python) total-vm:1kB"
+    node.run(
+        "read -r up rest </proc/uptime;"
+        f'printf "[%s] %s\\n" "$up" "{xid}" >>/.lab/kernel.log;'
+        f'sed -i "1a [    1.000000] {old}" /.lab/kernel.log'
+    )
+    tool("stacks", fleet([node]), *QUICK, "-o", tmp_path / "kept")
+    found = json.loads((tmp_path / f"kept/trace-{node.name}.json").read_text())["witnesses"]
+    assert found["gpus"]["absent"] == ""
+    gpus = [(one["name"], one["xids"]) for one in found["gpus"]["devices"]]
+    assert gpus == [("NVIDIA H100 80GB HBM3", [79] * (at == 0)) for at in range(8)]
+    assert [(one["kind"], one["pid"]) for one in found["kernel"]["messages"]] == [("xid", 4711)]
+    ports = {one["name"]: (one["state"], one["kind"]) for one in found["network"]["ports"]}
+    assert ports["mlx5_0/1"] == ("up", "infiniband")
+    assert found["nccl_ras"]["absent"]
+    assert ours(node) == []
+
+
+# --- As steps of a job of Slurm's.
+
+
 @pytest.fixture
 def running(login: Login, slurm_lab: Lab) -> str:
     """The number of a job whose last rank stands elsewhere."""

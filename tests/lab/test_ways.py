@@ -5,14 +5,12 @@ Whoever carries, a node that cannot be asked is named once, with its cause, and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import gevent
 import pytest
@@ -24,32 +22,35 @@ from tests.command import ours, wait_for
 ONLY = ("--only", "ptrace.scope", "--format", "json")
 
 
-def slurm(lab, *words):
-    """A command of Slurm's as root of this machine; its output."""
-    env = {**os.environ, "SLURM_CONF": str(lab.slurm_conf)}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def root_slurm(slurm_lab, monkeypatch):
     """Slurm's commands for root of this machine; every node is as before afterwards."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_lab.slurm_conf))
-    yield lambda *words: slurm(slurm_lab, *words)
-    slurm(slurm_lab, "scancel", "--user=root")
+
+    def slurm(*words):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip()
+
+    yield slurm
+    slurm("scancel", "--user=root")
     for node in slurm_lab.nodes:
-        state = slurm(slurm_lab, "sinfo", "-h", "-n", node.name, "-o", "%T")
+        state = slurm("sinfo", "-h", "-n", node.name, "-o", "%T")
         if "drain" in state or "down" in state:
-            slurm(slurm_lab, "scontrol", "update", f"nodename={node.name}", "state=resume")
-    wait_for(lambda: slurm(slurm_lab, "sinfo", "-h", "-o", "%T") == "idle")
-    assert slurm(slurm_lab, "squeue", "-h") == ""
+            slurm("scontrol", "update", f"nodename={node.name}", "state=resume")
+    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T") == "idle")
+    assert slurm("squeue", "-h") == ""
+
+
+def _results(done):
+    nodes = json.loads(done.out)["nodes"]
+    found = {node["name"]: node for node in nodes}
+    assert len(found) == len(nodes)
+    return found
 
 
 def statuses(done):
     """Node -> (status, error) of an audit's document."""
-    data = json.loads(done.out)
-    assert len({node["name"] for node in data["nodes"]}) == len(data["nodes"])
-    return {node["name"]: (node["status"], node["error"] or "") for node in data["nodes"]}
+    return {name: (one["status"], one["error"] or "") for name, one in _results(done).items()}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
@@ -69,10 +70,6 @@ def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm
     assert found[busy][1].startswith("Slurm: is allocated: no CPU is free there")
     assert found["nosuch9"][1] == "Slurm: knows no node of this name"
     assert root_slurm("squeue", "-h", "--name=nodeready") == ""
-
-
-def _results(done):
-    return {node["name"]: node for node in json.loads(done.out)["nodes"]}
 
 
 def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
@@ -167,12 +164,6 @@ def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool, salloc, said):
 # --- ssh, shared between processes.
 
 
-def children(process):
-    """The processes that this one has started, by pid."""
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(word) for word in path.read_text().split()]
-
-
 def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
     """With a mesh, which holds a channel with every node while the nodes connect to each other."""
     where = fleet(lab.nodes)
@@ -191,13 +182,6 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
     assert set(first) == {node.name for node in lab.nodes}
 
 
-def _is_ours(pid):
-    """Whether this is a copy of the command: what it starts else is another program."""
-    with contextlib.suppress(OSError):
-        return b"nodeready" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["one is killed", "an interrupt", "the parent is killed"])
 def test_processes_that_share_the_nodes_and_an_end_in_the_middle(how, lab, fleet, tool):
@@ -206,9 +190,12 @@ def test_processes_that_share_the_nodes_and_an_end_in_the_middle(how, lab, fleet
     process = tool.start("ready", fleet(lab.nodes), *words)
     # The looks and proofs are under way.
     wait_for(lambda: any(ours(node) for node in lab.nodes))
-    kept = children(process)
+    pgrep = ["pgrep", "-P", str(process.pid)]
+    kept = subprocess.check_output(pgrep, text=True).split()
     if how == "one is killed":
-        os.kill(next(pid for pid in kept if _is_ours(pid)), signal.SIGKILL)
+        # A copy of the command: what it starts else is another program.
+        copies = subprocess.check_output([*pgrep, "-f", "nodeready"], text=True).split()
+        os.kill(int(copies[0]), signal.SIGKILL)
     else:
         process.send_signal(signal.SIGINT if how == "an interrupt" else signal.SIGKILL)
     done = tool.end(process)
