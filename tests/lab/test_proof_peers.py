@@ -54,7 +54,7 @@ def no_client(node):
 
 
 def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
-    nodes = first, second, third, fourth = fresh_nodes(4)
+    nodes = first, second, third = fresh_nodes(3)
     # Nobody knows anybody: where nothing works, every node says so.
     found = bad(nodes)
     assert {name: set(told) for name, told in found.items()} == {
@@ -97,15 +97,6 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
     }
     first.write("/etc/hosts", hosts)
     first.run("rm ~/.ssh/config", user=USER)
-
-    # A packet filter lets nobody but the control machine in.
-    others = ", ".join(node.address for node in (first, second, third))
-    chain = "add table inet t; add chain inet t in { type filter hook input priority 0; }; "
-    rule = f"ip saddr {{ {others} }} tcp dport 22 reject with tcp reset"
-    fourth.enter(["nft", f"{chain}add rule inet t in {rule}"])
-    why = "2 of 2 peers cannot log in: connection refused; the way back works"
-    assert bad(nodes) == {fourth.name: {"proof.ssh": why}}
-    fourth.enter(["nft", "delete table inet t"])
 
     assert all(ours(node) == [] and no_client(node) for node in nodes)
 

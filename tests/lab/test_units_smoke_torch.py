@@ -116,14 +116,6 @@ class TorchNode:
         assert [rank.rank for rank in ranks] == [asked.first + n for n in range(asked.ranks)]
         return ranks
 
-    def kill_when_it_hangs(self, number: int) -> None:
-        """Send its Python this signal as soon as a rank does what STAY says."""
-        self.mark.unlink(missing_ok=True)
-        pid = self.process.pid
-        wait = threading.Thread(target=lambda: (wait_for(self.mark.exists), os.kill(pid, number)))
-        wait.daemon = True
-        wait.start()
-
 
 @pytest.fixture(scope="module")
 def supervisor() -> Iterator[Supervisor]:
@@ -230,7 +222,9 @@ def test_a_test_is_ended_when_it_is_told_to(node):
 )
 def test_a_python_that_hangs_or_dies_ends_with_its_ranks(node, number, limit_s, error):
     pid = node.process.pid
-    node.kill_when_it_hangs(number)
+    node.mark.unlink(missing_ok=True)
+    when = lambda: (wait_for(node.mark.exists), os.kill(pid, number))  # noqa: E731
+    threading.Thread(target=when, daemon=True).start()
     ranks = node.run(order(2, limit_s=limit_s), STAY)
     assert texts(ranks) == [f"barrier: {os.path.basename(node.path)} {error}"] * 2
     # The next test has another one.
