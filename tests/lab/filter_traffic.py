@@ -190,44 +190,29 @@ _CHAINS = {
 }
 
 
-def expected(tried: dict[Way, bool]) -> set[str]:
-    """The verdicts that are true of what was tried, when nobody knows who the peers are.
-
-    All of IPv4 open, all of its networks shut on some port, or something between.
-    """
-    nets: dict[str, bool] = {}
-    hosts: dict[tuple[str, str], bool] = {}
-    for way, worked in tried.items():
-        nets[way.own] = nets.get(way.own, True) and worked
-        hosts[way.own, way.peer] = hosts.get((way.own, way.peer), True) and worked
-    four = {own: ok for own, ok in nets.items() if ":" not in own}
-    if all(four.values()):
-        return {"open"} if all(nets.values()) else {"cannot tell"}
-    if not any(ok for (own, _), ok in hosts.items() if ":" not in own):
-        return {"dropped"}
-    return {"cannot tell"}
+def have_one_answer(tried: dict[Way, bool]) -> bool:
+    """Whether whoever knows no peer can tell: all is open, or every peer of IPv4 is shut out."""
+    shut = {(way.own, way.peer) for way, worked in tried.items() if not worked}
+    return not shut or {(way.own, way.peer) for way in tried if ":" not in way.own} <= shut
 
 
 def ports_of(text: str) -> set[int]:
     """The tried ports that ``29500, 29502-29510`` has."""
-    found = set()
-    for part in text.removesuffix(" over IPv6").split(", "):
-        first, _, last = part.partition("-")
-        found |= {port for port in PORTS if int(first) <= port <= int(last or first)}
-    return found
+    spans = [part.partition("-") for part in text.removesuffix(" over IPv6").split(", ")]
+    return {
+        port
+        for port in PORTS
+        for first, _, last in spans
+        if int(first) <= port <= int(last or first)
+    }
 
 
 def agrees(seen: Firewall, tried: dict[Way, bool]) -> bool:
     """Whether nothing that was tried contradicts the verdict."""
-    if seen.verdict == "open":
-        return all(worked for way, worked in tried.items() if ":" not in way.own)
+    four = {way: worked for way, worked in tried.items() if ":" not in way.own}
     if seen.verdict == "dropped":
         # On each of these ports, no peer has both ways.
+        shut = {(way.peer, way.port) for way, worked in four.items() if not worked}
         some = ports_of(seen.ports)
-        shut: dict[tuple[str, int], bool] = {}
-        for way, worked in tried.items():
-            if way.port in some and ":" not in way.own:
-                key = (way.peer, way.port)
-                shut[key] = shut.get(key, False) or not worked
-        return all(shut.values())
-    return seen.verdict == "cannot tell"
+        return {(way.peer, way.port) for way in four if way.port in some} <= shut
+    return seen.verdict == "cannot tell" or (seen.verdict == "open" and all(four.values()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 
 import pytest
 
@@ -13,7 +12,7 @@ from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import judge
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, Identity, SshClient
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
@@ -23,42 +22,21 @@ from nodeready.subjects.ssh_client.known_hosts import (
     read_block,
     unsent,
 )
-from tests.builders.ssh_client import STEPS, content, deploy, inside, key
+from tests.builders.ssh_client import content, deploy, inside, key
 from tests.helpers import apply, observe, on, plan
 from tests.lab.rows import rows
 
-Nodes = Callable[..., "list[Node]"]
 
+@pytest.fixture
+def deployed(fleet, tool):
+    """Deploy the subject to these nodes of a fleet; how many changes that took."""
 
-def look(
-    nodes: Iterable[Node], want: Policy, fleet: Iterable[Node]
-) -> tuple[dict[str, Snapshot], dict[str, Policy]]:
-    """These nodes of a fleet, and their policies, which the host keys of all complete."""
-    seen = {node.name: observe(on(node), want, ["ssh_client"]) for node in nodes}
-    endpoints = {node.name: Endpoint(node.address) for node in fleet}
-    known = Fleet(seen, want.ssh_known_hosts, endpoints)
-    lines = lines_of_nodes(known, seen, {})
-    return seen, {name: replace(want, ssh_known_hosts=lines[name]) for name in seen}
+    def run(nodes: list[Node], *words: str, **policy: object) -> int:
+        done = tool("deploy", fleet(nodes, **policy), "--yes", "--only", "ssh_client", *words)
+        assert done.status == 0, done
+        return int(re.search(r"\((\d+) changes?\)", done.out)[1])
 
-
-def deploy_all(nodes: Iterable[Node], want: Policy, fleet: Iterable[Node] = ()) -> int:
-    """Deploy the subject to these nodes; how many changes that took.
-
-    fleet: all nodes of the inventory; (): these
-    """
-    nodes = list(nodes)
-    fleet = list(fleet) or nodes
-    seen, complete = look(nodes, want, fleet)
-    count = 0
-    for node in nodes:
-        changes = plan(seen[node.name], complete[node.name], STEPS)
-        apply(on(node), changes)
-        count += len(changes)
-    seen, complete = look(nodes, want, fleet)
-    for node in nodes:
-        results = judge(seen[node.name], complete[node.name])
-        assert not [result for result in results if result.bad], node.name
-    return count
+    return run
 
 
 def ssh(node: Node, target: str, user: str = "root") -> str:
@@ -70,13 +48,12 @@ def ssh(node: Node, target: str, user: str = "root") -> str:
 REFUSED = "Host key verification failed."
 
 
-def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> None:
+def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes, deployed):
     nodes = fresh_nodes(3)
     first, second, third = nodes
     assert ssh(first, second.name) == REFUSED
-    want = Policy()
-    assert deploy_all(nodes, want) == 3
-    assert deploy_all(nodes, want) == 0
+    assert deployed(nodes) == 3
+    assert deployed(nodes) == 0
     for node in nodes:
         for other in nodes:
             for user in ("root", "ml"):
@@ -86,12 +63,12 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
     assert own == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]
 
     # A limited run keeps the keys of the nodes that it did not see.
-    assert deploy_all([first, second], want, nodes) == 0
+    assert deployed(nodes, "--limit", f"{first.name},{second.name}") == 0
     assert ssh(second, third.name) == third.name
 
     third.reset(new_host_key=True)
     assert ssh(first, third.name) == REFUSED
-    assert deploy_all(nodes, want) == 3
+    assert deployed(nodes) == 3
     assert ssh(first, third.name, "ml") == third.name
     assert ssh(third, first.address, "ml") == first.name
 
@@ -100,10 +77,9 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes: Nodes) -> Non
     ("mode", "other_key"),
     rows([("known_hosts", REFUSED), ("accept-new", REFUSED), ("no", None)], "accept-new"),
 )
-def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, mode, other_key):
+def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, deployed, mode, other_key):
     nodes = first, second = fresh_nodes(2)
-    want = Policy(ssh_client_mode=mode, ssh_client_hosts=(second.name, "10.*"))
-    deploy_all(nodes, want)
+    deployed(nodes, ssh_client_mode=mode, ssh_client_hosts=(second.name, "10.*"))
     assert ssh(first, second.name, "ml") == second.name
     if mode != "known_hosts":
         # Another name of the same node, outside the patterns.
@@ -112,7 +88,7 @@ def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, mode, other
     second.reset(new_host_key=True)
     assert ssh(first, second.name, "ml") == (other_key or second.name)
     # Switched off again, nothing of ours stays in ssh's configuration.
-    deploy_all(nodes, Policy(ssh_client_mode="no"))
+    deployed(nodes, ssh_client_mode="no")
     listing = first.run("ls -A /etc/ssh /etc/ssh/ssh_config.d").stdout
     assert not re.search("nodeready|ssh_known_hosts", listing)
 

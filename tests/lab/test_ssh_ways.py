@@ -372,7 +372,6 @@ JUMP_FAULTS = {
     ),
     "no sshd": (Node.stop_sshd, Node.resume_sshd, "jump host jump: connection refused"),
     "frozen": (Node.freeze, Node.thaw, "jump host jump: (no answer in 15 s|no route)"),
-    "sshd hangs": (Node.pause_sshd, Node.resume_sshd, "jump host jump: .* no SSH banner"),
 }
 
 
@@ -443,10 +442,9 @@ with Fleet(found, list(found)) as fleet:
     print(channel.read_line(10))
     channel.send_line("two")
     print(channel.read_line(10), flush=True)
-    if len(sys.argv) > 2:
-        sys.stdin.readline()
-        print(channel.read_line(20), channel.error)
-        print(collect(fleet, {name: once(Request(name, "echo three", 20))})[name])
+    sys.stdin.readline()
+    print(channel.read_line(20), channel.error)
+    print(collect(fleet, {name: once(Request(name, "echo three", 20))})[name])
     channel.close()
 """
 
@@ -465,25 +463,24 @@ def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, aud
     try:
         wait_for(lambda: bool(list(short.glob("cm-*"))))
         assert audited(hosts) == {"target": ""}
-        talk = [sys.executable, "-c", TALK, str(fleet([], hosts))]
-        said = subprocess.run(talk, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-        assert "Reply(stdout='one\\n'" in said, said
-        assert "rc=7" in said
-        assert "MARK got two" in said
-        assert logins() == 2
         # It dies in the middle: what was said over it is lost, the next question has a login.
-        with subprocess.Popen(
-            [*talk, "middle"], stdin=-1, stdout=-1, text=True, cwd=ROOT
-        ) as running:
-            assert running.stdin is not None
-            assert running.stdout is not None
-            while "got two" not in running.stdout.readline():
-                pass
+        talk = [sys.executable, "-c", TALK, str(fleet([], hosts))]
+        with subprocess.Popen(talk, stdin=-1, stdout=-1, text=True, cwd=ROOT) as running:
+            said = ""
+            while "MARK got two" not in said:
+                row = running.stdout.readline()
+                assert row, said
+                said += row
+            assert logins() == 2
             master.kill()
             master.wait()
-            said = running.communicate("\n")[0]
-        assert "None connection lost (the master of ssh has ended)" in said, said
-        assert "three" in said
+            said += running.communicate("\n")[0]
+        words = (
+            "Reply(stdout='one\\n'",
+            "rc=7",
+            "None connection lost (the master of ssh has ended)",
+        )
+        assert all(word in said for word in (*words, "three")), said
         assert logins() == 3
     finally:
         master.kill()
@@ -516,18 +513,8 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
 @pytest.mark.nightly
 def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-    inventory = fleet([], more)
-
-    def run(soft: int, hard: int) -> Done:
-        return tool("audit", inventory, *AUDIT, first=few.format(soft=soft, hard=hard))
-
-    done = run(64, 64)
-    assert set(reached(done).values()) == {""}, done
-    assert len(reached(done)) == 42
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    done = tool("audit", fleet([], more), *AUDIT, first=few)
+    assert reached(done) == dict.fromkeys(more, ""), done
     (line,) = [one for one in done.lines if "open files" in one]
     assert re.match(r"nodeready: \d+ nodes at once and not 42: this machine allows 64 open", line)
-    # The soft limit is only where the system begins.
-    done = run(64, 4096)
-    assert set(reached(done).values()) == {""}, done
-    assert not [one for one in done.lines if "open files" in one]
