@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -48,11 +47,6 @@ def groups(done: Done) -> list[tuple[str, list[int]]]:
     return [(one["kind"], one["ranks"]) for one in json.loads(done.out)["groups"]]
 
 
-def untimed(text: str) -> str:
-    """Without the moments: a trace tells when it began, and nobody when all had ended."""
-    return re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "TIME", text).strip()
-
-
 def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
     """Both are the first to look at; the stopped one stays stopped."""
     with job.without(5), job.stopped(2):
@@ -77,7 +71,7 @@ def test_without_py_spy_there_is_what_the_kernel_tells_and_what_to_do(job, where
 
 
 @pytest.mark.nightly
-def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_path):
+def test_what_is_kept_is_all_of_one_run(job, where, tool, tmp_path):
     kept, away = tmp_path / "kept", job.nodes[3]
     away.stop_sshd()
     try:
@@ -93,10 +87,6 @@ def test_what_was_kept_is_grouped_again_without_the_nodes(job, where, tool, tmp_
     forms = {"stacks.json", "stacks.html", "stacks.speedscope.json"}
     assert {path.name for path in kept.iterdir()} == names | forms
     assert json.loads((kept / "stacks.json").read_text()) == json.loads(done.out)
-    for form in ("html", "speedscope"):
-        made = tool("stacks", "--from", kept, "--format", form)
-        (first,) = kept.glob(f"stacks.{form}*")
-        assert untimed(made.out) == untimed(first.read_text())
     # The next run into it: what the first one knew of other nodes does not stay.
     fewer = tool("stacks", where, *QUICK, "--limit", job.nodes[0].name, "-o", kept)
     # Nobody asked for the others: they are not missing.
