@@ -93,7 +93,6 @@ def test_a_py_spy_that_only_root_may_run(fresh_node):
     rows([("root", "KILL"), ("root", "HUP"), ("ml", "KILL"), ("ml", "TERM")], ("root", "KILL")),
 )
 def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
-    """By an administrator, or by what ends a run's remote commands."""
     fresh_node.write(SPY, "#!/bin/sh\ntouch /run/user/began\nexec sleep 300\n", mode=0o755)
     fresh_node.enter(["sh", "-c", "mkdir -p -m 1777 /run/user; chmod 1777 /run/user"])
     before = processes(fresh_node)

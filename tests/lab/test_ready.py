@@ -33,7 +33,6 @@ def prepared(
 
 
 def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
-    """Another's port, an unreachable node: the others may have the job."""
     (good, busy, away), where = prepared(3)
     listen = (
         "import socket, time; s = socket.socket(); s.bind(('', 29503)); s.listen();"
@@ -90,7 +89,6 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
 
 
 def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
-    """Slurm by its exclude list, pdsh by the list of names; the bad node gets neither."""
     first, bad, last = slurm_lab.nodes
     where = fleet(slurm_lab.nodes, **WAIVED)
     done = tool("deploy", where, "--yes", "-q")

@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    """Three nodes after a deploy."""
     name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
     try:

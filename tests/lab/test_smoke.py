@@ -176,7 +176,6 @@ ENGINES = [pytest.param(RING, id="ring"), pytest.param(TORCH, id="torch", marks=
 def engine(
     request: pytest.FixtureRequest, nodes: list[Node]
 ) -> tuple[list[Node], tuple[str, ...]]:
-    """The nodes of an engine, and its words."""
     if request.param == RING:
         return nodes, RING
     return request.getfixturevalue("torch_nodes"), TORCH

@@ -217,7 +217,6 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
 
 
 def known_hosts(site: Site) -> None:
-    """The known_hosts files that WAYS names."""
     node, d = site.node, site.directory
     own = " ".join(node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
     rsa, other = ((d / f"{name}.pub").read_text() for name in ("host_rsa", "wrong"))

@@ -48,7 +48,6 @@ def groups(done: Done) -> list[tuple[str, list[int]]]:
 
 
 def test_a_missing_rank_and_one_that_is_stopped(job, where, tool):
-    """Both are the first to look at; the stopped one stays stopped."""
     with job.without(5), job.stopped(2):
         done = tool("stacks", where, *QUICK, "--format", "json")
         assert job.state(2) == "T"
@@ -207,7 +206,6 @@ def running(login: Login, slurm_lab: Lab) -> str:
 
 
 def test_as_a_step_of_the_job_by_an_ordinary_user(slurm_lab, login, running, tool):
-    """No ssh, no root; the job's own step goes on and the batch script is no rank."""
     words = ("stacks", "--via", "srun", "--job", running, *QUICK)
     done = tool(*words, "--native", "--format", "json", env=login.env)
     assert done.status == 0, done

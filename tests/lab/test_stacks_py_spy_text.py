@@ -43,7 +43,6 @@ def dumped(pid: int) -> tuple[Calls, Calls]:
 
 
 def test_the_text_says_what_py_spy_says_in_json():
-    """One process, both forms: the same threads, calls, files and lines."""
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as job:
         try:
             assert job.stdout.readline() == b"up\n"

@@ -45,7 +45,6 @@ def package() -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist and the wheel of this checkout."""
     return build(ROOT, tmp_path_factory.mktemp("dist"))
 
 

@@ -92,7 +92,6 @@ def test_a_session_of_the_user(start, user, port):
     ("how", "stopped"), [("stdin", False), ("alarm", False), ("TERM", True), ("KILL", True)]
 )
 def test_a_session_ends_in_the_middle_of_a_test(start, user, port, how, stopped):
-    """Also one whose processes the user has stopped."""
     node = start(user=user, limit_s=8 if how == "alarm" else 60)
     node.answer()
     node.order(torch(1, stubborn("python3"), 50))

@@ -93,7 +93,6 @@ class TorchNode:
         return self.engines._python.process
 
     def processes(self) -> set[int]:
-        """Those that run with its faults."""
         pids = set()
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

@@ -134,7 +134,6 @@ def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet
 
 
 def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, tool):
-    """Ctrl-C in the middle: partial, 130, and neither a step nor a job nor a process is left."""
     where = fleet(slurm_lab.nodes)
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
     process = tool.start("ready", where, "--user", "root", "--via", "srun", env=env)
@@ -185,7 +184,6 @@ def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["one is killed", "an interrupt", "the parent is killed"])
 def test_processes_that_share_the_nodes_and_an_end_in_the_middle(how, lab, fleet, tool):
-    """Killed, one costs its own node, which is named; in any case nothing is left."""
     words = ("--user", "root", "--format", "json", "--ssh-processes", "3")
     process = tool.start("ready", fleet(lab.nodes), *words)
     # The looks and proofs are under way.
