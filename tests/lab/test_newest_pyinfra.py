@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.command import LIMIT_S, Tool
 from tests.helpers import Done
 from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest
 from tests.paths import DOCS, ROOT
-from tests.unit.test_dependencies import declared
+from tests.unit.test_dependencies import PROJECT
 
 # One worker installs it, once.
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("newest_pyinfra")]
@@ -132,7 +133,8 @@ def wanted() -> list[str]:
     version = os.environ.get("NODEREADY_PYINFRA")
     if version == "":
         pytest.skip("NODEREADY_PYINFRA is empty: no other pyinfra is tried")
-    others = [line for name, line in declared().items() if name in LIBRARIES[1:]]
+    declared = PROJECT["dependencies"]
+    others = [line for line in declared if Requirement(line).name in LIBRARIES[1:]]
     assert len(others) == len(LIBRARIES) - 1
     return [f"pyinfra=={version}" if version else "pyinfra", *others]
 
