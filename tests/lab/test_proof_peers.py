@@ -92,9 +92,8 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
     hosts = first.read("/etc/hosts")
     first.write("/etc/hosts", hosts.replace(f"{second.address} ", f"{third.address} "))
     first.run("echo StrictHostKeyChecking no >~/.ssh/config", user=USER)
-    assert bad(nodes) == {
-        first.name: {"proof.ssh": f"cannot log in to {second.name}: {third.name} answers"}
-    }
+    why = f"cannot log in to {second.name}: {third.name} answers; the way back works"
+    assert bad(nodes) == {first.name: {"proof.ssh": why}}
     first.write("/etc/hosts", hosts)
     first.run("rm ~/.ssh/config", user=USER)
 
