@@ -48,7 +48,7 @@ CHANGES = (
 )  # fmt: skip
 ENDS = ("accept", "drop", "reject", "reject with tcp reset", "return", "jump one", "goto two")
 _WEIGHTS = (8, 5, 1, 1, 1, 3, 1)
-_SETS = """
+SETS = """
     set ports { type inet_service; flags interval; elements = { 22, 29500-29510 }; }
     set banned { type ipv4_addr; flags interval; auto-merge;
         elements = { 203.0.113.7, 198.51.100.0/24, 192.0.2.1-192.0.2.9 }; }
@@ -80,7 +80,7 @@ def _rule(draw: random.Random, chain: str) -> str:
 def nft(seed: int) -> str:
     """A table with chains of this seed, as `nft -f` reads it."""
     draw = random.Random(seed)
-    lines = ["table inet t {", _SETS]
+    lines = ["table inet t {", SETS]
     for name in ("two", "one"):
         rules = [_rule(draw, name) for _ in range(draw.choice((1, 2, 3)))]
         lines += [f"chain {name} {{", *rules, "}"]

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-import selectors
 import socket
+import socketserver
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
@@ -85,6 +88,20 @@ class Way:
     inbound: bool
 
 
+class _Echo(socketserver.BaseRequestHandler):
+    """Says on which port it was reached: NAT may have led to another one."""
+
+    def handle(self) -> None:
+        self.request.settimeout(2)
+        with suppress(OSError):
+            self.request.recv(1)
+            self.request.send(struct.pack("!H", self.server.server_address[1]))
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    address_family, request_queue_size, daemon_threads = socket.AF_INET6, 64, True
+
+
 class Pair:
     """The node, the peer, and listeners on both."""
 
@@ -106,21 +123,18 @@ class Pair:
             ]  # fmt: skip
             space.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
         self.peer.run("ip", "addr", "add", "10.1.3.9/16", "dev", "eth0")
-        self.chooser = selectors.DefaultSelector()
-        self.listeners = []
-        how = {"family": socket.AF_INET6, "dualstack_ipv6": True, "backlog": 64}
+        self.servers = []
         for space in (self.node, self.peer):
             for port in PORTS:
                 with space.inside():
-                    one = socket.create_server(("::", port), **how)
-                one.setblocking(False)
-                self.listeners.append(one)
-                self.chooser.register(one, selectors.EVENT_READ, None)
+                    server = _Server(("::", port), _Echo)
+                self.servers.append(server)
+                threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
     def end(self) -> None:
-        self.chooser.close()
-        for one in self.listeners:
-            one.close()
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
         self.node.end()
         self.peer.end()
 
@@ -148,56 +162,23 @@ class Pair:
             for port in PORTS
             for inbound in (True, False)
         ]
-        found = dict.fromkeys(ways, False)
-        sockets = [self._connect(way) for way in ways]
-        opened: list[socket.socket] = []
-        until, left = time.monotonic() + limit_s, len(ways)
-        for way, one in zip(ways, sockets, strict=True):
-            self.chooser.register(one, selectors.EVENT_WRITE, way)
-        while left and (rest := until - time.monotonic()) > 0:
-            for key, events in self.chooser.select(rest):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
-                try:
-                    if key.data is None:
-                        far, _ = one.accept()
-                        far.setblocking(False)
-                        opened.append(far)
-                        self.chooser.register(far, selectors.EVENT_READ, "echo")
-                    elif key.data == "echo":
-                        if one.recv(1):
-                            one.send(struct.pack("!H", one.getsockname()[1]))
-                        self.chooser.unregister(one)
-                    elif events & selectors.EVENT_WRITE:
-                        one.send(b"x")
-                        self.chooser.modify(one, selectors.EVENT_READ, key.data)
-                    else:
-                        # NAT may have led to another port.
-                        found[key.data] = one.recv(2) == struct.pack("!H", key.data.port)
-                        self.chooser.unregister(one)
-                        left -= 1
-                except OSError:
-                    self.chooser.unregister(one)
-                    left -= isinstance(key.data, Way)
-        for key in list(self.chooser.get_map().values()):
-            if key.data is not None:
-                self.chooser.unregister(key.fileobj)
-        for one in (*sockets, *opened):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            one.close()
-        return found
+        with ThreadPoolExecutor(len(ways)) as pool:
+            return dict(zip(ways, pool.map(partial(self._works, limit_s), ways), strict=True))
 
-    def _connect(self, way: Way) -> socket.socket:
-        family = socket.AF_INET6 if ":" in way.own else socket.AF_INET
+    def _works(self, limit_s: float, way: Way) -> bool:
         space, here, there = self.peer, way.peer, way.own
         if not way.inbound:
             space, here, there = self.node, way.own, way.peer
         with space.inside():
-            one = socket.socket(family)
-        one.setblocking(False)
-        one.bind((here, 0))
-        one.connect_ex((there, way.port))
-        return one
+            one = socket.socket(socket.AF_INET6 if ":" in way.own else socket.AF_INET)
+        with one, suppress(OSError):
+            one.settimeout(limit_s)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.bind((here, 0))
+            one.connect((there, way.port))
+            one.send(b"x")
+            return one.recv(2) == struct.pack("!H", way.port)
+        return False
 
 
 _CHAINS = {
@@ -209,44 +190,29 @@ _CHAINS = {
 }
 
 
-def expected(tried: dict[Way, bool]) -> set[str]:
-    """The verdicts that are true of what was tried, when nobody knows who the peers are.
-
-    All of IPv4 open, all of its networks shut on some port, or something between.
-    """
-    nets: dict[str, bool] = {}
-    hosts: dict[tuple[str, str], bool] = {}
-    for way, worked in tried.items():
-        nets[way.own] = nets.get(way.own, True) and worked
-        hosts[way.own, way.peer] = hosts.get((way.own, way.peer), True) and worked
-    four = {own: ok for own, ok in nets.items() if ":" not in own}
-    if all(four.values()):
-        return {"open"} if all(nets.values()) else {"cannot tell"}
-    if not any(ok for (own, _), ok in hosts.items() if ":" not in own):
-        return {"dropped"}
-    return {"cannot tell"}
+def have_one_answer(tried: dict[Way, bool]) -> bool:
+    """Whether whoever knows no peer can tell: all is open, or every peer of IPv4 is shut out."""
+    shut = {(way.own, way.peer) for way, worked in tried.items() if not worked}
+    return not shut or {(way.own, way.peer) for way in tried if ":" not in way.own} <= shut
 
 
 def ports_of(text: str) -> set[int]:
     """The tried ports that ``29500, 29502-29510`` has."""
-    found = set()
-    for part in text.removesuffix(" over IPv6").split(", "):
-        first, _, last = part.partition("-")
-        found |= {port for port in PORTS if int(first) <= port <= int(last or first)}
-    return found
+    spans = [part.partition("-") for part in text.removesuffix(" over IPv6").split(", ")]
+    return {
+        port
+        for port in PORTS
+        for first, _, last in spans
+        if int(first) <= port <= int(last or first)
+    }
 
 
 def agrees(seen: Firewall, tried: dict[Way, bool]) -> bool:
     """Whether nothing that was tried contradicts the verdict."""
-    if seen.verdict == "open":
-        return all(worked for way, worked in tried.items() if ":" not in way.own)
+    four = {way: worked for way, worked in tried.items() if ":" not in way.own}
     if seen.verdict == "dropped":
         # On each of these ports, no peer has both ways.
+        shut = {(way.peer, way.port) for way, worked in four.items() if not worked}
         some = ports_of(seen.ports)
-        shut: dict[tuple[str, int], bool] = {}
-        for way, worked in tried.items():
-            if way.port in some and ":" not in way.own:
-                key = (way.peer, way.port)
-                shut[key] = shut.get(key, False) or not worked
-        return all(shut.values())
-    return seen.verdict == "cannot tell"
+        return {(way.peer, way.port) for way in four if way.port in some} <= shut
+    return seen.verdict == "cannot tell" or (seen.verdict == "open" and all(four.values()))

@@ -114,7 +114,7 @@ def loss(nodes: Sequence[Node], choose: Random) -> Placed:
     """5 % of the packets are lost."""
     node, way = choose.choice(nodes), choose.choice(WAYS)
     undo = _filtered(node, way, "numgen random mod 100 < 5")
-    return Placed(_node(node), f"{way} of {node.name}", undo)
+    return Placed(_node(node), f"{way} of {node.name}", undo, says="TCP segments sent again")
 
 
 def slow(nodes: Sequence[Node], choose: Random) -> Placed:
@@ -123,7 +123,7 @@ def slow(nodes: Sequence[Node], choose: Random) -> Placed:
     words = "root tbf rate 1mbit burst 32k latency 400ms"
     node.enter(["sh", "-c", f"tc qdisc replace dev eth0 {words}"])
     undo = ["tc", "qdisc", "del", "dev", "eth0", "root"]
-    return Placed(_node(node), node.name, lambda: node.enter(undo))
+    return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s from ")
 
 
 def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:
@@ -162,27 +162,19 @@ os.register_at_fork(after_in_child=lambda: "torch" in sys.modules and os._exit(3
 """
 #: Every sum of the node's ranks is one too large.
 _WRONG = """
-import importlib.abc, importlib.util, sys
+import os, sys
 
-def spoil(module):
-    right = module.all_reduce
+def spoil():
+    module = sys.modules.get("torch.distributed")
+    right = getattr(module, "all_reduce", None)
     def wrong(tensor, *words, **given):
         work = right(tensor, *words, **given)
         tensor.add_(1)
         return work
-    module.all_reduce = wrong
+    if right:
+        module.all_reduce = wrong
 
-class Patched(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "torch.distributed":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (load(module), spoil(module))
-        return spec
-
-sys.meta_path.insert(0, Patched())
+os.register_at_fork(after_in_child=spoil)
 """
 
 

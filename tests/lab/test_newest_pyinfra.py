@@ -11,29 +11,32 @@ NODEREADY_PYINFRA   another version, which may be a pre-release (4.0b1); empty: 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
-from tests.command import LIMIT_S, Terminal, Tool, hang, hangs, ours, wait_for
+from tests.command import LIMIT_S, Tool
 from tests.helpers import Done
+from tests.lab.test_manners import test_progress_on_a_terminal_names_the_slowest
 from tests.paths import DOCS, ROOT
-from tests.unit.test_dependencies import declared
+from tests.unit.test_dependencies import PROJECT
 
 # One worker installs it, once.
 pytestmark = [pytest.mark.nightly, pytest.mark.xdist_group("newest_pyinfra")]
 
-SECTION = "pyinfra, gevent and asyncio"
+__all__ = ["test_progress_on_a_terminal_names_the_slowest"]
+
+SECTION, ARCHITECTURE = "pyinfra, gevent and asyncio", DOCS / "architecture.md"
 #: The libraries whose newest releases are tried, and of which we use more than their commands.
 LIBRARIES = ("pyinfra", "paramiko", "gevent")
 
@@ -125,51 +128,21 @@ def run(argv: list[str], limit_s: int = LIMIT_S, **how: Any) -> Done:
     )
 
 
-@dataclass(frozen=True)
-class Newest:
-    """The release, and the directory that stands in front of the locked packages."""
-
-    directory: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": f"{self.directory}:{ROOT}"}
-
-    def __str__(self) -> str:
-        found = {one.name: one.version for one in distributions(path=[str(self.directory)])}
-        pyinfra, *others = (f"{name} {found.get(name, 'none')}" for name in LIBRARIES)
-        return f"{pyinfra} ({', '.join(others)})"
-
-    def pyinfra(self, tool: Tool, *words: object) -> Done:
-        """Run its own command in the checkout, as `pyinfra INVENTORY deploy.py` is run."""
-        argv = [sys.executable, str(self.directory / "bin/pyinfra"), *map(str, words)]
-        how = {"env": tool.environment(**self.environment), "cwd": ROOT, "stdin": -3}
-        return run(argv, **how)
-
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """What fails in here is told with the release, and where it stands what to do then."""
-        try:
-            yield
-        except (AssertionError, subprocess.TimeoutExpired) as error:
-            raise AssertionError(
-                f'with {self}; see "{SECTION}" in docs/architecture.md\n{error}'
-            ) from error
-
-
 def wanted() -> list[str]:
     """What is installed: pyinfra without our bound, the others within our ranges."""
     version = os.environ.get("NODEREADY_PYINFRA")
     if version == "":
         pytest.skip("NODEREADY_PYINFRA is empty: no other pyinfra is tried")
-    others = [line for name, line in declared().items() if name in LIBRARIES[1:]]
+    declared = PROJECT["dependencies"]
+    others = [line for line in declared if Requirement(line).name in LIBRARIES[1:]]
     assert len(others) == len(LIBRARIES) - 1
     return [f"pyinfra=={version}" if version else "pyinfra", *others]
 
 
 @pytest.fixture(scope="session")
-def newest(tmp_path_factory: pytest.TempPathFactory) -> Newest:
-    """Installed from PyPI. Skips where that cannot be reached; in CI that is a failure."""
+def newest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory that stands in front of the locked packages, installed from PyPI. Skips where
+    that cannot be reached; in CI that is a failure."""
     directory = tmp_path_factory.mktemp("newest") / "packages"
     install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--upgrade"]
     words = ["--only-binary", ":all:", "--python", sys.executable, "--target", str(directory)]
@@ -178,7 +151,29 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> Newest:
         reason = f"PyPI cannot be reached: {' '.join(done.stderr.split())}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     assert done.returncode == 0, done.stderr
-    return Newest(directory)
+    return directory
+
+
+@pytest.fixture
+def tool(tool: Tool, newest: Path) -> Tool:
+    """The command over the release. A test that fails shows what is printed here."""
+    found = {one.name: one.version for one in distributions(path=[str(newest)])}
+    print({name: found.get(name) for name in LIBRARIES}, f'see "{SECTION}" in {ARCHITECTURE}')
+    tool.environment = partial(tool.environment, PYTHONPATH=f"{newest}:{ROOT}")
+    return tool
+
+
+@pytest.fixture
+def pyinfra(newest: Path, tool: Tool) -> Callable[..., Done]:
+    """Its own command in the checkout, as `pyinfra INVENTORY deploy.py` is run."""
+
+    def ask(*words: object) -> Done:
+        argv = [sys.executable, str(newest / "bin/pyinfra"), *map(str, words)]
+        done = run(argv, env=tool.environment(), cwd=ROOT, stdin=-3)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return ask
 
 
 def imports() -> list[tuple[str, str, str]]:
@@ -192,76 +187,52 @@ def imports() -> list[tuple[str, str, str]]:
     ]
 
 
-def test_all_that_we_use_of_it_is_there(newest):
-    assert f"\n## {SECTION}\n" in (DOCS / "architecture.md").read_text()
-    asked = {"imports": imports(), **USED}
-    env = {**os.environ, **newest.environment}
-    done = run([sys.executable, "-c", _PROBE], input=json.dumps(asked), env=env)
-    with newest.named():
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert Path(told["file"]).is_relative_to(newest.directory)
-        assert not told["wrong"], "\n".join(told["wrong"])
+def test_all_that_we_use_of_it_is_there(newest, tool):
+    assert f"\n## {SECTION}\n" in ARCHITECTURE.read_text()
+    asked = json.dumps({"imports": imports(), **USED})
+    done = run([sys.executable, "-c", _PROBE], input=asked, env=tool.environment())
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert Path(told["file"]).is_relative_to(newest)
+    assert not told["wrong"], "\n".join(told["wrong"])
 
 
 #: The nodes that an operation changed, as pyinfra's own command says it.
 _CHANGED = re.compile(r"^ +\[(.*)\] +Success", re.M)
 
 
-def test_both_ways_in_make_nodes_ready_and_agree(newest, fresh_nodes, fleet, tool):
+def test_both_ways_in_make_nodes_ready_and_agree(pyinfra, fresh_nodes, fleet, tool):
     nodes = fresh_nodes(2)
     where = fleet(nodes)
-    with newest.named():
-        deployed = tool("deploy", where, "--yes", env=newest.environment)
-        assert deployed.status == 0, deployed
-        assert re.search(r"^2 changed .* 0 failed, 0 unreachable$", deployed.out, re.M), deployed
-        same = newest.pyinfra(tool, "-y", where, "deploy.py")
-        assert same.returncode == 0, same.stderr
-        assert not _CHANGED.findall(same.stderr), same.stderr
+    deployed = tool("deploy", where, "--yes")
+    assert deployed.status == 0, deployed
+    assert re.search(r"^2 changed .* 0 failed, 0 unreachable$", deployed.out, re.M), deployed
+    assert not _CHANGED.findall(pyinfra("-y", where, "deploy.py").stderr)
 
-        # What is broken by hand, an audit finds and pyinfra's own command repairs.
-        nodes[1].enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
-        audit = tool("audit", where, env=newest.environment)
-        assert (audit.status, "ptrace.scope" in audit.out) == (3, True), audit
-        repaired = newest.pyinfra(tool, "-y", where, "deploy.py")
-        assert repaired.returncode == 0, repaired.stderr
-        assert _CHANGED.findall(repaired.stderr) == [nodes[1].name], repaired.stderr
-        check = tool("deploy", where, "--check", env=newest.environment)
-        assert check.status == 0, check
-        assert check.out.splitlines()[-1] == "0 to change, 2 ok, 0 unknown, 0 unreachable"
+    # What is broken by hand, an audit finds and pyinfra's own command repairs.
+    nodes[1].enter(["sysctl", "-qw", "kernel.yama.ptrace_scope=1"])
+    audit = tool("audit", where)
+    assert (audit.status, "ptrace.scope" in audit.out) == (3, True), audit
+    assert _CHANGED.findall(pyinfra("-y", where, "deploy.py").stderr) == [nodes[1].name]
+    check = tool("deploy", where, "--check")
+    assert check.status == 0, check
+    assert check.out.splitlines()[-1] == "0 to change, 2 ok, 0 unknown, 0 unreachable"
 
 
-def test_a_fact_is_asked_by_its_own_command(newest, lab, fleet, tool):
-    done = newest.pyinfra(tool, fleet(lab.nodes), "fact", "nodeready.deploy.pyinfra.Ptrace")
+def test_a_fact_is_asked_by_its_own_command(pyinfra, lab, fleet):
+    done = pyinfra(fleet(lab.nodes), "fact", "nodeready.deploy.pyinfra.Ptrace")
     read = "sysctl -n kernel.yama.ptrace_scope"
-    with newest.named():
-        assert done.returncode == 0, done.stderr
-        shown = re.search(r"^\{$.*?^\}$", done.stderr + done.stdout, re.M | re.S)
-        assert shown, done.stderr
-        seen = {name: fact.get("live") for name, fact in json.loads(shown[0]).items()}
-        assert seen == {node.name: int(node.run(read).stdout) for node in lab.nodes}
+    shown = re.search(r"^\{$.*?^\}$", done.stderr + done.stdout, re.M | re.S)
+    assert shown, done.stderr
+    seen = {name: fact.get("live") for name, fact in json.loads(shown[0]).items()}
+    assert seen == {node.name: int(node.run(read).stdout) for node in lab.nodes}
 
 
-def test_an_unreachable_node_costs_itself_and_ctrl_c_ends_what_runs(
-    newest, fresh_nodes, fleet, tool
-):
-    fast, slow = fresh_nodes(2)
+def test_an_unreachable_node_costs_itself(fresh_node, fleet, tool):
     gone = {"gone": {"ssh_hostname": "127.0.0.1", "ssh_port": 1}}
     # pyinfra puts the environment around our commands.
-    where = fleet([fast], gone, _env={"LC_ALL": "C"})
-    words = ("--yes", "--only", "ptrace")
-    done = tool("deploy", where, *words, env=newest.environment)
-    with newest.named():
-        assert done.status == 4, done
-        assert "1 changed (1 change), 0 ok, 0 failed, 1 unreachable" in done.out, done
-        assert "[127.0.0.1]:1: connection refused: is sshd running?" in done.out, done
-        hang(slow)
-        terminal = Terminal(tool, "deploy", fleet([fast, slow]), *words, **newest.environment)
-        wait_for(lambda: hangs(slow))
-        terminal.expect("1/2")
-        terminal.send("\x03")
-        done = terminal.end()
-        assert done.status == 130, done
-        assert f"not {slow.name}" in done.out, done
-        wait_for(lambda: not ours(slow))
-        assert slow.enter(["pgrep", "-f", "[s]leep 600"], check=False).stdout == ""
+    where = fleet([fresh_node], gone, _env={"LC_ALL": "C"})
+    done = tool("deploy", where, "--yes", "--only", "ptrace")
+    assert done.status == 4, done
+    assert "1 changed (1 change), 0 ok, 0 failed, 1 unreachable" in done.out, done
+    assert "[127.0.0.1]:1: connection refused: is sshd running?" in done.out, done

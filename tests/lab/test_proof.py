@@ -1,10 +1,15 @@
-"""Whether the job's user can look into a process, by py-spy, gdb and strace, and into a core."""
+"""Whether the job's user can look into a process and into a core, and what his session is like.
+
+By py-spy, gdb and strace; the session is opened as a login is, with the limits that it really has.
+"""
 
 from __future__ import annotations
 
 import pytest
 
+from nodeready.node import payload
 from nodeready.policy import Policy
+from nodeready.shell import quote
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import UNFINISHED, Config, Core
@@ -20,6 +25,7 @@ from tests.builders.proof import (
 )
 from tests.command import wait_for, written
 from tests.lab.rows import rows
+from tests.lab.targets import put_python
 
 FIVE = ("attach", "attach_nonblocking", "attach_native", "gdb", "strace")
 
@@ -87,7 +93,6 @@ def test_a_py_spy_that_only_root_may_run(fresh_node):
     rows([("root", "KILL"), ("root", "HUP"), ("ml", "KILL"), ("ml", "TERM")], ("root", "KILL")),
 )
 def test_killed_in_the_middle_nothing_is_left(fresh_node, login, number):
-    """By an administrator, or by what ends a run's remote commands."""
     fresh_node.write(SPY, "#!/bin/sh\ntouch /run/user/began\nexec sleep 300\n", mode=0o755)
     fresh_node.enter(["sh", "-c", "mkdir -p -m 1777 /run/user; chmod 1777 /run/user"])
     before = processes(fresh_node)
@@ -140,3 +145,147 @@ def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
         "fail", True, True,
     )  # fmt: skip
     assert fresh_node.run("ls -A /var/crash; ls -d /tmp/nodeready-*", check=False).stdout == ""
+
+
+# --- The session of the job's user.
+
+PROFILE = "/home/ml/.profile"
+
+
+#: What ml's profile does -> the statuses of proof.user and proof.limits, and words of either.
+PROFILES = {
+    "echo noise; echo more >&2; printf 'half a line'": ("ok", "ok", ""),
+    "head -c 300000000 /dev/zero; head -c 3000000 /dev/zero >&2": ("ok", "ok", ""),
+    "ulimit -n 200": ("ok", "fail", "the profile lowers nofile"),
+    "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM; PATH=/nowhere": ("ok", "ok", ""),
+    "echo go away; exit 3": ("fail", "na", "no session: go away"),
+    "echo going; sleep 300 & setsid sleep 301 & exec sleep 302": (
+        "fail", "na", "no session: timed out; it said: going",
+    ),
+}  # fmt: skip
+
+
+def test_whatever_the_profile_does(fresh_node):
+    for profile, (user, limits, words) in PROFILES.items():
+        fresh_node.write(PROFILE, f"{profile}\n")
+        limit_s = 6 if "sleep" in profile else 40
+        found = judged(prove(fresh_node, limit_s=limit_s, wanted=("limits",)))
+        assert (found["user"][0], found["limits"][0]) == (user, limits), found
+        assert words in found["user"][1] + found["limits"][1]
+
+
+ACCOUNTS = {
+    "nobodysuch": ("", "no such user: nobodysuch"),
+    "expired": ("useradd -m -e 1970-01-02 expired", "expired"),
+    "nologin": ("useradd -m -s /usr/sbin/nologin nologin", ""),
+    "homeless": ("useradd -M homeless", ""),
+    "must": ("useradd -m must && chage -d 0 must", "You are required to change your password"),
+}
+
+
+@pytest.mark.nightly
+def test_accounts(fresh_node):
+    """Whose shell is nologin runs jobs all the same: a batch system asks for no shell."""
+    for name, (script, error) in ACCOUNTS.items():
+        fresh_node.enter(["sh", "-c", script])
+        found = judged(prove(fresh_node, user=name, wanted=("limits",), limit_s=6))
+        assert found["user"][0] == ("fail" if error else "ok")
+        assert error in found["user"][1]
+        assert found["limits"][0] == ("na" if error else "ok")
+
+
+@pytest.mark.parametrize(
+    "options", ["!use_pty", pytest.param("use_pty", marks=pytest.mark.nightly)]
+)
+def test_who_called_sudo_is_found(fresh_node, options):
+    """sudo takes the core limit away from what it runs: the session shall have the caller's."""
+    fresh_node.write("/etc/sudoers.d/zz-test", f"Defaults {options}\n", mode=0o440)
+    for name, source in payload.closure(["nodeready.node.proofs.session"]).items():
+        file = "/__init__.py" if payload.is_package(name) else ".py"
+        fresh_node.write(f"/opt/test/{name.replace('.', '/')}{file}", source)
+    code = (
+        "import sys; sys.path.insert(0, '/opt/test'); from nodeready.node.proofs import session; "
+        "print(session._above_sudo())"
+    )
+    script = f"echo $$; sudo -n sh -c {quote(f'timeout 9 python3 -B -c {quote(code)}; :')}; :"
+    words = fresh_node.run(f"sh -c {quote(script)}", user="ml").stdout.split()
+    assert words[0] == words[1]
+
+
+def test_a_python_that_only_root_may_run(fresh_node):
+    fresh_node.enter(["sh", "-c", 'chmod o-x "$(readlink -f /usr/bin/python3)"'])
+    found = judged(prove(fresh_node, wanted=("limits", "attach")))
+    words = "no session: no Python 3.9 or newer that ml may run"
+    assert found["user"] == ("fail", words)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", ["3.9", "3.13"])
+@pytest.mark.parametrize(("login", "user"), [("root", "ml"), ("ml", "ml")])
+def test_the_oldest_and_the_newest_python(fresh_node, version, login, user):
+    where = put_python(fresh_node, version)
+    if not where:
+        pytest.skip(f"no Python {version} in ~/.pyenv")
+    put_py_spy(fresh_node)
+    fresh_node.enter(["ln", "-s", f"{where}/bin/python3", "/usr/local/bin/python3"])
+    fresh_node.write("/etc/ld.so.conf.d/test.conf", f"{where}/lib\n")
+    fresh_node.enter(["ldconfig"])
+    assert f" {version}." in fresh_node.run("python3 --version", user=login).stdout
+    before = written(fresh_node)
+    statuses = {status for status, _ in judged(prove(fresh_node, login, user=user)).values()}
+    assert statuses == {"ok"}
+    assert written(fresh_node) == before
+
+
+def test_root_without_a_name_is_told_so(fresh_node):
+    found = judged(prove(fresh_node, user="", wanted=("limits",)))
+    assert (found["user"][0], found["limits"][0]) == ("warn", "ok")
+
+
+#: What a login is given here, by the files: less than any machine of the lab's own has.
+WANTED = Policy(limit_core="0", limit_memlock="0", limit_nofile=200)
+LIMITS = "".join(f"{who} - {what}\n" for who in ("*", "root") for what in ("core 0", "nofile 200"))
+SSHD, OTHER = "/etc/pam.d/sshd", "/etc/security/other.conf"
+#: What is wrong: shell text that makes it so -> the check, and its words. Others: tests/unit.
+WAYS = {
+    f"sed -i 's|pam_limits.so|& conf={OTHER}|' {SSHD}": (
+        "limits",
+        f"nofile 100 by ssh: pam_limits reads {OTHER} by {SSHD}:40; nofile 200 by su -",
+    ),
+    "echo 'ulimit -n 100' >/home/ml/.bashrc": (
+        "limits",
+        "nofile 100 by ssh: the shell's start-up lowers nofile; nofile 200 by su -",
+    ),
+    "echo closed today >/etc/nologin": (
+        "user",
+        "ssh is closed to ml: /etc/nologin is there (closed today)",
+    ),
+    ":": ("limits", "core 0, memlock 0, nofile 200"),
+    "echo '192.0.2.1 '$(uname -n) >/etc/hosts": ("limits", "nofile 200"),
+}
+TOUCHED = (SSHD, "/etc/hosts", "/etc/security")
+
+
+def test_every_way_in_is_proved(fresh_node):
+    node, wrong = fresh_node, {}
+    node.write("/etc/security/limits.d/zz.conf", LIMITS)
+    node.write(OTHER, "* - nofile 100\n")
+    node.run(f"tar cPf /srv/as.tar {' '.join(TOUCHED)}")
+    for script, (check, words) in WAYS.items():
+        node.run(f"{script}; chown ml: /home/ml/.[a-z]*rc /home/ml/.profile 2>/dev/null; :")
+        found = judged(prove(node, wanted=("limits",)), WANTED)
+        if words not in found[check][1]:
+            wrong[script] = found
+        node.run(
+            "rm -f /home/ml/.bashrc /home/ml/.profile /etc/nologin; "
+            "rm -rf /etc/security; tar xPf /srv/as.tar"
+        )
+    assert wrong == {}
+
+
+@pytest.mark.nightly
+def test_an_ssh_that_hangs_costs_nothing_else_and_leaves_nothing(fresh_node):
+    fresh_node.run("echo 'exec sleep 1000' >~/.bashrc", user="ml")
+    found = judged(prove(fresh_node, wanted=("limits",)))
+    assert found["limits"] == ("ok", "core 0, memlock 0, nofile 256; not proved by ssh: timed out")
+    assert "sleep 1000" not in fresh_node.run("ps -eo args=").stdout

@@ -54,7 +54,7 @@ def no_client(node):
 
 
 def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
-    nodes = first, second, third, fourth = fresh_nodes(4)
+    nodes = first, second, third = fresh_nodes(3)
     # Nobody knows anybody: where nothing works, every node says so.
     found = bad(nodes)
     assert {name: set(told) for name, told in found.items()} == {
@@ -92,20 +92,10 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
     hosts = first.read("/etc/hosts")
     first.write("/etc/hosts", hosts.replace(f"{second.address} ", f"{third.address} "))
     first.run("echo StrictHostKeyChecking no >~/.ssh/config", user=USER)
-    assert bad(nodes) == {
-        first.name: {"proof.ssh": f"cannot log in to {second.name}: {third.name} answers"}
-    }
+    why = f"cannot log in to {second.name}: {third.name} answers; the way back works"
+    assert bad(nodes) == {first.name: {"proof.ssh": why}}
     first.write("/etc/hosts", hosts)
     first.run("rm ~/.ssh/config", user=USER)
-
-    # A packet filter lets nobody but the control machine in.
-    others = ", ".join(node.address for node in (first, second, third))
-    chain = "add table inet t; add chain inet t in { type filter hook input priority 0; }; "
-    rule = f"ip saddr {{ {others} }} tcp dport 22 reject with tcp reset"
-    fourth.enter(["nft", f"{chain}add rule inet t in {rule}"])
-    why = "2 of 2 peers cannot log in: connection refused; the way back works"
-    assert bad(nodes) == {fourth.name: {"proof.ssh": why}}
-    fourth.enter(["nft", "delete table inet t"])
 
     assert all(ours(node) == [] and no_client(node) for node in nodes)
 
@@ -126,12 +116,6 @@ def test_pdsh_is_judged_by_its_answers(fresh_nodes, bad):
     second.write("/usr/local/bin/other", shell + 'exec /bin/sh "$@"\n', mode=0o755)
     second.run(f"echo /usr/local/bin/other >>/etc/shells; usermod -s /usr/local/bin/other {USER}")
     assert bad(nodes) == {}
-
-    first.run("rm $(find /usr/lib* -name sshcmd.so)")
-    second.run("mv /usr/bin/pdsh /usr/bin/away")
-    told = bad(nodes)
-    assert "No such rcmd module" in told[first.name].pop("proof.pdsh")
-    assert told == {first.name: {}, second.name: {"proof.pdsh": "pdsh is not installed"}}
 
 
 @pytest.mark.nightly

@@ -32,22 +32,8 @@ def prepared(
     return make
 
 
-def told(done) -> dict[str, dict[str, str]]:
-    """Node -> proof -> status, of a run with --format json."""
-    return {
-        node["name"]: {
-            result["check"]: result["status"]
-            for result in node["results"]
-            if result["check"].startswith("proof.")
-        }
-        for node in json.loads(done.out)["nodes"]
-    }
-
-
 def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
-    """A failing check, another's port, an unreachable node: the others may have the job."""
-    (good, drifted, busy, away), where = prepared(4)
-    drifted.run("rm /etc/pdsh/rcmd_default /etc/profile.d/*nodeready*")
+    (good, busy, away), where = prepared(3)
     listen = (
         "import socket, time; s = socket.socket(); s.bind(('', 29503)); s.listen();"
         " open('/run/listens', 'w'); time.sleep(120)"
@@ -63,17 +49,13 @@ def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
     assert made["go"] == [good.name]
     assert not made["enough"]
     reasons = made["no_go"]
-    assert any(reason.startswith("pdsh.") for reason in reasons[drifted.name]), reasons
     assert any("29503" in reason for reason in reasons[busy.name]), reasons
     assert "connection refused" in reasons[away.name][0]
-    assert set(expand(hosts.read_text().strip())) == {drifted.name, busy.name, away.name}
+    assert set(expand(hosts.read_text().strip())) == {busy.name, away.name}
     enough = tool(*words, "--nodes-needed", "1", "--hostfile-format", "list", "-q")
     assert enough.status == 0, enough
     assert enough.out.splitlines()[0].split()[:2] == ["GO", good.name]
     assert hosts.read_text() == f"{good.name}\n"
-    again = tool("ready", where, "--limit", "@last-failed", "--only", "proof.user")
-    assert again.status == 4, again
-    assert good.name not in again.out
 
 
 @pytest.mark.nightly
@@ -82,14 +64,11 @@ def test_a_collective_is_proved_where_it_is_named(fresh_nodes, fleet, tool):
     where = fleet(nodes)
     words = ("ready", where, "--user", "root", "--budget", 150, "--format", "json")
     well = tool(*words, "--only", "proof.collective")
-    assert well.status == 0, well
-    assert {proofs["proof.collective"] for proofs in told(well).values()} == {"ok"}
+    assert (well.status, json.loads(well.out)["go"]) == (0, [node.name for node in nodes]), well
     deaf = nodes[2]
     deaf.enter(["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "29500:29510", "-j", "DROP"])
     done = tool(*words, "--only", "proof.collective")
-    assert done.status == 3, done
-    failed = {name for name, proofs in told(done).items() if proofs["proof.collective"] != "ok"}
-    assert failed == {deaf.name}, done
+    assert (done.status, [*json.loads(done.out)["no_go"]]) == (3, [deaf.name]), done
     assert not any(ours(node) for node in nodes)
 
 
@@ -110,14 +89,13 @@ def test_what_the_budget_cuts_off_is_unknown_and_ends(prepared, tool):
 
 
 def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet, tool, tmp_path):
-    """Slurm by its exclude list, pdsh by the list of names; the bad node gets neither."""
     first, bad, last = slurm_lab.nodes
     where = fleet(slurm_lab.nodes, **WAIVED)
     done = tool("deploy", where, "--yes", "-q")
     assert done.status == 0, done
     bad.run("mv /etc/pdsh/rcmd_default /root/rcmd_default; mv /usr/bin/gdb /usr/bin/gdb.away")
     try:
-        files = {form: tmp_path / form for form in ("exclude", "list", "hostfile")}
+        files = {form: tmp_path / form for form in ("exclude", "list")}
         for form, path in files.items():
             done = tool(
                 "ready", where, "--user", "root", "--nodes-needed", "2", "-q",
@@ -133,9 +111,6 @@ def test_a_job_runs_on_the_nodes_that_are_ready_and_on_no_other(slurm_lab, fleet
         first.write("/root/ready.list", files["list"].read_text())
         answers = first.run("pdsh -R ssh -w ^/root/ready.list uname -n | sort").stdout
         assert answers == "".join(f"{name}: {name}\n" for name in sorted([first.name, last.name]))
-        again = tool("audit", files["hostfile"], "--only", "pdsh.rcmd", "--ssh-user", "nobody")
-        assert again.status in (3, 4), again
-        assert bad.name not in again.out
     finally:
         bad.run("mv /usr/bin/gdb.away /usr/bin/gdb; mv /root/rcmd_default /etc/pdsh/rcmd_default")
     assert not [line for node in slurm_lab.nodes for line in ours(node)]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import bcrypt
 import pytest
 
 from nodeready.lab import Lab, Node, down
@@ -37,7 +36,6 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    """Three nodes after a deploy."""
     name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
     try:
@@ -132,11 +130,6 @@ def test_a_file_server_that_is_gone_costs_the_directory_alone(gated, tool):
         assert json.loads(node.read(gate.VERDICT))["time"] > before
         look = "grep -ls '(python[0-9.]*) D ' /proc/[0-9]*/stat"
         assert len(node.run(look, check=False).stdout.split()) == 1
-        # And whoever collects there.
-        place = f"/proc/{node.pid}/root/srv/nodeready"
-        done = tool("audit", "@local", "--recorded", place, "--timeout", "2")
-        assert (done.status, done.out) == (1, ""), done
-        assert done.err == f"nodeready: {place}: no answer within 2 s\n"
     finally:
         os.kill(culprit, signal.SIGKILL)
     again = f"umount -l /srv/nodeready; env -i {gate.RECORD} 2>&1"
@@ -159,17 +152,12 @@ def monitored(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         jobs = [{"job_name": "node", "static_configs": targets}]
-        config = {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
-        # Who asks has a name and a password.
-        hashed = bcrypt.hashpw(b"s3cret", bcrypt.gensalt(4)).decode()
+        often = {"scrape_interval": "1s", "scrape_timeout": "1s"}
         # JSON is YAML.
-        for name, content in (
-            ("prometheus", {**config, "scrape_configs": jobs}),
-            ("web", {"basic_auth_users": {"me": hashed}}),
-        ):
-            (tmp_path / f"{name}.yml").write_text(json.dumps(content))
-        words = ["--config.file=prometheus.yml", "--web.config.file=web.yml"]
-        words += ["--storage.tsdb.path=tsdb", f"--web.listen-address=127.0.0.1:{port}"]
+        config = json.dumps({"global": often, "scrape_configs": jobs})
+        (tmp_path / "prometheus.yml").write_text(config)
+        words = ["--config.file=prometheus.yml", "--storage.tsdb.path=tsdb"]
+        words += [f"--web.listen-address=127.0.0.1:{port}"]
         log = (tmp_path / "prometheus.log").open("wb")
         how = {"stdout": log, "stderr": log, "cwd": tmp_path}
         started.append(subprocess.Popen(["prometheus", *words], **how))
@@ -183,9 +171,7 @@ def monitored(tmp_path: Path) -> Iterator[Callable[[list[dict[str, Any]]], str]]
 
 def query(url: str, words: str) -> list[dict[str, Any]]:
     try:
-        asked = urllib.request.Request(f"{url}/api/v1/query?query={words}")
-        asked.add_header("Authorization", "Basic bWU6czNjcmV0")
-        with urllib.request.urlopen(asked, timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/api/v1/query?query={words}", timeout=5) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
             return result
     except (urllib.error.URLError, OSError):
@@ -211,8 +197,8 @@ def test_prometheus_tells_it_too(gated, tool, monitored):
         url = monitored([{"targets": places}])
         times = "nodeready_audit_timestamp_seconds"
         wait_for(lambda: len(query(url, times)) == 2 and len(query(url, "up")) == 3)
-        done, told = audit(tool, where, url.replace("//", "//me:s3cret@"))
-        assert (done.status, "s3cret" in done.out + done.err) == (3, False), done
+        done, told = audit(tool, where, url)
+        assert done.status == 3, done
         asked = json.loads(tool("audit", where, "--format", "json").out)
         for node in asked["nodes"][:2]:
             wanted = {k: v for k, v in found(node).items() if not k.startswith("gate.")}

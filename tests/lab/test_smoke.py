@@ -89,23 +89,18 @@ def left(nodes: Sequence[Node]) -> list[str]:
 
 
 class SmokeResult(Done):
-    """What the command printed."""
+    """How the command ended, and what it printed: its document, its suspects, their evidence."""
 
     def __init__(self, status: int, out: str, err: str) -> None:
         super().__init__(status, out, err)
         self.data: dict[str, Any] = json.loads(out) if out.startswith("{") else {}
-
-    @property
-    def suspects(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        return tuple((row["kind"], tuple(sorted(row["nodes"]))) for row in self.data["suspects"])
-
-    @property
-    def evidence(self) -> str:
-        return "\n".join(why for suspect in self.data["suspects"] for why in suspect["evidence"])
+        rows = self.data.get("suspects", ())
+        self.suspects = tuple((row["kind"], tuple(sorted(row["nodes"]))) for row in rows)
+        self.evidence = "\n".join(why for row in rows for why in row["evidence"])
 
 
-def begin(tool: Tool, where: Path, *words: object, **how: Any) -> subprocess.Popen[bytes]:
-    return tool.start("smoke", where, "--budget", BUDGET_S, "--format", "json", *words, **how)
+def begin(tool: Tool, where: Path, *words: object) -> subprocess.Popen[bytes]:
+    return tool.start("smoke", where, "--budget", BUDGET_S, "--format", "json", *words)
 
 
 def planned(started: subprocess.Popen[bytes]) -> bytes:
@@ -130,8 +125,7 @@ def named_alone(
     """The fault is put somewhere: who is named, for what reason, and who may get the job."""
     placed = fault(nodes, Random(f"{fault.__name__} {seed}"))
     try:
-        started = start()
-        said = planned(started)
+        said = planned(started := start())
         placed.meanwhile()
         found = end(started, said)
     finally:
@@ -182,7 +176,6 @@ ENGINES = [pytest.param(RING, id="ring"), pytest.param(TORCH, id="torch", marks=
 def engine(
     request: pytest.FixtureRequest, nodes: list[Node]
 ) -> tuple[list[Node], tuple[str, ...]]:
-    """The nodes of an engine, and its words."""
     if request.param == RING:
         return nodes, RING
     return request.getfixturevalue("torch_nodes"), TORCH
@@ -213,12 +206,11 @@ def test_when_the_command_is_ended_nothing_is_left(number, engine, tool, fleet):
         said = planned(started)
         wait_for(lambda: any(left(these)))
         started.send_signal(number)
-        out, err = started.communicate(timeout=60)
+        found = end(started, said)
         wait_for(lambda: not left(these))
     finally:
         placed.undo()
     if number != signal.SIGKILL:
-        found = SmokeResult(started.returncode, out.decode(), (said + err).decode())
         assert (found.status, found.data["complete"]) == (130, False), found
         assert found.data["stopped"].startswith("interrupted")
 

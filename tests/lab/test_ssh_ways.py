@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -120,17 +121,13 @@ HERE = f"HostName <a>\n{ENOUGH}"
 KEYS = f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n"
 HOSTS = f"HostName <a>\n{STRICT}IdentityFile <key>\n"
 
+RELAY = "exec 3<>/dev/tcp/%h/%p; cat <&3 & exec cat >&3"
 ID, ONLY, UK = "IdentityFile <d>/", "IdentitiesOnly yes\n", "UserKnownHostsFile <d>/"
 
 #: What a user's file can say about `target`. ssh tells whether that is a way to the node. What
-#: blocks and patterns mean is asked of ssh in test_units_ssh_config.
+#: blocks and patterns mean is asked of ssh in test_units_ssh_config, which host keys are taken in
+#: tests/unit.
 WAYS = {
-    "include-in-block": "Host target\nInclude <d>/plain.conf\nHost other\nInclude <d>/bad.conf\n",
-    "match-exec": f'Match exec "test %h = target"\n{HERE}',
-    "match-final": f"Host target\n{HERE}Match final host <a>\nPort 1\n",
-    "first-wins-wrong": f"Host *\nPort 1\nHost target\nPort 22\n{HERE}",
-    "hostname-token": f"Host target\nHostName <prefix>.%h\n{ENOUGH}",
-    "port-of-nobody": f"Host target\nPort 2223\n{HERE}",
     "identities": f"{ID}wrong\n{ID}none\nHost target\n{HERE}",
     "identity-tokens": f"{KEYS}{ID}k_%h_%r_%n\n{ONLY}",
     "identity-variable": f"{KEYS}IdentityFile ${{NR_TEST_DIR}}/k2\n{ONLY}",
@@ -155,19 +152,12 @@ WAYS = {
     "known-two-files": f"{HOSTS}{UK}empty <known>\n",
     "known-global": f"GlobalKnownHostsFile <known>\n{HOSTS}{UK}empty\n",
     "known-hashed": f"{HOSTS}{UK}hashed\n",
-    "known-nowhere": f"{HOSTS}{UK}empty\n",
     "known-other-key": f"{HOSTS}{UK}changed\n",
-    "known-not-pattern": f"{HOSTS}{UK}not_pattern\n",
     "known-by-rsa-alone": f"{HOSTS}{UK}rsa_known\n",
-    "known-revoked": f"{HOSTS}{UK}revoked\n",
     "known-alias": f"{HOSTS}HostKeyAlias alias-%n\n{UK}alias\n",
     "known-alias-with-port": f"{HOSTS}HostKeyAlias alias-target\nPort 2222\n{UK}alias\n",
-    "known-without-port": f"{HOSTS}Port 2222\n{UK}portless\n",
     "authority": f"{HOSTS}HostKeyAlias certified\n{UK}authority\n",
-    "authority-unknown": f"{HOSTS}HostKeyAlias certified\n{UK}other_authority\n",
-    "authority-revoked": f"{HOSTS}HostKeyAlias certified\n{UK}bad_authority\n",
     "strict-accept-new": f"StrictHostKeyChecking accept-new\n{UK}new\n{HOSTS}",
-    "changed-and-accept-new": f"StrictHostKeyChecking accept-new\n{UK}changed\n{HOSTS}",
     "bind-address-wrong": f"BindAddress 192.0.2.1\n{HERE}",
     "family-wrong": f"AddressFamily inet6\n{HERE}",
     "ciphers": f"Ciphers aes256-ctr\nKexAlgorithms ecdh-sha2-nistp256\nMACs hmac-sha2-512\n{HERE}",
@@ -175,42 +165,28 @@ WAYS = {
     "no-public-keys": f"PubkeyAuthentication no\n{HERE}",
     "bad-option": f"{HERE}Bogus yes\n",
     "canonicalize": f"CanonicalizeHostname yes\nCanonicalDomains invalid\n{HERE}",
-    "proxy-command": f"ProxyCommand python3 <d>/relay.py %h %p\n{HERE}",
+    "proxy-command": f"ProxyCommand bash -c '{RELAY}'\n{HERE}",
     "proxy-command-fails": f"ProxyCommand echo no way >&2; false\n{HERE}",
     "proxy-none": f"ProxyJump none\n{HERE}Host *\nProxyJump nobody.invalid\n",
 }  # fmt: skip
-
-RELAY = """
-import os, select, socket, sys
-sock = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-while True:
-    for one in select.select([0, sock], [], [])[0]:
-        data = os.read(0, 65536) if one == 0 else sock.recv(65536)
-        if not data:
-            sys.exit()
-        sock.sendall(data) if one == 0 else os.write(1, data)
-"""
 
 
 def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
     """Everything that WAYS names; the environment for it."""
     node, d = site.node, site.directory
-    for name in ("wrong", "user", "beside", "k2"):
+    for name in ("wrong", "user", "beside", "k2", "user_ca", "host_ca"):
         site.key(name)
-    site.key("rsa", "rsa")
+    for name in ("rsa", "host_rsa"):
+        site.key(name, "rsa")
     site.key("locked", phrase="secret")
-    for name in ("user_ca", "host_ca", "other_ca"):
-        site.key(name)
     site.keygen("-s", "user_ca", "-I", "u", "-n", "root", "user.pub")
     (d / "user-cert.pub").rename(d / "elsewhere-cert.pub")
     site.keygen("-s", "user_ca", "-I", "u", "-n", "root", "-V", "20200101:20200201", "user.pub")
     (d / "user-cert.pub").rename(d / "expired-cert.pub")
     for name in ("beside", "rsa"):
         site.keygen("-s", "user_ca", "-I", "u", "-n", "root", f"{name}.pub")
-    (d / "k_<a>_root_target".replace("<a>", node.address)).write_bytes((d / "k2").read_bytes())
-    (d / f"k_{node.address}_root_target").chmod(0o600)
+    shutil.copy(d / "k2", d / f"k_{node.address}_root_target")
     # The node: one more key of its own, a certificate for the other; authorities of users.
-    site.key("host_rsa", "rsa")
     site.file("host.pub", node.read("/etc/ssh/ssh_host_ed25519_key.pub"))
     site.keygen("-s", "host_ca", "-I", "h", "-h", "-n", "certified", "host.pub")
     for name in ("host_rsa", "host-cert.pub"):
@@ -228,28 +204,19 @@ def furnish(site: Site, agent: Callable[..., str]) -> dict[str, str]:
     node.stop_sshd()
     node.resume_sshd()
     known_hosts(site)
-    site.file("relay.py", RELAY)
     site.words |= {
-        "prefix": node.address.rpartition(".")[0],
         "agent": agent(d / "k2"),
         "cert_agent": agent(d / "beside"),
         "user_agent": agent(d / "user"),
     }
-    for name, text in {"plain": HERE, "bad": "Port 1\n"}.items():
-        site.config(name, text).rename(site.file(f"{name}.conf", ""))
-    opened = site.file("unlocked", (d / "locked").read_text())
-    opened.chmod(0o600)
+    opened = Path(shutil.copy(d / "locked", d / "unlocked"))
     site.keygen("-p", "-P", "secret", "-N", "", "-f", "unlocked")
     site.words["locked_agent"] = agent(opened)
-    return {
-        "NR_TEST_DIR": str(d),
-        "NR_TEST_AGENT": site.words["agent"],
-        "SSH_AUTH_SOCK": site.words["agent"],
-    }
+    mine = site.words["agent"]
+    return {"NR_TEST_DIR": str(d), "NR_TEST_AGENT": mine, "SSH_AUTH_SOCK": mine}
 
 
 def known_hosts(site: Site) -> None:
-    """The known_hosts files that WAYS names."""
     node, d = site.node, site.directory
     own = " ".join(node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
     rsa, other = ((d / f"{name}.pub").read_text() for name in ("host_rsa", "wrong"))
@@ -259,15 +226,9 @@ def known_hosts(site: Site) -> None:
     site.file("hashed", f"{a} {own}\n")
     site.keygen("-H", "-f", "hashed")
     site.file("changed", f"{a} {other}")
-    prefix = a.rpartition(".")[0]
-    site.file("not_pattern", f"{prefix}.*,!{a} {own}\n")
     site.file("rsa_known", f"{a} {rsa}")
-    site.file("revoked", f"@revoked * {own}\n{a} {own}\n")
     site.file("alias", f"alias-target {own}\n")
-    site.file("portless", f"{a} {own}\n")
     site.file("authority", f"@cert-authority certified,other {ca}")
-    site.file("other_authority", f"@cert-authority * {(d / 'other_ca.pub').read_text()}")
-    site.file("bad_authority", f"@cert-authority * {ca}@revoked * {ca}")
     known = Path(site.words["known"]).read_text()
     site.words["known"] = str(site.file("known", f"{known}[{a}]:2222 {own}\n"))
 
@@ -281,27 +242,26 @@ def ssh(config: Path, name: str, env: Mapping[str, str]) -> subprocess.Completed
 
 def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
     env = furnish(site, agent)
-    hosts = {}
-    for case, text in WAYS.items():
-        alias = site.node.address.rpartition(".")[2] if case == "hostname-token" else "target"
-        config = site.config(case, text.replace("Host target", f"Host {alias}"))
-        hosts[case] = {"ssh_hostname": alias, "ssh_config_file": str(config)}
+    files = {case: site.config(case, text) for case, text in WAYS.items()}
+    hosts = {
+        case: {"ssh_hostname": "target", "ssh_config_file": str(file)}
+        for case, file in files.items()
+    }
     # In front of ssh, which would make the new key a known one.
     ours = audited(hosts, env=env)
     known = (site.directory / "new").read_text()
     assert re.search(rf"target|{site.node.address}", known), ours["strict-accept-new"]
     (site.directory / "new").write_text("")
-    words = ((Path(data["ssh_config_file"]), data["ssh_hostname"], env) for data in hosts.values())
     with ThreadPoolExecutor(6) as pool:
-        theirs = dict(zip(hosts, pool.map(lambda given: ssh(*given), words), strict=True))
+        theirs = pool.map(lambda file: ssh(file, "target", env), files.values())
     wrong = {
         case: (ours[case], found.stderr)
-        for case, found in theirs.items()
+        for case, found in zip(files, theirs, strict=True)
         if (ours[case] == "") != (found.returncode == 0)
     }
     assert wrong == {}
     # Both ways of each kind were seen.
-    assert 15 < sum(not why for why in ours.values()) < len(ours) - 15, ours
+    assert 10 < sum(not why for why in ours.values()) < len(ours) - 10, ours
 
 
 #: What ssh can do and nodeready cannot, or what can never be a way: the reason names it.
@@ -310,7 +270,6 @@ REASONS = {
     "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
     "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
     "circle": (f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}", "in a circle"),
-    "no-bind": (f"BindAddress 192.0.2.1\n{HERE}", "BindAddress of ssh is not this machine's"),
     "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
     "no-file": (None, "nowhere cannot be read"),
     "exec-hangs": ('Match exec "sleep 4747"\nPort 22\n', "ssh -G does not end"),
@@ -349,14 +308,6 @@ def test_the_inventory_stands_before_the_configuration(site, fleet, tool):
     (tool.home / ".ssh" / "more").write_text(inner.read_text())
     (tool.home / ".ssh" / "config").write_text("Include more\n")
     assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
-    # A new key becomes a known one, in a file that may end in the middle of a line.
-    known = tool.home / ".ssh" / "known_hosts"
-    known.write_text("# mine")
-    new = site.config("new", "Host target\nHostName <a>\nUser root\nIdentityFile <key>\n")
-    (tool.home / ".ssh" / "config").write_text(new.read_text())
-    assert reached(tool("audit", "target", *AUDIT)) == {"target": ""}
-    key = site.node.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2]
-    assert known.read_text() == f"# mine\n{' '.join([site.node.address, *key])}\n"
 
 
 STINGY = "MaxStartups 2:100:3\nMaxSessions 2\n"
@@ -401,19 +352,14 @@ def test_many_nodes_behind_a_jump_host_share_a_login_there(site, fresh_nodes, au
     jump = Logins(site.node)
     assert set(audited(hosts, first=few).values()) == {""}
     assert 3 < jump() < 8
-    # The older way to say it, another name of the same, and a jump host in front of the jump host.
-    ways = {
-        "-W": "ProxyCommand ssh -q -F <d>/config.jump -W %h:%p jump",
-        "user and port": f"ProxyJump root@{site.node.address}:22",
-        "two hops": f"ProxyJump jump,root@{nodes[0].address}",
-    }
-    for text in ways.values():
-        jump = Logins(site.node)
-        hosts, config = behind(site, nodes[1:5], BEHIND.replace("ProxyJump jump", text))
-        assert set(audited(hosts).values()) == {""}, text
-        assert jump() == 1, text
-        # ssh itself is dropped there, now and then.
-        wait_for(lambda config=config: ssh(config, "behind1", {}).returncode == 0)
+    # A jump host in front of the jump host.
+    jump = Logins(site.node)
+    text = BEHIND.replace("ProxyJump jump", f"ProxyJump jump,root@{nodes[0].address}")
+    hosts, config = behind(site, nodes[1:5], text)
+    assert set(audited(hosts).values()) == {""}
+    assert jump() == 1
+    # ssh itself is dropped there, now and then.
+    wait_for(lambda: ssh(config, "behind1", {}).returncode == 0)
 
 
 #: What is wrong with the jump host, how that ends, and the words for it.
@@ -425,7 +371,6 @@ JUMP_FAULTS = {
     ),
     "no sshd": (Node.stop_sshd, Node.resume_sshd, "jump host jump: connection refused"),
     "frozen": (Node.freeze, Node.thaw, "jump host jump: (no answer in 15 s|no route)"),
-    "sshd hangs": (Node.pause_sshd, Node.resume_sshd, "jump host jump: .* no SSH banner"),
 }
 
 
@@ -496,10 +441,9 @@ with Fleet(found, list(found)) as fleet:
     print(channel.read_line(10))
     channel.send_line("two")
     print(channel.read_line(10), flush=True)
-    if len(sys.argv) > 2:
-        sys.stdin.readline()
-        print(channel.read_line(20), channel.error)
-        print(collect(fleet, {name: once(Request(name, "echo three", 20))})[name])
+    sys.stdin.readline()
+    print(channel.read_line(20), channel.error)
+    print(collect(fleet, {name: once(Request(name, "echo three", 20))})[name])
     channel.close()
 """
 
@@ -518,25 +462,24 @@ def test_a_masters_connection_is_used_instead_of_a_login(site, fleet, short, aud
     try:
         wait_for(lambda: bool(list(short.glob("cm-*"))))
         assert audited(hosts) == {"target": ""}
-        talk = [sys.executable, "-c", TALK, str(fleet([], hosts))]
-        said = subprocess.run(talk, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-        assert "Reply(stdout='one\\n'" in said, said
-        assert "rc=7" in said
-        assert "MARK got two" in said
-        assert logins() == 2
         # It dies in the middle: what was said over it is lost, the next question has a login.
-        with subprocess.Popen(
-            [*talk, "middle"], stdin=-1, stdout=-1, text=True, cwd=ROOT
-        ) as running:
-            assert running.stdin is not None
-            assert running.stdout is not None
-            while "got two" not in running.stdout.readline():
-                pass
+        talk = [sys.executable, "-c", TALK, str(fleet([], hosts))]
+        with subprocess.Popen(talk, stdin=-1, stdout=-1, text=True, cwd=ROOT) as running:
+            said = ""
+            while "MARK got two" not in said:
+                row = running.stdout.readline()
+                assert row, said
+                said += row
+            assert logins() == 2
             master.kill()
             master.wait()
-            said = running.communicate("\n")[0]
-        assert "None connection lost (the master of ssh has ended)" in said, said
-        assert "three" in said
+            said += running.communicate("\n")[0]
+        words = (
+            "Reply(stdout='one\\n'",
+            "rc=7",
+            "None connection lost (the master of ssh has ended)",
+        )
+        assert all(word in said for word in (*words, "three")), said
         assert logins() == 3
     finally:
         master.kill()
@@ -569,18 +512,8 @@ def test_a_masters_connection_to_a_jump_host_is_used_instead_of_a_login(
 @pytest.mark.nightly
 def test_few_open_files_cost_no_node(lab: Lab, fleet: Callable[..., Path], tool: Tool) -> None:
     more = {f"{node.name}-{n}": node.inventory_data()[1] for node in lab.nodes for n in range(14)}
-    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-    inventory = fleet([], more)
-
-    def run(soft: int, hard: int) -> Done:
-        return tool("audit", inventory, *AUDIT, first=few.format(soft=soft, hard=hard))
-
-    done = run(64, 64)
-    assert set(reached(done).values()) == {""}, done
-    assert len(reached(done)) == 42
+    few = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    done = tool("audit", fleet([], more), *AUDIT, first=few)
+    assert reached(done) == dict.fromkeys(more, ""), done
     (line,) = [one for one in done.lines if "open files" in one]
     assert re.match(r"nodeready: \d+ nodes at once and not 42: this machine allows 64 open", line)
-    # The soft limit is only where the system begins.
-    done = run(64, 4096)
-    assert set(reached(done).values()) == {""}, done
-    assert not [one for one in done.lines if "open files" in one]

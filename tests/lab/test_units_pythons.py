@@ -1,4 +1,4 @@
-"""`nodeready run` under the oldest Python of a node, and under one with sys.monitoring."""
+"""`nodeready run` and the node's program under other Pythons of this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import ROOT
+from tests.unit.conftest import bundle_file, pythons
+from tests.unit.healthcheck.test_compiled import run as run_alone
+from tests.unit.healthcheck.test_compiled import takes_its_code
 from tests.unit.node.test_run import (  # noqa: F401
     script,
     test_all_stacks_on_a_signal_also_in_c_with_the_lock,
     test_the_last_lines_are_written_when_it_fails,
     test_the_users_own_path_and_sitecustomize_stay,
 )
+from tests.unit.transport.test_bundle import run
+
+__all__ = ["bundle_file", "pythons"]
+
+_BUILD = (
+    "import sys, hashlib; sys.path.insert(0, sys.argv[1]); "
+    "from nodeready.transport import bundle; "
+    "from nodeready.policy.policy import make_policy; "
+    "made = bundle.build(make_policy({'mounts': ('/a', '/b'), 'waivers': {'nics.mtu': 'x'}})); "
+    "print(hashlib.sha256(made).hexdigest())"
+)
+_MAKE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
+    "main.compile_bundle(*sys.argv[1:])"
+)
 
 
 def executables(version: str) -> list[str]:
+    """The oldest Python of a node, and one with sys.monitoring."""
     own = [*Path("/usr/bin").glob(f"python{version}")]
     own += Path.home().glob(f".pyenv/versions/{version}.*/bin/python")
     return [str(path) for path in own[:1]]
@@ -26,3 +46,37 @@ def python(request: pytest.FixtureRequest) -> str:
     if not found:
         pytest.skip(f"no Python {request.param}")
     return found[0]
+
+
+def test_the_same_content_makes_the_same_bytes_in_every_python(pythons):
+    digests = {
+        run(python, "-B", "-c", _BUILD, ROOT, env={"PYTHONHASHSEED": str(seed)}).stdout
+        for seed, (version, python) in enumerate(pythons.items())
+        if version >= (3, 9)
+    }
+    assert [len(digest.strip()) for digest in digests] == [64]
+
+
+def test_it_runs_in_every_python_from_3_9_on_and_no_older_one_shows_a_traceback(
+    pythons, bundle_file
+):
+    for version, python in pythons.items():
+        done = run(python, "-I" if version > (3, 3) else "-E", bundle_file, "--version", cwd="/")
+        if version >= (3, 9):
+            assert (done.returncode, done.stdout) == (0, "0.1.0\n"), (version, done)
+        else:
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 1
+            assert line.startswith("nodeready needs Python 3.9 or newer; this is ")
+            assert line.endswith(f"({python})")
+
+
+def test_each_python_takes_its_own_code_and_any_other_the_sources(pythons, bundle_file, tmp_path):
+    pythons = {version: path for version, path in pythons.items() if version >= (3, 9)}
+    for version, python in pythons.items():
+        out = tmp_path / f"{version[1]}.pyz"
+        done = run_alone(python, "-c", _MAKE, bundle_file, out, "/usr/local/lib/x.pyz")
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert takes_its_code(python, out)
+        for other in pythons.values():
+            assert run_alone(other, out, "--version").stdout == "0.1.0\n", (version, other)

@@ -126,12 +126,9 @@ def roots(ranks: Sequence[Rank | None]) -> set[frozenset[int]]:
 
 LARGE = {"large": 1 << 33, "limit_s": 60.0}
 BLACK_HOLE = "iptables -A INPUT -m length --length 1400: -j DROP"
-OUTBOUND = BLACK_HOLE.replace("INPUT", "OUTPUT")
 ONE_WAY = "iptables -A INPUT -s 10.0.0.2 -j DROP"
-ONE_PORT = "iptables -A INPUT -p tcp --dport 29500 -j DROP"
-SMALL_PASSES = r"to 10\.0\.0\.3 small messages pass, 64 KiB do not: MTU\?"
+ONE_PORT = "iptables -A INPUT -p tcp --dport 29501 -j DROP"
 SLOW = "tc qdisc add dev eth0 root tbf rate 1mbit burst 16kb latency 400ms"
-nightly = pytest.mark.nightly
 
 
 @pytest.mark.parametrize(
@@ -139,11 +136,8 @@ nightly = pytest.mark.nightly
     [
         pytest.param({"before": {"2": ONE_WAY}}, {1, 2}, 1, "init",
                      r"no connection to 10\.0\.0\.3 port 29500: timed out", id="one direction"),
-        pytest.param({"before": {"2": ONE_PORT}}, {1, 2}, 2, "init",
-                     r"rank 1 did not connect in [34]\.\d s", id="one port", marks=nightly),
-        pytest.param({"before": {"2": BLACK_HOLE}}, {1, 2}, 1, "large", SMALL_PASSES, id="MTU in"),
-        pytest.param({"before": {"1": OUTBOUND}}, {1, 2}, 1, "large", SMALL_PASSES,
-                     id="MTU out", marks=nightly),
+        pytest.param({"before": {"2": BLACK_HOLE}}, {1, 2}, 1, "large",
+                     r"to 10\.0\.0\.3 small messages pass, 64 KiB do not: MTU\?", id="MTU"),
         pytest.param({"order": LARGE, "later": [(1, 2, "STOP")]}, {2}, 3, "large",
                      r"rank 2 \(10\.0\.0\.3\) sent nothing for [34]\.\d s in large", id="freezes"),
         pytest.param({"order": LARGE, "later": [(1, 2, "KILL")]}, {2}, 1, "large",
@@ -162,22 +156,6 @@ def test_a_fault_is_named_for_what_it_is(play, culprits, rank, phase, error):
     assert not any(answer.ok or answer.wrong for answer in ranks if answer)
 
 
-def test_a_slow_port_is_named_with_its_rate():
-    """All go on, slowly: for whom the other ranks wait is that of the test's last moment."""
-    ranks = perform(nodes=4, before={"1": SLOW}, order={"large": 8 * MIB, "limit_s": 10.0})
-    rate = r"(0\.[89]|1\.\d) Mbit/s from rank 1 \(10\.0\.0\.2\) after \d\.\d s of large"
-    assert re.fullmatch(rate, ranks[2].said), ranks
-    assert (ranks[2].phase, ranks[2].waits_for) == ("large", 1)
-    assert 0.0007 < ranks[2].gbps < 0.0015
-    assert [rank.gbps for rank in ranks if rank.rank != 2] == [0.0] * 3
-
-
-def test_a_node_that_is_cut_off_wholly_is_named_by_its_neighbours():
-    everything = "iptables -A INPUT -j DROP; iptables -A OUTPUT -j DROP"
-    ranks = perform(nodes=4, order=LARGE, later=[(1, 2, everything)])
-    assert ranks[1].waits_for == ranks[3].waits_for == 2
-
-
 def test_loss_costs_time_and_is_counted_where_it_is():
     lossy = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
     ranks = perform(nodes=4, before={"1": lossy})
@@ -190,11 +168,9 @@ def test_loss_costs_time_and_is_counted_where_it_is():
 @pytest.mark.parametrize(
     ("fault", "tries", "outcome", "gbps"),
     [
-        ("true", ["ok"] * 4, "ok", (0.02, 1e6)),
-        (ONE_PORT.replace("29500", "29501"), ["ok", "timeout", "ok", "ok"], "ok", (0.02, 1e6)),
+        (ONE_PORT, ["ok", "timeout", "ok", "ok"], "ok", (0.02, 1e6)),
         ("iptables -A INPUT -j DROP", ["timeout"] * 3 + ["skipped"], "", (-1, 0.02)),
         (BLACK_HOLE, ["ok"] * 4, "large", (-1, 0.02)),
-        pytest.param(OUTBOUND, ["ok"] * 4, "large", (-1, 0.02), marks=nightly),
         (SLOW, ["ok"] * 4, "large", (0.0005, 0.0015)),
     ],
 )

@@ -10,7 +10,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ import pytest
 
 from nodeready.node.smoke.orders import End, Ran
 from tests.unit.node.smoke.running_program import (
-    pair,
     port,
     ring,
     start,
@@ -28,8 +26,6 @@ from tests.unit.node.smoke.running_program import (
 )
 
 __all__ = ["port", "start"]
-
-nightly = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -88,24 +84,14 @@ def test_a_session_of_the_user(start, user, port):
     node.order(End(1))
     ranks = [(rank.rank, rank.said) for rank in node.answer().ranks]
     assert ranks == [(2, "ended"), (3, "ended")]
-    node.order(ring(2))
-    assert node.answer().ranks[0].ok
-    node.order(pair(3))
-    assert node.answer().number == 3
     assert node.close() == (0, "")
     assert node.is_gone()
 
 
 @pytest.mark.parametrize(
-    ("how", "stopped"),
-    [
-        ("stdin", False), ("alarm", False), ("KILL", False), ("TERM", True), ("KILL", True),
-        *(pytest.param(how, False, marks=nightly) for how in ("TERM", "INT", "HUP")),
-        pytest.param("stdin", True, marks=nightly),
-    ],
-)  # fmt: skip
+    ("how", "stopped"), [("stdin", False), ("alarm", False), ("TERM", True), ("KILL", True)]
+)
 def test_a_session_ends_in_the_middle_of_a_test(start, user, port, how, stopped):
-    """Also one whose processes the user has stopped."""
     node = start(user=user, limit_s=8 if how == "alarm" else 60)
     node.answer()
     node.order(torch(1, stubborn("python3"), 50))
@@ -133,49 +119,36 @@ def test_the_user_kills_his_own_part(start, user):
     assert not of(user)
 
 
-@pytest.mark.parametrize(("text", "why"), [
-    ("echo going; sleep 300 & setsid sleep 301 & exec sleep 302", "timed out; it said: going"),
-    pytest.param("exec 1>&-", "timed out", marks=nightly),
-    ("yes", "timed out; it said: y"),
-    ("ulimit -p 2", "can't start new thread"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "why"), [("yes", "timed out; it said: y"), ("ulimit -p 2", "can't start new thread")]
+)
 def test_no_session(start, user, profile, text, why):
-    """The reason is one line, within the time, whatever the profile does."""
+    """The reason is one line, within the time. What else a profile does: test_proof."""
     profile(f"{text}\n")
     assert within(20, lambda: not of(user, ended=True))
     node = start(user=user, limit_s=8)
-    began = time.monotonic()
     hello = node.answer()
     assert hello.why.startswith("no session: ")
     assert why in hello.why
     assert (hello.user, hello.ports, hello.engines) == (user, (), ())
-    assert time.monotonic() - began < 30
     assert node.answer() is None
     assert node.wait() == (0, "")
     assert node.is_gone()
     assert within(5, lambda: not of(user))
 
 
-@pytest.mark.parametrize(("login", "wanted", "why"), [
-    ("", "nobodysuch", "no such user: nobodysuch"),
-    ("{}", "daemon", "logged in as {}, who cannot become daemon: log in as root"),
-    ("{}", "{}", ""),
-    ("{}", "", ""),
-])  # fmt: skip
-def test_who_logs_in_for_whom(start, user, login, wanted, why):
-    node = start(login=login.format(user), user=wanted.format(user))
+@pytest.mark.parametrize("wanted", ["{}", ""])
+def test_a_user_logs_in_without_root(start, user, wanted):
+    node = start(login=user, user=wanted.format(user))
     hello = node.answer()
-    assert hello.why == why.format(user)
-    assert hello.user == (user if login else wanted)
+    assert (hello.user, hello.why) == (user, "")
     node.process.stdin.close()
     assert node.answer() is None
     assert node.is_gone()
 
 
 @pytest.mark.parametrize("text", [
-    "exec <&-; exec 2>&-; cd /nowhere; set -u; trap '' TERM",
-    "LC_ALL=de_DE.ISO-8859-1; export LC_ALL; exec </dev/null; printf 'half a line'",
-    "(sleep 300 >/dev/null 2>&1 &)",
+    "LC_ALL=de_DE.ISO-8859-1; export LC_ALL; (sleep 300 >/dev/null 2>&1 &); printf 'half a line'",
     "yes & yes >&2 &",
 ])  # fmt: skip
 def test_an_odd_profile_is_no_trouble(start, user, profile, text):
@@ -184,8 +157,6 @@ def test_an_odd_profile_is_no_trouble(start, user, profile, text):
     assert not node.answer().why
     node.order(ring(1))
     assert node.answer().ranks[0].ok
-    node.order(torch(2, "sleep 300", 1))
-    assert len(node.answer().ranks) == 2
     status, error = node.close()
     assert (status, error if "yes" not in text else "") == (0, "")
     assert node.is_gone()
@@ -196,7 +167,8 @@ def test_an_odd_profile_is_no_trouble(start, user, profile, text):
 # --- The user attacks.
 
 #: What stands in place of our program: it knows the nonce of its session. What it does first is
-#: to be passed over, before the hello, before the answer, and after it.
+#: to be passed over, before the hello, before the answer, and after it. What is no line at all is
+#: asked of tests/unit.
 EVIL = """
 import json, os, re, select
 pipes = [number for number in range(3, 64) if os.path.exists("/proc/self/fd/%d" % number)
@@ -205,7 +177,7 @@ text = b""
 while select.select(pipes[:1], [], [], 0.5)[0]:
     text += os.read(pipes[0], 1 << 20)
 nonce = re.search(rb"'nonce': '([^']+)'", text)[1].decode()
-def say(name, nonce=nonce, **data):
+def say(name, **data):
     print(nonce, name, json.dumps(data, ensure_ascii=False), flush=True)
 HELLO = dict(host="other", user="root", token="t", ports=[22, PORT], busy=[],
              addresses=["10.9.9.9"], gpus=0, engines=[], why="")
@@ -214,20 +186,14 @@ RAN = dict(number=1, error="honest", ranks=[])
 PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
               ms=1, gbps=1, retransmits=0, came=0)
 def attack():
-    say('hello', **dict(HELLO, token='x' * (1 << 20)))
     say('hello', **dict(HELLO, busy=[dict(port=1, error='x' * 8000)] * 30))
     say('hello', **dict(HELLO, engines=[dict.fromkeys(ENGINE, 'ü' * 1000)] * 20))
-    for wrong in (dict(ports=[-1]), dict(more=1), dict(gpus=1e400)):
-        say('hello', **{**HELLO, **wrong})
-    say('hello', nonce='nodeready-0123456789abcdef', **HELLO)
+    say('hello', **{**HELLO, 'ports': [-1]})
     print('x' * (1 << 20))
     for at in range(10_000):
         say('ran', **dict(RAN, number=2))
         say('paired', **dict(PAIRED, number=2))
-    for name in ('user', 'x' * 99, 'hello hello'):
-        say(name, **HELLO)
-    for text in ('[' * 100_000, '{"host":"x","host":"y"}', ''):
-        print(nonce, 'hello', text, flush=True)
+    say('user', **HELLO)
     os.write(1, bytes(range(256)) * 1000 + b'\\n' + (nonce + ' ran {"number": 1, \\n').encode())
 say("begun")
 attack()

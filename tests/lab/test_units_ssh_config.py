@@ -28,7 +28,6 @@ STRANGE = (
 
 
 def told(words: list[str]) -> dict[str, list[str]]:
-    """What ssh itself says."""
     done = subprocess.run(["ssh", "-G", *words], capture_output=True, text=True, check=True)
     found: dict[str, list[str]] = {}
     for row in done.stdout.splitlines():
@@ -45,7 +44,6 @@ COMPARED = (
 
 @pytest.mark.parametrize("seed", range(24))
 def test_what_is_shared_between_names_is_what_ssh_says_of_each(seed: int, tmp_path: Path) -> None:
-    """Random files: names that share a question have nothing of each other."""
     draw = random.Random(seed)
     inner = tmp_path / "inner"
     values = [one.format(inner=inner) for one in VALUES]

@@ -5,14 +5,12 @@ Whoever carries, a node that cannot be asked is named once, with its cause, and 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import gevent
 import pytest
@@ -24,32 +22,35 @@ from tests.command import ours, wait_for
 ONLY = ("--only", "ptrace.scope", "--format", "json")
 
 
-def slurm(lab, *words):
-    """A command of Slurm's as root of this machine; its output."""
-    env = {**os.environ, "SLURM_CONF": str(lab.slurm_conf)}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout.strip()
-
-
 @pytest.fixture
 def root_slurm(slurm_lab, monkeypatch):
     """Slurm's commands for root of this machine; every node is as before afterwards."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_lab.slurm_conf))
-    yield lambda *words: slurm(slurm_lab, *words)
-    slurm(slurm_lab, "scancel", "--user=root")
+
+    def slurm(*words):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip()
+
+    yield slurm
+    slurm("scancel", "--user=root")
     for node in slurm_lab.nodes:
-        state = slurm(slurm_lab, "sinfo", "-h", "-n", node.name, "-o", "%T")
+        state = slurm("sinfo", "-h", "-n", node.name, "-o", "%T")
         if "drain" in state or "down" in state:
-            slurm(slurm_lab, "scontrol", "update", f"nodename={node.name}", "state=resume")
-    wait_for(lambda: slurm(slurm_lab, "sinfo", "-h", "-o", "%T") == "idle")
-    assert slurm(slurm_lab, "squeue", "-h") == ""
+            slurm("scontrol", "update", f"nodename={node.name}", "state=resume")
+    wait_for(lambda: slurm("sinfo", "-h", "-o", "%T") == "idle")
+    assert slurm("squeue", "-h") == ""
+
+
+def _results(done):
+    nodes = json.loads(done.out)["nodes"]
+    found = {node["name"]: node for node in nodes}
+    assert len(found) == len(nodes)
+    return found
 
 
 def statuses(done):
     """Node -> (status, error) of an audit's document."""
-    data = json.loads(done.out)
-    assert len({node["name"] for node in data["nodes"]}) == len(data["nodes"])
-    return {node["name"]: (node["status"], node["error"] or "") for node in data["nodes"]}
+    return {name: (one["status"], one["error"] or "") for name, one in _results(done).items()}
 
 
 def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm, fleet, tool):
@@ -69,10 +70,6 @@ def test_an_allocation_of_ones_own_names_who_cannot_be_had(slurm_lab, root_slurm
     assert found[busy][1].startswith("Slurm: is allocated: no CPU is free there")
     assert found["nosuch9"][1] == "Slurm: knows no node of this name"
     assert root_slurm("squeue", "-h", "--name=nodeready") == ""
-
-
-def _results(done):
-    return {node["name"]: node for node in json.loads(done.out)["nodes"]}
 
 
 def test_in_a_running_job_as_its_user(slurm_lab, login, fleet, tool):
@@ -137,7 +134,6 @@ def test_a_slurm_that_hangs_is_named_for_every_node(slurm_lab, root_slurm, fleet
 
 
 def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, tool):
-    """Ctrl-C in the middle: partial, 130, and neither a step nor a job nor a process is left."""
     where = fleet(slurm_lab.nodes)
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
     process = tool.start("ready", where, "--user", "root", "--via", "srun", env=env)
@@ -150,84 +146,54 @@ def test_an_interrupt_gives_the_allocation_back(slurm_lab, root_slurm, fleet, to
     assert not [row for node in slurm_lab.nodes for row in ours(node)]
 
 
-#: What Slurm has to say about a wrong word.
-REFUSED = {
-    ("--salloc", "-p nosuch"): "salloc: Job submit/allocate failed",
-    ("--salloc", "-A 'x"): "--salloc -A 'x: no closing quotation",
-    ("--job", "99999"): "--job 99999: Slurm knows no such job",
-}
-
-
-def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool):
+@pytest.mark.parametrize(
+    ("salloc", "said"),
+    [
+        ("-p nosuch", "salloc: Job submit/allocate failed"),
+        ("-A 'x", "--salloc -A 'x: no closing quotation"),
+    ],
+)
+def test_what_slurm_refuses_is_one_line(slurm_lab, fleet, tool, salloc, said):
     env = {"SLURM_CONF": slurm_lab.slurm_conf}
-    for words, part in REFUSED.items():
-        done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", *words, env=env)
-        assert (done.status, done.out) == (2, ""), done
-        assert done.err.startswith(f"nodeready: {part}")
-        assert done.err.count("\n") == 1
+    done = tool("audit", fleet(slurm_lab.nodes), "--via", "srun", "--salloc", salloc, env=env)
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done
+    assert done.err.startswith(f"nodeready: {said}")
 
 
 # --- ssh, shared between processes.
 
 
-def children(process):
-    """The processes that this one has started, by pid."""
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(word) for word in path.read_text().split()]
-
-
 def test_shared_between_processes_the_document_is_the_same(lab, fleet, tool):
+    """With a mesh, which holds a channel with every node while the nodes connect to each other."""
     where = fleet(lab.nodes)
     # The errors of ports are judged by their change since the look before.
     tool("audit", where, "-q")
-    one, two = (
-        tool("audit", where, "--format", "json", "--ssh-processes", str(count)) for count in (1, 2)
-    )
-    assert one.status == two.status == 3
+    words = ("ready", where, "--user", "root", "--format", "json", "--ssh-processes")
     first, second = (
         {
             name: {result["check"]: result["status"] for result in node["results"]}
-            for name, node in _results(done).items()
+            for name, node in _results(tool(*words, count)).items()
         }
-        for done in (one, two)
+        for count in (1, 3)
     )
     assert first == second
+    assert {found["proof.mesh"] for found in first.values()} == {"ok"}
     assert set(first) == {node.name for node in lab.nodes}
-
-
-@pytest.mark.nightly
-def test_ready_speaks_with_nodes_of_several_processes(lab, fleet, tool):
-    """Its mesh holds a channel with every node while the nodes connect to each other."""
-    where = fleet(lab.nodes)
-    done = tool(
-        "ready", where, "--user", "root", "--only", "proof.mesh,proof.ports", "--format", "json",
-        "--ssh-processes", "3",
-    )  # fmt: skip
-    found = {
-        name: [one["status"] for one in node["results"] if one["check"] == "proof.mesh"]
-        for name, node in _results(done).items()
-    }
-    assert found == {node.name: ["ok"] for node in lab.nodes}, done
-
-
-def _is_ours(pid):
-    """Whether this is a copy of the command: what it starts else is another program."""
-    with contextlib.suppress(OSError):
-        return b"nodeready" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("how", ["one is killed", "an interrupt", "the parent is killed"])
 def test_processes_that_share_the_nodes_and_an_end_in_the_middle(how, lab, fleet, tool):
-    """Killed, one costs its own node, which is named; in any case nothing is left."""
     words = ("--user", "root", "--format", "json", "--ssh-processes", "3")
     process = tool.start("ready", fleet(lab.nodes), *words)
     # The looks and proofs are under way.
     wait_for(lambda: any(ours(node) for node in lab.nodes))
-    kept = children(process)
+    pgrep = ["pgrep", "-P", str(process.pid)]
+    kept = subprocess.check_output(pgrep, text=True).split()
     if how == "one is killed":
-        os.kill(next(pid for pid in kept if _is_ours(pid)), signal.SIGKILL)
+        # A copy of the command: what it starts else is another program.
+        copies = subprocess.check_output([*pgrep, "-f", "nodeready"], text=True).split()
+        os.kill(int(copies[0]), signal.SIGKILL)
     else:
         process.send_signal(signal.SIGINT if how == "an interrupt" else signal.SIGKILL)
     done = tool.end(process)
