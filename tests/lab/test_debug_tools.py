@@ -1,5 +1,5 @@
 """Packages on real nodes: a real apt with a repository of the test's own, dnf and zypper by their
-arguments and words."""
+arguments and words; and the control machine's py-spy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
@@ -244,3 +245,34 @@ def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node,
         if "waited" in failure["end"]:
             assert "locked by process 1 (" in message
             assert len(node.read("/run/called").splitlines()) > 1
+
+
+#: Of another version by its own words, and then it hangs.
+OLD = "#!/bin/sh\necho py-spy 0.3.14\nsleep 600\n"
+
+
+def test_py_spy_lands_whole_or_the_old_one_stays(fresh_node, monkeypatch):
+    """What else may stand in its place, tests/attacks asks."""
+    node, path, behind = fresh_node, "/usr/local/bin/py-spy", "/opt/tools/py-spy"
+    node.run(f"mkdir -p /opt/tools; ln -sf {behind} {path}")
+    node.write(behind, OLD, 0o755)
+
+    def put() -> int:
+        return len(looks.deploy(node, want(), [debug_tools.py_spy], "debug_tools"))
+
+    # By its digest; a link stays a link.
+    assert (put(), put(), node.run(f"readlink {path}").stdout) == (1, 0, f"{behind}\n")
+    # Only a missing permission is given.
+    inode = node.run(f"chmod 700 {behind}; stat -c %i {behind}").stdout
+    assert (put(), node.run(f"stat -c %i {behind}").stdout) == (1, inode)
+    said = node.run(f"stat -c '%a %U' {behind}; {path} --version", user="ml").stdout
+    assert said == f"755 root\npy-spy {want().py_spy_version}\n"
+    node.enter(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", "/usr/local/bin"])
+    node.write(path, OLD, 0o755)
+    with pytest.raises(AssertionError, match=f"no space left on {path}$"):
+        put()
+    # What does not run on the node is not put in place either.
+    monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"\x7fELF of another")
+    with pytest.raises(AssertionError, match=f"{path}: the new file is not valid"):
+        put()
+    assert (node.read(path), node.run("ls -A /usr/local/bin").stdout) == (OLD, "py-spy\n")
