@@ -73,9 +73,7 @@ def test_what_is_kept_of_each_crash_and_what_notes_tell_without_gdb(tool, fleet,
     assert sorted(core["path"] for core in found) == sorted(paths)
     for core in found:
         assert (core["job"], core["user"], core["unread"]) == ("88", "root", "")
-        assert core["text_file"] == f"{core['node']}-{core['pid']}.txt"
-        text = (kept / core["text_file"]).read_text()
-        assert "Program terminated with signal SIGSEGV" in text
+        assert "terminated with signal SIGSEGV" in (kept / core["text_file"]).read_text()
     assert json.loads((kept / "cores.json").read_text()) == json.loads(done.out)
     # Looking leaves nothing behind.
     assert (written(first), ours(first)) == (before, [])
@@ -110,6 +108,14 @@ def state(node, pid):
     return [re.search(rf"^{name}:\s+(\S)", text, re.M)[1] for name in ("State", "TracerPid")]
 
 
+#: A core has ten seconds.
+SOON = """
+from nodeready.triage.cores import Dumping
+ask = Dumping._ask
+Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)
+"""
+
+
 def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, sleeper):
     node, pid = sleeper
     where = fleet([node])
@@ -131,53 +137,39 @@ def test_a_core_of_a_live_process_is_whole_and_the_process_goes_on(tool, fleet, 
     seen = tool("cores", where, "--format", "json")
     assert seen.status == 0, seen
     (group,) = groups(seen)
-    assert group["signal_name"] == "live"
-    assert "sleep" in group["function"], group
-    assert ours(node) == []
+    assert (group["signal_name"], "sleep" in group["function"]) == ("live", True), group
+    # A gdb that hangs does not leave the process stopped.
+    node.enter(["rm", path])
+    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
+    node.write("/usr/local/bin/gdb", hang, mode=0o755)
+    done = tool("cores", where, "--gcore", pid, "--yes", first=SOON)
+    assert done.status == 1, done
+    assert "gdb had not finished after 4 s and was ended" in done.err
+    assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
+    assert state(node, pid) == ["S", "0"]
+    assert (node.enter(["ls", "-A", "/var/crash"]).stdout, ours(node)) == ("", [])
 
 
 _STATE = "kill -{0} {{pid}}; until grep -q '^State:.{1}' /proc/{{pid}}/status; do sleep 0.1; done"
-#: What is broken, how it is mended -> why no core is taken.
-REFUSED = {
-    (
-        "mount -t tmpfs -o size=8m x /var/crash",
-        "umount /var/crash",
-    ): "MiB free, and the core",
-    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash"): "is on a read-only file system",
-    ("rmdir /var/crash", "mkdir -m 1777 /var/crash"): "/var/crash: No such file or directory",
-    (_STATE.format("STOP", "T"), _STATE.format("CONT", "S")): "is stopped by a signal",
-    ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb"): "gdb is not installed",
-}
+#: What is broken, how it is mended, why no core is taken. A full disk, tests/vm asks.
+REFUSED = (
+    ("mount -t tmpfs -o ro x /var/crash", "umount /var/crash", "is on a read-only file system"),
+    ("rmdir /var/crash", "mkdir -m 1777 /var/crash", "/var/crash: No such file or directory"),
+    (_STATE.format("STOP", "T"), _STATE.format("CONT", "S"), "is stopped by a signal"),
+    ("mv /usr/bin/gdb /root/away", "mv /root/away /usr/bin/gdb", "gdb is not installed"),
+    (":", ":", "there is no process 4000000"),
+)
 
 
 @pytest.mark.nightly
 def test_what_cannot_be_done_is_refused_before_anything(tool, fleet, sleeper):
     node, pid = sleeper
-    where = fleet([node])
-    for (broken, mended), words in REFUSED.items():
+    for broken, mended, words in REFUSED:
         node.enter(["sh", "-c", broken.format(pid=pid)])
         before = state(node, pid)
-        done = tool("cores", where, "--gcore", pid, "--yes")
-        assert (done.status, done.out) == (1, ""), done
-        assert words in done.err
+        wanted = re.findall("[0-9]+$", words) or [pid]
+        done = tool("cores", fleet([node]), "--gcore", *wanted, "--yes")
+        assert (done.status, done.out, words in done.err) == (1, "", True), done
         assert state(node, pid) == before
         assert node.enter(["ls", "-A", "/var/crash"], check=False).stdout == ""
         node.enter(["sh", "-c", mended.format(pid=pid)])
-    done = tool("cores", where, "--gcore", "4000000", "--yes")
-    assert (done.status, done.out) == (1, ""), done
-    assert "there is no process 4000000" in done.err
-
-
-def test_a_gdb_that_hangs_does_not_leave_the_process_stopped(tool, fleet, sleeper):
-    node, pid = sleeper
-    hang = f'#!/bin/sh\ncase "$*" in *attach*) kill -STOP {pid}; sleep 600;; esac\n'
-    node.write("/usr/local/bin/gdb", hang, mode=0o755)
-    short = "from nodeready.triage.cores import Dumping\nask = Dumping._ask\n"
-    short += "Dumping._ask = lambda self, s, *more: ask(self, min(s, 10), *more)\n"
-    done = tool("cores", fleet([node]), "--gcore", pid, "--yes", first=short)
-    assert done.status == 1, done
-    assert "gdb had not finished after 4 s and was ended" in done.err
-    assert "goes on (it had been left stopped, and was sent SIGCONT)" in done.err
-    assert state(node, pid) == ["S", "0"]
-    assert node.enter(["ls", "-A", "/var/crash"]).stdout == ""
-    assert ours(node) == []

@@ -17,18 +17,10 @@ from nodeready.subjects.gate import facts as probe
 from tests.command import wait_for
 from tests.conftest import _lab_name
 from tests.helpers import nodeready
+from tests.lab.test_gate import LOGGER, SETTINGS
 
-SETTINGS = {
-    "limit_memlock": 4096,
-    "limit_nofile": 16384,
-    "gate": True,
-    "gate_drain": True,
-    "gate_budget_s": 8,
-}
+DRAINS = {**SETTINGS, "gate_drain": True, "gate_budget_s": 8}
 CONF = (f"Prolog={probe.PROLOG}", f"HealthCheckProgram={probe.HEALTH_CHECK}")
-LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
-
-
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("gate_slurm")
 
@@ -44,7 +36,7 @@ def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         lab.nodes[0].write("/usr/local/sbin/logger", LOGGER, mode=0o755)
         where = tmp_path_factory.mktemp("gate") / "inventory.py"
-        where.write_text(f"lab = ({lab.inventory_data()!r}, {SETTINGS!r})\n")
+        where.write_text(f"lab = ({lab.inventory_data()!r}, {DRAINS!r})\n")
         deployed = nodeready("deploy", where, "--yes")
         assert " 0 failed, 0 unreachable" in deployed.stdout, deployed.stdout + deployed.stderr
         lab.slurm_configure(*CONF)
@@ -93,13 +85,10 @@ def job(node: Node, command: str = "hostname") -> str:
     return slurm(node.lab, "sbatch", "--parsable", *where, "--wrap", command).strip()
 
 
-def state(node: Node, number: str) -> str:
-    return slurm(node.lab, "scontrol", "show", "job", number).partition("JobState=")[2].split()[0]
-
-
 def ran(node: Node, number: str) -> str:
     """What the job printed, once it is done."""
-    wait_for(lambda: state(node, number) == "COMPLETED")
+    job = ("scontrol", "show", "job", number)
+    wait_for(lambda: "JobState=COMPLETED " in slurm(node.lab, *job))
     return node.run(f"cat /tmp/job-{number}.out").stdout
 
 
@@ -112,10 +101,6 @@ def repaired(node: Node) -> None:
     breaks(node, 0)
 
 
-def forget(node: Node) -> None:
-    node.run(f"rm -f {probe.VERDICT}")
-
-
 def is_drained(node: Node) -> bool:
     return reason(node).startswith("nodeready: ptrace.scope: ")
 
@@ -126,7 +111,7 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     assert ran(good, job(good)) == f"{good.name}\n"
     assert reason(good) == ""
     assert good.run("cat /run/logged", check=False).stdout == ""
-    forget(good)
+    good.run(f"rm -f {probe.VERDICT}")
     breaks(good)
     number = job(good, "echo landed")
     wait_for(lambda: reason(good))
@@ -225,7 +210,7 @@ def test_an_administrators_drain_survives_both(good):
         change(good)
         healthcheck(good)
         assert reason(good) == "disk swap"
-        forget(good)
+        good.run(f"rm -f {probe.VERDICT}")
         done = good.run(f"env -i SLURMD_NODENAME={good.name} {probe.PROLOG}", check=False)
         logged = good.run("cat /run/logged", check=False).stdout
         assert done.returncode == (1 if change is breaks else 0), logged

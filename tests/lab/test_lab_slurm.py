@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node, boot, processes, slurm, state
+from nodeready.lab import Lab, LabError, LabUnavailable, Node, boot, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.test_lab import loaded, traces
@@ -174,16 +173,12 @@ def test_slurm_is_for_the_whole_life_of_a_lab(slurm_lab: Lab, own_lab: str) -> N
 
 
 def test_without_its_packages_is_one_clear_line(
-    slurm_lab: Lab, own_lab: str, tmp_path: Path
+    own_lab: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ip", "sshd", "ssh", "nsenter", "munged", "apt-get"):
         (tmp_path / name).symlink_to("/bin/true")
-    path = f"lambda: {{'PATH': {str(tmp_path)!r}}}"
-    code = f"from nodeready.lab import state; state.environment = {path}"
-    start = f"from nodeready.lab import Lab; Lab.up({own_lab!r}, 1, slurm=True)"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{start}"], capture_output=True, text=True, check=False
-    )
-    says = "slurmctld, slurmd, sinfo; apt-get install slurm-client slurmctld slurmd"
-    assert done.stderr.splitlines()[-1].endswith(f"LabUnavailable: not installed: {says}")
+    monkeypatch.setattr(state, "environment", lambda: {"PATH": str(tmp_path)})
+    says = "not installed: slurmctld, slurmd, sinfo; apt-get install slurm-client slurmctld slurmd"
+    with pytest.raises(LabUnavailable, match=says):
+        Lab.up(own_lab, 1, slurm=True)
     assert not state.directory(own_lab).exists()

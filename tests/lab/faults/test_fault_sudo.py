@@ -77,13 +77,9 @@ def test_sudo_asks_once_on_a_terminal(fresh_nodes, fleet, tool, password):
     changed = fold(node.name for node in (free, first, second))
     assert f"changed     {changed}: ptrace.scope, debug_tools.py_spy\n" in done.out, done
     for node in (free, first, second):
-        assert (
-            node.run("py-spy --version && sysctl -n kernel.yama.ptrace_scope").stdout[-2:] == "0\n"
-        )
+        assert node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
         assert ours(node) == []
-    # What processes show meanwhile, tests/attacks asks.
+    # What processes and the nodes' files show, tests/attacks asks.
     assert password not in done.out
-    look = ["grep", "-rlF", "--", password, "/etc", "/var/log", "/tmp", "/root", "/run"]
-    assert not any(node.enter(look, check=False).stdout for node in nodes)
     kept = [path for path in tool.home.rglob("*") if path.is_file()]
     assert all(password not in path.read_text(errors="replace") for path in kept)

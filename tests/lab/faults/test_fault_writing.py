@@ -29,9 +29,9 @@ chmod 640 /root/real; chown ml:ml /root/real; echo umask 077 >/root/.bashrc
 
 
 def test_a_full_disk_and_a_symlinked_config_file(fresh_nodes, fleet, tool):
-    """The old file stays whole; the target is edited, and its link, mode and owner stay: a new file
-    is readable to all, whatever the umask. What is no file and what is read-only, the promise of
-    `fixable` asks."""
+    """The old file stays whole; the target is edited, and its link, mode and owner stay; a new
+    file is readable to all, whatever the umask. What is no file or read-only, test_promise asks.
+    """
     good, full, linked = fresh_nodes(3)
     for node, spoil in ((full, FULL), (linked, LINK)):
         node.enter(["sh", "-c", spoil], input=OLD)
