@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 
@@ -67,12 +66,7 @@ def test_one_node_is_unlike_the_others(fresh_nodes, fleet, tool):
     assert f"{told}#   =eth7  {odd.name}\n# mend {odd.name}, " in done.out, done
     assert f"# not 29501 on {odd.name}: python3 of root listens\n" in unwrapped(done.out)
     assert [line.split()[1] for line in done.lines] == ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"]
-    done = tool("env", where, "--format", "json", "--ports", "29501")
-    variables = {row["name"]: row for row in json.loads(done.out)["variables"]}
-    assert variables["GLOO_SOCKET_IFNAME"]["nodes_by_value"][1] == {
-        "value": "eth7", "nodes": [odd.name],
-    }  # fmt: skip
-    assert variables["NCCL_IB_HCA"]["settled"] is True
+    done = tool("env", where, "--ports", "29501")
     words = "nodeready: MASTER_PORT is not set: no port of 29501 is free on all nodes"
     assert words in done.lines, done
 

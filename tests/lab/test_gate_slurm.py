@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
 from nodeready.lab import Lab, LabUnavailable, Node, down
-from nodeready.policy import Policy
 from nodeready.subjects.gate import facts as probe
+from tests.builders.proof import put_py_spy
 from tests.command import wait_for
 from tests.conftest import _lab_name
 from tests.helpers import nodeready
+from tests.lab.targets import WAIT, start
 from tests.lab.test_gate import LOGGER, SETTINGS
 
 DRAINS = {**SETTINGS, "gate_drain": True, "gate_budget_s": 8}
@@ -163,13 +162,10 @@ def drained_with_evidence(node: Node) -> str:
 
 def test_a_node_keeps_the_evidence_before_it_is_drained(good):
     """Once for a drain, the last five, and nobody waits for it."""
-    tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
-    good.write("/usr/local/bin/py-spy", tool, 0o755)
+    put_py_spy(good)
     secret = "s3cr3tpassw0rd"
-    waits = "import time\ndef all_reduce():\n    time.sleep(600)\nall_reduce()"
-    good.write("/run/train.py", waits)
-    words = f"RANK=3 WORLD_SIZE=8 setsid /usr/bin/python3 /run/train.py --password {secret}"
-    pid = good.run(f"{words} </dev/null >/dev/null 2>&1 & echo $!").stdout.strip()
+    words = ("/usr/bin/python3", "-c", WAIT, "--password", secret)
+    pid = start(good, *words, RANK=3, WORLD_SIZE=8)
     good.run(f"rm -rf {PLACE}")
     try:
         breaks(good)
@@ -184,7 +180,7 @@ def test_a_node_keeps_the_evidence_before_it_is_drained(good):
         assert found["reasons"][0].startswith("ptrace.scope: ")
         trace = json.loads(good.read(f"{where}/trace-this-node.json"))
         assert [one["rank"] for one in trace["processes"]] == [3]
-        assert "all_reduce" in json.dumps(trace["frames"])
+        assert "waits_here" in json.dumps(trace["frames"])
         assert good.run(f"grep -r {secret} {where}", check=False).stdout == ""
         modes = good.run(f"cd {where}; stat -c '%n %a' . *").stdout.splitlines()
         names = ("incident.json", "kernel.txt", "trace-this-node.json")

@@ -16,7 +16,6 @@ from tests.lab.stacks_job import HERE, Job
 
 SIZE = 4
 TOKEN, PASSWORD = "hf_abcdefghijABCDEFGHIJ01234567", "s3cr3tpassw0rd"
-QUICK = ("--every", "1", "--confirm", "3")
 
 #: Steps of work and a line in the log, until somebody wants it to hang: then rank 3 waits for its
 #: data, and all others for rank 3.
@@ -31,12 +30,10 @@ def all_reduce():
 def load_batch():
     wait()
 def train():
-    step = 0
     while True:
         sum(i * i for i in range(200_000))
         (load_batch if rank == 3 else all_reduce)()
-        step += 1
-        print(f"[rank{{rank}}] step {{step}} with --hub-token {TOKEN}", flush=True)
+        print(f"[rank{{rank}}] a step with --hub-token {TOKEN}", flush=True)
         open(f"{HERE}/at-{{rank}}", "w").close()
         time.sleep(0.05)
 train()
@@ -87,66 +84,58 @@ def job(cluster: Lab) -> Iterator[Moving]:
     assert not [row for node in made.nodes for row in ours(node)]
 
 
-def incidents(place: Path) -> list[Path]:
-    return sorted(path for path in place.iterdir() if path.is_dir()) if place.exists() else []
-
-
 def test_a_hang_is_kept_once_whole_and_without_secrets(job, fleet, tool, tmp_path):
-    job.hang()
-    place, told = tmp_path / "hangs", tmp_path / "told"
+    """A job that works fires nothing, however often it is looked at."""
+    place, told, said = (tmp_path / name for name in ("hangs", "told", "said"))
     then = tmp_path / "then"
     then.write_text(f'#!/bin/sh\necho "$1|$NODEREADY_JOB|$NODEREADY_INCIDENT" >>{told}\n')
     then.chmod(0o755)
-    done = tool(
-        *("watch", fleet(job.nodes), "--job", job.name, *QUICK, "-o", place, "--once"),
-        *("--then", f"{then} 'two words'"),
-    )
-    assert done.status == 3, done
-    (kept,) = incidents(place)
+    words = ("watch", fleet(job.nodes), "--every", "1", "--confirm", "3", "--job")
+    with said.open("wb") as file:
+        more = ("-o", place, "--once", "--then", f"{then} 'two words'")
+        watching = tool.start(*words, job.name, *more, stdout=file)
+    wait_for(lambda: "moves: 4 ranks" in said.read_text())
+    # More looks than it takes to fire.
+    before = job.steps()
+    wait_for(lambda: job.steps() > before + 60)
+    assert not place.exists()
+    job.hang()
+    assert tool.end(watching).status == 3
+    (kept,) = (path for path in place.iterdir() if path.is_dir())
     assert told.read_text() == f"two words|{job.name}|{kept}\n"
-    assert f"job {job.name}: does not move: 4 ranks on " in done.out
+    assert f"job {job.name}: does not move: 4 ranks on " in said.read_text()
     found = json.loads((kept / "incident.json").read_text())
     assert (found["complete"], found["reason"][:22]) == (True, "nothing has moved for ")
     parts = {part["name"]: part["status"] for part in found["parts"]}
     assert parts == {"stacks": "kept", "logs": "kept", "cores": "empty", "audit": "kept"}
-    names = {path.relative_to(kept).as_posix() for path in kept.rglob("*") if path.is_file()}
     with tarfile.open(f"{kept}.tar.gz") as archive:
         held = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in archive}
-    assert held.keys() == names
-    for name, content in held.items():
-        assert content == (kept / name).read_bytes()
-        assert not [one for one in (TOKEN, PASSWORD) if one.encode() in content], name
+    files = [path for path in kept.rglob("*") if path.is_file()]
+    assert held == {path.relative_to(kept).as_posix(): path.read_bytes() for path in files}
+    assert not [
+        secret for secret in (TOKEN, PASSWORD) if secret.encode() in b"".join(held.values())
+    ]
     again = tool("stacks", "--from", kept / "stacks", "--format", "json")
     kinds = [one["frames"][-2]["function"] for one in json.loads(again.out)["groups"]]
     assert sorted(kinds) == ["all_reduce", "load_batch"]
     assert set(job.states()) == {"S"}
-    done = tool("watch", fleet(job.nodes), "--job", "4711", *QUICK)
-    assert done.status == 2, done
-    assert "no ranks of job 4711 on " in done.err
+    done = tool(*words, "4711")
+    assert (done.status, "no ranks of job 4711 on " in done.err) == (2, True), done
 
 
 @pytest.mark.nightly
-def test_a_job_that_works_fires_nothing_and_each_hang_once(job, fleet, tool, tmp_path):
+def test_each_hang_is_kept_once_until_the_job_ends(job, fleet, tool, tmp_path):
     place, said = tmp_path / "hangs", tmp_path / "watched"
-    words = ("watch", fleet(job.nodes), "--job", job.name, "-o", place, *QUICK)
+    words = ("watch", fleet(job.nodes), "--every", "1", "--confirm", "3", "--job", job.name)
     with said.open("wb") as file:
-        process = tool.start(*words, stdout=file)
-
-    def told(words: str, count: int) -> None:
-        wait_for(lambda: said.read_text().count(words) == count)
-
-    told("moves: 4 ranks", 1)
-    # More looks than it takes to fire.
-    before = job.steps()
-    wait_for(lambda: job.steps() > before + 60)
-    assert incidents(place) == []
+        watching = tool.start(*words, "-o", place, stdout=file)
     for count in (1, 2):
+        wait_for(lambda count=count: said.read_text().count("moves: 4 ranks") == count)
         job.hang()
-        told(": incident /", count)
+        wait_for(lambda count=count: said.read_text().count(": incident /") == count)
         job.go_on()
-        told("moves: 4 ranks", count + 1)
     for rank in range(SIZE):
         job.end(rank)
-    assert tool.end(process).status == 0
+    assert tool.end(watching).status == 0
     assert said.read_text().splitlines()[-1].endswith(f"job {job.name}: the job has ended")
-    assert len(incidents(place)) == 2
+    assert len([*place.glob("*.tar.gz")]) == 2
