@@ -60,9 +60,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     done = tool(*words)
     assert done.status == 0, done
     (outlier,) = json.loads(done.out)["outliers"]
-    assert outlier["fact"] == "nics.eth0.mtu"
-    assert (outlier["majority"], outlier["nodes"]) == (1500, {odd.name: 1400})
-    assert tool(*words, "--fail-on", "warn").status == 3
+    assert (outlier["fact"], outlier["nodes"]) == ("nics.eth0.mtu", {odd.name: 1400})
 
     # pyinfra reads the group's file beside the inventory; its name is that of the group.
     learned = where.parent / "group_data" / "lab.py"
@@ -106,13 +104,6 @@ def test_without_root(fresh_nodes, fleet, tool):
     assert all(re.search("root|permi", result["actual"], re.I) for result in unknown), unknown
     bad = {result["check"] for result in results if result["status"] in ("fail", "warn")}
     assert not {check for check in bad if check.partition(".")[0] in HEALTHY.split(",")}
-
-
-def test_this_machine_without_an_inventory(tool, tmp_path):
-    done = tool("audit", "@local", "--format", "json", cwd=tmp_path)
-    assert (done.status, done.err) in ((0, ""), (3, "")), done
-    (results,) = results_of(done).values()
-    assert {check.partition(".")[0] for check in results} == set(LOOKED_AT)
 
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):

@@ -31,7 +31,6 @@ HERE = socket.gethostname().split(".")[0]
 PACKAGES = "/usr/lib/python3/dist-packages"
 PACKAGE = f"{PACKAGES}/ClusterShell"
 
-
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("clush")
 
@@ -210,9 +209,6 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster)
     assert cluster.told == []
 
 
-# --- Gateways that are unfit, and gateways that die.
-
-
 def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> None:
     """For one node one gateway is enough, and nobody looks at the unfit one."""
     second = cluster.nodes[1]
@@ -274,7 +270,7 @@ def once_all_run(cluster: Cluster, names: Iterable[str], act: Callable[[], objec
                 node.enter(["touch", "/run/go"])
 
     for node in cluster.nodes:
-        node.enter(["rm", "-f", "/run/began", "/run/go"])
+        node.enter(["rm", "-f", "/run/began", "/run/go", "/root/ran"])
     gevent.spawn(wait)
 
 
@@ -287,33 +283,30 @@ DEATHS: dict[str, Callable[[Node], object]] = {
 
 
 @pytest.mark.parametrize("how", rows(DEATHS, "power"))
-def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, how: str) -> None:
+def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
+    cluster: Cluster, how: str
+) -> None:
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
     with cluster.carrier(names=cluster.behind) as carrier:
         # Which nodes go over which gateway is the same while they are asked the same.
         sources, address = cluster.sources(carrier), cluster.addresses[0]
         mine = {name for name, source in sources.items() if source == address}
-        once_all_run(cluster, carrier.nodes, lambda: DEATHS[how](first))
+        victim = next(name for name in cluster.behind if name not in mine)
+        deaths = (lambda: DEATHS[how](first), cluster.node(victim).kill)
+        once_all_run(cluster, carrier.nodes, lambda: [death() for death in deaths])
         answers = asked(carrier, f"echo ran >>/root/ran; {HELD}", 60)
-        lost = {name: one for name, one in answers.items() if isinstance(one, Failure)}
-        assert lost.keys() == mine
-        words = ("lost", f"gateway {first.name}: connection lost")
-        assert {(one.kind, one.error) for one in lost.values()} == {words}
-        again = asked(carrier, "cat /root/ran; rm /root/ran")
+        lost = {name: (one.kind, one.error) for name, one in answers.items() if not one.ok}
+        assert lost == {
+            **dict.fromkeys(mine, ("lost", f"gateway {first.name}: connection lost")),
+            victim: ("lost", "connection lost"),
+        }
+        again = asked(carrier, "cat /root/ran")
     if first.alive:
         first.resume_sshd()
+    del again[victim]
     assert {answer.stdout for answer in again.values()} == {"ran\n"}
     assert [line.split(":")[0] for line in cluster.told] == [f"gateway {first.name} is not used"]
-
-
-def test_a_node_that_dies_in_the_middle_costs_itself(cluster: Cluster) -> None:
-    last = cluster.nodes[-1]
-    with cluster.carrier() as carrier:
-        once_all_run(cluster, carrier.nodes, last.kill)
-        answers = asked(carrier, HELD, 60)
-    assert (answers[last.name].kind, answers[last.name].error) == ("lost", "connection lost")
-    assert {one.stdout for name, one in answers.items() if name != last.name} == {"well\n"}
 
 
 @pytest.mark.nightly

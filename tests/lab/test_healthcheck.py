@@ -37,9 +37,7 @@ def put() -> Callable[..., Callable[..., Done]]:
 
         def run(words: str, user: str = "root") -> Done:
             line = f"exec env -i /usr/bin/python3 -I {PLACE} {words}"
-            argv = ["sh", "-c", line]
-            if user != "root":
-                argv = ["su", user, "-s", "/bin/sh", "-c", line]
+            argv = ["su", user, "-s", "/bin/sh", "-c", line]
             done = node.enter(argv, check=False, timeout=120)
             assert "Traceback" not in done.stdout + done.stderr, done
             return done

@@ -58,6 +58,4 @@ def test_progress_on_a_terminal_names_the_slowest(fresh_nodes, fleet, tool):
         terminal.expect(words)
     assert f"waiting for {slow.name}"[:30] in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text)
     terminal.send("\x03")
-    done = terminal.end()
-    assert done.status == 130, done
-    assert f"partial: 1 of 2 nodes were completed; not {slow.name}" in done.out
+    assert terminal.end().status == 130

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 
 from nodeready.inventory.nodeset import fold
-from tests.command import SHORT, Tool, hang, hangs, ours, wait_for
+from tests.command import SHORT, hang, hangs, ours, wait_for
 
 
 def release(node) -> None:
@@ -75,13 +74,6 @@ def sleepers(node) -> str:
     return node.enter(["pgrep", "-fx", "sleep 600"], check=False).stdout
 
 
-def interrupted(tool: Tool, running: subprocess.Popen[bytes]):
-    running.send_signal(signal.SIGINT)
-    done = tool.end(running)
-    assert done.status == 130, done
-    return done
-
-
 def test_interrupted_while_changing(fresh_nodes, fleet, tool):
     """What was done is shown and marked partial; what runs is ended, but no package manager."""
     good, slow, installing = fresh_nodes(3)
@@ -93,7 +85,9 @@ def test_interrupted_while_changing(fresh_nodes, fleet, tool):
     scope = "sysctl -n kernel.yama.ptrace_scope"
     wait_for(lambda: hangs(slow) and hangs(installing) and good.run(scope).stdout == "0\n")
     wait_for(lambda: not ours(good))
-    done = interrupted(tool, running)
+    running.send_signal(signal.SIGINT)
+    done = tool.end(running)
+    assert done.status == 130, done
     assert re.search(rf"^changed +{good.name}: ptrace\.scope$", done.out, re.M), done
     stopped = fold([slow.name, installing.name])
     assert f"partial     {stopped}: stopped in ptrace.scope\n" in done.out
@@ -104,16 +98,17 @@ def test_interrupted_while_changing(fresh_nodes, fleet, tool):
     installing.enter(["pkill", "-x", "dpkg"])
 
 
-def test_a_second_ctrl_c_leaves_at_once(fresh_nodes, fleet, tool):
+def test_a_second_ctrl_c_leaves_at_once(fresh_node, fleet, tool):
     """Also when a node that no longer answers keeps the first one busy."""
-    (frozen,) = fresh_nodes(1)
-    hang(frozen)
-    running = tool.start("deploy", fleet([frozen]), "--yes", "--only", "ptrace")
-    wait_for(lambda: hangs(frozen))
-    frozen.freeze()
+    hang(fresh_node)
+    running = tool.start("deploy", fleet([fresh_node]), "--yes", "--only", "ptrace")
+    wait_for(lambda: hangs(fresh_node))
+    fresh_node.freeze()
     running.send_signal(signal.SIGINT)
     assert running.stderr is not None
     assert b"again: leave at once" in running.stderr.readline()
-    done = interrupted(tool, running)
-    frozen.thaw()
+    running.send_signal(signal.SIGINT)
+    done = tool.end(running)
+    assert done.status == 130, done
+    fresh_node.thaw()
     assert "partial" not in done.out + done.err
