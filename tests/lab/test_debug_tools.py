@@ -17,7 +17,6 @@ from tests.lab.rows import rows
 
 NAMES = ("nr-alpha", "nr-beta")
 
-
 #: Counts the refreshes of the index; does not try a dead mirror again and again.
 APT_CONF = """
 APT::Update::Pre-Invoke { "echo refreshed >>/var/log/refreshed"; };

@@ -19,7 +19,6 @@ INJECTIONS = (
     "-rf",
 )
 
-
 #: Mistakes that we do not know of: in judging a subject, and in planning a step.
 _MISTAKES = """
 from dataclasses import replace
