@@ -116,8 +116,9 @@ def test_a_native_stack_and_one_that_hangs_leaves_nobody_stopped(node):
     assert process["note"] == "no native stack: py-spy did not finish in time"
     wait_for(lambda: status(node, pid) == ("S", 0))
     # What is too much costs the stacks alone.
+    start(node, "python3", "-c", WAIT, user="ml", RANK=1, **JOB)
     node.write(SPY, "#!/bin/sh\nhead -c 40000000 /dev/zero\n", mode=0o755)
-    process = capture(node)["processes"][0]
+    process = by_rank(capture(node))[1]
     assert {error[:30] for error in errors(process)} == {"its stacks are more than 32 MB"}
     assert (process["state"], process["wait_channel"]) == ("S", "hrtimer_nanosleep")
 

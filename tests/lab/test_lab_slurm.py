@@ -67,12 +67,11 @@ def test_a_node_that_dies_with_a_frozen_job_comes_back(slurm_lab: Lab) -> None:
     node = slurm_lab.nodes[2]
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()
-    wait_for(lambda: node.enter(["pgrep", "-x", "sleep"], check=False).returncode == 0)
+    frozen = ["pgrep", "-x", "sleep"]
     if boot.freezer_group_of(node.pid):
         step = f"/sys/fs/cgroup/freezer/slurm_{node.name}/uid_0/job_{job}/step_batch"
-        node.enter(
-            ["sh", "-c", f"grep -c . {step}/cgroup.procs; echo FROZEN >{step}/freezer.state"]
-        )
+        frozen = ["sh", "-c", f"grep . {step}/cgroup.procs && echo FROZEN >{step}/freezer.state"]
+    wait_for(lambda: node.enter(frozen, check=False).returncode == 0)
     pid = node.pid
     node.kill()
     assert processes.started_at(pid) is None
