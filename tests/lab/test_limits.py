@@ -51,10 +51,6 @@ def test_a_new_login_has_the_limits_whatever_the_files_say(fresh_nodes: Fresh) -
     assert f"{ours} 644 root" in files(node)
     assert set(statuses(node, POLICY, "limits").values()) <= {"ok", "na"}
     assert deploy(node, POLICY, STEPS, "limits") == []
-    # Ours, edited by hand.
-    node.write(ours, "* - core 0\n")
-    assert deploy(node, POLICY, STEPS, "limits") == ["limits.logins"]
-    assert ulimits(node, "ml") == WANTED
     # Lines for a user are named and stay.
     lines = "ml hard core 0\n* hard core 0"
     node.write(CONF, lines)
