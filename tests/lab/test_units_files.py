@@ -25,6 +25,15 @@ def test_roots_own_link_is_followed_where_it_has_no_second_name(tmp_path):
     refused(shared / "second", shared / "second")
 
 
+def test_neither_a_pipe_nor_a_file_of_somebody_else_gets_what_we_write(tmp_path):
+    tmp_path.chmod(0o1777)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "pipe", tmp_path / "file"):
+        os.chown(path, 4001, 4001)
+        refused(path, path)
+
+
 def test_in_another_users_directory_a_new_file_takes_the_place_of_an_old_one(tmp_path):
     path = tmp_path / "file"
     path.touch(0o666)

@@ -297,6 +297,8 @@ def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor
     rank, _ = found.run(order(), (), threading.Event())
     assert found.engines[0].why == rank.said == "all_reduce_perf: not found"
     assert rank.phase == "start"
+    rank, _ = found.run(order(engine=TORCH), (), threading.Event())
+    assert rank.phase == "start"
 
 
 @pytest.mark.parametrize(("text", "changed", "phase", "error"), [

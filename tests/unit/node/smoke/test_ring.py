@@ -144,6 +144,17 @@ def test_a_connection_may_come_before_the_order_and_is_closed_after_its_test(lis
         assert late.recv(1) == b""
 
 
+def test_a_connection_for_which_no_order_comes_is_closed(listen, monkeypatch):
+    monkeypatch.setattr(ring, "_EARLY_S", 0.3)
+    party, until = Party(listen, 2), ring._Until(5, threading.Event())
+    head = party.peers[0]
+    _, early = ring._greet(head, (LOOPBACK, head.port), until, (7, 1, ring._RING))
+    assert mesh.ready(early, select.POLLIN, 5)
+    with early, contextlib.suppress(ConnectionResetError):
+        assert early.recv(1) == b""
+    assert all(rank.ok for rank in party.run())
+
+
 def test_it_ends_when_it_is_told_to_and_until_then_does_nothing(listen):
     party = Party(listen, 3)
     party.begin(0, limit_s=60)
