@@ -13,9 +13,10 @@ from nodeready.lab import Node
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.command import Done, ours, wait_for, written
-from tests.lab.test_cores import PATTERN, crash
+from tests.lifecycle.test_job import crash
 
 CORES = "/var/crash"
+PATTERN = f"{CORES}/core.%e.%P.%h.%t"
 SECRET = "s3cr3t-of-root"
 
 

@@ -17,12 +17,12 @@ import pytest
 from nodeready.lab import Node
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened_here
-from tests.attacks.test_cores import CORES, cores_of, name, names_program
+from tests.attacks.test_cores import CORES, PATTERN, cores_of, name, names_program
 from tests.builders.proof import put_py_spy
 from tests.builders.traces import process, trace
 from tests.command import Done, Tool, ours, wait_for
 from tests.lab.targets import WAIT
-from tests.lab.test_cores import PATTERN, crash
+from tests.lifecycle.test_job import crash
 
 LOGS = "/var/log/train"
 

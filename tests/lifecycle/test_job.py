@@ -129,21 +129,23 @@ def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):
     assert node_file.count("core.") == 1
 
 
-def crash(node: Node, rank: int) -> None:
-    """Crash a rank; its core gets the name that the node's own pattern gives it.
+def crash(node: Node, rank: int, *, time: int = 0, uid: int = 0) -> str:
+    """Crash a rank; the path of its core, with the name that the node's own pattern gives it.
 
+    time: in its name; 0: one for each rank
     The kernel of the lab is this machine's, and its core_pattern a plain `core`.
     """
     program = shlex.quote("import ctypes; ctypes.string_at(0)")
     script = f"""
         set -eu
         mkdir -m 777 /var/crash/now; cd /var/crash/now; ulimit -c unlimited
-        env RANK={rank} SLURM_JOB_ID=88 /usr/bin/python3 -c {program} & pid=$!
+        setpriv --reuid {uid} --regid {uid} --clear-groups \
+            env RANK={rank} SLURM_JOB_ID=88 /usr/bin/python3 -c {program} & pid=$!
         wait $pid || :
-        mv core* /var/crash/core.python3.$pid.$(uname -n).{1000 + rank}
-        rmdir /var/crash/now
+        path=/var/crash/core.python3.$pid.$(uname -n).{time or 1000 + rank}
+        mv core* $path; rmdir /var/crash/now; echo $path
     """
-    node.enter(["sh", "-c", script])
+    return node.enter(["sh", "-c", script]).stdout.strip().splitlines()[-1]
 
 
 def test_smoke_lets_the_others_go_without_a_lost_node(nodes, where, tool, tmp_path):
