@@ -15,7 +15,7 @@ def start() -> webdriver.Chrome:
     browser = next(filter(None, map(shutil.which, NAMES)), None)
     driver = shutil.which("chromedriver")
     if not (browser and driver):
-        raise LookupError("no chromium or no chromedriver: scripts/setup.sh test installs both")
+        raise LookupError("no chromium or no chromedriver: scripts/setup.sh all installs both")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     # As root it has no sandbox; small containers have a small /dev/shm.

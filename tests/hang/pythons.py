@@ -1,6 +1,6 @@
 """The Pythons that have torch: the newest, and Debian's.
 
-`scripts/setup.sh test` makes `.venv-torch/py3.N` for every Python 3.N that it finds from 3.10 to
+`scripts/setup.sh all` makes `.venv-torch/py3.N` for every Python 3.N that it finds from 3.10 to
 3.13, at least for one. NODEREADY_TORCH names others, with colons between.
 """
 
@@ -65,7 +65,7 @@ def needed(python: Python | None = None) -> Python:
     that is a failure."""
     if python or (found() and not found()[0].debian):
         return python or found()[0]
-    missing("no new torch in .venv-torch (scripts/setup.sh test), and NODEREADY_TORCH names none",
+    missing("no new torch in .venv-torch (scripts/setup.sh all), and NODEREADY_TORCH names none",
             in_ci=not found())  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def test_every_rank_is_found_and_the_last_is_the_culprit(
 ) -> None:
     python = needed(python)
     if launcher.program and not shutil.which(launcher.program):
-        missing(f"no {launcher.program} here (scripts/setup.sh test)", in_ci=True)
+        missing(f"no {launcher.program} here (scripts/setup.sh all)", in_ci=True)
     if launcher.module and not python.has(launcher.module):
         pytest.skip(f"no {launcher.module} in {python.path}: too heavy to install for the tests")
     place = tmp_path / "job"

@@ -400,15 +400,16 @@ def rate(seen: Rdma, want: Policy) -> Result:
 
     A link that trained with fewer lanes or at a lower speed halves the speed of every collective
     of the job. Without a policy only InfiniBand ports of the same model and board are compared,
-    active ones: on Ethernet different speeds on one node are usual. An InfiniBand link up to HDR
-    has 4 lanes, or 2 behind a splitter: one that runs on a single lane has lost the others.
+    active ones: on Ethernet different speeds on one node are usual. A slower port whose board
+    cannot be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter:
+    one that runs on a single lane has lost the others.
     """
     check, asked = "rdma.rate", wanted(want, "rate_gbps")
     used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
     if not hardware(seen):
         return na(check, _NONE)
     wants: dict[str, object] = {}
-    #: Slower than a port whose model and board may be the same: its own cannot be read.
+    # Ports whose model or board cannot be read, slower than one that may be of the same board.
     boardless: list[str] = []
     if want.rdma_ports:
         if not asked:
@@ -424,13 +425,14 @@ def rate(seen: Rdma, want: Policy) -> Result:
             fastest = max(kind.values())
             if len(kind) > 1 and fastest:
                 wants.update(dict.fromkeys(kind, fastest))
-            alike = (
+            if model and board:
+                continue
+            fastest = max(
                 max(rates.values())
                 for other, rates in kinds.items()
                 if model in ("", other[0]) and board in ("", other[1])
             )
-            most = max(alike)
-            boardless += [name for name, value in kind.items() if value < most]
+            boardless += [name for name, value in kind.items() if value < fastest]
         for name, (_, port) in used.items():
             if port.link_layer == "InfiniBand" and _ONE_LANE.search(port.rate_text):
                 wants[name] = 4 * (port.rate_gbps or 0.0)
@@ -447,7 +449,8 @@ def rate(seen: Rdma, want: Policy) -> Result:
     if unread:
         return unknown(check, f"no rate of {some(unread, ', ')}")
     if boardless:
-        return unknown(check, f"no model or board of {some(boardless, ', ')} to compare its rate")
+        named = some(boardless, ", ")
+        return unknown(check, f"the model or board of {named} cannot be read: no rate to compare")
     return ok(check, expects)
 
 
