@@ -13,6 +13,7 @@ from nodeready.audit.verdict import Verdict
 from nodeready.healthcheck import drain, gate, here
 from nodeready.healthcheck.drain import DrainError
 from nodeready.policy import Policy
+from nodeready.policy.policy import PolicyError
 from tests.builders.fleets import SCOPE, audit, node
 from tests.cases import cases
 
@@ -85,3 +86,13 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
     monkeypatch.setattr(gate, "read", lambda *given: GOOD)
     assert gate.prolog(policy, Namespace()) == 0
     assert capsys.readouterr() == ("nodeready: go\n", "")
+
+
+def test_the_options_of_the_nodes_own_ready_go_before_its_policy():
+    said = Namespace(ports="30000-30009", gpus=4, user="ada")
+    changed = here._changed(Policy(port_range="1-9", gpu_count=8, job_user="ml"), said)
+    assert changed == Policy(port_range=(30000, 30009), gpu_count=4, job_user="ada")
+    assert here._changed(changed, Namespace(ports=None, gpus=None, user=None)) == changed
+    for wrong in ({"ports": "9-1"}, {"gpus": -1}):
+        with pytest.raises(PolicyError, match="--" + next(iter(wrong))):
+            here._changed(changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong}))

@@ -164,6 +164,14 @@ def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
     assert [item.kind for item in meshes["b"].blocked] == ["target"]
 
 
+@pytest.mark.parametrize(("above", "count"), [(0, 0), (1, 1013)])
+def test_four_times_what_one_round_brings_and_a_thousand_more_is_no_crowd(above, count):
+    """Three ports, one round: ours are 3."""
+    came = replace(well("c"), came=1000 + 4 * 3 + above)
+    meshes = everywhere(three(), ("a", "b", silent("b", "silent")), ("b", "c", came))
+    assert meshes["b"].crowd == count
+
+
 @pytest.mark.parametrize("case", cases(__file__, "data/meshes.json"))
 def test_why_connections_fail(case):
     bridge = "172.17.0.1"

@@ -117,11 +117,12 @@ def test_counters_since_the_last_look(case):
     assert_wrong(checks, replace(observed, before=Counters(seconds, before)), case["wrong"])
 
 
-def test_a_quiet_hour_is_said_in_minutes_and_hours():
+def test_a_quiet_time_is_said_in_seconds_minutes_or_hours():
     observed = node(h100())
-    for seconds, words in ((3600, "none in 60 min"), (7200, "none in 2.0 h")):
+    times = {119: "119 s", 120: "2 min", 3600: "60 min", 7199: "120 min", 7200: "2.0 h"}
+    for seconds, words in times.items():
         counters = Counters(seconds, rdma.counters(observed))
-        assert judged(replace(observed, before=counters))["errors"].actual == words
+        assert judged(replace(observed, before=counters))["errors"].actual == f"none in {words}"
 
 
 LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed",
