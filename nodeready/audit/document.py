@@ -169,12 +169,19 @@ _LENGTH = 160
 
 
 def go(results: Iterable[Result]) -> bool:
-    """Whether nothing failed and nothing is unknown, after waivers; a warning stops no job."""
-    return not any(result.status in STOPPING for result in results)
+    """Whether nothing failed and nothing is unknown, after waivers; a warning stops no job.
+
+    Without any result nothing is shown: that is no go.
+    """
+    statuses = {result.status for result in results}
+    return bool(statuses) and statuses.isdisjoint(STOPPING)
 
 
 def reasons(results: Iterable[Result]) -> list[str]:
     """Why not: a short line ``check: actual`` for each result that stops, failures first."""
+    results = list(results)
+    if not results:
+        return ["nothing was looked at"]
     found = [
         (STOPPING.index(result.status), _line(result))
         for result in results

@@ -9,7 +9,7 @@ import os
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,6 @@ from nodeready.transport.look import PROBE_TIMEOUT_S, Look, SnapshotQuestion
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
-
-
-def say_partial(screen: Screen, looks: Iterable[Look]) -> None:
-    """Which nodes an interrupt left out."""
-    missing = [one.name for one in looks if not (one.reached or one.error)]
-    screen.say(f"interrupted: the results are partial; not {folded(missing)}")
 
 
 def document(
@@ -212,7 +206,9 @@ def audit(
                 read = SnapshotQuestion.read if reading is None else reading.read
                 seen = look(nodes, screen, looked_at(selection), timeout, read=read)
                 if nodes.carrier.interrupted:
-                    say_partial(screen, seen)
+                    screen.say_partial(
+                        each.name for each in seen if not (each.reached or each.error)
+                    )
                 found = document(nodes, screen, selection, seen, started, reading=reading)
         code = audit_code(found, fail_on)
         failing = [node.name for node in found.nodes if node.status in FAILING]

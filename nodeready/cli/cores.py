@@ -189,6 +189,8 @@ def cores(
         screen.note(summary(found))
     else:
         show("cores", format, found, screen, silent=screen.quiet and not trouble)
+    if not found.complete:
+        screen.say_partial(found.errors)
     failed = [*found.errors, *(crash.found.reader for crash in found.unread)]
     remember_failed(nodes, failed, lost=True, asked=None if found.complete else failed)
     return _code(found)

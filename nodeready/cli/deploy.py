@@ -18,7 +18,7 @@ from nodeready.reports.registry import Options, find, names
 from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, now
-from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S, Look
+from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S
 
 if TYPE_CHECKING:
     from nodeready.deploy.plan import Plan, PlanRun
@@ -111,12 +111,12 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     context = FleetContext(nodes.policies)
     if not nodes.carrier.interrupted:
         context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
-    if nodes.carrier.interrupted:
-        return _nothing_done(report, map(_seen, looks))
     nodes_judged = {one.name: one for one in judged(looks, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
+    if nodes.carrier.interrupted:
+        return _nothing_done(report, planned.values())
     if check:
         return report.tell(planned.values())
     asks = any(made.changes for made in plans.values()) and not yes
@@ -152,15 +152,6 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
         for name in nodes_judged
     ]
     return (_partial if nodes.carrier.interrupted else _finish)(report, done, nodes)
-
-
-def _seen(one: Look) -> Node:
-    """A node of which nothing is planned."""
-    return Node(
-        one.name,
-        error=one.error or ("" if one.reached else NOT_LOOKED_AT),
-        unreachable=one.unreachable,
-    )
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:

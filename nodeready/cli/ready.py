@@ -13,7 +13,7 @@ import click
 
 from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.run import combined, looked_at
-from nodeready.cli.audit import document, say_partial
+from nodeready.cli.audit import document
 from nodeready.cli.options import (
     Refused,
     asking,
@@ -45,7 +45,7 @@ from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
-from nodeready.transport.base import Request, new_nonce
+from nodeready.transport.base import INTERRUPTED, Request, new_nonce
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
@@ -103,9 +103,14 @@ def _fleet(
             nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given, together
         )
         looks = prove(task, heard, ask)
+    audit = document(nodes, screen, selection, looks, started)
     if nodes.carrier.interrupted:
-        say_partial(screen, looks)
-    return document(nodes, screen, selection, looks, started)
+        screen.say_partial(
+            node.name
+            for node in audit.nodes
+            if node.error or any(result.actual == INTERRUPTED for result in node.results)
+        )
+    return audit
 
 
 def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:

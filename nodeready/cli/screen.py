@@ -131,6 +131,12 @@ class Screen:
         if not self.quiet:
             self.say(text)
 
+    def say_partial(self, missing: Iterable[str]) -> None:
+        """After an interrupt: which nodes the results lack."""
+        names = [*missing]
+        without = f"; not {registry.nodes(names)}" if names else ""
+        self.say(f"interrupted: the results are partial{without}")
+
     def _tell(self, waiting: Waiting) -> None:
         """A plain line every few seconds: how many are done, and which are not."""
         while not waiting.over.wait(PLAIN_EVERY_S):

@@ -22,7 +22,6 @@ from nodeready.cli.start import (
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
-from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
@@ -82,8 +81,7 @@ def _captured(
         stacks = _grouped(found, all_threads, started, directory)
     stacks = with_launchers(stacks, found)
     if not found.complete:
-        missing = [name for name in found.asked if name not in found.answers]
-        screen.say(f"interrupted: the results are partial; not {folded(missing)}")
+        screen.say_partial(name for name in found.asked if name not in found.answers)
     if not stacks.processes and len(found.errors) < len(found.asked):
         if not found.errors:
             raise Refused(nothing(found))

@@ -76,12 +76,11 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     found = {
         name: fetched(one) for name, one in converse(carrier, screen, "reading", reading).items()
     }
-    if carrier.interrupted:
-        left = [name for name, one in found.items() if one.kind]
-        screen.say(f"interrupted: the results are partial; not {folded(left)}")
     errors = {name: one for name, one in found.items() if one.error}
+    if carrier.interrupted:
+        screen.say_partial(errors)
     asked = [name for name, one in found.items() if one.kind != INTERRUPTED]
-    remember_failed(nodes, errors, lost=True, asked=asked)
+    remember_failed(nodes, [n for n in asked if n in errors], lost=True, asked=asked)
     return grouping.done(
         started=started,
         finished=now(),

@@ -189,7 +189,7 @@ def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[P
 
 def read_answer(answer: Answer, config: Config) -> Proved:
     """What a node's program proof."""
-    if answer.kind in (LATE, INTERRUPTED) and not answer.stdout:
+    if answer.kind == LATE and not answer.stdout:
         return proof.nothing(proof.UNFINISHED, config)
     if answer.error and not answer.stdout:
         return proof.nothing(answer.error, config)
@@ -263,10 +263,10 @@ def _with_proofs(
     }
     away = {one.name for one in looks if not one.reached}
     reach = localize.reach(tried, away)
-    late = Unknown(proof.UNFINISHED)
+    late = Unknown(INTERRUPTED if task.carrier.interrupted else proof.UNFINISHED)
     made = []
     for look in looks:
-        if look.snapshot is None or task.carrier.interrupted:
+        if look.snapshot is None:
             made.append(look)
             continue
         one = seen.get(look.name) or Proved(late, **dict.fromkeys(session, late))

@@ -28,6 +28,8 @@ from nodeready.transport.base import (
     Answer,
     Asks,
     Failure,
+    Request,
+    interrupted,
     new_nonce,
     no_answer_reason,
     request,
@@ -442,8 +444,6 @@ def collect_cores(
     complete = not any(answer.kind == INTERRUPTED for answer in said.values())
     listings = {}
     for name, answer in said.items():
-        if answer.kind == INTERRUPTED:
-            continue
         try:
             seen = rows(answer, asked[name], {"listing": Listing})
             listings[name] = seen[0] if seen else None
@@ -460,8 +460,10 @@ def collect_cores(
     crashes: list[Crash] = []
     gone = {name for name, answer in said.items() if answer.kind in UNREACHED and name in errors}
     notes = {name: list(listing.notes) for name, listing in known.items()}
-    if reading and complete:
-        crashes, lost, complete = _read(ask, tag, reading, job, more=more, notes=notes)
+    if reading:
+        # Cores that an interrupt left unread are listed as such.
+        reads = ask if complete else _nobody
+        crashes, lost, complete = _read(reads, tag, reading, job, more=more, notes=notes)
         errors |= lost
         gone |= lost.keys()
     return Cores(
@@ -479,6 +481,11 @@ def collect_cores(
 
 def _asked(ask: Asks, what: str, configs: Mapping[str, program.Config]) -> Mapping[str, Answer]:
     return ask(what, {n: request(n, program.__name__, c) for n, c in configs.items()})
+
+
+def _nobody(what: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+    """Ask nobody any more."""
+    return dict.fromkeys(requests, interrupted())
 
 
 def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.Config:

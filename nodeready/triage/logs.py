@@ -21,7 +21,6 @@ from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 from nodeready.transport.base import (
     FAILED,
-    INTERRUPTED,
     UNREACHED,
     Conversation,
     Failure,
@@ -514,8 +513,5 @@ def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
 
 
 def fetched(found: Fetched | Failure) -> Fetched:
-    """The result of a conversation, also of a failed one; an interrupt is no error."""
-    if isinstance(found, Failure) or found.kind == INTERRUPTED:
-        error = "" if found.kind == INTERRUPTED else found.error
-        return Fetched(error=error, kind=found.kind)
-    return found
+    """The result of a conversation, also of a failed one."""
+    return Fetched(error=found.error, kind=found.kind) if isinstance(found, Failure) else found
