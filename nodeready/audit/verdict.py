@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "nodeready.verdict/1"
 #: The statuses that a verdict tells with their texts, the worst first; of the others the ids.
-LISTED = ("fail", "warn", "unknown", "waived")
+LISTED = ("fail", "unknown", "warn", "waived")
 #: Characters of one text, and bytes of all results with their texts.
 _TEXT, _ROOM = 400, 40 << 10
 #: What stands in place of the texts for which there was no room.

@@ -76,7 +76,7 @@ from nodeready.transport.local import Local
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, SnapshotQuestion
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
-FAILING = (UNREACHABLE, FAILED, "fail", "warn", "unknown")
+FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 
 
 def document(

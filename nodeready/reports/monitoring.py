@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # any more.
 
 #: The results that have a series of their own.
-_LISTED = ("fail", "warn", "unknown", "waived")
+_LISTED = ("fail", "unknown", "warn", "waived")
 #: Characters of a label's value: Prometheus can be told to refuse a scrape with longer ones.
 _LABEL = 200
 
@@ -197,7 +197,7 @@ def _headline(audit: Audit) -> str:
     have = audit.summary["nodes"]
     bad = [
         f"{have[status]} {status}"
-        for status in (UNREACHABLE, FAILED, "fail", "warn", "unknown")
+        for status in (UNREACHABLE, FAILED, "fail", "unknown", "warn")
         if have[status]
     ]
     total = counted(len(audit.nodes), "node")

@@ -333,7 +333,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     """
     every = options.verbose > 0
     lost = errors(audit, every)
-    found = findings(audit, ("fail", "warn", "unknown"), every)
+    found = findings(audit, ("fail", "unknown", "warn"), every)
     waived = findings(audit, ("waived",), every)
     rest = findings(audit, ("na", "ok")) if every else []
     names = [one.title for one in (*found, *waived, *rest)]

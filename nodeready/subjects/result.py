@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple
 from nodeready.policy import Policy
 from nodeready.subjects.base import Probe
 
-#: The statuses, worst first. ``unknown`` never counts as ok: it stands above ``waived``.
-STATUSES: tuple[str, ...] = ("fail", "warn", "unknown", "waived", "ok", "na")
+#: The statuses, worst first. ``unknown`` may hide a failure: it stops a job as that does.
+STATUSES: tuple[str, ...] = ("fail", "unknown", "warn", "waived", "ok", "na")
 
 #: The owner of a Result that one of our operations repairs.
 NODEREADY = "nodeready"
