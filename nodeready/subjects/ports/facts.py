@@ -405,9 +405,12 @@ def with_trial(seen: Ports) -> Ports:
     """The observation, after all nodes connected that tried: that decides what the rules left
     open, and nothing else.
     """
-    if seen.firewall.verdict != "cannot tell":
+    rules = seen.firewall
+    if rules.verdict != "cannot tell":
         return seen
-    return replace(seen, firewall=replace(seen.firewall, verdict="open", tried=True))
+    # What a few connections show holds for others, but not where a rule counts them.
+    verdict = rules.verdict if rules.varies else "open"
+    return replace(seen, firewall=replace(rules, verdict=verdict, tried=True))
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:

@@ -21,6 +21,8 @@ from nodeready.subjects.ports.netfilter import (
     ALWAYS,
     NEVER,
     UNCERTAIN,
+    VARYING,
+    VARYING_MODULES,
     Chain,
     Fate,
     Match,
@@ -249,7 +251,7 @@ def _behind(words: list[str], option: str) -> str:
 def _rate(words: list[str], value: str, burst: str, over: bool) -> Match:
     """A limit of iptables, ``5/sec``; of bytes, ``512kb/s``, is a rate for other traffic."""
     found = nft.rate(value, _behind(words, burst))
-    return limited(found, over) if found is not None else UNCERTAIN
+    return limited(found, over) if found is not None else VARYING
 
 
 def _recent(words: list[str]) -> Match:
@@ -259,7 +261,7 @@ def _recent(words: list[str]) -> Match:
     hits, seconds = _behind(words, "--hitcount"), _behind(words, "--seconds")
     if not hits:
         return NEVER
-    return limited(int(hits) / int(seconds), True) if seconds not in ("", "0") else UNCERTAIN
+    return limited(int(hits) / int(seconds), True) if seconds not in ("", "0") else VARYING
 
 
 def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match | None, int]:
@@ -289,7 +291,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match
         return _rate(words, following, "--hashlimit-burst", word.endswith("above")), 1
     if word in ("--connlimit-above", "--connlimit-upto"):
         over = word.endswith("above")
-        return (counted(int(following), over) if following.isdigit() else UNCERTAIN), 1
+        return (counted(int(following), over) if following.isdigit() else VARYING), 1
     if word in ("--rcheck", "--update"):
         return _recent(words), 0
     if word in ("--set", "--remove"):
@@ -328,7 +330,7 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[Match]:
             elif following not in _PLAIN and not (
                 following == "socket" and "--transparent" in words
             ):
-                found = UNCERTAIN
+                found = VARYING if following in VARYING_MODULES else UNCERTAIN
         elif word == "--tcp-flags":
             found = Match(("tcp flags",), ((f"{third}/{following}",),))
             index += 2
@@ -821,6 +823,7 @@ class Firewall:
     tools:   the programs that were asked
     networks: the node's own networks from which peers get in, where the verdict depends on that
     peers:   how many of the other nodes that are known it is, ``2 of 14``; "" for all
+    varies:  ``rule`` counts, measures, or draws lots: a few connections do not show what it does
     tried:   what depended on ``rule`` was tried between the nodes, and they all connected
     filter:  the rules, and the node's addresses, by which the connections with other nodes are
              judged once these are known; None: nothing to judge
@@ -838,6 +841,7 @@ class Firewall:
     how: str = "dropped by"
     beside: str = ""
     peers: str = ""
+    varies: bool = False
     tried: bool = False
     filter: Filter | None = field(default=None, compare=False, repr=False)
 
@@ -918,7 +922,8 @@ def _worst(pieces: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
                     joined[-1] = (joined[-1][0], piece.last)
                 else:
                     joined.append((piece.first, piece.last))
-            return verdict, ", ".join(shown(*ports) for ports in joined[:4]), bad[0]
+            worst = next((piece for piece in bad if piece.varies), bad[0])
+            return verdict, ", ".join(shown(*ports) for ports in joined[:4]), worst
     return "open", "", None
 
 
@@ -1177,4 +1182,5 @@ class Filter:
             what=seen.fate.kind.words,
             how=cause.how,
             peers=seen.few,
+            varies=cause.varies,
         )

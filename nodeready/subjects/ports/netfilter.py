@@ -483,12 +483,15 @@ class Match:
     """One condition: the packet has one of the values, each with a part for every selector.
 
     selectors: (): a condition that is always ``fixed``
+    varies:    it is met by how many packets come, how fast, when, or by chance, so that a few
+               connections do not show what becomes of others
     """
 
     selectors: tuple[str, ...] = ()
     values: tuple[tuple[str, ...], ...] = ()
     negated: bool = False
     fixed: int = MAYBE
+    varies: bool = False
 
     @cached_property
     def spans(self) -> tuple[list[Range], list[Range]] | None:
@@ -547,10 +550,17 @@ class Match:
 #: So many addresses make a list of strangers: each of them alone is of no interest.
 _LONG = 256
 
-#: A condition that cannot be evaluated here; one that is always met; one that never is.
+#: A condition that cannot be evaluated here; one that varies; one that is always met; one that
+#: never is.
 UNCERTAIN = Match()
+VARYING = Match(varies=True)
 ALWAYS = Match(fixed=YES)
 NEVER = Match(fixed=NO)
+
+#: Selectors that vary, by their last word; and modules of iptables whose condition does.
+_VARYING = {"random", "hour", "day", "time", "bytes", "packets", "avgpkt"}
+VARYING_MODULES = {"connbytes", "connlimit", "hashlimit", "limit", "quota", "rateest", "recent",
+                   "statistic", "time"}  # fmt: skip
 
 #: New connections that jobs open at one node: so many per second, so many at a time of one peer.
 #: Of 8 ranks on a node each connects to the store, and all nodes of a job connect at once.
@@ -561,14 +571,14 @@ MANY_ENOUGH = 16
 def limited(per_second: float, over: bool) -> Match:
     """A rate limit: one so high that jobs stay below it does not concern them."""
     if per_second < FAST_ENOUGH:
-        return UNCERTAIN
+        return VARYING
     return NEVER if over else ALWAYS
 
 
 def counted(most: int, over: bool) -> Match:
     """A limit of connections at a time: the same."""
     if most < MANY_ENOUGH:
-        return UNCERTAIN
+        return VARYING
     return NEVER if over else ALWAYS
 
 
@@ -596,6 +606,14 @@ class Rule:
             if answer == NO:
                 break
         return answer
+
+    @property
+    def varies(self) -> bool:
+        """Whether a condition of it does."""
+        return any(
+            match.varies or any(one.rpartition(" ")[2] in _VARYING for one in match.selectors)
+            for match in self.matches
+        )
 
 
 #: Verdicts that change the packet's state, and let the packet go on.
@@ -722,12 +740,14 @@ class Cause:
 
     sure: every packet that comes so far meets it
     how:  what it does to the packet
+    varies: as of a `Match`
     """
 
     chain: str
     text: str
     sure: bool
     how: str = "dropped by"
+    varies: bool = False
 
 
 # What may happen: ("accept", "drop", "elsewhere" or "end": it left the chain alive), and the
@@ -806,9 +826,11 @@ class _Walk:
                     going[_changed(rule.verdict, rule.target, state)] = None
                 elif rule.verdict == "return":
                     _note(fates, ("end", state), end)
-                    self._doubt(Cause(name, rule.text, sure))
+                    self._doubt(rule, name, sure)
                 elif rule.verdict in ("jump", "goto"):
                     target = self.rules.chains.get((chain.table, rule.target))
+                    if target:
+                        self._doubt(rule, name, sure)
                     inner = self.chain(target, state, tracked) if target else {("end", state): end}
                     for (fate, after), cause in inner.items():
                         if fate == "end" and rule.verdict == "jump":
@@ -820,7 +842,7 @@ class _Walk:
                     if fate == "divert":
                         fate, how = self._diverted(rule.target, packet), "led elsewhere by"
                     _note(fates, (fate, state), Cause(name, rule.text, sure, how))
-                    self._doubt(Cause(name, rule.text, sure))
+                    self._doubt(rule, name, sure)
             alive = list(going)
             if len(alive) > _MOST_STATES:
                 alive = [State((0, 0), (0, 0), one) for one in {s.untracked for s in alive}]
@@ -830,9 +852,11 @@ class _Walk:
             _note(fates, ("end", state), end)
         return fates
 
-    def _doubt(self, cause: Cause) -> None:
-        if self.doubt is None and not cause.sure:
-            self.doubt = cause
+    def _doubt(self, rule: Rule, chain: str, sure: bool) -> None:
+        """Keep the first rule that cannot be evaluated, or the first that varies."""
+        if sure or (self.doubt is not None and (self.doubt.varies or not rule.varies)):
+            return
+        self.doubt = Cause(chain, rule.text, sure, varies=rule.varies)
 
     def _packet(self, state: State, tracked: bool) -> Packet:
         key = (state, tracked)
@@ -879,6 +903,7 @@ class Fate:
     verdict: open, dropped, or cannot tell
     cause:   the rule that drops, or the rule that cannot be evaluated; None when open
     kind:    the packet to which it happens
+    varies:  the cause does
     """
 
     first: int
@@ -886,6 +911,10 @@ class Fate:
     verdict: str
     cause: Cause | None = None
     kind: Kind = PACKETS[0]
+
+    @property
+    def varies(self) -> bool:
+        return self.cause is not None and self.cause.varies
 
 
 def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
@@ -913,6 +942,8 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
         if len(states) > _MOST_STATES:
             states = [State((0, 0), (0, 0), one) for one in {s.untracked for s in states}]
     verdict = "cannot tell" if doubt else "open"
+    if doubt and walk.doubt and walk.doubt.varies:
+        doubt = walk.doubt
     return Fate(packet.first, packet.last, verdict, doubt, packet.kind), states
 
 
@@ -943,7 +974,7 @@ def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
         fate, states = _fate(rules, one)
         if fate.verdict == "dropped":
             return fate
-        if fate.verdict == "cannot tell" and worst.verdict == "open":
+        if fate.verdict == "cannot tell" and (worst.verdict == "open" or fate.varies):
             worst = fate
         if kind.first:
             # Connection tracking knows no connection whose first packet it was told to pass over.

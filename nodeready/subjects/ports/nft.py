@@ -16,6 +16,8 @@ from nodeready.subjects.ports.netfilter import (
     ALWAYS,
     NEVER,
     UNCERTAIN,
+    VARYING,
+    VARYING_MODULES,
     Chain,
     Match,
     Rule,
@@ -338,7 +340,7 @@ class _RuleReader:
             at += 3 if following == "ttl" else 1
             return self._value(("osf",), at + 1)
         if word == "quota":
-            self.matches.append(UNCERTAIN)
+            self.matches.append(VARYING)
             at += 2 if following in ("over", "until") else 1
             at += 2
             return at + 3 if self._at(at) == "used" else at
@@ -350,7 +352,7 @@ class _RuleReader:
     def _extension(self, name: str, at: int) -> int:
         """Read a match or target of iptables that nft cannot show; targets are in capitals."""
         if not name.isupper():
-            self.matches.append(UNCERTAIN)
+            self.matches.append(VARYING if name in VARYING_MODULES else UNCERTAIN)
         elif name in ("MARK", "CONNMARK"):
             self._rule(name.lower().replace("conn", "ct_"), "?")
         elif name in ("DNAT", "REDIRECT", "NETMAP"):
@@ -372,14 +374,14 @@ class _RuleReader:
     def _limit(self, at: int) -> int:
         """``rate over 10/second burst 5 packets``, or a limit's name."""
         if self._at(at) == "name":
-            self.matches.append(self.named.limits.get(self._at(at + 1).strip('"'), UNCERTAIN))
+            self.matches.append(self.named.limits.get(self._at(at + 1).strip('"'), VARYING))
             return at + 2
         match, at = limit_of(self.tokens, at + (self._at(at) == "rate"))
         self.matches.append(match)
         return at
 
     def _count(self, most: str, over: bool, at: int) -> int:
-        self.matches.append(counted(int(most), over) if most.isdigit() else UNCERTAIN)
+        self.matches.append(counted(int(most), over) if most.isdigit() else VARYING)
         return at
 
     def _kept(self, at: int) -> int:
@@ -398,7 +400,7 @@ class _RuleReader:
             over = words[:1] == ["over"]
             self._count("".join(words[over : over + 1]), over, 0)
         elif "quota" in inside:
-            self.matches.append(UNCERTAIN)
+            self.matches.append(VARYING)
         return end
 
     def _nat(self, word: str, at: int) -> int:
@@ -588,9 +590,9 @@ def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
         at += 3
     if size:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
-        return (NEVER if over else ALWAYS) if many else UNCERTAIN, at
+        return (NEVER if over else ALWAYS) if many else VARYING, at
     found = rate(text, burst)
-    return (limited(found, over) if found is not None else UNCERTAIN), at
+    return (limited(found, over) if found is not None else VARYING), at
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
