@@ -346,6 +346,7 @@ def load(
         groups = _from_file(path, trusted)
     inventory = _make(groups, argument, dict(data or {}))
     _add_group_data(inventory, [*folders, *map(Path, group_data)], trusted)
+    _refuse_unused(inventory, path)
     for file in _ssh_files(inventory):
         _refuse_strangers(file, trusted)
     inventory.file = "" if path is None else str(path.resolve())
@@ -470,6 +471,41 @@ def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: 
         target = inventory.data if group == "all" else inventory.group_data[group]
         target.update(settings)
         inventory.group_files.setdefault(group, []).append(file)
+
+
+def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
+    """Raises InventoryError for a file of group_data that no group uses: its nodes would have the
+    defaults, and nobody would be told. A list of nodes has no groups: there it is a note.
+
+    Not where another inventory beside it has that group; nor where the inventory computes its
+    groups, as Slurm's partitions: which of them exist changes from run to run.
+    """
+    unused = [group for group in inventory.group_files if group not in ("all", *inventory.groups)]
+    if path is None:
+        shown = ", ".join(str(inventory.group_files[group][0]) for group in unused)
+        if unused:
+            inventory.note = f"not used, for a list of nodes has no groups: {_visible(shown)}"
+        return
+    if "globals()" in _text(path):
+        return
+    for group in unused:
+        file = inventory.group_files[group][0]
+        places = {path.resolve().parent, file.resolve().parent.parent}
+        beside = {one for place in places for one in place.glob("*.py")} - {path.resolve()}
+        if any(re.search(rf"\b{re.escape(group)}\b", _text(one)) for one in beside):
+            continue
+        groups = sorted(name for name, members in inventory.groups.items() if members)
+        close = difflib.get_close_matches(group, groups, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(groups)}"
+        raise InventoryError(f"{_visible(str(file))}: no group is called {group}: {hint}")
+
+
+def _text(file: Path) -> str:
+    """The file's text; "" where it cannot be read."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 #: What pyinfra reads where an inventory names no file, and the key with which it names one: how to

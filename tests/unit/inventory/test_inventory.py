@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,8 @@ amd = ["amd1", "gpu004"]
     "inventories/group_data/all.py": "import os\nptrace_scope = 0\n_private = 1\n",
     "inventories/group_data/h100.py": "gpus = 4\n__all__ = ['gpus']\nother = 2\n",
     "group_data/all.py": "import os\nport_range = (1, 2)\nptrace_scope = 1\n",
-    "group_data/nowhere.py": "x = 1\n",
+    "inventories/other.py": "elsewhere = ['x1']\n",
+    "group_data/elsewhere.py": "x = 1\n",
 }
 
 
@@ -94,6 +96,30 @@ def test_a_file_loads_as_under_pyinfra(cluster, monkeypatch):
     assert nodes["gpu001"][1]["gpus"] == 4
     beside = (root / "inventories/group_data/all.py").resolve()
     assert ours.group_files["all"] == [root / "group_data/all.py", beside]
+
+
+@pytest.mark.parametrize(("inventory", "group", "why"), [
+    ("inventories/prod.py", "h10", "no group is called h10: did you mean h100?"),
+    ("inventories/prod.py", "gpu001", "called gpu001: there are amd, h100, login, prod"),
+    ("inventories/prod.py", "prod", ""),
+    ("inventories/computed.py", "h10", ""),
+    ("inventories/job.hosts", "h10", "no group is called h10: "),
+    ("gpu001,gpu002", "h10", "note"),
+])  # fmt: skip
+def test_group_data_that_no_group_uses_is_no_silence(inventory, group, why, cluster, monkeypatch):
+    """For another inventory beside it, it is no mistake: elsewhere.py."""
+    monkeypatch.chdir(cluster.parent.parent)
+    computed = "globals().update(part=['x1'])\n"
+    cluster.with_name("computed.py").write_text(computed)
+    cluster.with_name("job.hosts").write_text("gpu001 slots=8\n")
+    folder = cluster.parent.parent if why == "note" else cluster.parent
+    (folder / "group_data" / f"{group}.py").write_text("ptrace_scope = 1\n")
+    if why and why != "note":
+        with pytest.raises(InventoryError, match=re.escape(why)):
+            load(inventory)
+        return
+    note = load(inventory).note
+    assert (f"group_data/{group}.py" in note) == (why == "note"), note
 
 
 def test_the_file_can_stand_anywhere_and_data_of_the_command_line_win(cluster, tmp_path_factory):
