@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +42,8 @@ FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope",
 
 
 class Option(click.Option):
-    """An option with two variables: the command's own, and a general one behind it.
+    """An option with two variables: the command's own, and a general one behind it. One with a
+    value is given once: click would take the last of several and drop the others in silence.
 
     variables: their names, the command's first
     takes:     which values of the general variable count here; None: all. One that does not count
@@ -71,6 +72,35 @@ class Option(click.Option):
             if value and (self.takes is None or self.takes(value)):
                 return value
         return None
+
+    @property
+    def _single(self) -> bool:
+        return not (self.is_flag or self.multiple or self.count)
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser keep every value that is given."""
+        if self._single:
+            parser.add_option(self, self.opts, self.name, action="append")
+        else:
+            super().add_to_parser(parser, ctx)
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Raises UsageError when it was given more than once."""
+        values = opts.get(self.name or "")
+        if self._single and values:
+            if len(values) > 1:
+                shown = ", ".join(map(str, values))
+                several = self.metavar is not None and self.metavar.endswith((",...", "NODES"))
+                how = ", with commas between the values" if several else ""
+                raise click.UsageError(
+                    f"{max(self.opts, key=len)} is given {len(values)} times ({shown}): "
+                    f"give it once{how}",
+                    ctx,
+                )
+            opts = {**opts, str(self.name): values[0]}
+        return super().handle_parse_result(ctx, opts, args)
 
 
 def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Command], Command]:

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import nodeready
 from nodeready import exit_codes
@@ -62,7 +62,25 @@ exit status:
 """
 
 
+class _Once(argparse.Action):
+    """Stores the value of an option; argparse would take the last of several in silence."""
+
+    given = False
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, into: Any, value: Any, name: str | None = None
+    ) -> None:
+        if self.given:
+            raise argparse.ArgumentError(self, "is given more than once")
+        self.given = True
+        setattr(into, self.dest, value)
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.register("action", None, _Once)
+
     def error(self, message: str) -> NoReturn:
         _complain(message)
         print(f"Try '{self.prog} --help'.", file=sys.stderr)
