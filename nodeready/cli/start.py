@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -291,7 +292,20 @@ def over_ssh(words: str, common: Common, given: Mapping[str, Any] = MappingProxy
 
     interrupt_on_signals()
     loaded, hosts, wanted = declared(words, common, given)
+    _refuse_nameless(hosts)
     return Nodes(Fleet(loaded, hosts, _config(common)), wanted, loaded)
+
+
+def _refuse_nameless(hosts: Iterable[Host]) -> None:
+    """Raises Refused for a user id without a name (a container's ``-u``): ssh does the same, and
+    reads of the name's entry in passwd where the keys are."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        if any(not host.name.startswith("@") for host in hosts):
+            raise Refused(
+                f"no user has the id {os.getuid()}: ssh needs a name for it in /etc/passwd"
+            ) from None
 
 
 def _config(common: Common) -> Any:
@@ -325,6 +339,7 @@ def nodes_of(
     if words is None:
         return _of_job(job, common, given, tell, works)
     loaded, hosts, wanted = declared(words, common, given)
+    _refuse_nameless(hosts)
     inside = _own_job(hosts) if job is None and common.via in ("srun", "auto") else ""
     via = _way(common, hosts, inside)
     carrier: Carrier
