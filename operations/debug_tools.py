@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from nodeready.deploy import py_spy_binary
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
@@ -64,7 +65,7 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 def is_on_the_way(path: str) -> bool:
     """Whether it is a directory on the way to the py-spy of ours."""
-    return path == "/" or PY_SPY.startswith(f"{path}/")
+    return path in map(str, PurePosixPath(PY_SPY).parents)
 
 
 @step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S)
