@@ -64,7 +64,10 @@ class SessionLimits:
 
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
-WAYS = {"ssh": "ssh", "su": "su -", "srun": "srun", "slurmd": "slurmd"}
+WAYS = {
+    "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "srun": "srun",
+    "slurmd": "slurmd",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -305,14 +308,17 @@ class Way:
 
     error:  why nothing is proved this way, one line; "": something is
     closed: the login was begun, and the node refused or ended it
+    ended:  the user's shell was started, and ended before what it was to run
     attach: py-spy's blocking dump alone
     core:   without a backtrace; None also where two cores at once would have one name
     """
 
     error: wire.Line
     closed: bool = False
+    ended: bool = False
     limits: SessionLimits | None = None
     attach: Attach | None = None
+    tracers: Tracers | None = None
     core: Core | None = None
 
 
@@ -580,8 +586,10 @@ MESH, COLLECTIVE = "mesh", "collective"
 #: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
 OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
 #: The proofs that are made in each way.
-BY_WAYS = ("limits", "attach", "core")
-_KINDS = {"user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS}
+BY_WAYS = ("limits", "attach", "tracers", "core")
+_KINDS = {
+    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS, "shell": Way,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -620,6 +628,7 @@ class Proved:
     control: root's attempt to attach; None also where the login was not root's
     logins:  how this node opens sessions
     ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
+    shell:   the user's shell, started by root as sshd starts it; None also where ssh's tells it
     step:    the way in by a step of Slurm; None also where slurmd's own limits tell enough
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
@@ -633,6 +642,7 @@ class Proved:
     control: Control | Unknown | None = None
     logins: Logins | Unknown | None = None
     ssh: Way | Unknown | None = None
+    shell: Way | Unknown | None = None
     step: Way | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None

@@ -73,6 +73,7 @@ WAYS = {
     "closed": facts.Way(
         "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
     ),
+    "exit 1": facts.Way("exit status 1", ended=True),
     "broken": Unknown("x"),
 }
 
@@ -99,7 +100,7 @@ def logins(case: dict[str, Any]) -> facts.Logins | None:
 def proved(case: dict[str, Any]) -> Proved:
     """What was proved on the node of a case.
 
-    su, ssh, step: what its session has instead of good limits, or why there is none
+    su, ssh, shell, step: what its session has instead of good limits, or why there is none
     only:          limits of su alone, where nothing is known of other ways
     own:           a line of limits.conf about the user, whose sessions have what it gives
     line:          such a line, and sessions that do not have it
@@ -111,6 +112,9 @@ def proved(case: dict[str, Any]) -> Proved:
         SESSIONS, limits=limits(SU, case.get("su", own)), ssh=way(case.get("ssh", own), SSH),
         logins=logins(case),
     )  # fmt: skip
+    if "shell" in case:
+        shell = replace(SU, way="shell")
+        observed = replace(observed, shell=way(case["shell"], shell))
     if "step" in case:
         observed = replace(observed, step=way(case["step"], SRUN))
     user = case.get("user", ["ml", 2000, True, ""])
@@ -198,6 +202,16 @@ def test_a_waived_core_does_not_hide_its_limit():
     # Where only ssh's sessions have none, proof.core cannot tell.
     result = proof.limits(replace(observed, limits=SU, core=None), Policy())
     assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
+
+
+def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
+    broken = replace(GOOD, good=False, rc=127, said="gdb: error while loading shared libraries")
+    way = facts.Way("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
+    for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
+        observed = replace(SESSIONS, **{"ssh": facts.Way("no key"), name: way})
+        result = proof.gdb(observed, Policy())
+        assert (result.status, result.actual) == ("fail", f"{words}: {broken.said}")
+        assert proof.strace(observed, Policy()).status == "ok"
 
 
 def test_what_ssh_alone_refuses_is_told_of_ssh():
