@@ -524,6 +524,9 @@ class Mesh:
     worst_peer: the peer of the slowest handshake
     crowd:     connections that came to this node's listeners, when most were no peer's and a peer
                did not come through; else 0
+    own_name:  why the node's host name leads to no address of its own on the node itself; "": it
+               leads there
+    names:     what is wrong with host names between this node and its peers
     """
 
     nodes: int
@@ -540,6 +543,8 @@ class Mesh:
     worst_ms: float | None
     worst_peer: str
     crowd: int = 0
+    own_name: str = ""
+    names: tuple[Blocked, ...] = ()
 
 
 # --- A collective over all nodes (`nodeready smoke`).
