@@ -346,7 +346,7 @@ def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
 @contextlib.contextmanager
 def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
     """A paramiko Channel for one command: of the node's connection, or of a further one where
-    sshd refuses a second session in it (MaxSessions). Raises what paramiko raises."""
+    sshd refuses a second session in it (MaxSessions). Raises SSHException, EOFError, OSError."""
     transport = transport_of(host)
     if transport is None:
         raise EOFError("not connected")

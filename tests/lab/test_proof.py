@@ -214,6 +214,43 @@ def test_the_users_own_shell_starts_each_session(fresh_node, start, expected):
     assert wrong <= {check}, found
 
 
+#: What keeps ml from something -> the check, its status and words of it. Others: tests/unit.
+BARRED = {
+    "mknod -m 660 /dev/nvidia0 c 1 3; chgrp video /dev/nvidia0": (
+        "resources", "fail", "ml cannot open /dev/nvidia0 (0660 root:video)",
+    ),
+    "mount -t tmpfs -o mode=755 tmpfs /dev/shm": (
+        "resources", "fail", "/dev/shm: Permission denied",
+    ),
+    "mount -t tmpfs -o mode=1777,size=512k tmpfs /tmp": (
+        "resources", "fail", "/tmp: No space left on device",
+    ),
+    "mount -t tmpfs -o mode=1777,noexec tmpfs /tmp": (
+        "resources", "warn", "no code can be run from /tmp (Operation not permitted: noexec?)",
+    ),
+    "mount -t tmpfs -o ro tmpfs /home/ml": (
+        "resources", "warn", "/home/ml: Read-only file system",
+    ),
+    "echo 'ml - as 8388608' >/etc/security/limits.d/zz.conf": (
+        "limits", "fail", "too little for a job: as 8589934592 by su - and ssh",
+    ),
+    "echo quit >/etc/gdb/gdbinit": ("gdb", "fail", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"), rows(BARRED.items(), *[*BARRED][:1], *[*BARRED][3:4])
+)
+def test_what_a_job_uses_is_tried_as_its_user(fresh_node, script, expected):
+    check, status, words = expected
+    fresh_node.run(f"mknod -m 666 /dev/nvidiactl c 1 3; mkdir -p /etc/gdb; {script}")
+    wanted = ("limits", "tracers", "resources") if check == "gdb" else (check,)
+    found = judged(prove(fresh_node, wanted=wanted))
+    assert (found[check][0], words in found[check][1]) == (status, True), found
+    assert {name for name in found if found[name][0] != "ok"} == {check}
+    assert fresh_node.run("ls -A /tmp /dev/shm /home/ml | grep nodeready; :").stdout == ""
+
+
 ACCOUNTS = {
     "nobodysuch": ("", "no such user: nobodysuch"),
     "expired": ("useradd -m -e 1970-01-02 expired", "expired"),

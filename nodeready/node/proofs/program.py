@@ -21,7 +21,7 @@ from typing import Any
 
 from nodeready.node import payload
 from nodeready.node.payload import Program
-from nodeready.node.proofs import attach, core, peers, session
+from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User, Way
@@ -31,6 +31,7 @@ _PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
     "core": core.prove,
+    "resources": resources.prove,
     "peers": peers.prove,
 }
 

@@ -34,6 +34,7 @@ from nodeready.subjects.base import PAM_DIRECTORIES
 from nodeready.subjects.proof.facts import (
     BY_WAYS,
     LOGIN_MODULES,
+    OTHER_ITEMS,
     SESSION,
     Config,
     Limit,
@@ -71,11 +72,22 @@ def _limits_in(text: str) -> tuple[Limit, ...]:
     """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
     names = {"core": "Max core file size", "memlock": "Max locked memory"}
     names["nofile"] = "Max open files"
-    rows = {row[:25].strip(): row[25:].split() for row in text.splitlines()}
-    values = [rows[names[item]][:2] for item in ITEMS]
-    return tuple(
-        Limit(*(-1 if value == "unlimited" else int(value) for value in pair)) for pair in values
-    )
+    rows = _limit_rows(text)
+    return tuple(Limit(*rows[names[item]]) for item in ITEMS)
+
+
+def _limit_rows(text: str) -> dict[str, list[int]]:
+    """Name -> the soft and the hard limit, in the words of /proc/PID/limits. Raises ValueError."""
+    return {
+        row[:25].strip(): [-1 if v == "unlimited" else int(v) for v in row[25:].split()[:2]]
+        for row in text.splitlines()[1:]
+    }
+
+
+def _others_in(text: str) -> tuple[int, ...]:
+    """The soft limits of OTHER_ITEMS. Raises ValueError, KeyError."""
+    rows = _limit_rows(text)
+    return tuple(rows[name][0] for name in OTHER_ITEMS.values())
 
 
 #: The program that opens a session -> that way in; sshd's part of a session has its own name
@@ -129,7 +141,9 @@ def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
     way, before = opened_by()
-    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way)
+    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
+        others = _others_in(file.read())
+    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way, others)
 
 
 def name_of(uid: int) -> str:
@@ -463,11 +477,13 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
         return Way(f"srun: {problem.strerror}")
     try:
         core, memlock, nofile = _limits_in(ended.out)
+        others = _others_in(ended.out)
     except (ValueError, KeyError):
         said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
         return Way("timed out" if ended.rc is None else said)
     nr_open = first_number("/proc/sys/fs/nr_open")
-    return Way("", limits=SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun"))
+    limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", others)
+    return Way("", limits=limits)
 
 
 # --- How the node opens sessions.

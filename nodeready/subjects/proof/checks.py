@@ -20,6 +20,7 @@ from nodeready.subjects.limits.facts import (
 )
 from nodeready.subjects.proof.facts import (
     NO_START,
+    OTHER_ITEMS,
     PROGRAM,
     UNFINISHED,
     WAYS,
@@ -40,6 +41,7 @@ from nodeready.subjects.proof.facts import (
     Way,
 )
 from nodeready.subjects.proof.reach import collective, mesh, pdsh, ports, ssh, unseen
+from nodeready.subjects.proof.resources import resources
 from nodeready.subjects.result import (
     Result,
     Subject,
@@ -623,7 +625,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
 def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
     """The limits of another way in on the same node."""
     core, memlock, nofile = limits
-    return replace(first, core=core, memlock=memlock, nofile=nofile, before=(), way=way)
+    own = {"core": core, "memlock": memlock, "nofile": nofile}
+    return replace(first, **own, before=(), way=way, others=())
 
 
 def _without_pam(seen: Proved, logins: Logins) -> bool:
@@ -772,6 +775,7 @@ def _unlike(way: str, low: _Low, seen: Proved) -> _Low:
         f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
         "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
         "compare FILES",
+        "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell",
     ),
 )
 def limits(seen: Proved, want: Policy) -> Result:
@@ -782,7 +786,8 @@ def limits(seen: Proved, want: Policy) -> Result:
     the user's shell as sshd starts it, and what slurmd gives to its jobs. The files may say so and
     no login may have it: a pam.d file without pam_limits or with another ``conf=``, a ulimit in a
     profile, an sshd that does not ask PAM. Two ways that differ are a warning where both have
-    enough. A limit that this node's kernel refuses is told by the subject limits, a core limit
+    enough. Limits that no policy names fail below what a job needs: as, data, fsize, cpu, stack,
+    nproc. A limit that this node's kernel refuses is told by the subject limits, a core limit
     that cost a core by proof.core unless that is waived, and neither again here.
     """
     check = "proof.limits"
@@ -807,7 +812,8 @@ def limits(seen: Proved, want: Policy) -> Result:
         if low:
             found[way] = _why(way, low, has, possible, seen)
     if not found:
-        doubt = _differing(check, expected, ways, possible)
+        doubt = _others(check, expected, ways)
+        doubt = doubt or _differing(check, expected, ways, possible)
         doubt = doubt or _not_seen(check, expected, ways, seen)
         return doubt or ok(check, expected, _not_proved(expected, seen))
     logins = [way for way in ways if way not in ("srun", "slurmd")]
@@ -846,6 +852,34 @@ def _distinct(found: Iterable[_Low]) -> list[_Low]:
         if low not in kinds:
             kinds.append(low)
     return kinds
+
+
+#: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
+#: CUDA reserves more addresses than the node has memory; fsize: a checkpoint, and a core; cpu:
+#: seconds of all threads together, which a long job has at some time; stack: what glibc gives to
+#: a thread by itself; nproc: a rank with its loaders and OpenMP has hundreds of threads.
+_LEAST = {
+    "as": 1 << 40, "data": 1 << 40, "fsize": 1 << 40, "cpu": -1, "stack": 2 << 20, "nproc": 1024,
+}  # fmt: skip
+
+
+def _others(check: str, expected: str, ways: Mapping[str, SessionLimits]) -> Result | None:
+    """The failure of a limit that no policy names and that ends a job."""
+    low: dict[str, list[str]] = {}
+    for way, has in ways.items():
+        values = dict(zip(OTHER_ITEMS, has.others))
+        words = ", ".join(
+            f"{item} {value}"
+            for item, value in values.items()
+            if value != -1 and (_LEAST[item] == -1 or value < _LEAST[item])
+        )
+        if words:
+            low.setdefault(words, []).append(WAYS.get(way, "this login"))
+    if not low:
+        return None
+    actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
+    fix = "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell"
+    return fail(check, expected, f"too little for a job: {actual}", "", fix)
 
 
 def _differing(
@@ -905,6 +939,7 @@ SUBJECT = Subject(
         strace,
         core,
         backtrace,
+        resources,
         ssh,
         pdsh,
         ports,

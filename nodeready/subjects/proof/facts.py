@@ -52,6 +52,7 @@ class SessionLimits:
              root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
     way:     who opened the session: a key of `WAYS`; "": none of them
+    others:  the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     """
 
     core: Limit
@@ -61,6 +62,14 @@ class SessionLimits:
     ceiling: tuple[int, ...]
     nr_open: int | None
     way: wire.Name = ""
+    others: tuple[int, ...] = ()
+
+
+#: Limits that no policy names, and that end a job all the same -> as /proc/PID/limits calls them.
+OTHER_ITEMS = {
+    "as": "Max address space", "data": "Max data size", "fsize": "Max file size",
+    "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
+}  # fmt: skip
 
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
@@ -320,6 +329,46 @@ class Way:
     attach: Attach | None = None
     tracers: Tracers | None = None
     core: Core | None = None
+
+
+#: Where programs of one node share memory (shm_overview(7)).
+SHM = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that jobs write to.
+
+    error:      why the user cannot write there; "": written, and mapped
+    exec_error: why no code can be mapped from a file there; "": it can
+    free_bytes: for the user, after that
+    """
+
+    path: wire.Path
+    error: wire.Line = ""
+    exec_error: wire.Line = ""
+    free_bytes: wire.Number = 0
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A device file that its mode keeps from the user. mode: ``0660 root:video``"""
+
+    path: wire.Path
+    mode: wire.Line
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job uses, as its user can use it.
+
+    places:  /tmp, shared memory, the home
+    devices: of GPUs and RDMA that the user cannot open
+    """
+
+    places: tuple[Place, ...]
+    devices: tuple[DeviceNode, ...]
+    home: wire.Path
 
 
 @dataclass(frozen=True)
@@ -584,6 +633,7 @@ SESSION: dict[str, type[Any]] = {
     "attach": Attach,
     "tracers": Tracers,
     "core": Core,
+    "resources": Resources,
     "peers": Peers,
 }
 #: The proofs that run between the nodes.
@@ -651,6 +701,7 @@ class Proved:
     step: Way | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None
+    resources: Resources | Unknown | None = None
     peers: Peers | Unknown | None = None
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None

@@ -38,7 +38,9 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
         before = (changed.core, changed.memlock, changed.nofile)
     elif "before" in changes:
         before = tuple(map(limit, before))
-    return replace(changed, before=before, ceiling=tuple(changes.get("ceiling", good.ceiling)))
+    others = tuple(changes.get("others", {}).get(item, -1) for item in facts.OTHER_ITEMS)
+    ceiling = tuple(changes.get("ceiling", good.ceiling))
+    return replace(changed, before=before, ceiling=ceiling, others=others)
 
 
 def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
@@ -242,6 +244,23 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
         observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
         assert proof.core(observed, policy).status == "ok"
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/resources.json"))
+def test_what_a_job_uses_can_be_used(case):
+    """open(2), mmap(2), mount(8) noexec."""
+    paths = ("/tmp", facts.SHM, "/home/ml")
+    errors, exec_errors = case.get("errors", {}), case.get("exec_errors", {})
+    places = [
+        facts.Place(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
+        for path in paths
+    ]
+    devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
+    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml")
+    policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
+    result = proof.resources(replace(SESSIONS, resources=observed), policy)
+    assert (result.status, case["words"] in result.actual) == (case["status"], True), result
+    assert case.get("fix", "") in result.fix
 
 
 PAM = "session required pam_limits.so\n"
