@@ -124,7 +124,8 @@ while len(text) < left:
     text += piece
 if more:
     os.dup2(number, 0)
-os.close(number)
+if number:
+    os.close(number)
 exec(bytes(text))
 """
 
@@ -215,14 +216,17 @@ def program(
     source = text(main, config, **how)
     # What starts a program inside of another has the nonce in no command line: it needs none.
     none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
+    # There, what the first one said tells why: it runs where this program was started.
+    why = '": $nr_why"' if first else ""
     words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
     script = f"""
-    nr_python=
+    nr_python= nr_why=
     for nr_name in {join([first or PYTHONS[0], *PYTHONS])}; do
-        if "$nr_name" {_ALONE} {quote(old)} 2>/dev/null; then nr_python=$nr_name; break; fi
+        if nr_said=$("$nr_name" {_ALONE} {quote(old)} 2>&1); then nr_python=$nr_name; break; fi
+        nr_why=${{nr_why:-$nr_said}}
     done
     if [ -z "$nr_python" ]; then
-        echo {quote(none)}
+        echo {quote(none)}{why}
         exit 0
     fi
     exec {within}"$nr_python" {_ALONE} {quote(_START)} {words}

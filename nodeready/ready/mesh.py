@@ -12,7 +12,7 @@ import statistics
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -159,6 +159,24 @@ def name_cause(source: str, seen: Resolved, owners: Owners) -> str:
     return f"{target} resolves to {first}, {why}"
 
 
+def own_name_cause(seen: Listening) -> str:
+    """Why a node's host name leads to no address of its own on the node itself.
+
+    gloo binds to the first address of the name that can be bound, loopback among them, and to
+    loopback where there is none (PyTorch, ProcessGroupGloo::createDefaultDevice).
+    """
+    addresses = [one for one in map(address, seen.resolved) if one]
+    own = {*map(address, seen.addresses)}
+    loopback = {one for one in addresses if ipaddress.ip_address(one).is_loopback}
+    first = next((one for one in addresses if one in own | loopback), "")
+    if not seen.host or first in own:
+        return ""
+    if not addresses:
+        return f"{seen.host} does not resolve ({seen.error or 'no address'})"
+    why = "which is loopback" if first else "which is not its own"
+    return f"{seen.host} resolves to {first or addresses[0]}, {why}"
+
+
 # --- The results of all rounds, and what follows for each node.
 
 #: More ports of a range than this are not tried: each is a listener and a connection per pair.
@@ -181,11 +199,13 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Pair:
-    """One node's attempt at another. name: why the target's name led astray; "": it did not."""
+    """One node's attempt at another. name: why the target's name led astray; "": it did not;
+    host: why its host name does; "": it does not, or it is that name"""
 
     passed: tuple[int, ...]
     failing: Mapping[int, str]
     name: str
+    host: str
 
 
 @dataclass
@@ -242,6 +262,7 @@ class Rounds:
         }
         claimed = claimed_addresses({name: one.addresses for name, one in listening.items()})
         self._owners = Owners(claimed, known)
+        self._listening = listening
         self.addresses = {
             name: tuple(one for one in own if self._owners.of(one) == name)
             for name, own in claimed.items()
@@ -283,10 +304,15 @@ class Rounds:
                 failing[one.port] = port_cause(one, skipped)
         # Equal on nearly all pairs: kept once.
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
-        name = ""
+        name = host = ""
         if seen.address not in self.addresses[target]:
             name = name_cause(source, seen, self._owners)
-        self._pairs[source, target] = _Pair(ports, failing, name)
+        own = self._listening[target].host
+        led = [*map(address, seen.host_resolved)]
+        if own not in ("", target) and not {*led} & {*self.addresses[target]}:
+            by_host = replace(seen, target=own, resolved=seen.host_resolved, error=seen.host_error)
+            host = name_cause(source, by_host, self._owners)
+        self._pairs[source, target] = _Pair(ports, failing, name, host)
         self._fresh = self._fresh or bool(failing or name)
 
     def _crowd(self, name: str) -> int:
@@ -372,12 +398,24 @@ class Rounds:
             for found in localize.attribute(attempts)
         ]
 
+    def _host_names(self) -> list[localize.Finding]:
+        """Who is to blame for host names that lead astray."""
+        bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
+        attempts = [Attempt(*edge, "", False, cause) for edge, cause in bad.items()]
+        good = _beside(bad, self._pairs.keys() - bad.keys())
+        return localize.attribute([*attempts, *(Attempt(*edge, "", True) for edge in good)])
+
     def meshes(self) -> dict[str, Mesh]:
         """What is to be said of each node that took part to the end."""
         blocked: dict[str, list[Blocked]] = {}
         for found, ports in self._findings():
             blocked.setdefault(found.node, []).append(
                 Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+            )
+        names: dict[str, list[Blocked]] = {}
+        for found in self._host_names():
+            names.setdefault(found.node, []).append(
+                Blocked(found.kind, (), found.peers, found.tried, found.cause, found.back)
             )
         tried, reached = _Count(), _Count()
         for (source, target), pair in self._pairs.items():
@@ -386,7 +424,11 @@ class Rounds:
             if pair.passed and not pair.failing:
                 reached.update([(source, SOURCE), (target, TARGET)])
         return {
-            name: self._mesh(name, tried, reached, tuple(blocked.get(name, ())))
+            name: replace(
+                self._mesh(name, tried, reached, tuple(blocked.get(name, ()))),
+                own_name=own_name_cause(self._listening[name]),
+                names=tuple(names.get(name, ())),
+            )
             for name in self.ports
         }
 

@@ -385,6 +385,7 @@ class _Run:
                 "ports": asked,
                 "addresses": self.seen.addresses[target],
                 "token": self.listening[target].token,
+                "host": self.listening[target].host,
                 "limit_s": limit_s,
             }
             channels.open[source].send_line(json.dumps(message, separators=(",", ":")))

@@ -25,7 +25,7 @@ from gevent.event import Event
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Pool
 from gevent.queue import Empty, Queue
-from paramiko import AuthenticationException, SSHException
+from paramiko import AuthenticationException, ChannelException, SSHException
 from paramiko.agent import AgentRequestHandler
 from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api import Config, Host, Inventory, State, StringCommand
@@ -161,15 +161,32 @@ class Connector(SSHConnector):
     def connect_ourselves(self) -> None:
         """A connection of our own. Raises ConnectError, SSHException, OSError, EOFError."""
         self.master, self.client = "", logins.Client()
+        self._log_in(self.client)
+        if self.data["ssh_forward_agent"]:
+            AgentRequestHandler(self.client.get_transport().open_session())
+
+    def another(self) -> Any:
+        """The client of a further connection. Raises as `connect_ourselves`, and OSError when it
+        takes CONNECT_TIMEOUT_S."""
+        client, patience = logins.Client(), logins.Patience(CONNECT_TIMEOUT_S)
+        self.patience = patience
+        try:
+            with patience:
+                self._log_in(client)
+        except BaseException as problem:
+            client.close()
+            if isinstance(problem, gevent.Timeout) and patience.owns(problem):
+                raise OSError("timed out") from None
+            raise
+        return client
+
+    def _log_in(self, client: logins.Client) -> None:
         how = self.data["ssh_paramiko_connect_kwargs"] or {}
         try:
-            self.ways.connect(self.client, self.login(), self.patience, **how)
+            self.ways.connect(client, self.login(), self.patience, **how)
         except AuthenticationException as problem:
             raise ConnectError(f"Authentication error ({problem})") from None
-        transport = self.client.get_transport()
-        connection.keep(transport)
-        if self.data["ssh_forward_agent"]:
-            AgentRequestHandler(transport.open_session())
+        connection.keep(client.get_transport())
 
     def words(self, text: str) -> str:
         """Why there is no connection, in one line."""
@@ -326,52 +343,77 @@ def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
+    """A paramiko Channel for one command: of the node's connection, or of a further one where
+    sshd refuses a second session in it (MaxSessions). Raises SSHException, EOFError, OSError."""
+    transport = transport_of(host)
+    if transport is None:
+        raise EOFError("not connected")
+    with contextlib.ExitStack() as after:
+        try:
+            channel = transport.open_session(timeout=limit_s)
+        except ChannelException:
+            if not isinstance(host.connector, Connector):
+                raise
+            try:
+                client = host.connector.another()
+            except (ConnectError, SSHException, OSError, EOFError) as problem:
+                raise OSError(
+                    "sshd refuses a second session (MaxSessions), and a second connection fails: "
+                    f"{_words(problem)}"
+                ) from None
+            after.callback(client.close)
+            channel = client.get_transport().open_session(timeout=limit_s)
+        after.callback(channel.close)
+        yield channel
+
+
 def over_ssh(
-    transport: Any,
+    host: Host,
     command: str,
     stdin: bytes,
     mark: bytes = b"",
     max_bytes: int = ANSWER_BYTES,
 ) -> Output:
-    """Run a command over a paramiko Transport; blocks until it has ended.
+    """Run a command over a node's connection of paramiko's; blocks until it has ended.
 
     mark: the bytes with which the answer begins, whatever stands before them
     max_bytes: of the answer
 
     Raises TooMuchOutput, and what paramiko raises when the connection is lost.
     """
-    connection.allow(transport, _room(max_bytes))
-    channel = transport.open_session()
     buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
     helpers: list[Any] = []
     endless: list[bytes] = []
+    with session(host) as channel:
+        connection.allow(channel.get_transport(), _room(max_bytes))
 
-    def stderr() -> None:
-        if not _read_errors(channel.recv_stderr, errors):
-            endless.append(bytes(errors[:200]))
-            channel.close()
+        def stderr() -> None:
+            if not _read_errors(channel.recv_stderr, errors):
+                endless.append(bytes(errors[:200]))
+                channel.close()
 
-    def feed() -> None:
-        # A command that ends without reading its input is no failure.
-        with contextlib.suppress(OSError):
-            channel.sendall(stdin)
-            channel.shutdown_write()
+        def feed() -> None:
+            # A command that ends without reading its input is no failure.
+            with contextlib.suppress(OSError):
+                channel.sendall(stdin)
+                channel.shutdown_write()
 
-    try:
-        channel.exec_command(command)
-        helpers.append(gevent.spawn(feed))
-        # Both streams share the channel's window: one that nobody reads would stop the other.
-        drain = gevent.spawn(stderr)
-        helpers.append(drain)
-        while piece := channel.recv(PIECE):
-            buffer.add(piece)
-        drain.join()
-        if endless:
-            raise TooMuchOutput(endless[0])
-        status = channel.recv_exit_status()
-    finally:
-        gevent.killall(helpers, block=False)
-        channel.close()
+        try:
+            channel.exec_command(command)
+            helpers.append(gevent.spawn(feed))
+            # Both streams share the channel's window: one that nobody reads would stop the other.
+            drain = gevent.spawn(stderr)
+            helpers.append(drain)
+            while piece := channel.recv(PIECE):
+                buffer.add(piece)
+            drain.join()
+            if endless:
+                raise TooMuchOutput(endless[0])
+            status = channel.recv_exit_status()
+        finally:
+            gevent.killall(helpers, block=False)
     return Output(status if status >= 0 else None, _text(buffer.data), _text(errors))
 
 
@@ -529,7 +571,7 @@ def _speak(host: Host, line: str, stdin: str, request: Request, others: dict[str
                 with connector.patience:
                     connector.connect_ourselves()
         if said is None:
-            said = over_ssh(transport_of(host), words, data, mark, request.max_bytes)
+            said = over_ssh(host, words, data, mark, request.max_bytes)
         return Reply(said.stdout, said.stderr, rc=said.status)
     if isinstance(connector, LocalConnector):
         command = shell.Command(_around(host, line, others), stdin)
@@ -600,16 +642,15 @@ def _jump_words(host: Host) -> str:
 class _OverSsh:
     """A command over SSH as a Stream."""
 
-    def __init__(self, transport: Any, command: str) -> None:
-        if transport is None:
-            raise EOFError("not connected")
-        connection.allow(transport, _room(ANSWER_BYTES))
-        with _as_lost():
-            self.channel = transport.open_session(timeout=SEND_S)
+    def __init__(self, host: Host, command: str) -> None:
+        with _as_lost(), contextlib.ExitStack() as after:
+            self.channel = after.enter_context(session(host, SEND_S))
+            connection.allow(self.channel.get_transport(), _room(ANSWER_BYTES))
             # One stream: two would share a window, and an unread one would stop the other.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)
             self.channel.exec_command(command)
+            self._session = after.pop_all()
 
     def read(self, limit_s: float) -> bytes:
         with _as_lost():
@@ -623,7 +664,7 @@ class _OverSsh:
 
     def close(self) -> None:
         with contextlib.suppress(gevent.Timeout), gevent.Timeout(3):
-            self.channel.close()
+            self._session.close()
 
 
 @contextlib.contextmanager
@@ -848,7 +889,7 @@ class Connected(Carrier):
             if isinstance(link.host.connector, Connector) and link.host.connector.master:
                 return _OverMaster(link.host.connector, words)
             if isinstance(link.host.connector, SSHConnector):
-                return _OverSsh(transport_of(link.host), words)
+                return _OverSsh(link.host, words)
             if isinstance(link.host.connector, LocalConnector):
                 return piped(words)
             raise ValueError("needs ssh")

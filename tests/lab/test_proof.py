@@ -174,6 +174,83 @@ def test_whatever_the_profile_does(fresh_node):
         assert words in found["user"][1] + found["limits"][1]
 
 
+#: A shell, a start-up file and its text -> the check, its status, and words of it. No key opens
+#: ssh, so that the shell is started as sshd starts it.
+STARTS = [
+    ("bash", "/etc/profile.d/zz.sh",
+     "a=(1 2); function f { :; }; export -f f; set -o pipefail; shopt -s nullglob",
+     "user", "ok", ""),
+    ("bash", ".bash_profile", "exit 3", "user", "fail", "no session: exit status 3"),
+    ("bash", ".bash_profile", "read answer; cat; ulimit -n 200",
+     "limits", "fail", "nofile 200 by su -: the profile lowers nofile"),
+    ("bash", ".bashrc", "ulimit -n 200",
+     "limits", "fail", "nofile 200 by a shell as sshd starts it"),
+    ("bash", ".bashrc", '[ -z "$SSH_CLIENT" ] || exit 3',
+     "user", "fail", "no session by a shell as sshd starts it"),
+    ("bash", ".bashrc", "export LD_LIBRARY_PATH=/opt/bad", "gdb", "fail", "/opt/bad/libmpfr"),
+    ("dash", ".profile", "ulimit -n 200", "limits", "fail", "nofile 200 by su -"),
+    ("tcsh", ".login", "limit descriptors 200", "limits", "fail", "nofile 200/"),
+    ("tcsh", ".cshrc", "echo 'it!'; set a=(1 2)", "user", "ok", ""),
+    ("fish", ".config/fish/config.fish", "ulimit -n 200; echo a",
+     "limits", "fail", "nofile 2"),
+    ("nologin", ".profile", "ulimit -n 200", "limits", "fail", "nofile 200 by su -"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    rows([(row[:3], row[3:]) for row in STARTS], *(STARTS[at][:3] for at in (0, 3, 7))),
+)
+def test_the_users_own_shell_starts_each_session(fresh_node, start, expected):
+    (shell, name, text), (check, status, words) = start, expected
+    path = name if name.startswith("/") else f"/home/ml/{name}"
+    fresh_node.run(f"usermod -s $(command -v {shell}) ml; rm -rf /home/ml/.ssh; mkdir /opt/bad")
+    fresh_node.run("echo >/opt/bad/libmpfr.so.6")
+    fresh_node.write(path, f"{text}\n")
+    fresh_node.run("chown -R ml: /home/ml")
+    found = judged(prove(fresh_node, wanted=("limits", "tracers")))
+    assert (found[check][0], words in found[check][1]) == (status, True), found
+    wrong = {one for one, (judgement, _) in found.items() if judgement not in ("ok", "na")}
+    assert wrong <= {check}, found
+
+
+#: What keeps ml from something -> the check, its status and words of it. Others: tests/unit.
+BARRED = {
+    "mknod -m 660 /dev/nvidia0 c 1 3; chgrp video /dev/nvidia0": (
+        "resources", "fail", "ml cannot open /dev/nvidia0 (0660 root:video)",
+    ),
+    "mount -t tmpfs -o mode=755 tmpfs /dev/shm": (
+        "resources", "fail", "/dev/shm: Permission denied",
+    ),
+    "mount -t tmpfs -o mode=1777,size=512k tmpfs /tmp": (
+        "resources", "fail", "/tmp: No space left on device",
+    ),
+    "mount -t tmpfs -o mode=1777,noexec tmpfs /tmp": (
+        "resources", "warn", "no code can be run from /tmp (Operation not permitted: noexec?)",
+    ),
+    "mount -t tmpfs -o ro tmpfs /home/ml": (
+        "resources", "warn", "/home/ml: Read-only file system",
+    ),
+    "echo 'ml - as 8388608' >/etc/security/limits.d/zz.conf": (
+        "limits", "fail", "too little for a job: as 8589934592 by su - and ssh",
+    ),
+    "echo quit >/etc/gdb/gdbinit": ("gdb", "fail", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"), rows(BARRED.items(), *[*BARRED][:1], *[*BARRED][3:4])
+)
+def test_what_a_job_uses_is_tried_as_its_user(fresh_node, script, expected):
+    check, status, words = expected
+    fresh_node.run(f"mknod -m 666 /dev/nvidiactl c 1 3; mkdir -p /etc/gdb; {script}")
+    wanted = ("limits", "tracers", "resources") if check == "gdb" else (check,)
+    found = judged(prove(fresh_node, wanted=wanted))
+    assert (found[check][0], words in found[check][1]) == (status, True), found
+    assert {name for name in found if found[name][0] != "ok"} == {check}
+    assert fresh_node.run("ls -A /tmp /dev/shm /home/ml | grep nodeready; :").stdout == ""
+
+
 ACCOUNTS = {
     "nobodysuch": ("", "no such user: nobodysuch"),
     "expired": ("useradd -m -e 1970-01-02 expired", "expired"),

@@ -78,6 +78,26 @@ def test_sudo_takes_its_password_from_the_first_line_and_no_other(fresh_nodes, s
     assert nothing_left([wants, free])
 
 
+def test_host_names_are_tried_as_a_job_uses_them(fresh_nodes, start, tool):
+    """Debian's /etc/hosts on one node, and another host name than the inventory's on the other."""
+    one, other = fresh_nodes(2)
+    one.run(f"echo '127.0.1.1 {one.name}' | cat - /etc/hosts >/h; cat /h >/etc/hosts")
+    other.run(f"hostname node-b; echo {other.address} node-b >>/etc/hosts")
+    words = not_ok(tool.end(start([one, other])))
+    own = f"on the node itself, {one.name} resolves to 127.0.1.1, which is loopback"
+    assert words.pop(one.name)[1].startswith(own)
+    assert words == {}
+    # The pair belongs to the node whose name service lacks the name; its own warning goes first.
+    one.run(f"echo '{one.address} {one.name}' >/etc/hosts")
+    one.run(f"echo '{other.address} {other.name}' >>/etc/hosts")
+    told = not_ok(tool.end(start([one, other])))
+    assert told[one.name][0] == "warn"
+    assert told[one.name][1].startswith(f"to {other.name}: node-b does not resolve (")
+    # A node alone has no peers.
+    one.run(f"echo '127.0.1.1 {one.name}' >/etc/hosts")
+    assert not_ok(tool.end(start([one])))[one.name][0] == "na"
+
+
 def test_two_nodes_make_an_asymmetric_pair(fresh_nodes, start, tool):
     one, other = fresh_nodes(2)
     drop(one, "tcp dport 29500")

@@ -326,6 +326,21 @@ def sshd(node: Node, text: str) -> None:
     wait_for(lambda: begun() >= before + 2)
 
 
+def test_an_sshd_that_takes_one_session_gets_another_connection(tool, fleet, fresh_node):
+    """sshd_config(5), MaxSessions: the look, the proofs and the mesh go on side by side."""
+    sshd(fresh_node, "MaxSessions 1\n")
+    before = Logins(fresh_node)
+    words = ("--user", "ml", "--only", "ptrace,proof.user,proof.mesh", "--format", "json")
+    done = tool("ready", fleet([fresh_node]), *words)
+    (node,) = json.loads(done.out)["nodes"]
+    statuses = {result["check"]: result["status"] for result in node["results"]}
+    assert statuses["proof.user"] == "ok"
+    assert "unknown" not in statuses.values()
+    assert 2 <= before() <= 3
+    sessions = ["sh", "-c", "ps -C sshd -o args= | grep -c root@notty"]
+    wait_for(lambda: fresh_node.enter(sessions, check=False).stdout == "0\n")
+
+
 Hosts = dict[str, dict[str, object]]
 
 

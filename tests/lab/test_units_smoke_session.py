@@ -120,7 +120,7 @@ def test_the_user_kills_his_own_part(start, user):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("yes", "timed out; it said: y"), ("ulimit -p 2", "can't start new thread")]
+    ("text", "why"), [("yes", "timed out; it said: y"), ("ulimit -p 2", "Cannot fork")]
 )
 def test_no_session(start, user, profile, text, why):
     """The reason is one line, within the time. What else a profile does: test_proof."""

@@ -223,7 +223,8 @@ def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | N
     # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
     if status(canary.pid).state == "D":
         return None
-    argv = [shutil.which("gdb") or "", "-nx", "-batch", "-p", str(canary.pid), "-ex", "bt"]
+    # The system's start-up files are read as for everybody, the user's are not.
+    argv = [shutil.which("gdb") or "", "-nh", "-batch", "-p", str(canary.pid), "-ex", "bt"]
     return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
 
 

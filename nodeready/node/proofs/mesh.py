@@ -161,12 +161,17 @@ class Listening:
 
     token:     what its listeners send to whoever connects
     addresses: the node's own, without those that every node has (loopback, link-local)
+    host:      the node's host name; resolved: its addresses on the node itself, in the resolver's
+               order; error: why it has none
     """
 
     token: wire.Name
     ports: tuple[wire.Port, ...]
     busy: tuple[Busy, ...]
     addresses: tuple[wire.Name, ...]
+    host: wire.Name = ""
+    resolved: tuple[wire.Name, ...] = ()
+    error: wire.Line = ""
 
 
 # wire.decode looks for the classes of a field in the module.
@@ -199,6 +204,7 @@ class Round:
     address:  the one that was connected to: the first that is the target's own; "": none is
     tries:    fewer than ports when the round's time was over
     came:     how many connections our listeners have taken since they began
+    host_resolved, host_error: the same as resolved and error, of the target's host name
     """
 
     number: wire.Count
@@ -208,6 +214,8 @@ class Round:
     address: wire.Name
     tries: tuple[Try, ...]
     came: wire.Count
+    host_resolved: tuple[wire.Name, ...] = ()
+    host_error: wire.Line = ""
 
 
 def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
@@ -383,14 +391,15 @@ def _round(asked: dict[str, Any], own: tuple[str, ...], listeners: Listeners) ->
     if address:
         token = asked["token"].encode()
         found = tuple(tries(address, asked["ports"], token, began + asked["limit_s"]))
-    return Round(asked["round"], name, resolved, error, address, found, listeners.came)
+    host = (resolved, error) if asked["host"] == name else resolve(asked["host"])
+    return Round(asked["round"], name, resolved, error, address, found, listeners.came, *host)
 
 
 def main(config: Config, *, ports: tuple[int, ...]) -> None:
     """Listen on these ports, and connect as the lines of standard input say.
 
-    A line is a JSON object: round (its number), target (a name), ports, addresses and token (what
-    the target's program said), limit_s (seconds for this round).
+    A line is a JSON object: round (its number), target (a name), ports, addresses, token and host
+    (what the target's program said), limit_s (seconds for this round).
     """
     signal.alarm(config.limit_s)
     listeners = Listeners(ports)
@@ -408,7 +417,15 @@ def main(config: Config, *, ports: tuple[int, ...]) -> None:
             os._exit(1)
 
     threading.Thread(target=work, daemon=True).start()
-    first = Listening(listeners.token, tuple(sorted(listeners.sockets)), listeners.busy, own)
+    host = os.uname().nodename
+    first = Listening(
+        listeners.token,
+        tuple(sorted(listeners.sockets)),
+        listeners.busy,
+        own,
+        host,
+        *resolve(host),
+    )
     print(wire.line(config.nonce, "listening", first), flush=True)
     # The end of the input is the end of everything, in the middle of a connection, too.
     for line in sys.stdin:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import pwd
 import signal
-import stat
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -22,16 +21,17 @@ from typing import Any
 
 from nodeready.node import payload
 from nodeready.node.payload import Program
-from nodeready.node.proofs import attach, core, peers, session
+from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User
+from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User, Way
 
 _PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
     "core": core.prove,
+    "resources": resources.prove,
     "peers": peers.prove,
 }
 
@@ -70,14 +70,7 @@ def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[
 
 
 def _end_with_parent(supervisor: Supervisor) -> None:
-    """End everything when whoever started us is gone: our standard input is a pipe of its.
-
-    Or a socket of sshd's. Unless the user's profile put something else there: then only the time
-    ends us.
-    """
-    kind = os.fstat(0).st_mode
-    if not stat.S_ISFIFO(kind) and not stat.S_ISSOCK(kind):
-        return
+    """End everything when whoever started us is gone: our standard input is a pipe of theirs."""
 
     def watch() -> None:
         while os.read(0, 4096):
@@ -177,27 +170,30 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         # In a job of Slurm's own, another one may have no room.
         step=config.step and "SLURM_JOB_ID" not in os.environ,
     )
-    begun = False
+    begun = by_shell = False
 
     def line(text: str) -> None:
         # The session is the user's, who can learn the nonce there and print what is asked of the
         # session. What root tells is none of that.
-        nonlocal begun
+        nonlocal begun, by_shell
         try:
-            names = {name for name, _ in wire.lines(text, config.nonce)}
+            rows = dict(wire.lines(text, config.nonce))
+            way = wire.decode(Way, rows["ssh"]) if "ssh" in rows else Way("")
         except wire.DecodeError:
             return
-        if not names or not names <= {"user", *inner.wanted, *OTHER_WAYS}:
+        if not rows or not {*rows} <= {"user", *inner.wanted, *OTHER_WAYS}:
             return
-        begun = begun or "user" in names
+        begun = begun or "user" in rows
+        if way.error and not way.ended and not by_shell:
+            by_shell = True
+            beside.append(_beside(config, "shell", partial(session.by_shell, supervisor, config)))
         # A profile's noise may stand in front of it.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)
 
     def made(descriptor: int) -> Program:
-        return payload.program(
-            __name__, inner, first=sys.executable, descriptor=descriptor, inside=True
-        )
+        how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
+        return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
 
     ended = session.run(supervisor, config.user, made, line)
     if not begun and not (ended.rc is None and config.limit_s < _LOGIN_S):

@@ -1,8 +1,9 @@
 """The ways into the node for the job's user, and the limits that a session has in each of them.
 
-A session is opened by ``su -``, through PAM as every login. From there ssh goes to the node itself
-with the user's own key, for launchers (pdsh, mpirun, a loop around torchrun) come in by ssh, and
-sshd has a file of PAM of its own; a job of Slurm's has the limits of slurmd.
+A session is opened by ``su -``, through PAM and with the user's own shell, as every login. From
+there ssh goes to the node itself with the user's own key, for launchers (pdsh, mpirun, a loop
+around torchrun) come in by ssh, and sshd has a file of PAM of its own; without such a key, the
+shell is started as sshd starts it. A job of Slurm's has the limits of slurmd.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from nodeready.subjects.base import PAM_DIRECTORIES
 from nodeready.subjects.proof.facts import (
     BY_WAYS,
     LOGIN_MODULES,
+    OTHER_ITEMS,
     SESSION,
     Config,
     Limit,
@@ -70,11 +72,22 @@ def _limits_in(text: str) -> tuple[Limit, ...]:
     """The limits in the words of /proc/PID/limits. Raises ValueError, KeyError."""
     names = {"core": "Max core file size", "memlock": "Max locked memory"}
     names["nofile"] = "Max open files"
-    rows = {row[:25].strip(): row[25:].split() for row in text.splitlines()}
-    values = [rows[names[item]][:2] for item in ITEMS]
-    return tuple(
-        Limit(*(-1 if value == "unlimited" else int(value) for value in pair)) for pair in values
-    )
+    rows = _limit_rows(text)
+    return tuple(Limit(*rows[names[item]]) for item in ITEMS)
+
+
+def _limit_rows(text: str) -> dict[str, list[int]]:
+    """Name -> the soft and the hard limit, in the words of /proc/PID/limits. Raises ValueError."""
+    return {
+        row[:25].strip(): [-1 if v == "unlimited" else int(v) for v in row[25:].split()[:2]]
+        for row in text.splitlines()[1:]
+    }
+
+
+def _others_in(text: str) -> tuple[int, ...]:
+    """The soft limits of OTHER_ITEMS. Raises ValueError, KeyError."""
+    rows = _limit_rows(text)
+    return tuple(rows[name][0] for name in OTHER_ITEMS.values())
 
 
 #: The program that opens a session -> that way in; sshd's part of a session has its own name
@@ -128,7 +141,9 @@ def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
     way, before = opened_by()
-    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way)
+    with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
+        others = _others_in(file.read())
+    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way, others)
 
 
 def name_of(uid: int) -> str:
@@ -153,6 +168,18 @@ class Broken:
 
 # --- A new session, by su.
 
+#: Shells that hand an open descriptor on to what they run. csh and tcsh close it: they get the
+#: program's text as their standard input, and so does a shell that nobody knows.
+_KEEPING = ("sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh", "fish")
+#: Shells that refuse every login. A batch system runs their users' jobs without a shell.
+_NO_LOGIN = ("nologin", "false", "true")
+# One line for whatever shell the user has, which quotes as every shell does, and which finds its
+# programs whatever the start-up files did to PATH.
+_DECODED = '"$(PATH=$PATH:/usr/bin:/bin; echo {}|base64 -d)"'
+# What sshd puts into a session's environment. By SSH_CLIENT, bash knows that sshd started it, and
+# reads ~/.bashrc (Debian, Ubuntu, RHEL and SLES build it with SSH_SOURCE_BASHRC).
+_OF_SSHD = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 1023 22"}
+
 
 def run(
     supervisor: Supervisor,
@@ -160,40 +187,58 @@ def run(
     made: Callable[[int], tuple[str, str]],
     line: Callable[[str], None],
     *,
-    more: Iterable[str] = (),
+    more: Iterable[str] | None = None,
     begun: tuple[float, Callable[[], bool]] | None = None,
+    login: bool = True,
 ) -> Ended:
-    """Run a program in a new session of this user, as root; its standard input stays open.
+    """Run a program in a new session of this user, as root, with the user's own shell.
 
-    made:  gives the script, and the program's text, which is read at the given file descriptor
+    made:  gives the script, and the program's text, which is read at the given file descriptor;
+           that becomes the program's input (``payload.program(stdin=True)``), and its end tells
+           the program that we are gone
     line:  gets each line of its output as it comes
-    more:  lines that follow the text, each written when it is there; then comes the end. With
-           them, the descriptor becomes the program's input (``payload.program(stdin=True)``)
+    more:  lines that follow the text, each written when it is there; then comes the end. None:
+           the end comes with ours
     begun: as for `Supervisor.run`
+    login: the shell is a login shell; else it is started as sshd starts it for a command
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
     gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
     before.
     """
     _undo_sudo()
-    # The session's standard input: its end tells the program that we are gone.
+    name = shell_of(user)
     read, write = os.pipe()
-    # The program's text has a pipe of its own: a profile may read the standard input.
-    text, source = os.pipe()
+    # A start-up file may read the standard input: it finds nothing there, as in a job.
+    keeps = name in _KEEPING or not name
+    how: dict[str, Any] = {"pass_fds": (read,)} if keeps else {"stdin": read}
     try:
-        script, told = made(text)
-        pieces = itertools.chain([told], more)
-        threading.Thread(target=_tell, args=(source, pieces), daemon=True).start()
-        argv = ["su", "-", user, "-s", "/bin/sh", "-c", script]
+        script, told = made(read if keeps else 0)
+        pieces = itertools.chain([told], more or ())
+        threading.Thread(target=_tell, args=(os.dup(write), pieces), daemon=True).start()
+        if more is not None:
+            os.close(write)
+            write = -1
+        argv = ["su", *(["-"] if login else []), user, *([] if name else ["-s", "/bin/sh"])]
+        text = _DECODED.format(base64.b64encode(script.encode()).decode())
+        argv += ["-c", f"exec /bin/sh -c {quote(f'eval {text}')}"]
+        if not login:
+            how["env"] = _OF_SSHD
         # A second is left to end what hangs, and to say so.
         limit_s = supervisor.left_s - 1
-        how: dict[str, Any] = {"stdin": read, "pass_fds": (text,)}
         return supervisor.run(argv, limit_s, _by_line(line), begun, **how)
     except OSError as problem:
         return Ended(127, "", f"su: {problem.strerror}", 0.0)
     finally:
-        for number in (read, write, text):
-            os.close(number)
+        for number in (read, write):
+            if number != -1:
+                os.close(number)
+
+
+def shell_of(user: str) -> str:
+    """The name of the user's shell; "": it refuses every login."""
+    name = os.path.basename(pwd.getpwnam(user).pw_shell or "sh")
+    return "" if name in _NO_LOGIN else name
 
 
 def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None]:
@@ -216,8 +261,10 @@ def no_session(ended: Ended, user: str) -> str:
     if why.startswith("Traceback"):
         # A program of ours: what it cannot do in the user's limits stands in the last line.
         why = ended.err.strip().splitlines()[-1][:200]
-    if payload.NO_PYTHON in why:
-        why = f"{payload.NO_PYTHON} that {user} may run"
+    python = next((row for row in ended.out.splitlines() if payload.NO_PYTHON in row), "")
+    if python:
+        named = f"{payload.NO_PYTHON} that {user} may run"
+        why = python.replace(payload.NO_PYTHON, named)[:300]
     elif ended.rc is None:
         why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
     return f"no session: {why}"
@@ -256,6 +303,7 @@ def _above_sudo() -> int | None:
 
 # --- The same node by ssh, as the user.
 
+_MAIN = "nodeready.node.proofs.program"
 #: Seconds for sshd to take the connection, and for the login to come as far as our program.
 _CONNECT_S, _BEGIN_S = 5, 12
 #: Seconds for all that is proved there: a login, a dump by py-spy, a core.
@@ -270,7 +318,7 @@ _OPTIONS = (
     "SendEnv=LC_IDENTIFICATION",
 )  # fmt: skip
 # One line for whatever shell the user has: the script comes first, then the program's text.
-_READ = 'exec 3<&0; read -r nr && eval "$(echo $nr|base64 -d)"'
+_READ = f"exec 3<&0; read -r nr && eval {_DECODED.format('$nr')}"
 _NO_SSHD = re.compile(r"not resolve|not known|refused|No route|unreachable|n timed out", re.I)
 
 
@@ -298,7 +346,8 @@ def identity() -> str:
 def by_ssh(supervisor: Supervisor, config: Config) -> Way:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
-    The user's key may not open it: then nothing is proved that way, and the reason is told.
+    The user's key may not open it: then nothing is proved that way, and the reason is told
+    (`by_shell` is in its place then).
     """
     if not shutil.which("ssh"):
         return Way("ssh is not installed")
@@ -315,25 +364,10 @@ def by_ssh(supervisor: Supervisor, config: Config) -> Way:
 def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
-    wanted = tuple(one for one in BY_WAYS if one in config.wanted)
-    inner = replace(
-        config, user=name, wanted=wanted, peers=(), here=identity(), step=False,
-        limit_s=max(1, int(limit_s) - 1),
-    )  # fmt: skip
-    made = payload.program(
-        "nodeready.node.proofs.program", inner, stdin=True, first=sys.executable, inside=True
-    )
-    kinds: dict[str, type[Any]] = {"user": User, **{one: SESSION[one] for one in wanted}}
-    found: dict[str, Any] = {}
-
-    def line(text: str) -> None:
-        with contextlib.suppress(wire.DecodeError):
-            for kind, data in wire.lines(f"{text}\n", inner.nonce):
-                if kind in kinds and kind not in found:
-                    found[kind] = wire.decode(kinds[kind], data)
-
+    rows = _Rows(config, name, limit_s)
+    made = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
     options = [word for option in _OPTIONS for word in ("-o", option)]
-    argv = ["ssh", *options, "-l", name, "--", host, f"exec sh -c {quote(_READ)}"]
+    argv = ["ssh", *options, "-l", name, "--", host, f"exec /bin/sh -c {quote(_READ)}"]
     text = f"{base64.b64encode(made.script.encode()).decode()}\n{made.text}"
     mark = f"nodeready-{os.urandom(8).hex()}"
     environment = {**os.environ, _MARK: mark}
@@ -341,8 +375,8 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     read, write = os.pipe()
     try:
         threading.Thread(target=_tell, args=(os.dup(write), [text]), daemon=True).start()
-        begun = (_BEGIN_S, lambda: "user" in found)
-        ended = supervisor.run(argv, limit_s, _by_line(line), begun, stdin=read, env=environment)
+        how: dict[str, Any] = {"stdin": read, "env": environment}
+        ended = supervisor.run(argv, limit_s, _by_line(rows.add), rows.begun, **how)
         if ended.rc is None:
             _end_marked(mark)
     except OSError as problem:
@@ -350,14 +384,58 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     finally:
         os.close(read)
         os.close(write)
-    user = found.pop("user", None)
-    if user is None or user.error:
-        rows = [row.strip() for row in (ended.err or ended.out).splitlines() if row.strip()]
+    # ssh gives 255 for trouble of its own, else the status of what sshd started.
+    return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
+
+
+def by_shell(supervisor: Supervisor, config: Config) -> Way:
+    """What the proofs see where the user's shell is started as sshd starts it, by root."""
+    rows = _Rows(config, config.user, min(supervisor.left_s - 1, _WAY_S))
+
+    def made(descriptor: int) -> tuple[str, str]:
+        how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
+        return payload.program(_MAIN, rows.config, inside=True, **how)  # type: ignore[arg-type]
+
+    ended = run(supervisor, config.user, made, rows.add, begun=rows.begun, login=False)
+    way = rows.way(ended, starts=ended.rc is not None)
+    return replace(way, limits=replace(way.limits, way="shell")) if way.limits else way
+
+
+class _Rows:
+    """What the program inside another way in is told, and what it tells.
+
+    config: of the program there
+    begun:  as for `Supervisor.run`
+    """
+
+    def __init__(self, config: Config, name: str, limit_s: float) -> None:
+        wanted = tuple(one for one in BY_WAYS if one in config.wanted)
+        self.config = replace(
+            config, user=name, wanted=wanted, peers=(), here=identity(), step=False,
+            limit_s=max(1, int(limit_s) - 1),
+        )  # fmt: skip
+        self._kinds: dict[str, type[Any]] = {"user": User, **{one: SESSION[one] for one in wanted}}
+        self._rows: dict[str, Any] = {}
+        self.begun = (_BEGIN_S, lambda: "user" in self._rows)
+
+    def add(self, text: str) -> None:
+        """Take a line of its output."""
+        with contextlib.suppress(wire.DecodeError):
+            for kind, data in wire.lines(f"{text}\n", self.config.nonce):
+                if kind in self._kinds and kind not in self._rows:
+                    self._rows[kind] = wire.decode(self._kinds[kind], data)
+
+    def way(self, ended: Ended, *, starts: bool) -> Way:
+        """What came of it. starts: the user's shell was started, and ended by itself"""
+        user = self._rows.pop("user", None)
+        if user and not user.error:
+            return Way("", **self._rows)
+        rows = [row.strip() for row in f"{ended.out}\n{ended.err}".splitlines() if row.strip()]
         rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
         said = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
         why = user.error if user else "timed out" if ended.rc is None else said
-        return Way(why[:300], bool(re.search(r"\b(closed|reset) by\b", said)))
-    return Way("", **found)
+        closed = bool(re.search(r"\b(closed|reset) by\b", said))
+        return Way(why[:300], closed, ended=starts and user is None)
 
 
 # --- A step of Slurm.
@@ -399,11 +477,13 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
         return Way(f"srun: {problem.strerror}")
     try:
         core, memlock, nofile = _limits_in(ended.out)
+        others = _others_in(ended.out)
     except (ValueError, KeyError):
         said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
         return Way("timed out" if ended.rc is None else said)
     nr_open = first_number("/proc/sys/fs/nr_open")
-    return Way("", limits=SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun"))
+    limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", others)
+    return Way("", limits=limits)
 
 
 # --- How the node opens sessions.

@@ -20,6 +20,7 @@ from nodeready.subjects.limits.facts import (
 )
 from nodeready.subjects.proof.facts import (
     NO_START,
+    OTHER_ITEMS,
     PROGRAM,
     UNFINISHED,
     WAYS,
@@ -40,6 +41,7 @@ from nodeready.subjects.proof.facts import (
     Way,
 )
 from nodeready.subjects.proof.reach import collective, mesh, pdsh, ports, ssh, unseen
+from nodeready.subjects.proof.resources import resources
 from nodeready.subjects.result import (
     Result,
     Subject,
@@ -174,6 +176,27 @@ def _judge(
     return _broken(check, expected, tool, tried, _root_can(seen) if tool == "py-spy" else None)
 
 
+def _other_ways(seen: Proved) -> Iterator[tuple[str, Way]]:
+    """The other ways in to which a shell of the user's belongs, each with its name in a result."""
+    for name, way in (("ssh", seen.ssh), ("shell", seen.shell)):
+        if isinstance(way, Way):
+            yield WAYS[name], way
+
+
+def _judge_ways(
+    check: str, expected: str, seen: Proved, want: Policy, of: tuple[str, str, str]
+) -> Result:
+    """The result of one tool's attempts: in the first session, then in the other ways in."""
+    result = _judge(check, expected, seen, want, of)
+    for name, way in _other_ways(seen) if result.status == "ok" else ():
+        observed = getattr(way, of[1])
+        if observed is not None:
+            again = _judge(check, expected, replace(seen, **{of[1]: observed}), want, of)
+            if again.status == "fail":
+                return replace(again, actual=f"by {name}: {again.actual}")
+    return result
+
+
 @check("proof.attach", settings=_SETTINGS, fix=_FIXES, proof="attach")
 def attach(seen: Proved, want: Policy) -> Result:
     """py-spy shows the stack of a process of the job's user, to that user, without sudo.
@@ -183,13 +206,7 @@ def attach(seen: Proved, want: Policy) -> Result:
     user's session and, where the user's key opens one, in a session of ssh's.
     """
     check, expected = "proof.attach", "a stack by py-spy dump"
-    of = ("py-spy", "attach", "blocking")
-    found = _judge(check, expected, seen, want, of)
-    if found.status == "ok" and isinstance(seen.ssh, Way) and seen.ssh.attach:
-        again = _judge(check, expected, replace(seen, attach=seen.ssh.attach), want, of)
-        if again.status == "fail":
-            return replace(again, actual=f"by ssh: {again.actual}")
-    return found
+    return _judge_ways(check, expected, seen, want, ("py-spy", "attach", "blocking"))
 
 
 @check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
@@ -210,14 +227,15 @@ def attach_native(seen: Proved, want: Policy) -> Result:
 @check("proof.gdb", settings=_SETTINGS, fix=_FIXES, proof="tracers")
 def gdb(seen: Proved, want: Policy) -> Result:
     """gdb attaches to a process of the same user, shows its backtrace, and leaves it running."""
-    return _judge("proof.gdb", "a backtrace by gdb -p", seen, want, ("gdb", "tracers", "gdb"))
+    of = ("gdb", "tracers", "gdb")
+    return _judge_ways("proof.gdb", "a backtrace by gdb -p", seen, want, of)
 
 
 @check("proof.strace", settings=_SETTINGS, fix=_FIXES, proof="tracers")
 def strace(seen: Proved, want: Policy) -> Result:
     """strace shows the system calls of a process of the same user, and leaves it running."""
     of = ("strace", "tracers", "strace")
-    return _judge("proof.strace", "system calls by strace -p", seen, want, of)
+    return _judge_ways("proof.strace", "system calls by strace -p", seen, want, of)
 
 
 # --- The core: whether a crash in the job's user's session leaves one that gdb can read.
@@ -365,12 +383,12 @@ def core(seen: Proved, want: Policy) -> Result:
     tried in the user's session and, where the user's key opens one, in a session of ssh's.
     """
     found = _crashed(seen, want)
-    by_ssh = seen.ssh.core if isinstance(seen.ssh, Way) else None
-    # A limit of ssh's sessions is for proof.limits to tell.
-    if found.status == "ok" and by_ssh and not by_ssh.skipped and not limited(by_ssh):
-        again = _crashed(replace(seen, core=by_ssh), want)
-        if again.status == "fail":
-            return replace(again, actual=f"by ssh: {again.actual}")
+    for name, way in _other_ways(seen) if found.status == "ok" else ():
+        # A limit of another way in is for proof.limits to tell.
+        if way.core and not way.core.skipped and not limited(way.core):
+            again = _crashed(replace(seen, core=way.core), want)
+            if again.status == "fail":
+                return replace(again, actual=f"by {name}: {again.actual}")
     return found
 
 
@@ -491,11 +509,16 @@ def _refusal(error: str, name: str, seen: Proved) -> tuple[str, str, str]:
         "let NAME in: /etc/security/access.conf",
         "remove /run/nologin",
         "shutdown -c, or wait",
+        "look at NAME's ~/.bashrc, or at the start-up files of that shell",
         "--user NAME proves it for the job's user",
     ),
 )
 def user(seen: Proved, want: Policy) -> Result:
-    """The proofs ran in a new session of the job's user, opened through PAM as a login is.
+    """The proofs ran in a new session of the job's user, opened as a login is.
+
+    PAM opens it, and the user's own shell reads its start-up files: one that ends the shell, or
+    breaks what the shell starts, ends every job. The shell is started as a login shell, and as
+    sshd starts it for a command.
 
     What root can do says nothing about what a job's user can: Yama and file permissions stop
     users only. Where /etc/nologin or /run/nologin closes ssh to everybody but root, there is no
@@ -521,6 +544,11 @@ def user(seen: Proved, want: Policy) -> Result:
         words, fix = _nologin(seen.logins)
         actual = f"ssh is closed to {found.name}: {words}"
         return fail(check, expected, actual, seen.logins.nologin, fix)
+    for name, way in _other_ways(seen):
+        if way.ended:
+            actual = f"no session by {name}: {found.name}'s shell ends at its start: {way.error}"
+            fix = f"look at {found.name}'s ~/.bashrc, or at the start-up files of that shell"
+            return fail(check, expected, actual, "", fix)
     return ok(check, f"a session of {found.name}")
 
 
@@ -579,7 +607,7 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
     """The limits of each way in that was proved, by its key in WAYS, the first session's first."""
     assert isinstance(seen.limits, SessionLimits)
     found = {seen.limits.way: seen.limits}
-    for name, way in (("ssh", seen.ssh), ("srun", seen.step)):
+    for name, way in (("ssh", seen.ssh), ("shell", seen.shell), ("srun", seen.step)):
         if isinstance(way, Way) and way.limits is not None:
             found.setdefault(name, way.limits)
     if "ssh" not in found and isinstance(seen.logins, Logins) and _without_pam(seen, seen.logins):
@@ -597,7 +625,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
 def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
     """The limits of another way in on the same node."""
     core, memlock, nofile = limits
-    return replace(first, core=core, memlock=memlock, nofile=nofile, before=(), way=way)
+    own = {"core": core, "memlock": memlock, "nofile": nofile}
+    return replace(first, **own, before=(), way=way, others=())
 
 
 def _without_pam(seen: Proved, logins: Logins) -> bool:
@@ -676,12 +705,14 @@ def _why(
     if lowered:
         items = ", ".join(lowered)
         files = f"{name}'s profile, or /etc/profile"
-        if way == "ssh":
+        whose = "the profile"
+        if way in ("ssh", "shell"):
             files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
+            whose = "the shell's start-up"
         fix = f"remove the ulimit of {items} from {files}"
-        whose = "the shell's start-up" if way == "ssh" else "the profile"
         return _Low(low, f"{whose} lowers {items}", "", fix)
-    logins, service = seen.logins, _service(seen, way)
+    # root starts that shell through su.
+    logins, service = seen.logins, _service(seen, "su" if way == "shell" else way)
     if not isinstance(logins, Logins):
         return _Low(low)
     if way == "ssh" and logins.use_pam is False:
@@ -744,18 +775,20 @@ def _unlike(way: str, low: _Low, seen: Proved) -> _Low:
         f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
         "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
         "compare FILES",
+        "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell",
     ),
 )
 def limits(seen: Proved, want: Policy) -> Result:
     """A new session of the job's user has the policy's limits, after PAM and after its profile.
 
     limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. It is looked
-    at in each way in: ``su -``, ssh from the node to itself where the user's key opens that, and
-    what slurmd gives to its jobs. The files may say so and no login may have it: a pam.d file
-    without pam_limits or with another ``conf=``, a ulimit in a profile, an sshd that does not ask
-    PAM. Two ways that differ are a warning where both have enough. A limit that this node's
-    kernel refuses is told by the subject limits, a core limit that cost a core by proof.core
-    unless that is waived, and neither again here.
+    at in each way in: ``su -``, ssh from the node to itself where the user's key opens that, else
+    the user's shell as sshd starts it, and what slurmd gives to its jobs. The files may say so and
+    no login may have it: a pam.d file without pam_limits or with another ``conf=``, a ulimit in a
+    profile, an sshd that does not ask PAM. Two ways that differ are a warning where both have
+    enough. Limits that no policy names fail below what a job needs: as, data, fsize, cpu, stack,
+    nproc. A limit that this node's kernel refuses is told by the subject limits, a core limit
+    that cost a core by proof.core unless that is waived, and neither again here.
     """
     check = "proof.limits"
     nothing = unseen(check, seen, "limits")
@@ -779,7 +812,8 @@ def limits(seen: Proved, want: Policy) -> Result:
         if low:
             found[way] = _why(way, low, has, possible, seen)
     if not found:
-        doubt = _differing(check, expected, ways, possible)
+        doubt = _others(check, expected, ways)
+        doubt = doubt or _differing(check, expected, ways, possible)
         doubt = doubt or _not_seen(check, expected, ways, seen)
         return doubt or ok(check, expected, _not_proved(expected, seen))
     logins = [way for way in ways if way not in ("srun", "slurmd")]
@@ -818,6 +852,34 @@ def _distinct(found: Iterable[_Low]) -> list[_Low]:
         if low not in kinds:
             kinds.append(low)
     return kinds
+
+
+#: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
+#: CUDA reserves more addresses than the node has memory; fsize: a checkpoint, and a core; cpu:
+#: seconds of all threads together, which a long job has at some time; stack: what glibc gives to
+#: a thread by itself; nproc: a rank with its loaders and OpenMP has hundreds of threads.
+_LEAST = {
+    "as": 1 << 40, "data": 1 << 40, "fsize": 1 << 40, "cpu": -1, "stack": 2 << 20, "nproc": 1024,
+}  # fmt: skip
+
+
+def _others(check: str, expected: str, ways: Mapping[str, SessionLimits]) -> Result | None:
+    """The failure of a limit that no policy names and that ends a job."""
+    low: dict[str, list[str]] = {}
+    for way, has in ways.items():
+        values = dict(zip(OTHER_ITEMS, has.others))
+        words = ", ".join(
+            f"{item} {value}"
+            for item, value in values.items()
+            if value != -1 and (_LEAST[item] == -1 or value < _LEAST[item])
+        )
+        if words:
+            low.setdefault(words, []).append(WAYS.get(way, "this login"))
+    if not low:
+        return None
+    actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
+    fix = "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell"
+    return fail(check, expected, f"too little for a job: {actual}", "", fix)
 
 
 def _differing(
@@ -877,6 +939,7 @@ SUBJECT = Subject(
         strace,
         core,
         backtrace,
+        resources,
         ssh,
         pdsh,
         ports,

@@ -52,6 +52,7 @@ class SessionLimits:
              root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
     way:     who opened the session: a key of `WAYS`; "": none of them
+    others:  the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     """
 
     core: Limit
@@ -61,10 +62,21 @@ class SessionLimits:
     ceiling: tuple[int, ...]
     nr_open: int | None
     way: wire.Name = ""
+    others: tuple[int, ...] = ()
+
+
+#: Limits that no policy names, and that end a job all the same -> as /proc/PID/limits calls them.
+OTHER_ITEMS = {
+    "as": "Max address space", "data": "Max data size", "fsize": "Max file size",
+    "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
+}  # fmt: skip
 
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
-WAYS = {"ssh": "ssh", "su": "su -", "srun": "srun", "slurmd": "slurmd"}
+WAYS = {
+    "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "srun": "srun",
+    "slurmd": "slurmd",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -305,15 +317,58 @@ class Way:
 
     error:  why nothing is proved this way, one line; "": something is
     closed: the login was begun, and the node refused or ended it
+    ended:  the user's shell was started, and ended before what it was to run
     attach: py-spy's blocking dump alone
     core:   without a backtrace; None also where two cores at once would have one name
     """
 
     error: wire.Line
     closed: bool = False
+    ended: bool = False
     limits: SessionLimits | None = None
     attach: Attach | None = None
+    tracers: Tracers | None = None
     core: Core | None = None
+
+
+#: Where programs of one node share memory (shm_overview(7)).
+SHM = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory that jobs write to.
+
+    error:      why the user cannot write there; "": written, and mapped
+    exec_error: why no code can be mapped from a file there; "": it can
+    free_bytes: for the user, after that
+    """
+
+    path: wire.Path
+    error: wire.Line = ""
+    exec_error: wire.Line = ""
+    free_bytes: wire.Number = 0
+
+
+@dataclass(frozen=True)
+class DeviceNode:
+    """A device file that its mode keeps from the user. mode: ``0660 root:video``"""
+
+    path: wire.Path
+    mode: wire.Line
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a job uses, as its user can use it.
+
+    places:  /tmp, shared memory, the home
+    devices: of GPUs and RDMA that the user cannot open
+    """
+
+    places: tuple[Place, ...]
+    devices: tuple[DeviceNode, ...]
+    home: wire.Path
 
 
 @dataclass(frozen=True)
@@ -518,6 +573,9 @@ class Mesh:
     worst_peer: the peer of the slowest handshake
     crowd:     connections that came to this node's listeners, when most were no peer's and a peer
                did not come through; else 0
+    own_name:  why the node's host name leads to no address of its own on the node itself; "": it
+               leads there
+    names:     what is wrong with host names between this node and its peers
     """
 
     nodes: int
@@ -534,6 +592,8 @@ class Mesh:
     worst_ms: float | None
     worst_peer: str
     crowd: int = 0
+    own_name: str = ""
+    names: tuple[Blocked, ...] = ()
 
 
 # --- A collective over all nodes (`nodeready smoke`).
@@ -573,6 +633,7 @@ SESSION: dict[str, type[Any]] = {
     "attach": Attach,
     "tracers": Tracers,
     "core": Core,
+    "resources": Resources,
     "peers": Peers,
 }
 #: The proofs that run between the nodes.
@@ -580,8 +641,10 @@ MESH, COLLECTIVE = "mesh", "collective"
 #: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
 OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
 #: The proofs that are made in each way.
-BY_WAYS = ("limits", "attach", "core")
-_KINDS = {"user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS}
+BY_WAYS = ("limits", "attach", "tracers", "core")
+_KINDS = {
+    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS, "shell": Way,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -620,6 +683,7 @@ class Proved:
     control: root's attempt to attach; None also where the login was not root's
     logins:  how this node opens sessions
     ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
+    shell:   the user's shell, started by root as sshd starts it; None also where ssh's tells it
     step:    the way in by a step of Slurm; None also where slurmd's own limits tell enough
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
@@ -633,9 +697,11 @@ class Proved:
     control: Control | Unknown | None = None
     logins: Logins | Unknown | None = None
     ssh: Way | Unknown | None = None
+    shell: Way | Unknown | None = None
     step: Way | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None
+    resources: Resources | Unknown | None = None
     peers: Peers | Unknown | None = None
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None

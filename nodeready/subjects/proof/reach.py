@@ -297,6 +297,10 @@ def _told(one: Blocked) -> str:
         "correct /etc/hosts or the name service",
         "see who connects to them: ss -tnp, and run again",
         "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route",
+        "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of "
+        "`nodeready env`",
+        "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is an "
+        "address",
     ),
 )
 def mesh(seen: Proved, want: Policy) -> Result:
@@ -306,7 +310,9 @@ def mesh(seen: Proved, want: Policy) -> Result:
     half of its peers fail in one direction; what fails beside that is between two nodes. Between
     nodes of one cluster a handshake takes less than 1 ms: a median above 100 ms is packets that
     are lost and sent again (after 1 s, tcp(7)), or a detour. Who connects to our listeners in a
-    loop can keep peers from them: then what those tried tells nothing.
+    loop can keep peers from them: then what those tried tells nothing. A host name that leads a
+    job astray is a warning: on the node itself, where gloo takes the address at which its peers
+    find it (Debian's 127.0.1.1), and on its peers, to which torchrun gives it as MASTER_ADDR.
     """
     check = "proof.mesh"
     found = _seen(check, seen)
@@ -342,7 +348,22 @@ def mesh(seen: Proved, want: Policy) -> Result:
         )
         fix = "look for lost packets (nics.*, nstat TcpRetransSegs) and for the route"
         return warn(check, expected, actual, "", fix)
-    return ok(check, expected, tried)
+    return _names(check, expected, found) or ok(check, expected, tried)
+
+
+def _names(check: str, expected: str, found: Mesh) -> Result | None:
+    """The warning where a host name would lead a job astray."""
+    if found.own_name:
+        actual = f"on the node itself, {found.own_name}: gloo would wait there for its peers"
+        fix = "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of "
+        return warn(check, expected, actual, "", f"{fix}`nodeready env`")
+    if found.names:
+        actual = "; ".join(_told(one) for one in found.names[:_MOST])
+        fix = (
+            "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is "
+        )
+        return warn(check, expected, actual, "", f"{fix}an address")
+    return None
 
 
 # --- A collective over all nodes.

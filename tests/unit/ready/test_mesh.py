@@ -189,6 +189,28 @@ def test_why_connections_fail(case):
     assert blocked(everywhere(mesh, *bad)) == expected
 
 
+@pytest.mark.parametrize("case", cases(__file__, "data/host_names.json"))
+def test_host_names_that_lead_a_job_astray(case):
+    """own: what a's host name leads to on a itself; peers: what b's and c's find for `node-a`."""
+    own = case.get("own", ["10.0.0.1"])
+    error = "" if own else "unknown name"
+    mesh = three(a=replace(listening(1), host="node-a", resolved=tuple(own), error=error))
+    peers = case.get("peers", {"b": ["10.0.0.1"], "c": ["10.0.0.1"]})
+    replies = [
+        (name, "a", replace(well("a"), host_resolved=tuple(found), host_error="unknown name"))
+        for name, found in peers.items()
+    ]
+    meshes = everywhere(mesh, *replies)
+    assert not blocked(meshes)
+    words = {}
+    for name, observed in meshes.items():
+        result = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=observed), Policy())
+        assert result.status == ("warn" if name in case["warn"] else "ok")
+        words[name] = result.actual
+    for name, text in case["warn"].items():
+        assert text in words[name]
+
+
 def test_a_node_that_claims_the_address_of_another_loses_that_alone():
     nodes = {"a": listening(1), "b": listening(2), "c": listening(3, "10.0.0.2", "10.5.0.1")}
     known = {f"10.0.0.{number}": name for name, number in NUMBER.items()}

@@ -38,7 +38,9 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
         before = (changed.core, changed.memlock, changed.nofile)
     elif "before" in changes:
         before = tuple(map(limit, before))
-    return replace(changed, before=before, ceiling=tuple(changes.get("ceiling", good.ceiling)))
+    others = tuple(changes.get("others", {}).get(item, -1) for item in facts.OTHER_ITEMS)
+    ceiling = tuple(changes.get("ceiling", good.ceiling))
+    return replace(changed, before=before, ceiling=ceiling, others=others)
 
 
 def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
@@ -73,6 +75,7 @@ WAYS = {
     "closed": facts.Way(
         "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
     ),
+    "exit 1": facts.Way("exit status 1", ended=True),
     "broken": Unknown("x"),
 }
 
@@ -99,7 +102,7 @@ def logins(case: dict[str, Any]) -> facts.Logins | None:
 def proved(case: dict[str, Any]) -> Proved:
     """What was proved on the node of a case.
 
-    su, ssh, step: what its session has instead of good limits, or why there is none
+    su, ssh, shell, step: what its session has instead of good limits, or why there is none
     only:          limits of su alone, where nothing is known of other ways
     own:           a line of limits.conf about the user, whose sessions have what it gives
     line:          such a line, and sessions that do not have it
@@ -111,6 +114,9 @@ def proved(case: dict[str, Any]) -> Proved:
         SESSIONS, limits=limits(SU, case.get("su", own)), ssh=way(case.get("ssh", own), SSH),
         logins=logins(case),
     )  # fmt: skip
+    if "shell" in case:
+        shell = replace(SU, way="shell")
+        observed = replace(observed, shell=way(case["shell"], shell))
     if "step" in case:
         observed = replace(observed, step=way(case["step"], SRUN))
     user = case.get("user", ["ml", 2000, True, ""])
@@ -200,6 +206,16 @@ def test_a_waived_core_does_not_hide_its_limit():
     assert (result.status, "core 0/unlimited by ssh" in result.actual) == ("fail", True)
 
 
+def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
+    broken = replace(GOOD, good=False, rc=127, said="gdb: error while loading shared libraries")
+    way = facts.Way("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
+    for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
+        observed = replace(SESSIONS, **{"ssh": facts.Way("no key"), name: way})
+        result = proof.gdb(observed, Policy())
+        assert (result.status, result.actual) == ("fail", f"{words}: {broken.said}")
+        assert proof.strace(observed, Policy()).status == "ok"
+
+
 def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
     by_ssh = facts.Way(
@@ -228,6 +244,23 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
         observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
         assert proof.core(observed, policy).status == "ok"
+
+
+@pytest.mark.parametrize("case", cases(__file__, "data/resources.json"))
+def test_what_a_job_uses_can_be_used(case):
+    """open(2), mmap(2), mount(8) noexec."""
+    paths = ("/tmp", facts.SHM, "/home/ml")
+    errors, exec_errors = case.get("errors", {}), case.get("exec_errors", {})
+    places = [
+        facts.Place(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
+        for path in paths
+    ]
+    devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
+    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml")
+    policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
+    result = proof.resources(replace(SESSIONS, resources=observed), policy)
+    assert (result.status, case["words"] in result.actual) == (case["status"], True), result
+    assert case.get("fix", "") in result.fix
 
 
 PAM = "session required pam_limits.so\n"

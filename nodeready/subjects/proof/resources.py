@@ -1,0 +1,71 @@
+"""Judge whether the job's user has what a job uses beside its limits: directories and devices."""
+
+from __future__ import annotations
+
+from nodeready.policy import Policy
+from nodeready.subjects.proof.facts import SHM, Place, Proved, Resources, User
+from nodeready.subjects.proof.reach import unseen
+from nodeready.subjects.result import Result, check, fail, na, ok, some, warn
+
+
+def _unusable(place: Place, home: str) -> str:
+    """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
+    if place.error:
+        return f"{place.path}: {place.error}" if place.path == home else ""
+    if place.exec_error and place.path != SHM:
+        return f"no code can be run from {place.path} ({place.exec_error}: noexec?)"
+    return ""
+
+
+@check(
+    "proof.resources",
+    proof="resources",
+    settings=("shm_min_mb",),
+    fix=(
+        "chmod 1777 PATH, or see what is full or read-only there",
+        "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm",
+        "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
+        "NVreg_DeviceFileMode=0666)",
+        "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
+        "remount it with exec, for writing or with room",
+    ),
+)
+def resources(seen: Proved, want: Policy) -> Result:
+    """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
+
+    1 MiB is written and mapped in each directory; shared memory has shm_min_mb free for the user.
+    What of it cannot be written breaks jobs (NCCL and data loaders share memory, sockets lie in
+    /tmp). Where no code can be run, or the home takes no file, PyTorch and Triton need another
+    place for what they compile: a warning. Device files are those of the GPUs and of RDMA: modes
+    that keep this user out. What a cgroup keeps from a session is not judged.
+    """
+    check = "proof.resources"
+    nothing = unseen(check, seen, "resources")
+    if nothing is not None or not isinstance(seen.resources, Resources):
+        return nothing or na(check, "not proved")
+    expected = "usable for the job's user"
+    name = seen.user.name if isinstance(seen.user, User) else "the user"
+    observed = seen.resources
+    closed = [f"{device.path} ({device.mode})" for device in observed.devices]
+    if closed:
+        fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
+        actual = f"{name} cannot open {some(closed)}"
+        return fail(check, expected, actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
+    broken = [place for place in observed.places if place.error and place.path != observed.home]
+    if broken:
+        actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
+        fix = f"chmod 1777 {broken[0].path}, or see what is full or read-only there"
+        return fail(check, expected, actual, broken[0].path, fix)
+    free_mb = min(place.free_bytes >> 20 for place in observed.places if place.path == SHM)
+    if free_mb < want.shm_min_mb:
+        fix = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
+        actual = f"{free_mb} MiB of shared memory are free, {want.shm_min_mb} wanted"
+        return warn(check, expected, actual, SHM, fix)
+    costly = [words for place in observed.places if (words := _unusable(place, observed.home))]
+    if costly:
+        fix = (
+            "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
+            "remount it with exec, for writing or with room"
+        )
+        return warn(check, expected, "; ".join(costly), "", fix)
+    return ok(check, expected)
