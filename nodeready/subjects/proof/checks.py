@@ -625,8 +625,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
 def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
     """The limits of another way in on the same node."""
     core, memlock, nofile = limits
-    own = {"core": core, "memlock": memlock, "nofile": nofile}
-    return replace(first, **own, before=(), way=way, others=())
+    first = replace(first, before=(), way=way, others=())
+    return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
 def _without_pam(seen: Proved, logins: Logins) -> bool:

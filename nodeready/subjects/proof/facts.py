@@ -444,6 +444,8 @@ class Peers:
     pdsh_installed: the user's PATH has pdsh
     pdsh:           None: not tried, for want of a peer or of pdsh
     defaults:       pdsh's remote command in the user's shells; (): not asked
+    pdshrc:         why a shell that reads ~/.pdshrc does not come to what follows; "": it does,
+                    or there is none
     """
 
     host: wire.Name
@@ -452,6 +454,7 @@ class Peers:
     pdsh_installed: bool
     pdsh: PdshRun | None
     defaults: tuple[RcmdDefault, ...] = ()
+    pdshrc: wire.Line = ""
 
 
 # --- ssh and pdsh between the nodes, as all nodes together saw them.
