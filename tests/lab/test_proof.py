@@ -214,6 +214,14 @@ def test_the_users_own_shell_starts_each_session(fresh_node, start, expected):
     assert wrong <= {check}, found
 
 
+def test_the_users_own_login_tries_a_login_shell(fresh_node):
+    fresh_node.write(PROFILE, "ulimit -n 200\n")
+    found = judged(prove(fresh_node, "ml", wanted=("limits",)))
+    assert found["user"][0] == "ok"
+    words = "nofile 200 by a login shell: the profile lowers nofile"
+    assert (found["limits"][0], found["limits"][1].startswith(words)) == ("fail", True), found
+
+
 #: What keeps ml from something -> the check, its status and words of it. Others: tests/unit.
 BARRED = {
     "mknod -m 660 /dev/nvidia0 c 1 3; chgrp video /dev/nvidia0": (

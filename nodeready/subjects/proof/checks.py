@@ -178,7 +178,7 @@ def _judge(
 
 def _other_ways(seen: Proved) -> Iterator[tuple[str, Way]]:
     """The other ways in to which a shell of the user's belongs, each with its name in a result."""
-    for name, way in (("ssh", seen.ssh), ("shell", seen.shell)):
+    for name, way in (("ssh", seen.ssh), ("shell", seen.shell), ("login", seen.login)):
         if isinstance(way, Way):
             yield WAYS[name], way
 
@@ -607,7 +607,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
     """The limits of each way in that was proved, by its key in WAYS, the first session's first."""
     assert isinstance(seen.limits, SessionLimits)
     found = {seen.limits.way: seen.limits}
-    for name, way in (("ssh", seen.ssh), ("shell", seen.shell), ("srun", seen.step)):
+    others = (seen.ssh, seen.shell, seen.login, seen.step)
+    for name, way in zip(("ssh", "shell", "login", "srun"), others):
         if isinstance(way, Way) and way.limits is not None:
             found.setdefault(name, way.limits)
     if "ssh" not in found and isinstance(seen.logins, Logins) and _without_pam(seen, seen.logins):
@@ -711,8 +712,9 @@ def _why(
             whose = "the shell's start-up"
         fix = f"remove the ulimit of {items} from {files}"
         return _Low(low, f"{whose} lowers {items}", "", fix)
-    # root starts that shell through su.
-    logins, service = seen.logins, _service(seen, "su" if way == "shell" else way)
+    # root starts that shell through su, and a login shell is in ssh's session.
+    way = {"shell": "su", "login": "ssh"}.get(way, way)
+    logins, service = seen.logins, _service(seen, way)
     if not isinstance(logins, Logins):
         return _Low(low)
     if way == "ssh" and logins.use_pam is False:
