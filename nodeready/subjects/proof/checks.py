@@ -453,6 +453,7 @@ _REFUSALS = (
     (r"account (has )?expired|account expiration", "chage -E -1 {name}"),
     (r"required to change your password|password (has )?expired|token is no longer valid|"
      r"Authentication token expired", "give {name} a new password: passwd {name}, or chage -d"),
+    (r"failed to execute|[Cc]annot execute", "install that shell, or give {name} another: chsh"),
     (r"[Tt]oo many logins", "raise maxlogins for {name} in limits.conf, or end old sessions"),
     (r"Module is unknown", "install the module that {path} names, or remove its line"),
 )  # fmt: skip
@@ -506,6 +507,7 @@ def _refusal(error: str, name: str, seen: Proved) -> tuple[str, str, str]:
         "`su - NAME -c id`, as root on the node, has to work",
         "chage -E -1 NAME",
         "give NAME a new password: passwd NAME, or chage -d",
+        "install that shell, or give NAME another: chsh",
         "let NAME in: /etc/security/access.conf",
         "remove /run/nologin",
         "shutdown -c, or wait",
