@@ -122,14 +122,16 @@ def test_pdsh_is_judged_by_its_answers(fresh_nodes, bad):
 def test_what_hangs_after_the_login_costs_only_itself(fresh_nodes, bad):
     nodes = first, second, third = fresh_nodes(3)
     introduce(nodes)
-    second.run("echo 'exec sleep 1000' >.bashrc", user=USER)
+    # Debian's ~/.profile reads ~/.bashrc, too.
+    by_ssh = '[ -n "$SSH_CLIENT" ] || return'
+    second.run(f"echo '{by_ssh}; exec sleep 1000' >.bashrc", user=USER)
     assert bad(nodes) == {
         second.name: {"proof.ssh": "2 of 2 peers cannot log in: timed out; the way back works"}
     }
     assert all(no_client(node) for node in (first, third))
 
     # The second login hangs, pdsh's: it puts its ssh into a session of its own.
-    again = "[ ! -e been ] || exec sleep 1000; touch been\n"
+    again = f"{by_ssh}; [ ! -e been ] || exec sleep 1000; touch been\n"
     second.write(f"/home/{USER}/.bashrc", again)
     told = bad([first, second])[first.name]
     assert "proof.ssh" not in told
@@ -160,6 +162,10 @@ WRONG_DEFAULTS = {
     ),
     "by the build": ({"/etc/pdsh/rcmd_default": None}, "by default"),
     "/etc/environment": ({"/etc/environment": "PDSH_RCMD_TYPE=rsh\n"}, "by /etc/environment:1"),
+    "a ~/.pdshrc that ends": (
+        {f"{HOME}/.pdshrc": "exit 3\n# BEGIN\n"},
+        "no command behind `. ~/.pdshrc` runs: exit status 3",
+    ),
     "a shell that ends": ({f"{HOME}/.bashrc": "case $- in *i*) exit 3;; esac\n"}, ""),
 }
 SOME, REST = [*WRONG_DEFAULTS][:4], [*WRONG_DEFAULTS][4:]

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nodeready.node.runtime import Ended, Supervisor
+from nodeready.shell import quote
 from nodeready.subjects.proof.facts import (
     Answer,
     Config,
@@ -80,7 +81,8 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
         )
         for kind, one in shells.items()
     )
-    return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults)
+    pdshrc = _pdshrc(supervisor)
+    return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
 
 
 def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
@@ -211,6 +213,21 @@ def _ask(supervisor: Supervisor, kind: str, found: dict[str, _Shell]) -> None:
         own = {str(key): str(value) for key, value in json.loads(environment).items()}
         said = [row for row in ended.err.splitlines() if "rcmd" in row or "pdsh" in row]
         found[kind] = _Shell(match[1] if match else "", own, "; ".join(said)[-200:])
+
+
+def _pdshrc(supervisor: Supervisor) -> str:
+    """Why a command behind ``. ~/.pdshrc`` does not run; "": it does, or there is no such file."""
+    path = os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".pdshrc")
+    if not os.path.isfile(path):
+        return ""
+    mark = f"nodeready-{os.urandom(8).hex()}"
+    try:
+        ended = supervisor.run(["/bin/sh", "-c", f". {quote(path)}; echo {mark}"], _SHELL_S)
+    except OSError:
+        return ""
+    if mark in ended.out:
+        return ""
+    return "timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}"
 
 
 def _set_by(supervisor: Supervisor, kind: str, shell: _Shell) -> str:

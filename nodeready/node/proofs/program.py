@@ -142,8 +142,11 @@ def _by_ways(config: Config) -> bool:
 def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[], Any]]:
     """The other ways in from this session, which is one of them itself."""
     ways: dict[str, Callable[[], Any]] = {}
-    if session.opened_by()[0] != "ssh":
+    opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
+    if opened_by != "ssh":
         ways["ssh"] = partial(session.by_ssh, supervisor, config)
+    elif session.shell_of(name):
+        ways["login"] = partial(session.by_shell, supervisor, config, name, "login")
     slurmd = (
         session.limits_of_daemon("slurmd") if config.step and "limits" in config.wanted else ()
     )
@@ -186,7 +189,8 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         begun = begun or "user" in rows
         if way.error and not way.ended and not by_shell:
             by_shell = True
-            beside.append(_beside(config, "shell", partial(session.by_shell, supervisor, config)))
+            look = partial(session.by_shell, supervisor, config, config.user, "shell")
+            beside.append(_beside(config, "shell", look))
         # A profile's noise may stand in front of it.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)

@@ -189,9 +189,9 @@ def run(
     *,
     more: Iterable[str] | None = None,
     begun: tuple[float, Callable[[], bool]] | None = None,
-    login: bool = True,
+    way: str = "su",
 ) -> Ended:
-    """Run a program in a new session of this user, as root, with the user's own shell.
+    """Run a program below the user's own shell: in a new session of this user, as root.
 
     made:  gives the script, and the program's text, which is read at the given file descriptor;
            that becomes the program's input (``payload.program(stdin=True)``), and its end tells
@@ -200,7 +200,8 @@ def run(
     more:  lines that follow the text, each written when it is there; then comes the end. None:
            the end comes with ours
     begun: as for `Supervisor.run`
-    login: the shell is a login shell; else it is started as sshd starts it for a command
+    way:   ``su``: the shell is a login shell; ``shell``: it is started as sshd starts it for a
+           command; ``login``: a login shell in this session, which is the user's own
 
     Through ``su -``: sudo sets the core limit of what it runs to 0 (since 1.9.9), and setpriv
     gives no limits at all. When we came through sudo ourselves, the limit goes back to what it was
@@ -219,16 +220,20 @@ def run(
         if more is not None:
             os.close(write)
             write = -1
-        argv = ["su", *(["-"] if login else []), user, *([] if name else ["-s", "/bin/sh"])]
+        argv = ["su", *(["-"] if way == "su" else []), user]
+        argv += [] if name else ["-s", "/bin/sh"]
+        if way == "login":
+            # By the dash, every shell knows that it is a login shell.
+            argv, how["executable"] = [f"-{name}"], pwd.getpwnam(user).pw_shell or "/bin/sh"
         text = _DECODED.format(base64.b64encode(script.encode()).decode())
         argv += ["-c", f"exec /bin/sh -c {quote(f'eval {text}')}"]
-        if not login:
+        if way == "shell":
             how["env"] = _OF_SSHD
         # A second is left to end what hangs, and to say so.
         limit_s = supervisor.left_s - 1
         return supervisor.run(argv, limit_s, _by_line(line), begun, **how)
     except OSError as problem:
-        return Ended(127, "", f"su: {problem.strerror}", 0.0)
+        return Ended(127, "", f"{argv[0]}: {problem.strerror}", 0.0)
     finally:
         for number in (read, write):
             if number != -1:
@@ -388,17 +393,17 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: Config) -> Way:
-    """What the proofs see where the user's shell is started as sshd starts it, by root."""
-    rows = _Rows(config, config.user, min(supervisor.left_s - 1, _WAY_S))
+def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> Way:
+    """What the proofs see below the user's shell in another way than the first; see `run`."""
+    rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
     def made(descriptor: int) -> tuple[str, str]:
         how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
         return payload.program(_MAIN, rows.config, inside=True, **how)  # type: ignore[arg-type]
 
-    ended = run(supervisor, config.user, made, rows.add, begun=rows.begun, login=False)
-    way = rows.way(ended, starts=ended.rc is not None)
-    return replace(way, limits=replace(way.limits, way="shell")) if way.limits else way
+    ended = run(supervisor, user, made, rows.add, begun=rows.begun, way=way)
+    seen = rows.way(ended, starts=ended.rc is not None)
+    return replace(seen, limits=replace(seen.limits, way=way)) if seen.limits else seen
 
 
 class _Rows:

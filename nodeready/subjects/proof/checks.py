@@ -178,7 +178,7 @@ def _judge(
 
 def _other_ways(seen: Proved) -> Iterator[tuple[str, Way]]:
     """The other ways in to which a shell of the user's belongs, each with its name in a result."""
-    for name, way in (("ssh", seen.ssh), ("shell", seen.shell)):
+    for name, way in (("ssh", seen.ssh), ("shell", seen.shell), ("login", seen.login)):
         if isinstance(way, Way):
             yield WAYS[name], way
 
@@ -453,6 +453,7 @@ _REFUSALS = (
     (r"account (has )?expired|account expiration", "chage -E -1 {name}"),
     (r"required to change your password|password (has )?expired|token is no longer valid|"
      r"Authentication token expired", "give {name} a new password: passwd {name}, or chage -d"),
+    (r"failed to execute|[Cc]annot execute", "install that shell, or give {name} another: chsh"),
     (r"[Tt]oo many logins", "raise maxlogins for {name} in limits.conf, or end old sessions"),
     (r"Module is unknown", "install the module that {path} names, or remove its line"),
 )  # fmt: skip
@@ -506,6 +507,7 @@ def _refusal(error: str, name: str, seen: Proved) -> tuple[str, str, str]:
         "`su - NAME -c id`, as root on the node, has to work",
         "chage -E -1 NAME",
         "give NAME a new password: passwd NAME, or chage -d",
+        "install that shell, or give NAME another: chsh",
         "let NAME in: /etc/security/access.conf",
         "remove /run/nologin",
         "shutdown -c, or wait",
@@ -607,7 +609,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
     """The limits of each way in that was proved, by its key in WAYS, the first session's first."""
     assert isinstance(seen.limits, SessionLimits)
     found = {seen.limits.way: seen.limits}
-    for name, way in (("ssh", seen.ssh), ("shell", seen.shell), ("srun", seen.step)):
+    others = (seen.ssh, seen.shell, seen.login, seen.step)
+    for name, way in zip(("ssh", "shell", "login", "srun"), others):
         if isinstance(way, Way) and way.limits is not None:
             found.setdefault(name, way.limits)
     if "ssh" not in found and isinstance(seen.logins, Logins) and _without_pam(seen, seen.logins):
@@ -625,8 +628,8 @@ def _by_way(seen: Proved) -> dict[str, SessionLimits]:
 def _with(first: SessionLimits, limits: tuple[Limit, ...], way: str) -> SessionLimits:
     """The limits of another way in on the same node."""
     core, memlock, nofile = limits
-    own = {"core": core, "memlock": memlock, "nofile": nofile}
-    return replace(first, **own, before=(), way=way, others=())
+    first = replace(first, before=(), way=way, others=())
+    return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
 def _without_pam(seen: Proved, logins: Logins) -> bool:
@@ -711,8 +714,9 @@ def _why(
             whose = "the shell's start-up"
         fix = f"remove the ulimit of {items} from {files}"
         return _Low(low, f"{whose} lowers {items}", "", fix)
-    # root starts that shell through su.
-    logins, service = seen.logins, _service(seen, "su" if way == "shell" else way)
+    # root starts that shell through su, and a login shell is in ssh's session.
+    way = {"shell": "su", "login": "ssh"}.get(way, way)
+    logins, service = seen.logins, _service(seen, way)
     if not isinstance(logins, Logins):
         return _Low(low)
     if way == "ssh" and logins.use_pam is False:

@@ -74,8 +74,8 @@ OTHER_ITEMS = {
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
 WAYS = {
-    "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "srun": "srun",
-    "slurmd": "slurmd",
+    "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",
+    "srun": "srun", "slurmd": "slurmd",
 }  # fmt: skip
 
 
@@ -444,6 +444,8 @@ class Peers:
     pdsh_installed: the user's PATH has pdsh
     pdsh:           None: not tried, for want of a peer or of pdsh
     defaults:       pdsh's remote command in the user's shells; (): not asked
+    pdshrc:         why a shell that reads ~/.pdshrc does not come to what follows; "": it does,
+                    or there is none
     """
 
     host: wire.Name
@@ -452,6 +454,7 @@ class Peers:
     pdsh_installed: bool
     pdsh: PdshRun | None
     defaults: tuple[RcmdDefault, ...] = ()
+    pdshrc: wire.Line = ""
 
 
 # --- ssh and pdsh between the nodes, as all nodes together saw them.
@@ -644,6 +647,7 @@ OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
 BY_WAYS = ("limits", "attach", "tracers", "core")
 _KINDS = {
     "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS, "shell": Way,
+    "login": Way,
 }  # fmt: skip
 
 
@@ -684,6 +688,7 @@ class Proved:
     logins:  how this node opens sessions
     ssh:     the way in by ssh, from the node to itself; None also where the session is ssh's
     shell:   the user's shell, started by root as sshd starts it; None also where ssh's tells it
+    login:   a login shell of the user's, in a session that ssh opened; None also elsewhere
     step:    the way in by a step of Slurm; None also where slurmd's own limits tell enough
     peers:   ssh and pdsh from this node to its peers, as this node saw them
     reach:   ssh and pdsh between the nodes, as all nodes together saw them
@@ -698,6 +703,7 @@ class Proved:
     logins: Logins | Unknown | None = None
     ssh: Way | Unknown | None = None
     shell: Way | Unknown | None = None
+    login: Way | Unknown | None = None
     step: Way | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None

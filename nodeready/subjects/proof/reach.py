@@ -128,6 +128,7 @@ def _words(one: Trouble, user: str) -> str:
         "remove the line WHERE",
         "PDSH_RCMD_TYPE=ssh in NAME's start-up files",
         "log in by ssh with a command and see what the user's shell makes of it",
+        "look for exit in ~/.pdshrc",
         "correct the addresses of these names, in the DNS or in /etc/hosts",
     ),
 )
@@ -137,7 +138,7 @@ def pdsh(seen: Proved, want: Policy) -> Result:
     Its exit status tells nothing (0 for a refused connection), so the answers are counted. It is
     run as the user would: with the remote command that it takes in the user's own login shell and
     in an interactive one, whatever gives it there. One other than ssh fails when it brings no
-    answer; rsh is not tried.
+    answer; rsh is not tried. A ~/.pdshrc, which commands over pdsh read first, does not end them.
     """
     check = "proof.pdsh"
     if isinstance(seen.reach, Reach) and seen.reach.pdsh_by:
@@ -177,6 +178,9 @@ def pdsh(seen: Proved, want: Policy) -> Result:
         actual = f"{reach.asked} peers, host names: {reach.distinct}: {pairs}"
         fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
         return fail(check, expected, actual, fix=fix)
+    if peers.pdshrc:
+        actual = f"no command behind `. ~/.pdshrc` runs: {peers.pdshrc}"
+        return fail(check, expected, actual, "~/.pdshrc", "look for exit in ~/.pdshrc")
     return ok(check, expected, f"{reach.distinct} of {reach.asked} peers")
 
 

@@ -174,6 +174,15 @@ def test_pdsh_leaves_out_the_domain_that_all_have():
     assert (reached.distinct, reached.missing, reached.same) == (2, (), ())
 
 
+def test_a_pdshrc_that_ends_the_shell_fails():
+    tries = (SshTry("b", 0, "b", ""),)
+    run = PdshRun(("b",), (Answer("b", "b"),), 0, "")
+    for said, status in (("", "ok"), ("exit status 1", "fail")):
+        peers = Peers("a", True, tries, True, run, pdshrc=said)
+        result = pdsh(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), Policy())
+        assert (result.status, said in result.actual) == (status, True)
+
+
 def test_without_pdsh_ssh_or_a_session():
     peers = Peers("a", True, (SshTry("b", 0, "b", ""),), False, None)
     proved = Proved(ML, peers=peers, reach=reach({"a": peers})["a"])

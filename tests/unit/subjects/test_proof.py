@@ -102,7 +102,7 @@ def logins(case: dict[str, Any]) -> facts.Logins | None:
 def proved(case: dict[str, Any]) -> Proved:
     """What was proved on the node of a case.
 
-    su, ssh, shell, step: what its session has instead of good limits, or why there is none
+    su, ssh, shell, login, step: what its session has instead of good limits, or why there is none
     only:          limits of su alone, where nothing is known of other ways
     own:           a line of limits.conf about the user, whose sessions have what it gives
     line:          such a line, and sessions that do not have it
@@ -117,6 +117,10 @@ def proved(case: dict[str, Any]) -> Proved:
     if "shell" in case:
         shell = replace(SU, way="shell")
         observed = replace(observed, shell=way(case["shell"], shell))
+    if "login" in case:
+        by_ssh, login = replace(SU, way="ssh"), replace(SU, way="login")
+        own = limits(by_ssh, case.get("ssh", {}))
+        observed = replace(observed, limits=own, ssh=None, login=way(case["login"], login))
     if "step" in case:
         observed = replace(observed, step=way(case["step"], SRUN))
     user = case.get("user", ["ml", 2000, True, ""])
