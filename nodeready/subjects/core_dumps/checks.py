@@ -56,16 +56,17 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     """
     check, wanted = "core_dumps.pattern", _wanted(seen, want)
     winner = seen.boot.winner
-    boot = winner.value if winner else "unset"
     source = winner.where if winner else ""
+    live = seen.live or "empty"
     if not wanted:
         return fail(
-            check, "|systemd-coredump", seen.live, source, "install the package systemd-coredump"
+            check, "|systemd-coredump", live, source, "install the package systemd-coredump"
         )
-    if seen.live == wanted and boot == wanted:
+    right = winner is not None and winner.value == wanted
+    if seen.live == wanted and right:
         return ok(check, wanted, wanted, source)
-    actual = f"{seen.live}, next boot {boot}"
-    if boot != wanted and seen.boot.remedy:
+    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+    if not right and seen.boot.remedy:
         return fail(check, wanted, actual, source, seen.boot.remedy)
     return fixable(check, wanted, actual, source)
 

@@ -36,10 +36,9 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     if seen.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
     winner = seen.boot.winner
-    boot = winner.value if winner else "unset"
     source = winner.where if winner else ""
-    actual = f"{seen.live}, next boot {boot}"
-    boot_wrong = not sets(boot, wanted)
+    actual = f"{seen.live}, next boot {winner.shown if winner else 'unset'}"
+    boot_wrong = winner is None or not sets(winner.value, wanted)
     live_wrong = seen.live not in (want.ptrace_scope, 3)
     if boot_wrong and seen.boot.remedy:
         # What is live alone would be gone with the next boot.

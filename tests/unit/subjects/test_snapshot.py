@@ -137,8 +137,9 @@ def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
 
 def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "no_newline").write_text("0 1")
+    (tmp_path / "empty").write_text("\n")
     kernel = Path("/proc/sys/kernel")
-    places = {"number": kernel / "pid_max", "text": kernel / "hostname",
+    places = {"text": kernel / "hostname", "empty": tmp_path / "empty",
               "bare": tmp_path / "no_newline", "missing": kernel / "nonexistent"}  # fmt: skip
     script = "\n".join(f"nr_value {name} {path}" for name, path in places.items())
     sections = [section("values", script)]
