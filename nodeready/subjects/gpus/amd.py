@@ -842,8 +842,7 @@ def _script(policy: Policy) -> str:
     nr_run() {{
         printf '\n@%s run %s\n' "$NR" "$1"
         shift
-        "$@" 2>&1
-        nr_status=$?
+        nr_told "$@"
         printf '\n@%s ran %s\n' "$NR" "$nr_status"
         return $nr_status
     }}

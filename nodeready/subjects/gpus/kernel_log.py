@@ -532,9 +532,9 @@ def _script(policy: Policy) -> str:
         + _SCAN
         + r"""'
     }
-    if { dmesg 2>&1; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
+    if { nr_told dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
     command -v journalctl >/dev/null || exit 0
-    { journalctl -k -b -o short-monotonic --no-pager -q 2>&1
+    { nr_told journalctl -k -b -o short-monotonic --no-pager -q
       printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
     exit 0
     """

@@ -147,6 +147,16 @@ def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     assert parse_answer(answer(sections), sections, NONCE)["values"].values() == found
 
 
+def test_the_messages_of_a_program_are_no_part_of_its_answer(answer):
+    loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+    says = f"echo {shell.quote(loader)} >&2; echo broken >&2; echo a=1; exit $0"
+    tool = f"nr_told sh -c {shell.quote(says)}"
+    script = f"echo {shell.quote(loader)} >&2\n{tool} 0\n{tool} 3"
+    sections = [section("near", script), section("beside", script, beside=True)]
+    for output in parse_answer(answer(sections), sections, NONCE).values():
+        assert (output.text, output.rc) == ("a=1\na=1\nbroken\n", 3)
+
+
 @pytest.mark.parametrize("rights", [False, True])
 def test_exact_files_keep_every_byte(answer, tmp_path, rights):
     """Small files of known size are read together, the others by themselves."""
