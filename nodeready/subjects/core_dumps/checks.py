@@ -117,7 +117,8 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
 
     The kernel writes the core with the crashing process's rights: no directory, or one that the
     job's user cannot write to, means no core, silently (core(5)). So the way to it must be open
-    to everybody (x on every parent), and its file system writable. Without the sticky bit users
+    to everybody (x on every parent), and its file system writable. Mode 1733, in which nobody
+    lists others' cores, does as well. Without the sticky bit users
     can remove each other's cores, which stops no core: a warning. Access lists and quotas are
     not seen here.
     """
@@ -133,11 +134,12 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
     if seen.closed:
         names = " ".join(seen.closed)
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
-    if mode is None or mode & 0o1777 != 0o1777:
+    # To make a file takes w and x: nobody needs to list the directory.
+    if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and seen.directory_owner:
             actual = f"{actual}, of uid {seen.directory_owner}"
             return fail(check, expected, actual, path, f"chmod 1777 {path}, as its owner")
-        only_sticky = mode is not None and mode & 0o777 == 0o777
+        only_sticky = mode is not None and mode & 0o333 == 0o333
         return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
     return ok(check, expected, actual, path)
 
@@ -149,7 +151,8 @@ def retention_rule(want: Policy) -> str:
 
 
 def _same_rule(text: str, want: Policy) -> bool:
-    return text.split() == retention_rule(want).split()
+    words = ["1777" if word == "1733" else word for word in text.split()]
+    return words == retention_rule(want).split()
 
 
 @check(
