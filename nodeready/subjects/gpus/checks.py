@@ -396,7 +396,7 @@ def _soldered(seen: Gpus, gpu: Gpu) -> bool:
 
 
 def _down(seen: Gpus, gpu: Gpu) -> str:
-    down = [link.index for link in gpu.links if link.state != "active"]
+    down = [link.index for link in gpu.links if link.state == "inactive"]
     if gpu.vendor == "amd":
         return f"{len(down)} of {len(gpu.links)} links down" if down else ""
     if any(field == "links" for field, _ in gpu.unread):

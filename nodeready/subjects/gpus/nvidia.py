@@ -618,9 +618,8 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
             "remap_failed", _YES, "remapped_rows/remapped_row_failure", since=_ROWS
         ),
         remapped_uncorrectable=number(gpu.text("remapped_rows/remapped_row_unc") or ""),
-        retired_pending=gpu.word(
+        retired_pending=gpu.any(
             "retired_pending",
-            _YES,
             "retired_pages/pending_retirement",
             "retired_pages/pending_blacklist",
         ),
