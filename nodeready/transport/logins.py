@@ -28,6 +28,7 @@ from nodeready import shell
 from nodeready.transport.connection import (
     BANNER,
     CONNECTING,
+    HUNG_UP,
     TALKING,
     Bounded,
     Neighbours,
@@ -56,8 +57,9 @@ from nodeready.transport.ssh_config import (
 #: Handshakes with one address at once. sshd drops some of ten that have not logged in yet
 #: (MaxStartups 10:30:100), and others log in there, too.
 HANDSHAKES = 3
-#: Tries at an address that several names share, while it hangs up before its banner.
-TRIES = 5
+#: Tries at an address that several names share, while it hangs up before its banner; and at one of
+#: a single node, which other people's logins can fill.
+TRIES, TRIES_ALONE = 5, 3
 #: Ways on over one connection to a jump host: its sshd holds a descriptor for each, of 1,024.
 FORWARDS = 250
 #: Seconds for which a jump host that could not be reached is not tried again.
@@ -393,12 +395,14 @@ class Ways:
                 try:
                     self._log_in(client, login, settings, sock, how)
                     return
-                except (SSHException, OSError, EOFError):
+                except (SSHException, OSError, EOFError) as problem:
                     proxy = client.proxy
-                    again = client.stage == BANNER and attempt < TRIES
+                    most = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
+                    if shared or (gate is not None and gate.shared):
+                        most = TRIES
                     if gate is not None and client.stage == BANNER:
                         gate.was_dropped()
-                    if not again or not (shared or (gate is not None and gate.shared)):
+                    if client.stage != BANNER or attempt >= most:
                         if proxy is not None and client.stage == BANNER:
                             raise Unusable(proxy.words()) from None
                         raise
