@@ -203,8 +203,12 @@ class Ended:
 
     @property
     def first(self) -> str:
-        """The first line of its errors, else of its output."""
-        rows = [row.strip() for row in (self.err + "\n" + self.out).splitlines() if row.strip()]
+        """The first line of its errors, else of its output.
+
+        Of the errors without the loader's, which it prints for a stale /etc/ld.so.preload.
+        """
+        rows = [row.strip() for row in (self.err + "\n" + self.out).splitlines()]
+        rows = [row for row in rows if row and not row.startswith("ERROR: ld.so: object ")]
         return rows[0][:200] if rows else ""
 
 

@@ -44,7 +44,11 @@ def test_a_number_that_was_given_to_another_process_is_left_alone(started, monke
 
 
 def test_the_first_line_of_a_tool_is_that_of_its_errors():
-    for out, err, first in (("out", " \n a \nb", "a"), ("out\n", "", "out"), ("", "", "")):
+    loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored.\n"
+    for out, err, first in (
+        ("out", " \n a \nb", "a"), ("out\n", "", "out"), ("", "", ""), ("out", loader, "out"),
+        ("", f"{loader}a", "a"),
+    ):  # fmt: skip
         assert runtime.Ended(1, out, err, 0.1).first == first
     assert runtime.Ended(1, "", "x" * 300, 0.1).first == "x" * 200
 
