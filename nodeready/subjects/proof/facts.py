@@ -325,12 +325,17 @@ class SshTry:
     answer: the last line that came back: the peer's host name when all is well, whatever the
             login prints before that
     said:   the end of ssh's messages; "" when ssh exited with 0
+    own:    what the user's own configuration makes of options (``user nobody``), where the login
+            fails or ends elsewhere with them, and works by the system's alone
+    forced: ``FILE:LINE`` of the authorized key there whose command= runs instead of ours; "": none
     """
 
     name: wire.Name
     rc: int | None
     answer: wire.Line
     said: str
+    own: tuple[wire.Line, ...] = ()
+    forced: wire.Line = ""
 
 
 @dataclass(frozen=True)
