@@ -227,6 +227,13 @@ PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 SCRIPT_BYTES = 4096
 
 
+#: What lets programs start that stand on a file system that is mounted noexec.
+MAY_EXECUTE = (
+    "mount -o remount,exec $(findmnt -nT {} -o TARGET), and take noexec out of its line in "
+    "/etc/fstab"
+)
+
+
 @dataclass(frozen=True)
 class Stuck:
     """A program that ordinary users cannot run.

@@ -139,6 +139,8 @@ LOGIN_MODULES = ("limits", "access", "nologin", "time", "listfile", "succeed_if"
 
 #: A shell's exit status for a program that is there and cannot be started.
 NO_START = 126
+#: Why a program does not start on a file system that is mounted so (mount(8)).
+NOEXEC = "its file system is mounted noexec"
 
 
 @dataclass(frozen=True)
