@@ -118,7 +118,7 @@ def attempt(
 
 
 def _no_start(program: str, problem: OSError) -> str:
-    """Why a program did not start; of the file system that forbids it, in the words of mount(8)."""
+    """Why a program did not start: a file system that forbids it, or what the kernel says."""
     with contextlib.suppress(OSError):
         if os.statvfs(program).f_flag & os.ST_NOEXEC:
             return NOEXEC

@@ -221,12 +221,12 @@ def action_of(code: int, text: str) -> str:
 # Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c, amdgpu_umc.c,
 # amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
 # gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
-# open-gpu-kernel-modules (osinit.c, nv.c, nv-pci.c, nv_gpu_ops.c, kernel_gsp.c, kernel_nvlink*.c),
-# its Fabric Manager guide (SXids) and gpud (components/accelerator/nvidia/nvlink) for NVIDIA;
-# Linux' drivers/base/dd.c for a driver that does not take its device; drivers/pci/pcie (aer.c, dpc.c),
-# drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal
-# error the link is not reliable, after one that is not fatal the link works and one transaction
-# is lost.
+# open-gpu-kernel-modules (osinit.c, nv*.c, nv_gpu_ops.c, kernel_gsp.c, kernel_nvlink*.c), its
+# Fabric Manager guide (SXids) and gpud (components/accelerator/nvidia/nvlink) for NVIDIA;
+# Linux' drivers/base/dd.c for a driver that does not take its device; drivers/pci/pcie (aer.c,
+# dpc.c), drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a
+# fatal error the link is not reliable, after one that is not fatal the link works and one
+# transaction is lost.
 
 
 @dataclass(frozen=True)

@@ -662,7 +662,7 @@ _ALL = (
     Cause(
         "library",
         # Of ssh itself: a peer's login shell says the same of its own libraries.
-        r"^(\S*/)?ssh: (error while loading shared libraries|symbol lookup error|relocation error)",
+        r"^(\S*/)?ssh: (error while loading shared libraries|(symbol lookup|relocation) error)",
         "ssh does not start ({said})",
         deploy=True,
     ),
@@ -804,8 +804,8 @@ _ALL = (
         "shell",
         "",
         "the login runs no command ({said})",
-        "try `ssh NAME true` as {user}: the login shell there, its libraries and start-up files, a "
-        "ForceCommand of its sshd",
+        "try `ssh NAME true` as {user}: the login shell there, its libraries and start-up files, "
+        "a ForceCommand of its sshd",
     ),
     Cause(
         "other_host",
