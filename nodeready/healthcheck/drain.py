@@ -142,8 +142,7 @@ def _scontrol(words: list[str], until: float) -> str:
         done = subprocess.run(
             ["scontrol", *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=left,
             check=False,
             cwd="/",
