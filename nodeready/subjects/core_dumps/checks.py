@@ -6,7 +6,7 @@ import re
 
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
@@ -43,8 +43,9 @@ def _pattern_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
     fixed_by="core_dumps.pattern",
     fix=(
         "install the package systemd-coredump",
-        "remove the line SOURCE",
-        "systemctl unmask systemd-sysctl.service",
+        "remove the line SOURCE, then nodeready deploy INVENTORY --only core_dumps",
+        "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
+        "core_dumps",
     ),
     writes=_pattern_written,
 )
@@ -67,7 +68,7 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
         return ok(check, wanted, wanted, source)
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
     if not right and seen.boot.remedy:
-        return fail(check, wanted, actual, source, seen.boot.remedy)
+        return held(check, wanted, actual, source, seen.boot.remedy)
     return fixable(check, wanted, actual, source)
 
 

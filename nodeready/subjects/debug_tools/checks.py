@@ -63,10 +63,13 @@ def packages(seen: DebugTools, want: Policy) -> Result:
     if one.mend == "reinstall":
         fix = f"install {unusables[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
-    closed = "has mode" in one.words
-    fix = f"{'chmod a+rx' if closed else 'remove'} {one.path}"
-    fix += "" if closed else ", or put a program there that runs"
-    return fail(check, expected, actual, source, fix)
+    closed, broken = (
+        " ".join(dict.fromkeys(t.path for t in troubles if ("has mode" in t.words) is shut))
+        for shut in (True, False)
+    )
+    fixes = [f"chmod a+rx {closed}"] if closed else []
+    fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
+    return fail(check, expected, actual, source, "; ".join(fixes))
 
 
 @check(
