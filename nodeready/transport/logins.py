@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import getpass
 import os
 import random
@@ -457,10 +458,21 @@ class Ways:
             yield sock, gate
 
     def _places(self, settings: Settings) -> list[tuple[int, Any]]:
-        """The addresses of the host, in the resolver's order. Raises OSError."""
+        """The addresses of the host, in the resolver's order. Raises OSError, Unusable."""
         families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        family = families.get(settings.one("addressfamily"), socket.AF_UNSPEC)
-        found = socket.getaddrinfo(settings.hostname, settings.port, family, socket.SOCK_STREAM)
+        wanted = settings.one("addressfamily")
+        family = families.get(wanted, socket.AF_UNSPEC)
+        ask = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
+        try:
+            found = ask(family, socket.SOCK_STREAM)
+        except socket.gaierror:
+            # The resolver says the same of a name that nobody knows.
+            if not family or not ask(socket.AF_UNSPEC, socket.SOCK_STREAM):
+                raise
+            raise Unusable(
+                f"{settings.name}: AddressFamily {wanted} of the ssh configuration here leaves "
+                f"{settings.hostname} no address"
+            ) from None
         self._neighbours.meet(str(found[0][4][0]))
         return [(one[0], one[4]) for one in found]
 

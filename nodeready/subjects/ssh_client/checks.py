@@ -735,7 +735,8 @@ _ALL = (
         "resolve",
         r"Could not resolve hostname",
         "the name does not resolve",
-        "make the name known, in the DNS or in /etc/hosts",
+        "make the name known, in the DNS or in /etc/hosts; AddressFamily in the ssh configuration "
+        "(ssh -G NAME) hides the addresses of the other family",
     ),
     Cause(
         "refused",
