@@ -261,10 +261,11 @@ def make_script(
     limit = min(rest, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
     if quick:
         limit = max(1, min(int(rest * _QUICK_PART), max(limit, QUICK_S)))
+    library = f"NR={nonce}\n{shell.library('told')}{shell.library('probe')}"
     lines = [
         f"NR={nonce}",
         "exec 3<&-",
-        f"NR_LIB={shell.quote(f'NR={nonce}' + chr(10) + shell.library('probe'))}",
+        f"NR_LIB={shell.quote(library)}",
         f"NR_BODIES={shell.quote(bodies)}",
         f"NR_CALLS={shell.quote(shell.minify(_CALLS) + chr(10).join(calls))}",
         *(f"nr_body_{s.name}={shell.quote(texts[s.name])}" for s in slow),

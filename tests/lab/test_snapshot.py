@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.operations import core_dumps, ptrace
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import parse_answer
 from tests.builders.sections import NONCE, SHELLS, run, section
-from tests.lab.looks import judged
+from tests.lab.looks import deploy, judged
 from tests.lab.rows import rows
 
 
@@ -75,3 +76,7 @@ def test_a_stale_preload_changes_no_verdict(fresh_nodes):
     node.write("/etc/ld.so.preload", "/usr/lib/gone.so\n")
     assert "ERROR: ld.so" in node.run("true; id").stderr
     assert judged(node, Policy(), *chosen) == before
+    # A deploy goes its way, too, and takes no word of that for a file's owner or name.
+    steps = (ptrace.scope, core_dumps.directory, core_dumps.pattern)
+    assert len(deploy(node, Policy(), steps, "ptrace", "core_dumps")) == len(steps)
+    assert deploy(node, Policy(), steps, "ptrace", "core_dumps") == []
