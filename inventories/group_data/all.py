@@ -71,7 +71,7 @@ from __future__ import annotations
 # gpu_model = ""
 # gpu_driver = ""
 # gpu_vbios = ()
-# gpu_ecc = "on"
+# gpu_ecc = "default"
 # gpu_persistence = "on"
 # gpu_mig = "any"
 # gpu_max_temperature_c = None

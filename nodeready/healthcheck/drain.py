@@ -142,8 +142,7 @@ def _scontrol(words: list[str], until: float) -> str:
         done = subprocess.run(
             ["scontrol", *words],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             timeout=left,
             check=False,
             cwd="/",
@@ -153,9 +152,10 @@ def _scontrol(words: list[str], until: float) -> str:
         raise DrainError(f"scontrol {words[0]} gave no answer in {left:.0f} s") from None
     except OSError as error:
         raise DrainError(f"scontrol: {error.strerror}") from None
-    said = done.stdout.decode("utf-8", "replace")
+    said, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     if done.returncode:
-        raise DrainError(f"scontrol {words[0]}: {_line(said) or f'status {done.returncode}'}")
+        why = _line(errors) or _line(said) or f"status {done.returncode}"
+        raise DrainError(f"scontrol {words[0]}: {why}")
     return said
 
 

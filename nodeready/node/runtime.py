@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import stat
@@ -192,6 +193,10 @@ _CANARYS = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
 
 
+#: What the loader says of a stale /etc/ld.so.preload when any program starts: no word of its own.
+_PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a tool ended. rc: its exit status, negative for a signal; None: ended by its limit."""
@@ -359,7 +364,7 @@ class Supervisor:
         if rc is None:
             end_all({process.pid})
         self.stop(process)
-        return Ended(rc, out, err, time.monotonic() - began)
+        return Ended(rc, out, _PRELOAD.sub("", err), time.monotonic() - began)
 
     def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
         """A Python that waits in the function FRAME, a sibling of whoever looks at it.

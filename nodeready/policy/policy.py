@@ -248,10 +248,11 @@ class Policy:
         "The VBIOS versions that GPUs may have; (): any.",
     )
     gpu_ecc: str = setting(
-        "on",
-        one_of("on", "off", "any"),
+        "default",
+        one_of("default", "on", "off", "any"),
         "ECC mode of GPUs that have one: without it a flipped bit is a wrong result that nobody "
-        "sees. 'any' judges nothing.",
+        "sees. 'default': on, but for cards whose maker delivers it off (GeForce, RTX). 'any' "
+        "judges nothing.",
     )
     gpu_persistence: str = setting(
         "on",

@@ -250,10 +250,14 @@ def _short(host: str) -> str:
 
 def _judged(one: SshTry, peer: Peers | None) -> tuple[str, str]:
     """The cause and what tells it."""
-    if one.rc == 0 and one.answer:
-        if peer is not None and _short(peer.host) != _short(one.answer):
-            return "other_host", one.answer
+    if one.rc == 0 and one.answer and (peer is None or _short(peer.host) == _short(one.answer)):
         return _WORKED
+    if one.own:
+        return "own_config", ", ".join(one.own)
+    if one.forced:
+        return "forced", one.forced
+    if one.rc == 0 and one.answer:
+        return "other_host", one.answer
     # A login shell that lets nobody in says so on its standard output.
     cause, line = cause_of(one.said or one.answer)
     if one.rc is None and cause == "other":

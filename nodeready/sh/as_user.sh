@@ -41,8 +41,8 @@ echo nr_done"
     } | timeout -k 1 11 head -c 4096)
     case $nr_said in
     *nr_done) ;;
-    'nodeready: '*)
-        nr_said=${nr_said#nodeready: }
+    *'nodeready: '*)
+        nr_said=${nr_said#*nodeready: }
         printf '%s' "${nr_said%%
 *}"
         ;;

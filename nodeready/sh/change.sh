@@ -83,7 +83,7 @@ nr_who() {
 #   theirs  another's, without the sticky bit, or, for root, a group of persons can write there
 # nr_loose: from here on no link is followed, since others can replace a directory on the way.
 nr_judge() {
-    nr_out=$(stat -c '%u %g %a %d:%i' . 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    nr_out=$(nr_told stat -c '%u %g %a %d:%i' .) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     # shellcheck disable=SC2086 # numbers
     set -- $nr_out
     nr_id=$4 nr_at=${PWD%/}
@@ -280,7 +280,7 @@ nr_lock() {
 # holds open. In /run, which is root's alone.
 nr_renew() {
     rm -f -- ./.nodeready.??????
-    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
+    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_file" "$nr_out")"
     nr_tmp=$nr_out
     cat "./$nr_name" >"$nr_tmp" || nr_fail "no space left on $nr_file"
     mv -f -- "$nr_tmp" "./$nr_name" || nr_fail "cannot write $nr_file"
@@ -314,7 +314,7 @@ nr_write() {
     esac
     # What a killed run of ours left here.
     rm -f -- ./.nodeready.??????
-    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
+    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$nr_path" "$nr_out")"
     nr_tmp=$nr_out
     nr_there=
     if [ -e "$nr_target" ]; then
@@ -357,7 +357,7 @@ nr_remove() {
 # nr_directory PATH MODE: the directory is there with this mode, and root's.
 nr_directory() {
     nr_walk "$1/." 1
-    nr_out=$(stat -c %u . 2>&1) || nr_fail "$(nr_reason "$1" "$nr_out")"
+    nr_out=$(nr_told stat -c %u .) || nr_fail "$(nr_reason "$1" "$nr_out")"
     if [ "$nr_out" != 0 ] && [ "$nr_out" != "$nr_me" ]; then
         nr_owner=$(nr_who .)
         nr_fail "$1: a directory of $nr_owner: not changed"

@@ -9,10 +9,10 @@ nr_compile() {
     [ "${nr_out%% *}" = "$5" ] || nr_fail "$2: is not what was put there; run again"
     # What a killed run of ours left here.
     rm -f -- ./.nodeready.??????
-    nr_out=$(mktemp ./.nodeready.XXXXXX 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"
+    nr_out=$(nr_told mktemp ./.nodeready.XXXXXX) || nr_fail "$(nr_reason "$3" "$nr_out")"
     nr_tmp=$nr_out
     nr_code='import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; main.compile_bundle(*sys.argv[1:])'
-    nr_note=$("$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_note")"
+    nr_note=$(nr_told "$1" -I -S -B -c "$nr_code" "$2" "$nr_tmp" "$3") || nr_fail "$(nr_reason "$3" "$nr_note")"
     nr_out=$("$1" -I -S -B "$nr_tmp" --version 2>&1) || nr_fail "$3: it does not run"
     chmod 0644 "$nr_tmp" || nr_fail "$3: cannot set the mode"
     nr_out=$(sync -- "$nr_tmp" 2>&1) || nr_fail "$(nr_reason "$3" "$nr_out")"

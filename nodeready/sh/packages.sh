@@ -176,7 +176,7 @@ nr_lacks() {
     for nr_loader in /lib64/ld-linux-x86-64.so.2 /lib/ld-linux-aarch64.so.1 /lib64/ld64.so.2 \
         /lib/ld-linux-riscv64-lp64d.so.1; do
         [ -x "$nr_loader" ] || continue
-        nr_out=$("$nr_loader" --list "$1" 2>&1) || case $nr_out in
+        nr_out=$(nr_told "$nr_loader" --list "$1") || case $nr_out in
         *'loading shared libraries: '"$1:"*) ;;
         *' not found (required by '*)
             nr_out=${nr_out%% not found \(required by *}

@@ -9,16 +9,14 @@ nr_trap() {
     trap 'trap - EXIT; exit 143' TERM
 }
 
-# nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. A number of
-# /proc/sys can be read only at once, and dash reads byte by byte: its read would see "1" of "1024".
-# (A text of /proc/sys, and one digit, can be read without the program that this takes there.)
+# nr_value NAME FILE: "NAME=first line of FILE", or nothing when it cannot be read. An empty line is
+# a value. Not for a number of /proc/sys: it can be read only at once, and dash, which reads byte by
+# byte, would see "1" of "1024". (A text there, and one digit, can be read so.)
 nr_value() {
     nr_line=
-    case $2 in
-    /proc/sys/*) { nr_line=$(cat <"$2"); } 2>/dev/null ;;
-    *) { IFS= read -r nr_line <"$2"; } 2>/dev/null ;;
-    esac
-    if [ -n "$nr_line" ]; then nr_say "$1" "$nr_line"; fi
+    if { IFS= read -r nr_line <"$2"; } 2>/dev/null || [ -n "$nr_line" ]; then
+        nr_say "$1" "$nr_line"
+    fi
 }
 
 # nr_say NAME TEXT: "NAME=first line of TEXT".

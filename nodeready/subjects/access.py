@@ -103,7 +103,7 @@ def _access_script(policy: Policy) -> str:
             [ -n "$nr_loader" ] && [ ! -e "$nr_first.bin" ] &&
             [ "$nr_name" != ssh ] && [ "$nr_count" -lt {MAX_LOADED} ]; then
             nr_count=$((nr_count + 1))
-            nr_out=$("$nr_loader" --list "$nr_first" 2>&1) || case $nr_out in
+            nr_out=$(nr_told "$nr_loader" --list "$nr_first") || case $nr_out in
             *"$nr_words"*) nr_say unloaded "$nr_first ${{nr_out##*"$nr_words"}}" ;;
             *' not found (required by '*) nr_say unloaded "$nr_first ${{nr_out#*: }}" ;;
             esac
@@ -225,6 +225,13 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
 PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 #: A script is smaller than that, a program larger.
 SCRIPT_BYTES = 4096
+
+
+#: What lets programs start that stand on a file system that is mounted noexec.
+MAY_EXECUTE = (
+    "mount -o remount,exec $(findmnt -nT {} -o TARGET), and take noexec out of its line in "
+    "/etc/fstab"
+)
 
 
 @dataclass(frozen=True)

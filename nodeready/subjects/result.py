@@ -86,13 +86,21 @@ def fixable(
     status: str = "fail",
 ) -> Result:
     """A failure that ``nodeready deploy`` repairs; with ``status`` ``warn``, it stops no job."""
-    command = f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
-    return Result(check, status, expected, actual, source, fix or command, NODEREADY)
+    return Result(check, status, expected, actual, source, fix or _deploy(check), NODEREADY)
+
+
+def _deploy(check: str) -> str:
+    return f"nodeready deploy INVENTORY --only {check.partition('.')[0]}"
 
 
 def fail(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:
     """A failure that only a person can repair, by ``fix``."""
     return Result(check, "fail", expected, actual, source, fix, ADMIN)
+
+
+def held(check: str, expected: str, actual: str, source: str, remedy: str) -> Result:
+    """A failure that a deploy repairs as soon as a person has done this."""
+    return fail(check, expected, actual, source, f"{remedy}, then {_deploy(check)}")
 
 
 def warn(check: str, expected: str, actual: str, source: str = "", fix: str = "") -> Result:

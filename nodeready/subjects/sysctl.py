@@ -118,6 +118,11 @@ class Setting:
     value: str
     where: str
 
+    @property
+    def shown(self) -> str:
+        """The value in words."""
+        return self.value or "empty"
+
 
 @dataclass(frozen=True)
 class Boot:
@@ -395,5 +400,5 @@ def contradicted(check: str, key: str, boot: Boot, wanted: str) -> Result:
     conflict, expected = boot.conflict, "no conflicting line"
     if conflict is None or sets(conflict.value, wanted):
         return ok(check, expected)
-    actual = f"{key} = {conflict.value} wins under sysctl --system"
+    actual = f"{key} = {conflict.shown} wins under sysctl --system"
     return warn(check, expected, actual, conflict.where, _remove(conflict.where))

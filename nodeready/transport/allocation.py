@@ -86,10 +86,11 @@ def running(words: str, environ: dict[str, str] | None = None) -> Job:
         running = [one for one in found if one[1] == "RUNNING"]
         if len(running) == 1:
             number, _, user, nodes = running[0]
+            # Root is refused, too (Slurm's step_mgr.c), unless root's srun is a wrapper's.
             if os.geteuid() and user not in (_own_name(), str(os.geteuid())):
                 raise SrunError(
-                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but {user} "
-                    f"and root; ask as {user}, or over ssh as root"
+                    f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but "
+                    f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
                 )
             return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
     except InventoryError as error:

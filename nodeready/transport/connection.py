@@ -103,12 +103,20 @@ class _Packets(Packetizer):
 
     def __init__(self, sock: Any) -> None:
         self.bounds = _Socket(sock)
+        #: The last line in front of the sshd's banner: why it will not talk to us.
+        self.before_banner = ""
         super().__init__(cast("Any", self.bounds))
 
     def read_all(self, n: int, check_rekey: bool = False) -> Any:
         if n > PACKET_BYTES:
             raise SSHException(f"a packet of {n} bytes")
         return super().read_all(n, check_rekey)
+
+    def readline(self, timeout: float) -> Any:
+        line = super().readline(timeout)
+        if not line.startswith("SSH-"):
+            self.before_banner = line.strip()[:200]
+        return line
 
     def read_message(self) -> Any:
         kind, message = super().read_message()
@@ -205,6 +213,16 @@ class Bounded(Transport):
         if not self.active:
             raise EOFError("connection lost")
         return cast("Channel", channel)
+
+    def _check_banner(self) -> None:
+        mine: Any = self
+        try:
+            super()._check_banner()  # type: ignore[misc]
+        except SSHException as problem:
+            # paramiko adds why it could not read: nothing, where the sshd closed the connection.
+            if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
+                raise SSHException(f"{HUNG_UP}: {mine.packetizer.before_banner}") from None
+            raise
 
     def _parse_channel_open_failure(self, message: Message) -> Any:
         number, code, text = message.get_int(), message.get_int(), message.get_text()
@@ -440,6 +458,9 @@ def on_link(networks: list[tuple[ipaddress.IPv4Network, bool]], address: str) ->
 
 #: How far a connection has come, where it ends.
 CONNECTING, BANNER, TALKING = "timed out", "banner", "stopped during the handshake"
+#: The end of a connection whose sshd closed it instead of sending its banner.
+HUNG_UP = "hung up before its banner"
+_CLOSED = "its sshd closed the connection before the login"
 #: The same, before there is a connection to make.
 ASKING = "asking ssh"
 
@@ -482,6 +503,9 @@ def connect_error(
         return f"host name {address} does not resolve"
     for pattern, words in (
         (ENDLESS, ENDLESS),
+        (r"exceeded maxstartups", f"{_CLOSED} (Exceeded MaxStartups): try again, or raise it"),
+        (r"not allowed at this time", f"{_CLOSED} (PerSourcePenalties): it does so for a while"),
+        (HUNG_UP, f"{_CLOSED}: MaxStartups, PerSourcePenalties or hosts.deny; read its log there"),
         (r"banner", "accepts connections but sends no SSH banner"),
         (r"during the handshake", f"stopped during the SSH handshake, within {limit_s} s"),
         (r"connection refused", "connection refused: is sshd running?"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import getpass
 import os
 import random
@@ -28,6 +29,7 @@ from nodeready import shell
 from nodeready.transport.connection import (
     BANNER,
     CONNECTING,
+    HUNG_UP,
     TALKING,
     Bounded,
     Neighbours,
@@ -56,8 +58,9 @@ from nodeready.transport.ssh_config import (
 #: Handshakes with one address at once. sshd drops some of ten that have not logged in yet
 #: (MaxStartups 10:30:100), and others log in there, too.
 HANDSHAKES = 3
-#: Tries at an address that several names share, while it hangs up before its banner.
-TRIES = 5
+#: Tries at an address that several names share, while it hangs up before its banner; and at one of
+#: a single node, which other people's logins can fill.
+TRIES, TRIES_ALONE = 5, 3
 #: Ways on over one connection to a jump host: its sshd holds a descriptor for each, of 1,024.
 FORWARDS = 250
 #: Seconds for which a jump host that could not be reached is not tried again.
@@ -393,12 +396,14 @@ class Ways:
                 try:
                     self._log_in(client, login, settings, sock, how)
                     return
-                except (SSHException, OSError, EOFError):
+                except (SSHException, OSError, EOFError) as problem:
                     proxy = client.proxy
-                    again = client.stage == BANNER and attempt < TRIES
+                    most = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
+                    if shared or (gate is not None and gate.shared):
+                        most = TRIES
                     if gate is not None and client.stage == BANNER:
                         gate.was_dropped()
-                    if not again or not (shared or (gate is not None and gate.shared)):
+                    if client.stage != BANNER or attempt >= most:
                         if proxy is not None and client.stage == BANNER:
                             raise Unusable(proxy.words()) from None
                         raise
@@ -453,10 +458,21 @@ class Ways:
             yield sock, gate
 
     def _places(self, settings: Settings) -> list[tuple[int, Any]]:
-        """The addresses of the host, in the resolver's order. Raises OSError."""
+        """The addresses of the host, in the resolver's order. Raises OSError, Unusable."""
         families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        family = families.get(settings.one("addressfamily"), socket.AF_UNSPEC)
-        found = socket.getaddrinfo(settings.hostname, settings.port, family, socket.SOCK_STREAM)
+        wanted = settings.one("addressfamily")
+        family = families.get(wanted, socket.AF_UNSPEC)
+        ask = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
+        try:
+            found = ask(family, socket.SOCK_STREAM)
+        except socket.gaierror:
+            # The resolver says the same of a name that nobody knows.
+            if not family or not ask(socket.AF_UNSPEC, socket.SOCK_STREAM):
+                raise
+            raise Unusable(
+                f"{settings.name}: AddressFamily {wanted} of the ssh configuration here leaves "
+                f"{settings.hostname} no address"
+            ) from None
         self._neighbours.meet(str(found[0][4][0]))
         return [(one[0], one[4]) for one in found]
 

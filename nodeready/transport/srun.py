@@ -567,6 +567,9 @@ _LINE_BYTES = 1024
 #: srun's words where it has no --overlap (before 20.11), or no Gres with the name "none".
 _NO_OVERLAP = re.compile(r"unrecognized option .*overlap")
 _NO_GRES = re.compile(r"(?i)invalid generic resource|gres\S* .*(invalid|unknown)")
+#: Slurm's word for a step in another's job; root is another, too (step_mgr.c).
+_DENIED = "Access/permission denied"
+_AS_ITS_USER = "ask as the job's user (root: sudo -u USER), or over ssh"
 #: The lines of standard error that are no task's.
 _SRUNS = re.compile(r"^\s*[0-9]*:? ?(srun|slurmstepd(-\S+)?): (error: )?")
 _LAUNCH = re.compile(r"launch\b.* failed on node (\S+): (.+)", re.IGNORECASE)
@@ -699,7 +702,8 @@ class StepOutput:
     def last(self) -> str:
         """The last line of standard error that tells something: srun's closing words do not."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
-        return rows[-1] if rows else "it said nothing"
+        said = rows[-1] if rows else "it said nothing"
+        return f"{said}: {_AS_ITS_USER}" if said.endswith(_DENIED) else said
 
     def give_up(self, limit_s: int, whole: bool) -> None:
         """An error for every node that is still waited for.

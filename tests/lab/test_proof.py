@@ -13,6 +13,7 @@ from nodeready.shell import quote
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import UNFINISHED, Config, Core
+from tests.builders.judging import by_name
 from tests.builders.proof import (
     SPY,
     configured,
@@ -119,6 +120,19 @@ def test_tools_that_hang_on_a_node(fresh_node):
     assert found["gdb"] == found["strace"] == ("unknown", UNFINISHED)
     assert found["attach"][0] == "ok"
     assert written(fresh_node) == before
+
+
+def test_what_is_asked_for_where_a_tool_does_not_start_is_enough(fresh_node):
+    """The text of each fix, up to what is no command, is run; then the proof passes."""
+    fresh_node.enter(["mount", "-t", "tmpfs", "-o", "noexec,mode=755", "tmpfs", "/usr/local/bin"])
+    put_py_spy(fresh_node)
+    fresh_node.write("/opt/tools/gdb", "", mode=0o755)
+    fresh_node.write("/home/ml/.profile", "PATH=/opt/tools:$PATH\n")
+    results = by_name(proof_core, prove(fresh_node), Policy())
+    for name, why in (("attach", "mounted noexec"), ("gdb", "Exec format error")):
+        assert f"does not start: {why}" in results[name].actual.replace("its file system is ", "")
+        fresh_node.run(results[name].fix.partition(", ")[0].replace("remove ", "rm "))
+    assert set(statuses(prove(fresh_node)).values()) == {"ok"}
 
 
 def test_gdb_reads_no_file_of_the_user(fresh_node):

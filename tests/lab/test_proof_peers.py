@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -98,6 +99,47 @@ def test_the_right_node_is_named_with_the_right_cause(fresh_nodes, bad):
     first.run("rm ~/.ssh/config", user=USER)
 
     assert all(ours(node) == [] and no_client(node) for node in nodes)
+
+
+#: Lines of a user's own configuration that keep a login from a peer -> what is said of them.
+OWN_LINES = {
+    "User nobody": "user nobody",
+    "IdentitiesOnly yes\nIdentityFile ~/.ssh/old": "identitiesonly yes, .*identityfile ~/.ssh/old",
+    "PubkeyAuthentication no": "pubkeyauthentication (no|false)",
+    "AddressFamily inet6": "addressfamily inet6",
+    "HostName {other}": "hostname {other}",
+    "Port 2222": "port 2222",
+}
+
+
+@pytest.mark.nightly
+def test_a_users_own_configuration_is_no_fault_of_the_peers(fresh_nodes, bad):
+    nodes = fresh_nodes(len(OWN_LINES) + 1)
+    introduce(nodes)
+    wanted = {}
+    for at, (lines, words) in enumerate(OWN_LINES.items()):
+        node, peer, other = nodes[at], nodes[at + 1], nodes[at - 1].address
+        text = f"Host {peer.name}\nStrictHostKeyChecking no\n{lines.format(other=other)}\n"
+        node.write(f"/home/{USER}/.ssh/config", text)
+        node.run(f"chown {USER} /home/{USER}/.ssh/config")
+        wanted[node.name] = (
+            f"cannot log in to {peer.name}: the ssh configuration of ml alone stands in the way "
+            rf"\(.*{words.format(other=other)}.*\)"
+        )
+    found = bad(nodes)
+    assert found.keys() == wanted.keys()
+    for name, words in wanted.items():
+        assert re.fullmatch(words, found[name]["proof.ssh"]), found
+    # What they ask for is done.
+    for node in nodes:
+        node.run(f"rm -f /home/{USER}/.ssh/config")
+    # The key that they all have may do something else alone on the last one.
+    last, keys = nodes[-1], f"/home/{USER}/.ssh/authorized_keys"
+    last.run(f"sed -i 's/^/command=\"echo backup\" /' {keys}")
+    why = f"the key of ml is there for another command alone (command= at {keys}:1)"
+    assert why in bad(nodes).pop(last.name)["proof.ssh"]
+    last.run(f"sed -i 's/^command=[^ ]* backup. //' {keys}")
+    assert bad(nodes) == {}
 
 
 @pytest.mark.nightly

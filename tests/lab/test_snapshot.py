@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.operations import core_dumps, ptrace
+from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import parse_answer
 from tests.builders.sections import NONCE, SHELLS, run, section
+from tests.lab.looks import deploy, judged
 from tests.lab.rows import rows
 
 
@@ -62,3 +66,17 @@ def test_a_program_that_no_signal_ends_is_left_behind(runner, freezer, quick):
     assert len(pids) == 1 + quick
     for pid in pids:
         assert Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "D"
+
+
+def test_a_stale_preload_changes_no_verdict(fresh_nodes):
+    """The loader then writes a line to standard error whenever a program starts."""
+    (node,) = fresh_nodes(1, profile="h100")
+    chosen = [subject for subject in SUBJECTS if subject not in ("proof", "host")]
+    before = judged(node, Policy(), *chosen)
+    node.write("/etc/ld.so.preload", "/usr/lib/gone.so\n")
+    assert "ERROR: ld.so" in node.run("true; id").stderr
+    assert judged(node, Policy(), *chosen) == before
+    # A deploy goes its way, too, and takes no word of that for a file's owner or name.
+    steps = (ptrace.scope, core_dumps.directory, core_dumps.pattern)
+    assert len(deploy(node, Policy(), steps, "ptrace", "core_dumps")) == len(steps)
+    assert deploy(node, Policy(), steps, "ptrace", "core_dumps") == []

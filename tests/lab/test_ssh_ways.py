@@ -269,6 +269,7 @@ REASONS = {
     "no-cipher": (f"Ciphers chacha20-poly1305@openssh.com\n{HERE}", "none of the ciphers"),
     "fdpass": (f"ProxyCommand true\nProxyUseFdpass yes\n{HERE}", "has no ProxyUseFdpass"),
     "pkcs11": (f"PKCS11Provider /usr/lib/x.so\nUser nobody\n{HERE}", "has no PKCS11Provider"),
+    "family": (f"AddressFamily inet6\n{HERE}", "AddressFamily inet6 of the ssh configuration"),
     "circle": (f"Host a target\nProxyJump b\nHost b\nProxyJump a\nHost *\n{HERE}", "in a circle"),
     "bad-exec": (f'Match exec "exit 3" host x user\n{HERE}', "the ssh configuration here: "),
     "no-file": (None, "nowhere cannot be read"),

@@ -16,7 +16,7 @@ DIRTY = {
     "/etc/sysctl.d/20-crlf.conf": "kernel.yama.ptrace_scope = 1\r\n",
     "/etc/sysctl.d/30-bytes.conf": b"# caf\xe9\nkernel.yama.ptrace_scope = 1\n",
     "/etc/sysctl.conf": "kernel.core_pattern = core\nkernel.yama.ptrace_scope=1\n",
-    "/etc/sysctl.d/50-coredump.conf": "kernel.core_pattern=|/bin/false\n",
+    "/etc/sysctl.d/50-coredump.conf": "kernel.core_pattern=\n",
     "/etc/sysctl.d/zz-site.conf": "kernel.core_pattern = /tmp/core.%p",
     "/etc/tmpfiles.d/crash.conf": "d /var/crash 0755 root root 3d\n",
     "/usr/lib/systemd/system/apport.service": "[Unit]\nDescription=apport\n",
@@ -27,6 +27,8 @@ def test_on_a_dirty_node_ours_wins_at_boot_and_no_other_file_changes(fresh_nodes
     (node,) = fresh_nodes(1, files=DIRTY)
     sums = f"sha256sum {' '.join(DIRTY)}"
     before = node.run(sums).stdout
+    # What STIG asks for.
+    node.write("/proc/sys/kernel/core_pattern", "\n")
     deploy(node, WANT, STEPS, *SUBJECTS)
     values = "sysctl -n kernel.yama.ptrace_scope kernel.core_pattern"
     assert node.run(values).stdout == f"0\n{WANT.core_pattern}\n"

@@ -509,10 +509,14 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     dialogue = _Dialogue(target, new.number)
     # The rest of the time is for ending gdb and letting the process go on.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
-    ended = supervisor.run(
-        _command(target, dialogue.mark), limit_s, dialogue.hear,
-        stdin=subprocess.PIPE, pass_fds=(new.number,), env=_environment(), cwd="/",
-    )  # fmt: skip
+    argv = _command(target, dialogue.mark)
+    try:
+        ended = supervisor.run(
+            argv, limit_s, dialogue.hear,
+            stdin=subprocess.PIPE, pass_fds=(new.number,), env=_environment(), cwd="/",
+        )  # fmt: skip
+    except OSError as problem:
+        ended = Ended(127, "", f"gdb does not start: {problem.strerror}", 0.0)
     state, continued = resume(target)
     error = _wrong(ended, target, new.number, dialogue.refused)
     if not error:

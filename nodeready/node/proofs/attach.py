@@ -28,6 +28,7 @@ from nodeready.node.runtime import (
 from nodeready.node.users_file import rights_of
 from nodeready.subjects.proof.facts import (
     NO_START,
+    NOEXEC,
     Attach,
     Attempt,
     Config,
@@ -93,7 +94,7 @@ def attempt(
     try:
         ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
-        return Attempt(argv[0], NO_START, problem.strerror or str(problem))
+        return Attempt(argv[0], NO_START, _no_start(argv[0], problem))
     said = "" if ended.rc is None else wrong(ended)
     refused = bool(said and _REFUSED.search(ended.err))
     answered = responds(canary)
@@ -114,6 +115,14 @@ def attempt(
         tracer=after.tracer,
         answers=answered,
     )
+
+
+def _no_start(program: str, problem: OSError) -> str:
+    """Why a program did not start: a file system that forbids it, or what the kernel says."""
+    with contextlib.suppress(OSError):
+        if os.statvfs(program).f_flag & os.ST_NOEXEC:
+            return NOEXEC
+    return problem.strerror or str(problem)
 
 
 def complaint(ended: Ended) -> str:

@@ -314,7 +314,10 @@ def _copy(supervisor: Supervisor, pid: int, home: str) -> str:
     if not home:
         return "no directory for a copy of the core"
     argv = ["coredumpctl", "--no-pager", "-o", os.path.join(home, "core"), "dump", str(pid)]
-    ended = supervisor.run(argv, supervisor.left_s, env=environment())
+    try:
+        ended = supervisor.run(argv, supervisor.left_s, env=environment())
+    except OSError as problem:
+        return f"coredumpctl: {problem.strerror}"
     return "" if ended.rc == 0 else f"coredumpctl: {ended.first or 'no answer'}"
 
 
@@ -367,6 +370,8 @@ def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) 
             return 0, "another file has its name now"
         argv = gdb.words(path, f"/proc/self/fd/{number}", program, ("bt",))
         ended = supervisor.run(argv, _GDB_S, None, **gdb.how(number))
+    except OSError as problem:
+        return 0, f"{path} does not start: {problem.strerror}"
     finally:
         os.close(number)
     if ended.rc is None:

@@ -38,6 +38,11 @@ _OPTIONS = ("BatchMode=yes", f"ConnectTimeout={CONNECT_S}", "ControlPath=none")
 # pdsh takes brackets, commas, colons and a leading - / ^ @ for more than a name.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEPT = 2000
+#: What every user's ssh reads; with -F, it reads no file of the user's own.
+_SYSTEM = "/etc/ssh/ssh_config" if os.path.exists("/etc/ssh/ssh_config") else "none"
+_MOST_OPTIONS = 8
+# sshd tells a user who asks with -v what his key may do (auth2-pubkeyfile.c).
+_FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
 def prove(supervisor: Supervisor, config: Config) -> Peers:
@@ -106,13 +111,45 @@ def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...
 
 
 def _login(supervisor: Supervisor, name: str) -> SshTry:
-    options = [word for option in _OPTIONS for word in ("-o", option)]
     try:
-        ended = supervisor.run(["ssh", *options, "-n", "--", name, _ASKED], CONNECT_S + _COMMAND_S)
+        ended = _ssh(supervisor, name)
+        answer = _answer(ended)
+        if ended.rc == 0 and answer.partition(".")[0] == name.partition(".")[0]:
+            return SshTry(name, 0, answer, "")
+        own, forced = _own_options(supervisor, name), ""
+        if own:
+            again = _ssh(supervisor, name, "-F", _SYSTEM)
+            if again.rc != 0 or _answer(again) == answer:
+                own = ()
+        if ended.rc not in (255, None):
+            match = _FORCED.search(_ssh(supervisor, name, "-v").err)
+            forced = match[1][:200] if match else ""
     except OSError as problem:
         return SshTry(name, 255, "", f"ssh: {problem.strerror}")
+    return SshTry(name, ended.rc, answer, _said(ended), own, forced)
+
+
+def _ssh(supervisor: Supervisor, name: str, *words: str) -> Ended:
+    """The end of one login. Raises OSError."""
+    options = [word for option in _OPTIONS for word in ("-o", option)]
+    argv = ["ssh", *words, *options, "-n", "--", name, _ASKED]
+    return supervisor.run(argv, CONNECT_S + _COMMAND_S)
+
+
+def _answer(ended: Ended) -> str:
+    """The last line that came back."""
     rows = [row.strip() for row in ended.out.splitlines() if row.strip()]
-    return SshTry(name, ended.rc, rows[-1][:200] if rows else "", _said(ended))
+    return rows[-1][:200] if rows else ""
+
+
+def _own_options(supervisor: Supervisor, name: str) -> tuple[str, ...]:
+    """The options that the user's own configuration changes for this peer. Raises OSError."""
+    both, system = (
+        supervisor.run(["ssh", *words, "-G", "--", name], CONNECT_S).out.splitlines()
+        for words in ([], ["-F", _SYSTEM])
+    )
+    changed = [row.strip()[:200] for row in both if row not in system]
+    return tuple(changed[:_MOST_OPTIONS]) if system else ()
 
 
 def _said(ended: Ended) -> str:

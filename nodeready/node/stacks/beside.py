@@ -372,7 +372,7 @@ def _core_limit(text: str) -> int | None:
 def _core_wrong(pid: int, pattern: str) -> str:
     """Why a core would not land where the pattern sends it (core(5))."""
     if not pattern:
-        return "the kernel has no pattern for cores"
+        return "kernel.core_pattern is empty"
     if pattern.startswith("|"):
         program = pattern[1:].split()[:1]
         if not program or not os.access(program[0], os.X_OK, effective_ids=True):

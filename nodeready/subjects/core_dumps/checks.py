@@ -6,7 +6,7 @@ import re
 
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps.facts import KEY, PROBE, CoreDumps, core_directory
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted
 
 # systemd's sysctl.d/50-coredump.conf of all versions: only the specifiers differ (core(5)).
@@ -43,8 +43,9 @@ def _pattern_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
     fixed_by="core_dumps.pattern",
     fix=(
         "install the package systemd-coredump",
-        "remove the line SOURCE",
-        "systemctl unmask systemd-sysctl.service",
+        "remove the line SOURCE, then nodeready deploy INVENTORY --only core_dumps",
+        "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only "
+        "core_dumps",
     ),
     writes=_pattern_written,
 )
@@ -56,17 +57,18 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     """
     check, wanted = "core_dumps.pattern", _wanted(seen, want)
     winner = seen.boot.winner
-    boot = winner.value if winner else "unset"
     source = winner.where if winner else ""
+    live = seen.live or "empty"
     if not wanted:
         return fail(
-            check, "|systemd-coredump", seen.live, source, "install the package systemd-coredump"
+            check, "|systemd-coredump", live, source, "install the package systemd-coredump"
         )
-    if seen.live == wanted and boot == wanted:
+    right = winner is not None and winner.value == wanted
+    if seen.live == wanted and right:
         return ok(check, wanted, wanted, source)
-    actual = f"{seen.live}, next boot {boot}"
-    if boot != wanted and seen.boot.remedy:
-        return fail(check, wanted, actual, source, seen.boot.remedy)
+    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
+    if not right and seen.boot.remedy:
+        return held(check, wanted, actual, source, seen.boot.remedy)
     return fixable(check, wanted, actual, source)
 
 
@@ -116,7 +118,8 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
 
     The kernel writes the core with the crashing process's rights: no directory, or one that the
     job's user cannot write to, means no core, silently (core(5)). So the way to it must be open
-    to everybody (x on every parent), and its file system writable. Without the sticky bit users
+    to everybody (x on every parent), and its file system writable. Mode 1733, in which nobody
+    lists others' cores, does as well. Without the sticky bit users
     can remove each other's cores, which stops no core: a warning. Access lists and quotas are
     not seen here.
     """
@@ -132,11 +135,12 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
     if seen.closed:
         names = " ".join(seen.closed)
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
-    if mode is None or mode & 0o1777 != 0o1777:
+    # To make a file takes w and x: nobody needs to list the directory.
+    if mode is None or mode & 0o1333 != 0o1333:
         if mode is not None and seen.directory_owner:
             actual = f"{actual}, of uid {seen.directory_owner}"
             return fail(check, expected, actual, path, f"chmod 1777 {path}, as its owner")
-        only_sticky = mode is not None and mode & 0o777 == 0o777
+        only_sticky = mode is not None and mode & 0o333 == 0o333
         return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
     return ok(check, expected, actual, path)
 
@@ -148,7 +152,8 @@ def retention_rule(want: Policy) -> str:
 
 
 def _same_rule(text: str, want: Policy) -> bool:
-    return text.split() == retention_rule(want).split()
+    words = ["1777" if word == "1733" else word for word in text.split()]
+    return words == retention_rule(want).split()
 
 
 @check(

@@ -41,9 +41,7 @@ def _script(policy: Policy) -> str:
     pattern = shell.quote(re.sub(r"([][\\.*^$])", r"\\\1", core_directory(policy)))
     tmpfiles = " ".join(f"{parent}/*.conf" for parent in _TMPFILES)
     return rf"""
-    nr_line=
-    {{ IFS= read -r nr_line </proc/sys/kernel/core_pattern; }} 2>/dev/null
-    if [ -n "$nr_line" ]; then printf 'live=%s\n' "$nr_line"; fi
+    nr_value live /proc/sys/kernel/core_pattern
     if nr_is_roots /proc/self; then printf 'root=1\n'; fi
     set --
     nr_dir={directory}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
+from nodeready.subjects.access import MAY_EXECUTE
 from nodeready.subjects.debug_tools.facts import (
     DIGESTS,
     MANAGERS,
@@ -12,6 +13,7 @@ from nodeready.subjects.debug_tools.facts import (
     DebugTools,
     unusable,
 )
+from nodeready.subjects.proof.facts import NOEXEC
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 #: The machines for which py-spy's wheels hold a static binary.
@@ -61,17 +63,20 @@ def packages(seen: DebugTools, want: Policy) -> Result:
     if one.mend == "reinstall":
         fix = f"install {unusables[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
-    closed = "has mode" in one.words
-    fix = f"{'chmod a+rx' if closed else 'remove'} {one.path}"
-    fix += "" if closed else ", or put a program there that runs"
-    return fail(check, expected, actual, source, fix)
+    closed, broken = (
+        " ".join(dict.fromkeys(t.path for t in troubles if ("has mode" in t.words) is shut))
+        for shut in (True, False)
+    )
+    fixes = [f"chmod a+rx {closed}"] if closed else []
+    fixes += [f"remove {broken}, or put a program there that runs"] if broken else []
+    return fail(check, expected, actual, source, "; ".join(fixes))
 
 
 @check(
     "debug_tools.py_spy",
     settings=("py_spy_version",),
     fixed_by="debug_tools.py_spy",
-    fix=("chown root PATH; chmod go-w PATH",),
+    fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
 )
 def py_spy(seen: DebugTools, want: Policy) -> Result:
     """/usr/local/bin/py-spy is of the policy's version, root's alone, and everybody may run it.
@@ -99,6 +104,8 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
         return fixable(check, version, f"users cannot enter {', '.join(seen.closed)}", PY_SPY)
     if seen.mode & 0o555 != 0o555:
         return fixable(check, version, f"{seen.py_spy or '?'} with mode {seen.mode:o}", PY_SPY)
+    if seen.noexec:
+        return fail(check, version, NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
     if seen.py_spy != version:
         return fixable(check, version, seen.py_spy or "does not run", PY_SPY)
     known = DIGESTS.get((version, seen.machine))

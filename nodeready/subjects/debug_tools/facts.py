@@ -63,6 +63,8 @@ def _py_spy(version: str) -> str:
         printf 'link=%s\n' "$nr_file"
     fi
     if [ -f "$nr_file" ]; then
+        # What its mode allows to root as well is forbidden by the mount.
+        if [ ! -x "$nr_file" ]; then printf 'noexec=1\n'; fi
         set -- {PY_SPY_NOTE} {_NOTE_DIRECTORY} /
         for nr_dir in {PY_SPY} "$nr_file"; do
             while nr_dir=${{nr_dir%/*}}; [ -n "$nr_dir" ]; do set -- "$@" "$nr_dir"; done
@@ -180,6 +182,7 @@ class DebugTools:
     mode:     permission bits of that file
     sha256:   of that file
     linked:   the file is a link
+    noexec:   nobody may start it, whatever its mode
     exposed:  what of that file, and of the directories on the way to it, others than root can
               change
     closed:   the directories on the way to that file that ordinary users cannot enter
@@ -195,6 +198,7 @@ class DebugTools:
     mode: int = 0
     sha256: str = ""
     linked: bool = False
+    noexec: bool = False
     exposed: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     registered: tuple[str, ...] = ()
@@ -239,6 +243,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
         mode=rows[-1][2] if rows else 0,
         sha256=sha256,
         linked="link" in values,
+        noexec="noexec" in values,
         exposed=tuple(dict.fromkeys(exposed)),
         closed=tuple(dict.fromkeys(path for _, _, mode, path in rows[:-1] if not mode & EXECUTE)),
         registered=tuple(name for name in policy.packages if name in output.all("registered")),

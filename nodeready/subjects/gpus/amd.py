@@ -505,7 +505,7 @@ def _xgmi_errors(reader: Reader) -> int | None:
 def _links(printed: str) -> dict[str, tuple[Link, ...]]:
     """PCI address -> the links of that device. X (a device to itself) is no link.
 
-    A word that is neither is an error: such a link is not up.
+    A word that is neither is an error: the state of such a link is unknown.
     """
     states = {"U": "active", "D": "inactive"}
     found = {}
@@ -520,6 +520,12 @@ def _links(printed: str) -> dict[str, tuple[Link, ...]]:
         elif error(status):
             found[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
     return found
+
+
+def _unread_links(gpu: Gpu) -> str:
+    """Which links' states the tool could not tell, in words."""
+    links = [str(link.index) for link in gpu.links if link.state == "unknown"]
+    return f"no state of the links {', '.join(links)}" if links else ""
 
 
 def _hottest(sensors: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
@@ -679,8 +685,9 @@ def parse_amd_smi(
     seen = set()
     for entry in entries(static):
         gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), more, links)
-        if unlinked:
-            gpu = replace(gpu, unread=(*gpu.unread, ("links", unlinked)))
+        why = unlinked or _unread_links(gpu)
+        if why:
+            gpu = replace(gpu, unread=(*gpu.unread, ("links", why)))
         if gpu.pci_address in seen or whole(at(entry, "partition", "partition_id")):
             continue
         seen.add(gpu.pci_address)
@@ -842,8 +849,7 @@ def _script(policy: Policy) -> str:
     nr_run() {{
         printf '\n@%s run %s\n' "$NR" "$1"
         shift
-        "$@" 2>&1
-        nr_status=$?
+        nr_told "$@"
         printf '\n@%s ran %s\n' "$NR" "$nr_status"
         return $nr_status
     }}

@@ -210,6 +210,10 @@ def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
 _AMD_ECC = "see amdgpu.ras_enable and ras_mask on the kernel's command line, then reboot"
 
 
+#: Cards for workstations and games, whose memory has ECC and which are delivered without it.
+_DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server Edition)")
+
+
 @check(
     "gpus.ecc_mode",
     settings=("gpu_ecc",),
@@ -220,8 +224,11 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
     check, wanted = "gpus.ecc_mode", want.gpu_ecc
     if wanted == "any":
         return na(check, "gpu_ecc is 'any'")
+    by_default, wanted = wanted == "default", "on" if wanted == "default" else wanted
 
     def wrong(gpu: Gpu) -> str:
+        if by_default and _DELIVERED_WITHOUT_ECC.search(gpu.model or ""):
+            return ""
         return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
 
     amd = all(gpu.vendor == "amd" for gpu in seen.gpus if gpu.ecc is not None and wrong(gpu))
@@ -389,7 +396,7 @@ def _soldered(seen: Gpus, gpu: Gpu) -> bool:
 
 
 def _down(seen: Gpus, gpu: Gpu) -> str:
-    down = [link.index for link in gpu.links if link.state != "active"]
+    down = [link.index for link in gpu.links if link.state == "inactive"]
     if gpu.vendor == "amd":
         return f"{len(down)} of {len(gpu.links)} links down" if down else ""
     if any(field == "links" for field, _ in gpu.unread):

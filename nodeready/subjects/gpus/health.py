@@ -713,6 +713,7 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
 _NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
 _RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
+_NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
 _LENGTH = 70
 
 
@@ -758,13 +759,18 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
     where = _where(seen, worst)
     if worst.action == kernel_log.ISOLATE:
         return f"drain the node and open a case with the vendor: {where}"
+    if " is 0M @" in worst.text:
+        return _NO_ADDRESS
     if worst.action == kernel_log.REBOOT:
         return f"drain and reboot the node; {_VENDOR}: {where}"
     if worst.source == "sxid":
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
-    amd = {gpu.pci_address: gpu.index for gpu in seen.amd}
-    if worst.source == "amdgpu" or worst.pci_address in amd:
-        index = amd.get(worst.pci_address or "", "N")
+    address = worst.pci_address or ""
+    # A function of the same card counts, and a GPU that the tool does not show.
+    cards = {gpu.address[:10] for gpu in seen.pci if gpu.vendor == "amd"}
+    if worst.source == "amdgpu" or address[:10] in cards:
+        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in seen.amd}
+        index = indexes.get(address[:10], "N")
         return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
     return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
 
@@ -797,6 +803,7 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
         f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
         _VENDOR,
         _RELOAD,
+        _NO_ADDRESS,
     ),
 )
 def kernel_faults(seen: Gpus, want: Policy) -> Result:
@@ -832,6 +839,10 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
         return warn(
             check, wanted, faults_in_words(seen, watched), source, _RELOAD if stale else _VENDOR
         )
+    # Without a journal, nobody knows what stood in the part that the ring has lost.
+    begins = log.detail.partition(", which ")[2]
+    lost = f" in a log that {begins}" if begins else ""
     if faults:
-        return ok(check, wanted, f"only of applications: {faults_in_words(seen, faults)}", source)
-    return ok(check, wanted, "none", source)
+        words = f"only of applications{lost}: {faults_in_words(seen, faults)}"
+        return ok(check, wanted, words, source)
+    return ok(check, wanted, f"none{lost}", source)

@@ -191,6 +191,9 @@ def lookup(code: int) -> Xid:
 _FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
 
 
+_DEMANDS = {"none": "", "reboot": REBOOT, "reset": RESET, "flr": RESET, "drain": RESET}
+
+
 def action_of(code: int, text: str) -> str:
     """The action of an Xid with this message; "" when the driver takes its demand back.
 
@@ -201,7 +204,8 @@ def action_of(code: int, text: str) -> str:
         # The last one: the name of a process may have these words, too.
         wanted = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
         words = wanted[-1].lower() if wanted else "unknown"
-        for word, action in (("none", ""), ("reboot", REBOOT), ("reset", RESET), ("drain", RESET)):
+        # Drivers of 590 and later call a reset "PF FLR", and a reboot "OS Reboot".
+        for word, action in _DEMANDS.items():
             if word in words:
                 return action
     if code in _NVLINK5 and re.search(_FATAL, text):
@@ -217,11 +221,12 @@ def action_of(code: int, text: str) -> str:
 # Sources: Linux' drivers/gpu/drm/amd (amdgpu_device.c, amdgpu_job.c, amdgpu_ras.c, amdgpu_umc.c,
 # amdgpu_ras_eeprom.c, amdgpu_xgmi.c, nbio_v7_9.c, mes_v12_0.c, smu_cmn.c, smu_v13_0_6_ppt.c,
 # gmc_v9_0.c, amdkfd, ras/rascore) and AMD's node-scraper (dmesg_analyzer.py) for amdgpu; NVIDIA's
-# open-gpu-kernel-modules (osinit.c, nv.c, kernel_nvlink*.c), its Fabric Manager guide (SXids) and
-# gpud (components/accelerator/nvidia/nvlink) for NVIDIA; Linux' drivers/pci/pcie (aer.c, dpc.c),
-# drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a fatal
-# error the link is not reliable, after one that is not fatal the link works and one transaction
-# is lost.
+# open-gpu-kernel-modules (osinit.c, nv*.c, nv_gpu_ops.c, kernel_gsp.c, kernel_nvlink*.c), its
+# Fabric Manager guide (SXids) and gpud (components/accelerator/nvidia/nvlink) for NVIDIA;
+# Linux' drivers/base/dd.c for a driver that does not take its device; drivers/pci/pcie (aer.c,
+# dpc.c), drivers/firmware/efi/cper.c and Documentation/PCI/pcieaer-howto.rst for the bus: after a
+# fatal error the link is not reliable, after one that is not fatal the link works and one
+# transaction is lost.
 
 
 @dataclass(frozen=True)
@@ -249,6 +254,11 @@ _COUNT = "[^0-9.][1-9][0-9]* (new )?"
 KINDS = (
     Kind("nvidia", "fallen off the bus|GPU is lost", REBOOT, REBOOT),
     Kind("nvidia", "RmInitAdapter failed|rm_init_adapter failed", REBOOT),
+    # The firmware gave the GPU's memory no address.
+    Kind("nvidia", "BAR[0-9] is 0M @", REBOOT),
+    Kind("nvidia", "prob(e of [^ ]+|e with driver nvidia) failed with error", REBOOT),
+    Kind("nvidia", "GPU likely needs to be reset", RESET),
+    Kind("nvidia", "requiring os reboot to recover", REBOOT),
     # The driver repeats the discovery of links for ever, and nvidia-smi hangs in it.
     Kind(
         "nvidia",
@@ -285,10 +295,12 @@ KINDS = (
     Kind(
         "amdgpu",
         "aid: [0-9]+, .*(training failed|failed at boot|boot failed|bist test failed"
-        "|data abort exception|boot time errors)",
+        "|data abort exception|boot time errors|Boot Controller Generic Error)",
         REBOOT,
         MONITOR,
     ),
+    # The topology is made when the driver begins, which then goes on without these links.
+    Kind("amdgpu", "XGMI: (Set|Get) topology failure", REBOOT, REBOOT),
     Kind("amdgpu", "device lost from bus|SMU: response:0x[Ff]+ for index", REBOOT, REBOOT),
     Kind("amdgpu", _COUNT + "uncorrectable (hardware )?errors .*detected", RESET, MONITOR),
     Kind("amdgpu", "[Uu]ncorrectable hardware error ?[(]", RESET, MONITOR),
@@ -336,7 +348,7 @@ KINDS = (
 
 #: How every such line begins.
 ORIGIN = (
-    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia [0-9a-f]+:|pcieport "
+    r"^(NVRM: |nvidia-nvswitch[0-9]+: |nvidia( [0-9a-f]+)?:|pcieport "
     r"|amdgpu |amdgpu: |kfd kfd: |\[drm)"
 )
 #: Any of the patterns.
@@ -347,7 +359,7 @@ RECOVERED = r"GPU reset[(0-9)]* succeeded|Initialized amdgpu [0-9.]+ .*on minor"
 RING = r"Ring [^ ]+ reset succe"
 
 _ORIGINS = {
-    "nvidia": ("NVRM: ",),
+    "nvidia": ("NVRM: ", "nvidia ", "nvidia: "),
     "sxid": ("nvidia-nvswitch",),
     "amdgpu": ("amdgpu", "[drm", "kfd kfd: "),
     "pcie": ("pcieport ", "nvidia ", "amdgpu "),
@@ -455,9 +467,8 @@ NF {{
     if (match(text, /\[[0-9]+\]: (segfault at|bad frame in) /) && RSTART <= 16)
         users = substr($0, 1, length($0) - length(text))
 }}
-!/NVRM|SXid|amdgpu|Uncorrect|DPC: |inaccessible|\[Hardware Error\]: .*(severity|device_id): / {{
-    next
-}}
+!/NVRM|SXid|amdgpu|nvidia.*: probe |Uncorrect|DPC: |inaccessible/ &&
+!/\[Hardware Error\]: .*(severity|device_id): / {{ next }}
 users != "" && index($0, users) == 1 {{ next }}
 lead != $0 && bare(lead) !~ /{ORIGIN}|{_DEVICES}/ {{ next }}
 inside && bare(lead) !~ /{ORIGIN}/ {{ next }}
@@ -532,9 +543,9 @@ def _script(policy: Policy) -> str:
         + _SCAN
         + r"""'
     }
-    if { dmesg 2>&1; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
+    if { nr_told dmesg; printf '\n@%s status %s\n' "$NR" $?; } | nr_scan dmesg; then exit 0; fi
     command -v journalctl >/dev/null || exit 0
-    { journalctl -k -b -o short-monotonic --no-pager -q 2>&1
+    { nr_told journalctl -k -b -o short-monotonic --no-pager -q
       printf '\n@%s status %s\n' "$NR" $?; } | nr_scan journalctl
     exit 0
     """

@@ -323,7 +323,7 @@ PREPARE = rf"""
 
 
 def _script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nvidia-smi -q -x\n"
+    return f"{PREPARE}\n    nr_told nvidia-smi -q -x\n"
 
 
 SECTION = Section("nvidia_smi", _script, 20, 1048576, beside=True, when=WHEN)
@@ -618,9 +618,8 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
             "remap_failed", _YES, "remapped_rows/remapped_row_failure", since=_ROWS
         ),
         remapped_uncorrectable=number(gpu.text("remapped_rows/remapped_row_unc") or ""),
-        retired_pending=gpu.word(
+        retired_pending=gpu.any(
             "retired_pending",
-            _YES,
             "retired_pages/pending_retirement",
             "retired_pages/pending_blacklist",
         ),
@@ -943,7 +942,7 @@ def parse(output: Output) -> NvidiaSmi:
     manager: bool | None = None
     # Our own lines stand before anything of the tool's.
     ours = text[: text.find("<")] if "<" in text else text
-    if re.match("nr_scanned=1$", ours, re.M):
+    if re.search("^nr_scanned=1$", ours, re.M):
         manager = re.search("^nr_fabric_manager=[0-9]", ours, re.M) is not None
     if not text.strip() and output.rc == 0:
         return NvidiaSmi((), Tool(NAME, "missing"))
@@ -1024,7 +1023,7 @@ _STATES = {"inactive": "inactive", "active": "active", "sleep": "active"}
 
 
 def _nvlink_script(policy: Policy) -> str:
-    return f"{PREPARE}\n    nvidia-smi nvlink --status\n"
+    return f"{PREPARE}\n    nr_told nvidia-smi nvlink --status\n"
 
 
 # A section of its own: where the fabric is broken, this command hangs and ``-q`` does not.

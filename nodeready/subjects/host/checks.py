@@ -475,7 +475,7 @@ def numa_balancing(seen: Host, want: Policy) -> Result:
         return ok(check, "any" if wanted is None else "0", "none in this kernel")
     winner = seen.numa_balancing_boot.winner
     source = winner.where if winner else "/proc/sys/kernel/numa_balancing"
-    actual = f"{live}, next boot {winner.value if winner else 'unset'}"
+    actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
     if wanted is None:
         return ok(check, "any", actual, source)
     if live == wanted and (winner is None or winner.value == str(wanted)):

@@ -41,7 +41,7 @@ CLOCK_SCRIPT = rf"""
 nr_ask() {{
     printf 'clock=%s\n' "$1"
     shift
-    timeout -k 1 3 "$@" 2>&1
+    nr_told timeout -k 1 3 "$@"
     printf '\nclock_rc=%s\n' "$?"
 }}
 nr_any() {{

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.policy import Policy
+from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
 from nodeready.subjects.base import Line
 from nodeready.subjects.core_dumps.facts import core_directory
 from nodeready.subjects.limits.checks import shown, wanted
@@ -20,6 +21,7 @@ from nodeready.subjects.limits.facts import (
 )
 from nodeready.subjects.proof.facts import (
     NO_START,
+    NOEXEC,
     OTHER_ITEMS,
     PROGRAM,
     UNFINISHED,
@@ -65,6 +67,8 @@ _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
 _FIXES = (
     "run TOOL by hand on the node, on a process that may be lost",
+    MAY_EXECUTE.format("TOOL"),
+    "remove TOOL, or put a program there that runs",
     deploy("nodeready deploy INVENTORY --only debug_tools"),
     "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)",
     "nodeready deploy INVENTORY --only ptrace, then reboot the node",
@@ -139,6 +143,11 @@ def _broken(check: str, expected: str, tool: str, tried: Attempt, root: bool | N
     fix = f"run {tool} by hand on the node, on a process that may be lost"
     if tried.rc == NO_START:
         actual, fix = f"{tried.tool} does not start: {tried.said}", f"{_DEPLOY} debug_tools"
+        if tried.said == NOEXEC:
+            fix = MAY_EXECUTE.format(tried.tool)
+        elif tool != "py-spy" and not tried.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
+            # No package brings it back.
+            fix = f"remove {tried.tool}, or put a program there that runs"
     elif tried.rc is None:
         actual = f"timed out after {tried.limit_s} s{also}"
     elif not tried.good:
@@ -441,6 +450,8 @@ def backtrace(seen: Proved, want: Policy) -> Result:
     if crash.frames:
         return ok(check, expected)
     said = crash.gdb_said or "no frame"
+    if " does not start: " in said:
+        return na(check, "gdb does not start: see proof.gdb")
     return fail(check, expected, said, crash.gdb, f"run {crash.gdb} by hand on a core")
 
 

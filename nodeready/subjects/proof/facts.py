@@ -151,6 +151,8 @@ LOGIN_MODULES = ("limits", "access", "nologin", "time", "listfile", "succeed_if"
 
 #: A shell's exit status for a program that is there and cannot be started.
 NO_START = 126
+#: Why a program does not start on a file system that is mounted so (mount(8)).
+NOEXEC = "its file system is mounted noexec"
 
 
 @dataclass(frozen=True)
@@ -380,12 +382,17 @@ class SshTry:
     answer: the last line that came back: the peer's host name when all is well, whatever the
             login prints before that
     said:   the end of ssh's messages; "" when ssh exited with 0
+    own:    what the user's own configuration makes of options (``user nobody``), where the login
+            fails or ends elsewhere with them, and works by the system's alone
+    forced: ``FILE:LINE`` of the authorized key there whose command= runs instead of ours; "": none
     """
 
     name: wire.Name
     rc: int | None
     answer: wire.Line
     said: str
+    own: tuple[wire.Line, ...] = ()
+    forced: wire.Line = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.subjects.ptrace.facts import KEY, PROBE, Ptrace
-from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok
+from nodeready.subjects.result import Result, Subject, check, fail, fixable, held, na, ok
 from nodeready.subjects.sysctl import contradicted, sets
 
 
@@ -19,8 +19,8 @@ def _written(seen: Ptrace, want: Policy) -> tuple[str, ...]:
     settings=("ptrace_scope",),
     fixed_by="ptrace.scope",
     fix=(
-        "remove the line SOURCE",
-        "systemctl unmask systemd-sysctl.service",
+        "remove the line SOURCE, then nodeready deploy INVENTORY --only ptrace",
+        "systemctl unmask systemd-sysctl.service, then nodeready deploy INVENTORY --only ptrace",
         "reboot the node",
     ),
     writes=_written,
@@ -36,14 +36,13 @@ def scope(seen: Ptrace, want: Policy) -> Result:
     if seen.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
     winner = seen.boot.winner
-    boot = winner.value if winner else "unset"
     source = winner.where if winner else ""
-    actual = f"{seen.live}, next boot {boot}"
-    boot_wrong = not sets(boot, wanted)
+    actual = f"{seen.live}, next boot {winner.shown if winner else 'unset'}"
+    boot_wrong = winner is None or not sets(winner.value, wanted)
     live_wrong = seen.live not in (want.ptrace_scope, 3)
     if boot_wrong and seen.boot.remedy:
         # What is live alone would be gone with the next boot.
-        return fail(check, wanted, actual, source, seen.boot.remedy)
+        return held(check, wanted, actual, source, seen.boot.remedy)
     if boot_wrong or live_wrong:
         return fixable(check, wanted, actual, source)
     if seen.live == 3:

@@ -14,10 +14,7 @@ KEY = "kernel.yama.ptrace_scope"
 
 def _script(policy: Policy) -> str:
     return r"""
-    # One digit: no program is needed to read it.
-    nr_line=
-    { read -r nr_line </proc/sys/kernel/yama/ptrace_scope; } 2>/dev/null
-    if [ -n "$nr_line" ]; then printf 'live=%s\n' "$nr_line"; fi
+    nr_value live /proc/sys/kernel/yama/ptrace_scope
     if [ -d /proc/sys/kernel ]; then printf 'proc=1\n'; fi
     nr_value enforcing /sys/fs/selinux/enforce
     nr_value deny_ptrace /sys/fs/selinux/booleans/deny_ptrace

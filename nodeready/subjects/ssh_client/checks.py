@@ -661,7 +661,8 @@ _ALL = (
     ),
     Cause(
         "library",
-        r"error while loading shared libraries",
+        # Of ssh itself: a peer's login shell says the same of its own libraries.
+        r"^(\S*/)?ssh: (error while loading shared libraries|(symbol lookup|relocation) error)",
         "ssh does not start ({said})",
         deploy=True,
     ),
@@ -734,7 +735,8 @@ _ALL = (
         "resolve",
         r"Could not resolve hostname",
         "the name does not resolve",
-        "make the name known, in the DNS or in /etc/hosts",
+        "make the name known, in the DNS or in /etc/hosts; AddressFamily in the ssh configuration "
+        "(ssh -G NAME) hides the addresses of the other family",
     ),
     Cause(
         "refused",
@@ -787,10 +789,24 @@ _ALL = (
         "or a host key that is missing",
     ),
     Cause(
+        "own_config",
+        "",
+        "the ssh configuration of {user} alone stands in the way ({said})",
+        "correct or remove these lines in ~/.ssh/config of {user}: ssh -G NAME, as {user}, shows "
+        "what they make of NAME",
+    ),
+    Cause(
+        "forced",
+        "",
+        "the key of {user} is there for another command alone (command= at {said})",
+        "remove command= there, or give the jobs of {user} a key without it",
+    ),
+    Cause(
         "shell",
         "",
         "the login runs no command ({said})",
-        "try `ssh NAME true` as {user}: the login shell, its start-up files, a forced command",
+        "try `ssh NAME true` as {user}: the login shell there, its libraries and start-up files, "
+        "a ForceCommand of its sshd",
     ),
     Cause(
         "other_host",

@@ -373,7 +373,7 @@ def _effective(policy: Policy) -> str:
     names: their options can differ from everybody else's.
     """
     hosts = shell.join(samples(policy) or (NO_HOST,))
-    version = 'nr_say version "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
+    version = 'printf "version=%s\\n" "$(ssh -V 2>&1)"' if "accept" in _mode(policy) else ":"
     return rf"""
     {version}
     {_named(policy)}
@@ -381,11 +381,11 @@ def _effective(policy: Policy) -> str:
         printf 'ask=%s %s\n' "$1" "$2"
         nr_rc=0
         if [ "$1" = own ]; then
-            nr_line=$(ssh -GT -- "$2" 2>&1 </dev/null) || nr_rc=$?
+            nr_line=$(nr_told ssh -GT -- "$2" </dev/null) || nr_rc=$?
         else
             nr_line='setpriv: none'
             if [ -n "$nr_user" ]; then
-                nr_line=$($nr_user ssh -GT -- "$2" 2>&1 </dev/null \
+                nr_line=$(nr_told $nr_user ssh -GT -- "$2" </dev/null \
                     3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-) || nr_rc=$?
             fi
             # Where root may not become another user.
@@ -393,7 +393,7 @@ def _effective(policy: Policy) -> str:
             'setpriv: failed to execute'*) ;;
             'setpriv: '*)
                 nr_user='' nr_rc=0
-                nr_line=$(ssh -GT -F {MAIN} -- "$2" 2>&1 </dev/null) || nr_rc=$?
+                nr_line=$(nr_told ssh -GT -F {MAIN} -- "$2" </dev/null) || nr_rc=$?
                 ;;
             esac
         fi
@@ -716,7 +716,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     config = {path: files[path] for path in exact if path in files}
     system = {path: tuple(found) for path, found in lines.items()}
     system.update({path: lines_of(path, data) for path, data in config.items()})
-    version = re.search(r"OpenSSH_(\d{1,3})\.(\d{1,3})", values.get("version", ""))
+    # Above it can stand what the loader has to say.
+    version = re.search(r"^(?:version=)?OpenSSH_(\d{1,3})\.(\d{1,3})", head, re.M)
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,

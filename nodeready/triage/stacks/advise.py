@@ -391,7 +391,8 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
             )
             silent = kind == "missing" and found[0].why.endswith(SILENT)
             yield (_UNASKED if silent else text).format(ranks=_ranks(whole))
-    why = [group.why.lower() for group in groups if group.kind == "no-data"]
+    # Of processes: what a node or Slurm refused is no matter of py-spy's.
+    why = [group.why.lower() for group in groups if group.kind == "no-data" and group.processes]
     if any("permi" in text or "ptrace" in text for text in why):
         yield (
             "py-spy was refused: `nodeready audit INVENTORY --only ptrace` tells by what, and "

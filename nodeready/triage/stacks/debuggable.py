@@ -165,11 +165,11 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
 
 def _core(settings: Mapping[str, Any]) -> Judged:
     limit, pattern = settings["core_bytes"], settings["core_place"]
-    if limit is None or not pattern:
+    if limit is None:
         return _UNSEEN
     if settings["core_wrong"]:
         fix = "nodeready deploy sets a place for cores (core_dumps)"
-        return "fail", f"{pattern}: {settings['core_wrong']}", fix
+        return "fail", f"{pattern or 'no core'}: {settings['core_wrong']}", fix
     if limit == 0 and not (pattern.startswith("|") and "systemd-coredump" not in pattern):
         fix = "ulimit -c unlimited in the job's script; nodeready deploy lifts the limit"
         return "fail", "the limit of its cores is 0", fix

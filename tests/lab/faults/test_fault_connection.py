@@ -15,7 +15,30 @@ from tests.command import hang, hangs, ours, wait_for, written
 
 
 @contextlib.contextmanager
-def peer(say: bytes) -> Iterator[int]:
+def crowded(address: str, times: int) -> Iterator[int]:
+    """A port that leads to the node's sshd, which has no room for so many connections first."""
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as ends:
+
+        def carry(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    target.sendall(data)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                for _ in range(times):
+                    server.accept()[0].close()
+                near = ends.enter_context(server.accept()[0])
+                far = ends.enter_context(socket.create_connection((address, 22)))
+                threading.Thread(target=carry, args=(far, near), daemon=True).start()
+                carry(near, far)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def peer(say: bytes, *, closes: bool = False) -> Iterator[int]:
     """A stand-in for a node: it accepts connections, says this, and then nothing; its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         connections = []
@@ -26,6 +49,8 @@ def peer(say: bytes) -> Iterator[int]:
                     connection, _ = server.accept()
                     connections.append(connection)
                     connection.sendall(say)
+                    if closes:
+                        connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
         yield server.getsockname()[1]
@@ -38,7 +63,14 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
     good, frozen, refusing = fresh_nodes(3)
     frozen.freeze()
     refusing.stop_sshd()
-    with peer(b"") as silent, peer(b"SSH-2.0-OpenSSH_9.2\r\n") as stuck:
+    with (
+        peer(b"") as silent,
+        peer(b"SSH-2.0-OpenSSH_9.2\r\n") as stuck,
+        peer(b"", closes=True) as closing,
+        peer(b"Exceeded MaxStartups\r\n", closes=True) as full,
+        peer(b"Not allowed at this time\r\n", closes=True) as punished,
+        crowded(good.address, 2) as busy,
+    ):
         here = {"ssh_hostname": "127.0.0.1", "ssh_strict_host_key_checking": "no"}
         where = fleet(
             [good, frozen, refusing],
@@ -46,6 +78,10 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
                 "nowhere": {"ssh_hostname": "nowhere.invalid"},
                 "silent": {**here, "ssh_port": silent},
                 "stuck": {**here, "ssh_port": stuck},
+                "closing": {**here, "ssh_port": closing},
+                "full": {**here, "ssh_port": full},
+                "punished": {**here, "ssh_port": punished},
+                "busy": {**good.inventory_data()[1], **here, "ssh_port": busy},
             },
         )
         done = tool("deploy", where, "--yes", "-v", "--only", "ptrace")
@@ -57,11 +93,15 @@ def test_node_unreachable(fresh_nodes, fleet, tool):
         "nowhere": "host name nowhere.invalid does not resolve",
         "silent": "accepts connections but sends no SSH banner",
         "stuck": "stopped during the SSH handshake, within 15 s",
+        "closing": "its sshd closed the connection before the login: MaxStartups",
+        "full": r"its sshd closed the connection before the login \(Exceeded MaxStartups\)",
+        "punished": r"its sshd closed the connection before the login \(PerSourcePenalties\)",
     }
     for name, reason in expected.items():
         assert re.search(rf"^unreachable +{name}: .*{reason}", done.out, re.M), (name, done)
-    assert "1 changed" in done.out
-    assert "0 failed, 5 unreachable" in done.out
+    assert re.search("^[12] changed", done.out, re.M)
+    assert "0 failed, 8 unreachable" in done.out
+    assert not re.search("^unreachable +busy", done.out, re.M)
     assert good.run("sysctl -n kernel.yama.ptrace_scope").stdout == "0\n"
     # Progress without a terminal: plain lines that name who is waited for.
     waiting = [line for line in done.lines if line.startswith("nodeready: looking: ")]

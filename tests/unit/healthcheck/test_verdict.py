@@ -95,4 +95,6 @@ def test_the_options_of_the_nodes_own_ready_go_before_its_policy():
     assert here._changed(changed, Namespace(ports=None, gpus=None, user=None)) == changed
     for wrong in ({"ports": "9-1"}, {"gpus": -1}):
         with pytest.raises(PolicyError, match="--" + next(iter(wrong))):
-            here._changed(changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong}))
+            here._changed(
+                changed, Namespace(**{"ports": None, "gpus": None, "user": None, **wrong})
+            )

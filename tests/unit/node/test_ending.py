@@ -55,3 +55,7 @@ def test_a_fork_that_says_nothing_is_waited_for_up_to_the_deadline():
     assert [next(messages) for _ in range(3)] == [{"a": 1}, None, None]
     os.kill(worker.pid, 9)
     os.waitpid(worker.pid, 0)
+    loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+    with runtime.Supervisor("nodeready:test", 20) as supervisor:
+        says = f'echo "{loader}" >&2; echo broken >&2'
+        assert supervisor.run(["sh", "-c", says], 10).err == "broken\n"

@@ -92,7 +92,7 @@ def test_where_the_recorder_writes(idle, tmp_path):
 
 
 @pytest.mark.parametrize(("pattern", "words"), [
-    ("", "no pattern"),
+    ("", "core_pattern is empty"),
     ("|/no/such/program %p", "there is no program /no/such/program"),
     ("|", "there is no program"),
     ("|/bin/false", "drops it"),

@@ -55,11 +55,11 @@ class Fleet:
         self.peers = peers_of(self.names, ring_and_skips(count))
         self.broken, self.pdsh, self.defaults, self.unreachable = {}, {}, {}, set()
 
-    def breaks(self, source, target, words="", rc=255, answer=""):
+    def breaks(self, source, target, words="", rc=255, answer="", **more):
         """source, target: a name, or None for every node"""
         for item in self.names if source is None else [source]:
             for other in self.names if target is None else [target]:
-                self.broken[item, other] = SshTry(other, rc, answer, words)
+                self.broken[item, other] = SshTry(other, rc, answer, words, **more)
 
     def peers_of(self, name):
         tries = tuple(
@@ -135,7 +135,8 @@ def test_the_known_hosts_line_of_a_changed_key_is_the_source():
 @pytest.mark.parametrize("case", cases(__file__, "data/logins.json"))
 def test_a_single_login(case):
     fleet = Fleet(4)
-    fleet.breaks("node001", "node003", case["said"], case["rc"], case["answer"])
+    more = {key: case[key] for key in ("own", "forced") if key in case}
+    fleet.breaks("node001", "node003", case["said"], case["rc"], case["answer"], **more)
     bad = fleet.bad()
     if case["actual"] is None:
         assert bad == {}

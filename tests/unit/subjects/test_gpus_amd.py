@@ -310,12 +310,12 @@ def links_with(word: str) -> str:
 @pytest.mark.parametrize(("text", "status", "wanted"), [
     (links_with("U"), 0, "ok"),
     (links_with("D"), 0, "fail"),
-    (links_with("ERR!"), 0, "fail"),
-    (links_with("None"), 0, "fail"),
+    (links_with("ERR!"), 0, "unknown"),
+    (links_with("None"), 0, "unknown"),
     # Unequal numbers of links are a warning of their own.
     (links_with("N/A"), 0, "warn"),
     ("AMDSMI_STATUS_NO_PERM - Permission Denied", 255, "unknown"),
-    ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "fail"),
+    ('[{"gpu": 0, "bdf": "0000:05:00.0", "link_status": "ERR!"}]', 0, "unknown"),
     ("Traceback (most recent call last):\nValueError: x", 1, "unknown"),
     ("amd-smi: error: argument: invalid choice: 'xgmi'", 2, "na"),
     ("[]", 0, "na"),

@@ -123,10 +123,15 @@ def test_the_fix_is_that_of_the_fault(scan):
         (f"{device}: PCIe Bus Error: severity=Uncorrectable (Fatal), x", "amd-smi reset"),
         ("NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
          "reboot"),
+        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:05:00.0)", "Above 4G Decoding"),
         (f"{device}: amdgpu: RAS records:300 exceed threshold:256", "open a case"),
     ):  # fmt: skip
         observed = node(scan(at_99_s(line)), ["0000:05:00.0"])
-        assert words in kernel_faults(observed, POLICY).fix
+        # The tool need not show the device, nor the line its first function.
+        moved = [replace(fault, pci_address="0000:05:00.1") for fault in observed.kernel_faults]
+        untold = replace(observed, amd=(), kernel_faults=tuple(moved))
+        for one in (observed, untold):
+            assert words in kernel_faults(one, POLICY).fix
 
 
 FALLEN = (
@@ -287,6 +292,8 @@ def test_what_the_ring_has_lost_comes_from_the_journal(scan):
     assert {code for _, code, _ in actions(scan(late, journal=journal))} == {79}
     _, tool = kernel_log.parse(scan(late))
     assert tool == Tool("kernel log", "ok", "dmesg, which begins 9000 s after the boot")
+    words = "none in a log that begins 9000 s after the boot"
+    assert kernel_faults(replace(gpus(), kernel_log=tool), POLICY).actual == words
     refused = "dmesg: read kernel buffer failed: Operation not permitted\n"
     assert {code for _, code, _ in actions(scan(refused, 1, journal))} == {79}
 

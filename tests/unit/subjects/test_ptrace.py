@@ -21,7 +21,8 @@ POLICY = Policy()
 KEY = "kernel.yama.ptrace_scope"
 RIGHT = {"/etc/sysctl.d/1.conf": f"{KEY} = 0 # for py-spy"}
 LAST = {"/etc/sysctl.d/~last.conf": f"{KEY}=1"}
-REBOOT, REMOVE = "reboot the node", "remove the line /etc/sysctl.d/~last.conf:1"
+REBOOT, DEPLOY = "reboot the node", "nodeready deploy INVENTORY --only ptrace"
+REMOVE = f"remove the line /etc/sysctl.d/~last.conf:1, then {DEPLOY}"
 
 
 def observe(live: str, files: dict[str, str], ptrace_lines: str = "", more: str = "") -> Any:
@@ -79,7 +80,7 @@ def test_selinux_counts_while_it_enforces():
     masked = "masked=/etc/systemd/system/systemd-sysctl.service\n"
     result = judged("0", {}, more=masked)["scope"]
     assert (result.status, result.fixable) == ("fail", False)
-    assert result.fix == "systemctl unmask systemd-sysctl.service"
+    assert result.fix == f"systemctl unmask systemd-sysctl.service, then {DEPLOY}"
 
 
 def test_a_value_that_yama_does_not_have_is_refused_with_evidence():

@@ -137,13 +137,24 @@ def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
 
 def test_a_value_is_read_whole_whatever_the_shell(answer, tmp_path):
     (tmp_path / "no_newline").write_text("0 1")
+    (tmp_path / "empty").write_text("\n")
     kernel = Path("/proc/sys/kernel")
-    places = {"number": kernel / "pid_max", "text": kernel / "hostname",
+    places = {"text": kernel / "hostname", "empty": tmp_path / "empty",
               "bare": tmp_path / "no_newline", "missing": kernel / "nonexistent"}  # fmt: skip
     script = "\n".join(f"nr_value {name} {path}" for name, path in places.items())
     sections = [section("values", script)]
     found = {name: path.read_text().strip() for name, path in places.items() if path.exists()}
     assert parse_answer(answer(sections), sections, NONCE)["values"].values() == found
+
+
+def test_the_messages_of_a_program_are_no_part_of_its_answer(answer):
+    loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored."
+    says = f"echo {shell.quote(loader)} >&2; echo broken >&2; echo a=1; exit $0"
+    tool = f"nr_told sh -c {shell.quote(says)}"
+    script = f"echo {shell.quote(loader)} >&2\n{tool} 0\n{tool} 3"
+    sections = [section("near", script), section("beside", script, beside=True)]
+    for output in parse_answer(answer(sections), sections, NONCE).values():
+        assert (output.text, output.rc) == ("a=1\na=1\nbroken\n", 3)
 
 
 @pytest.mark.parametrize("rights", [False, True])

@@ -116,6 +116,9 @@ def test_the_kinds_have_an_order():
     made = group([trace("a", *(process(rank, None) for rank in range(7)), process(7, *TWICE))])
     assert [one.kind for one in made.groups] == ["stack", "no-data"]
     assert "--only ptrace" in advice(made)
+    # Slurm, and no kernel, refused this.
+    denied = "srun: Unable to create step for job 1: Access/permission denied"
+    assert "--only ptrace" not in advice(group([], errors={"a": denied}))
 
 
 C10D_LATER = REDUCE.replace(f"{C10D} 2806", f"{C10D} 2811")
