@@ -217,6 +217,53 @@ def known(place: Resolved) -> os.stat_result:
         return os.lstat(place.path)
 
 
+# --- What a process names: the file that it opened is that file and no name; a path is its own.
+
+
+@contextmanager
+def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """What a path that a process named stands for there: a descriptor with O_PATH, and about it.
+
+    The path is resolved below the process's own root, with the rights of this user, and through
+    nobody's links but root's and that user's. Whoever opens it does so by the descriptor, with the
+    same rights. Raises OSError: FileNotFoundError for no path, Refused for another user's link.
+    """
+    if "\0" in path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        if not path.startswith("/"):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+        with with_rights(rights_of(uid)):
+            here, todo, links = [opened[0]], path.split("/")[::-1], 0
+            while todo:
+                name = todo.pop()
+                if name in ("", "."):
+                    continue
+                if name == "..":
+                    here = here[:-1] or here
+                    continue
+                number = os.open(name, flags, dir_fd=here[-1])
+                opened.append(number)
+                known = os.fstat(number)
+                if not stat.S_ISLNK(known.st_mode):
+                    here.append(number)
+                    continue
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if known.st_uid not in (0, uid):
+                    raise Refused("a link on the way is another user's")
+                target = os.readlink("", dir_fd=number)
+                here = [opened[0]] if target.startswith("/") else here
+                todo += target.split("/")[::-1]
+        yield here[-1], os.fstat(here[-1])
+    finally:
+        for number in opened:
+            os.close(number)
+
+
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
     """The entries of a directory, within the block; a user's link leads to no other than that

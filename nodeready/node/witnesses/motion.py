@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.stacks import processes, ranks
-from nodeready.node.users_file import open_regular
+from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -278,7 +278,7 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
             if not stat.S_ISREG(known.st_mode) or (known.st_dev, known.st_ino) in sizes:
                 continue
             sizes[(known.st_dev, known.st_ino)] = (known.st_size, known.st_mtime)
-            watchdog = watchdog or (owner is not None and _caught(path, owner, known.st_size))
+            watchdog = watchdog or (owner is not None and _caught(path, owner))
     if not sizes:
         return None, None, False
     latest = max(written for _, written in sizes.values())
@@ -286,13 +286,17 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
     return sum(size for size, _ in sizes.values()), age_s, watchdog
 
 
-def _caught(path: str, owner: int, size: int) -> bool:
-    """Whether the end of a log has a line of the watchdog's."""
-    handle, _ = open_regular(os.readlink(path), owner)
+def _caught(link: str, owner: int) -> bool:
+    """Whether the end of the log behind a descriptor has a line of the watchdog's."""
     try:
-        return bool(_WATCHDOG.search(os.pread(handle, _LOG_BYTES, max(0, size - _LOG_BYTES))))
+        log = logs.open_written(link, link, owner)
+    except logs.NoLogError:
+        return False
+    try:
+        begin = max(0, log.known.st_size - _LOG_BYTES)
+        return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
     finally:
-        os.close(handle)
+        os.close(log.number)
 
 
 def _ports() -> list[int | None]:
