@@ -627,7 +627,8 @@ def read_logs(config: Config) -> Tail:
             pids[log["key"]].append(pid)
             answer.add_message({"file": {**log["file"], "pids": pids[log["key"]]}}, log["key"])
         else:
-            why = "not read in time" if log else "it has ended"
+            gone = pid in facts and pid not in uids
+            why = "it has ended" if gone else "not read in time"
             why = log["why"] if isinstance(log, dict) else why
             answer.add_message({"unread": asdict(Unread(f"the log of process {pid}", why, True))})
     return answer.tail()
