@@ -30,6 +30,7 @@ from nodeready.cli.start import (
     this_machine,
 )
 from nodeready.healthcheck import here
+from nodeready.inventory.slurm import job_user
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
@@ -71,6 +72,7 @@ class Taker:
     """Takes the parts of one incident, in turn.
 
     timeout: seconds for one node's stacks
+    owner:   uid of the user whose job it is; "": not known yet
     found:   the stacks, once they are taken
     logs:    what the ranks write to
     """
@@ -80,6 +82,7 @@ class Taker:
     job: str
     user: str
     timeout: int
+    owner: str = ""
     found: Stacks | None = None
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
 
@@ -110,7 +113,8 @@ class Taker:
     def stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
         carrier, started = self.nodes.carrier, now()
-        config = program_config(self.timeout, job=self.job, user=self.user)
+        owner = "" if self.user else self.owner or job_user(self.job)
+        config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)
         ask = ask_with_progress(carrier, self.screen)
         found = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
         into = directory.part("stacks")

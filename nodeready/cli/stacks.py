@@ -19,6 +19,7 @@ from nodeready.cli.start import (
     remember_failed,
     this_machine,
 )
+from nodeready.inventory.slurm import job_user
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -163,7 +164,9 @@ def _nodes(
         nodes = nodes_of(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
-    return nodes, replace(config, job=nodes.job or config.job, tag=nodes.carrier.tag)
+    job = nodes.job or config.job
+    owner = "" if config.user else job_user(job)
+    return nodes, replace(config, job=job, owner=owner, tag=nodes.carrier.tag)
 
 
 def _asked(nodes: Nodes, config: Config, screen: Screen) -> Captured:
