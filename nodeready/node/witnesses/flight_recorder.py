@@ -260,6 +260,8 @@ class NoDumpError(Exception):
 #: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
 _MOST_STEPS, _READ_S = 2_000_000, 0.7
 _STEPS_PER_LOOK = 8192
+#: Levels of dicts, lists and tuples: a dump has less than ten.
+_MOST_DEPTH = 100
 #: Bytes of a whole number.
 _LONGEST_NUMBER = 32
 _MARK, _STOP = object(), ord(".")
@@ -349,6 +351,8 @@ class _Pickle:
         self.stack.append(value)
 
     def mark(self) -> None:
+        if len(self.marks) == _MOST_DEPTH:
+            raise NoDumpError(f"it is no dump: deeper than {_MOST_DEPTH} levels")
         self.marks.append(len(self.stack))
         self.stack.append(_MARK)
 
