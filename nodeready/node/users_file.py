@@ -480,7 +480,11 @@ def top_of(pid):
     os.chroot(".")
     return top
 if libc:
-    alone, top = uid == 0 or 2 in kept, top_of(pid)
+    alone = uid == 0 or 2 in kept
+    try:
+        top = top_of(pid)
+    except OSError:
+        top = -1
     if (alone or top >= 0) and libc.unshare(0x00020000) == 0:
         private = libc.mount(b"none", b"/", None, 0x44000, 0) == 0
         if private and top >= 0:
