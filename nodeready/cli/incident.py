@@ -30,7 +30,6 @@ from nodeready.cli.start import (
     this_machine,
 )
 from nodeready.healthcheck import here
-from nodeready.inventory.slurm import job_user
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
@@ -112,6 +111,8 @@ class Taker:
 
     def stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
+        from nodeready.inventory.slurm import job_user
+
         carrier, started = self.nodes.carrier, now()
         owner = "" if self.user else self.owner or job_user(self.job)
         config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)

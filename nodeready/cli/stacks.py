@@ -19,7 +19,6 @@ from nodeready.cli.start import (
     remember_failed,
     this_machine,
 )
-from nodeready.inventory.slurm import job_user
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -164,6 +163,8 @@ def _nodes(
         nodes = nodes_of(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
+    from nodeready.inventory.slurm import job_user
+
     job = nodes.job or config.job
     owner = "" if config.user else job_user(job)
     return nodes, replace(config, job=job, owner=owner, tag=nodes.carrier.tag)

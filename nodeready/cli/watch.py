@@ -30,7 +30,6 @@ from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, Nodes, ask_with_progress
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory
-from nodeready.inventory.slurm import job_user
 from nodeready.node.witnesses import motion
 from nodeready.reports.registry import nodes as folded
 from nodeready.text import now, sanitise
@@ -229,6 +228,8 @@ def watch(
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
       nodeready watch --via srun --job 4711 --once
     """
+    from nodeready.inventory.slurm import job_user
+
     options = Common(**shared)
     checked(timeout, job, user)
     try:

@@ -169,6 +169,8 @@ class Listeners(mesh.Listeners):
         def listen() -> bool:
             if port in self._lent:
                 self.sockets[port] = self._lent.pop(port)
+                # Whoever had it may have changed what both share.
+                self.sockets[port].setblocking(False)
             elif port in self.sockets or self.listen([port]):
                 return port in self.sockets
             if self._serving:
