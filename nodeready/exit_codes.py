@@ -10,9 +10,10 @@ import signal
 from types import FrameType
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-#: Ctrl-C and its like. A SIGINT that was ignored at the start stays ignored: a shell starts a
-#: script's background jobs like that, so that Ctrl-C ends the script alone.
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Ctrl-C and its like; SIGHUP is a terminal's end. What was ignored at the start stays ignored: a
+#: shell starts a script's background jobs without SIGINT, so that Ctrl-C ends the script alone;
+#: nohup starts without SIGHUP what is to outlive its terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def exit_code(
@@ -25,7 +26,7 @@ def exit_code(
 ) -> int:
     """The exit code of a run: the code of the first of these that happened in the run.
 
-    interrupted: 130, Ctrl-C or SIGTERM
+    interrupted: 130, Ctrl-C, SIGTERM or SIGHUP
     usage:       2, a wrong argument, a bad policy, zero nodes or zero checks selected
     failed:      1, the tool or an operation failed
     unreachable: 4, a node could not be reached
@@ -61,9 +62,9 @@ def leave(signum: int, frame: FrameType | None) -> None:
 
 def raise_on_signals() -> None:
     """From here on, a signal is a KeyboardInterrupt: for commands that do not use gevent."""
-    if signal.getsignal(signal.SIGINT) is leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for name in SIGNALS:
+        if signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, signal.default_int_handler)
 
 
 def ignore_signals() -> None:

@@ -185,8 +185,9 @@ def main(arguments: list[str] | None = None) -> Any:
     # starts is the user's own: it gets the path back.
     given_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     _Commands.is_the_command = True
     try:
         status = cli.main(

@@ -196,14 +196,14 @@ def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
 
 
 def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
-    """Ctrl-C or SIGTERM before the first change."""
+    """Ctrl-C or its like before the first change."""
     code = report.tell(nodes, complete=False)
     report.screen.say("nothing was changed")
     return code
 
 
 def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
-    """Ctrl-C or SIGTERM: no new work, remote commands ended, what was done is shown."""
+    """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
     code = report.tell(found, complete=False)
     planned = [node for node in found if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]

@@ -6,7 +6,6 @@ each other.
 
 from __future__ import annotations
 
-import glob
 import json
 import time
 from collections import defaultdict
@@ -52,8 +51,19 @@ _LINES, _LOGS = 1000, 64
 #: Seconds for the logs of one node.
 _LOGS_S = 30
 
-#: Node -> the path of a log there -> the ranks that write it.
-Logs = dict[str, dict[str, list[int]]]
+
+@dataclass(frozen=True)
+class Writer:
+    """A process that writes a log. start_s: since boot; lines: the last that the stacks saw"""
+
+    pid: int
+    start_s: float
+    rank: int | None
+    lines: tuple[str, ...]
+
+
+#: Node -> what its processes call a log -> those that write it. The name is shown, never opened.
+Logs = dict[str, dict[str, list[Writer]]]
 
 
 @dataclass
@@ -61,8 +71,9 @@ class Taker:
     """Takes the parts of one incident, in turn.
 
     timeout: seconds for one node's stacks
+    owner:   uid of the user whose job it is; "": not known yet
     found:   the stacks, once they are taken
-    logs:    where the ranks write to, and the last lines that were seen there
+    logs:    what the ranks write to
     """
 
     nodes: Nodes
@@ -70,9 +81,9 @@ class Taker:
     job: str
     user: str
     timeout: int
+    owner: str = ""
     found: Stacks | None = None
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
-    lines: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def parts(self) -> Mapping[str, kept.Taking]:
         """By name, in their order."""
@@ -100,8 +111,11 @@ class Taker:
 
     def stacks(self, directory: Directory) -> Part:
         """Every rank's stack in every form, with all witnesses."""
+        from nodeready.inventory.slurm import job_user
+
         carrier, started = self.nodes.carrier, now()
-        config = program_config(self.timeout, job=self.job, user=self.user)
+        owner = "" if self.user else self.owner or job_user(self.job)
+        config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)
         ask = ask_with_progress(carrier, self.screen)
         found = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
         into = directory.part("stacks")
@@ -155,12 +169,11 @@ class Taker:
         path = log.get("path") if isinstance(log, dict) else None
         if not isinstance(path, str) or not path.startswith("/"):
             return
-        ranks = self.logs[node].setdefault(path, [])
-        if isinstance(process["rank"], int):
-            ranks.append(process["rank"])
         lines = log.get("lines", ())
-        if isinstance(lines, list) and all(isinstance(one, str) for one in lines):
-            self.lines.setdefault((node, path), tuple(lines))
+        is_text = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        pid, start_s, rank = process["pid"], process["start_s"], process["rank"]
+        writer = Writer(pid, start_s, rank, tuple(lines) if is_text else ())
+        self.logs[node].setdefault(path, []).append(writer)
 
     # --- The ends of the logs.
 
@@ -174,8 +187,9 @@ class Taker:
 
         def reading(name: str) -> Conversation[list[tuple[str, Fetched]]]:
             found = []
-            for path in [*self.logs[name]][:_LOGS]:
-                config = TailConfig("", "", glob.escape(path), _LINES, limit_s=_LOGS_S)
+            for path, writers in [*self.logs[name].items()][:_LOGS]:
+                known = tuple((writer.pid, writer.start_s) for writer in writers)
+                config = TailConfig("", "", "", _LINES, limit_s=_LOGS_S, processes=known)
                 one = yield from fetch_tail(name, config, carrier.tag)
                 found.append((path, one))
             return found
@@ -188,17 +202,25 @@ class Taker:
             if not isinstance(answer, list):
                 errors[name] = fetched(answer).error
                 lost.update({name} if answer.kind in UNREACHED else ())
-            told = dict(rows)
-            for number, path in enumerate([*self.logs[name]][:_LOGS], 1):
-                one = told.get(path, Fetched())
-                files = one.tail.files if one.tail else ()
-                lines = files[0].lines if files else self.lines.get((name, path), ())
-                if one.error or not files:
-                    unread = [other.why for other in one.tail.unread] if one.tail else []
-                    errors.setdefault(name, one.error or f"{path}: {[*unread, 'not read'][0]}")
-                if lines:
-                    ranks = sorted({*self.logs[name][path]})
-                    head = f"{name}:{path}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
+            number, read = 0, dict(rows)
+            for path, writers in [*self.logs[name].items()][:_LOGS]:
+                answered = read.get(path, Fetched())
+                tail = answered.tail
+                files = [(one.path, one.pids, one.lines) for one in tail.files] if tail else []
+                if tail is None or tail.unread:
+                    why = tail.unread[0].why if tail else "not read"
+                    errors.setdefault(name, answered.error or f"{path}: {why}")
+                if not files:
+                    # What the stacks saw of it is better than nothing.
+                    files = [(path, (writers[0].pid,), writers[0].lines)]
+                for shown, pids, lines in files:
+                    number += 1
+                    if not lines:
+                        continue
+                    ranks = sorted(
+                        {w.rank for w in writers if w.pid in pids and w.rank is not None}
+                    )
+                    head = f"{name}:{shown}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
                     text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
                     target = f"logs/{kept.log_name(name, ranks, number)}"
                     directory.write(target, (f"{line}\n" for line in text))

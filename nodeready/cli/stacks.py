@@ -161,7 +161,11 @@ def _nodes(
         nodes = nodes_of(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
-    return nodes, replace(config, job=nodes.job or config.job, tag=nodes.carrier.tag)
+    from nodeready.inventory.slurm import job_user
+
+    job = nodes.job or config.job
+    owner = "" if config.user else job_user(job)
+    return nodes, replace(config, job=job, owner=owner, tag=nodes.carrier.tag)
 
 
 def _asked(nodes: Nodes, config: Config, screen: Screen) -> Captured:

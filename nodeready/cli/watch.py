@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shlex
 import signal
 import subprocess
@@ -80,6 +81,14 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
     return status == 0
 
 
+def _user(uid: int | None) -> str:
+    """The name of a user, where this machine knows it."""
+    try:
+        return pwd.getpwuid(uid or 0).pw_name
+    except (KeyError, OverflowError):
+        return f"uid {uid}"
+
+
 @dataclass
 class _Watcher:
     """One job while it is watched.
@@ -87,6 +96,7 @@ class _Watcher:
     place:  where incidents go
     then:   the user's command
     over:   whether the job has ended, by somebody else's word than its processes'
+    owner:  uid of the user whose job it is; "": not known yet
     hangs:  how many there were
     failed: an incident was not kept whole, or the command went wrong
     """
@@ -100,17 +110,29 @@ class _Watcher:
     place: Path
     then: list[str]
     over: Callable[[], bool]
+    owner: str = ""
     failed: bool = False
     hangs: int = 0
     _said: str = ""
 
     def look(self) -> watching.Look:
-        """One look at all nodes."""
-        carrier = self.nodes.carrier
-        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, user=self.user)
+        """One look at all nodes: at the ranks of the job's user, whoever else claims the job.
+
+        Raises Refused where several users claim it, and nothing tells whose it is.
+        """
+        carrier, who = self.nodes.carrier, {"user": self.user, "owner": self.owner}
+        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **who)
         # Nobody waits for it, so nobody is shown its progress.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
-        return watching.take(ask, carrier.nodes, config, time.monotonic())
+        look = watching.take(ask, carrier.nodes, config, time.monotonic())
+        users = look.users
+        if self.user or self.owner or not users:
+            return look
+        if len(users) > 1:
+            names = " and ".join(sorted(map(_user, users)))
+            raise Refused(f"whose job {self.job} is, nothing tells: {names} claim it: --user NAME")
+        self.owner = str(users[0])
+        return look.of(users[0])
 
     def tell(self) -> None:
         """What is seen, when it has changed: the kind of it, not the numbers in it."""
@@ -135,7 +157,7 @@ class _Watcher:
             self.screen.say(f"no incident: {why or problem}")
             self.failed = True
             return None
-        taker = Taker(self.nodes, self.screen, self.job, self.user, self.timeout)
+        taker = Taker(self.nodes, self.screen, self.job, self.user, self.timeout, self.owner)
         found, why = take_incident(taker, directory, reason)
         if why:
             self.screen.say(f"no archive: {why}")
@@ -206,6 +228,8 @@ def watch(
       nodeready watch inventories/prod.py --job 4711 --then '/usr/local/bin/page oncall'
       nodeready watch --via srun --job 4711 --once
     """
+    from nodeready.inventory.slurm import job_user
+
     options = Common(**shared)
     checked(timeout, job, user)
     try:
@@ -227,6 +251,7 @@ def watch(
         place,
         words,
         over=(lambda: _ended(job)) if nodes.job else (lambda: False),
+        owner="" if user else job_user(name),
     )
     with nodes.carrier:
         try:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from nodeready import files
 from nodeready.files import make_directory, write_atomically
+from nodeready.node.run import private_directory
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
 #: machine -> the number of its ELF files (elf.h, EM_*), and pip's names for it, newest first.
@@ -195,13 +197,15 @@ exit $status
 @contextlib.contextmanager
 def _private_directory() -> Iterator[tuple[str, int]]:
     """A directory, and the end of a pipe that tells `_WATCHED` when we are gone."""
-    with tempfile.TemporaryDirectory(prefix="nodeready-py-spy-") as directory:
-        read, write = os.pipe()
-        try:
-            yield directory, read
-        finally:
-            os.close(read)
-            os.close(write)
+    # What `_WATCHED` could not remove, because it was killed, too, goes with the next one.
+    directory, lock = private_directory("nodeready-py-spy-")
+    read, write = os.pipe()
+    try:
+        yield directory, read
+    finally:
+        for number in (read, write, lock):
+            os.close(number)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _download(version: str, machine: str) -> bytes:

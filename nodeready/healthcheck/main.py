@@ -104,14 +104,11 @@ def _complain(text: str) -> None:
 
 
 def _handle(handler: Handler) -> None:
-    """Set the handler of Ctrl-C and SIGTERM.
-
-    SIGINT that was ignored from the start stays ignored: whoever starts this program in the
-    background of a script means Ctrl-C for the script alone.
-    """
-    signal.signal(signal.SIGTERM, handler)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handler)
+    """Set the handler of `exit_codes.SIGNALS`, but for SIGINT and SIGHUP where they were ignored
+    from the start."""
+    for name in exit_codes.SIGNALS:
+        if name == signal.SIGTERM or signal.getsignal(name) is not signal.SIG_IGN:
+            signal.signal(name, handler)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -86,6 +86,21 @@ def job_nodes(text: str, path: str, timeout_s: float) -> list[str]:
         raise InventoryError(f"SLURM_JOB_NODELIST: {error}") from None
 
 
+def job_user(job: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The uid of the user of a job, as `squeue` here tells; "": no such job, or no Slurm.
+
+    A cluster without Slurm has jobs with numbers, too (torchrun's run id), so nothing is an error.
+    """
+    path = search_path(environ.get("PATH", ""))
+    if not re.fullmatch(r"\d{1,10}", job) or not which("squeue", path=path):
+        return ""
+    try:
+        uids = ask(["squeue", "-h", "-j", job, "-o", "%U"], path, TIMEOUT_S).split()
+    except InventoryError:
+        return ""
+    return uids[0] if uids and uids[0].isdecimal() else ""
+
+
 def _partitions(out: str) -> dict[str, list[str]]:
     """The nodes of each partition, from lines of "NODE PARTITION", both in natural order.
 

@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -51,6 +52,48 @@ _READ = 1 << 16
 _MARK, _BLOCK, _STREAMS = b"\x1enodeready-block ", 1 << 20, "NODEREADY_RUN_STREAMS"
 #: The status of what could not be started, and of what is no program, as in a shell.
 NOT_FOUND, NOT_RUN, USAGE = 127, 126, 2
+
+
+# --- The directory of one run, and those that killed runs have left.
+
+
+def private_directory(prefix: str) -> tuple[str, int]:
+    """A new temporary directory, and a descriptor whose lock (flock(2)) says that it is in use.
+
+    Those of this user's with the same prefix that nobody uses are removed. Raises OSError.
+    """
+    import fcntl
+    import tempfile
+
+    _remove_leftovers(tempfile.gettempdir(), prefix)
+    directory = tempfile.mkdtemp(prefix=prefix)
+    number = os.open(directory, _DIRECTORY)
+    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return directory, number
+
+
+#: How a directory is opened; entries of the temporary directory that are looked at; seconds for
+#: which a new directory may have no lock yet.
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRIES, _NEW_S = 10_000, 60.0
+
+
+def _remove_leftovers(parent: str, prefix: str) -> None:
+    import fcntl
+    import shutil
+
+    with suppress(OSError), os.scandir(parent) as entries:
+        names = [entry.name for entry in islice(entries, _ENTRIES)]
+        for path in (f"{parent}/{name}" for name in names if name.startswith(prefix)):
+            with suppress(OSError):
+                number = os.open(path, _DIRECTORY)
+                try:
+                    known = os.fstat(number)
+                    if known.st_uid == os.geteuid() and time.time() - known.st_mtime > _NEW_S:
+                        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        shutil.rmtree(path, ignore_errors=True)
+                finally:
+                    os.close(number)
 
 
 # --- Who this is.
@@ -926,12 +969,11 @@ class Supervisor:
     def run(self) -> int:
         """The status of the child, as a shell would say it."""
         import shutil
-        import tempfile
 
-        directory = ""
+        directory, lock = "", -1
         try:
             try:
-                directory = tempfile.mkdtemp(prefix="nodeready-run-")
+                directory, lock = private_directory("nodeready-run-")
                 prepare(directory, self._settings(directory))
                 path = self._environment.get("PYTHONPATH")
                 self._environment["PYTHONPATH"] = directory + (os.pathsep + path if path else "")
@@ -942,6 +984,7 @@ class Supervisor:
         finally:
             if directory:
                 shutil.rmtree(directory, ignore_errors=True)
+                os.close(lock)
         return status
 
     def _settings(self, directory: str) -> dict[str, Any]:

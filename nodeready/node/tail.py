@@ -1,4 +1,5 @@
-"""The program on the node that reads the last lines of the files that match a pattern.
+"""The program on the node that reads the last lines of the files that match a pattern, or of the
+logs that processes write.
 
 File systems are asked in a fork alone (`Reader`): a fork that hangs is left behind, and another
 one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `Tail` as JSON,
@@ -24,7 +25,9 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.runtime import ForkedWorker, Send
+from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, Refused, Resolved, Rights, by_turns, follow
+from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
 from nodeready.text import last_lines, text_lines
@@ -49,6 +52,8 @@ class Config:
     since_s:   only files that were written since then, in seconds since 1970; 0: all
     max_files: of more files, those that were written last
     limit_s:   seconds after which it must have ended
+    processes: (pid, seconds since boot at its start): instead of what a pattern matches, the log
+               that each of these writes, found by its descriptors; grep and the times do not count
     """
 
     nonce: str
@@ -60,6 +65,7 @@ class Config:
     since_s: float = 0
     max_files: int = 64
     limit_s: int = 30
+    processes: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,7 @@ class File:
     lines:   the oldest first
     matches: of the expression in the last `MAX_BYTES`; None: there is none
     reports: of PyTorch's watchdog, in its last `LOOKED_AT` bytes
+    pids:    of `Config.processes`, those that write it; its path is their word
     """
 
     path: wire.Path
@@ -78,6 +85,7 @@ class File:
     lines: tuple[wire.Line, ...]
     matches: wire.Count | None
     reports: tuple[Report, ...] = ()
+    pids: tuple[wire.Pid, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -537,7 +545,7 @@ class Reader:
             self.touch(one.real)
             # What was written since it was found counts, too.
             known = os.fstat(handle)
-            rows = self.rows(handle, known.st_size)
+            rows = _rows(handle, known.st_size, self.config.lines, whole=self.like is not None)
         except OSError as error:
             self.trouble(one.shown, error)
             return
@@ -548,21 +556,82 @@ class Reader:
             return
         if self.like:
             self.send({"search": one.shown, "owner": hit.owner})
-        lines, matches = last_lines(rows, self.config.lines, self.like)
-        age = time.time() - known.st_mtime
-        said = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
-        file = File(one.shown, known.st_size, known.st_mtime, age, lines, matches, said)
-        self.send({"file": asdict(file)})
+        self.send({"file": asdict(_file(one.shown, known, rows, self.config.lines, self.like))})
 
-    def rows(self, handle: int, size: int) -> list[bytes] | None:
-        """As many of the file's last lines as are needed; None: it is no text."""
-        rows: list[bytes] | None = []
-        for most in (MAX_BYTES,) if self.like else (LOOKED_AT, MAX_BYTES):
-            start = max(0, size - most)
-            rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
-            if rows is None or start == 0 or len(rows) > self.config.lines:
-                break
-        return rows
+
+def _rows(handle: int, size: int, count: int, *, whole: bool) -> list[bytes] | None:
+    """The file's last ``count`` lines at least, or whole: of its last `MAX_BYTES`; None: it is no
+    text."""
+    rows: list[bytes] | None = []
+    for most in (MAX_BYTES,) if whole else (LOOKED_AT, MAX_BYTES):
+        start = max(0, size - most)
+        rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
+        if rows is None or start == 0 or len(rows) > count:
+            break
+    return rows
+
+
+def _file(
+    path: str,
+    known: os.stat_result,
+    rows: list[bytes],
+    count: int,
+    like: re.Pattern[str] | None = None,
+) -> File:
+    lines, matches = last_lines(rows, count, like)
+    age = time.time() - known.st_mtime
+    said = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
+    return File(path, known.st_size, known.st_mtime, age, lines, matches, said)
+
+
+# --- The logs of processes: what a descriptor leads to is read, and no name is asked for.
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A process's log. file: None: there is none to read: why; key: of the file itself"""
+
+    file: File | None = None
+    key: str = ""
+    why: str = ""
+
+
+def _written(pid: int, uid: int, count: int) -> _Written:
+    """The log that a process writes, as its user may read it; for a fork."""
+    try:
+        with logs.written(pid, uid) as files:
+            log = logs.last_written(files)
+            known = os.fstat(log.number)
+            rows = _rows(log.number, known.st_size, count, whole=False)
+            if rows is None:
+                return _Written(why=f"{log.path}: is no text")
+            key = f"{known.st_dev}:{known.st_ino}"
+            return _Written(_file(log.path, known, rows, count), key)
+    except (logs.NoLogError, OSError) as problem:
+        return _Written(why=str(problem))
+
+
+def read_logs(config: Config) -> Tail:
+    """The logs of `Config.processes`, each once, within config.limit_s."""
+    answer, started = _Answer(config), dict(config.processes)
+    deadline = time.monotonic() + config.limit_s - 1
+    facts = processes.observe(list(started), deadline)
+    uids = {pid: now.uid for pid, now in facts.items() if now and now.start_s == started[pid]}
+    found = processes.each(
+        lambda pid: asdict(_written(pid, uids[pid], config.lines)), list(uids), deadline, uids
+    )
+    pids: dict[str, list[int]] = defaultdict(list)
+    for pid in started:
+        log = found.get(pid)
+        if isinstance(log, dict) and log["file"]:
+            pids[log["key"]].append(pid)
+            answer.add_message({"file": {**log["file"], "pids": pids[log["key"]]}}, log["key"])
+        else:
+            gone = pid in facts and pid not in uids
+            why = "it has ended" if gone else "not read in time"
+            why = log["why"] if isinstance(log, dict) else why
+            answer.add_message({"unread": asdict(Unread(f"the log of process {pid}", why, True))})
+    return answer.tail()
 
 
 # --- The program: forks until all files are read, and their messages as one answer.
@@ -587,11 +656,12 @@ class _Answer:
         self.sizes: dict[str, list[int]] = {}
         self.size = 0
 
-    def add_message(self, said: dict[str, Any]) -> None:
+    def add_message(self, said: dict[str, Any], key: str = "") -> None:
+        """key: of a file; "": its path"""
         if "file" in said:
             told = said["file"]
             told["reports"] = tuple(Report(**one) for one in told["reports"])
-            self.add_file(File(**told))
+            self.add_file(File(**told), key)
         elif "unread" in said:
             one = Unread(**said["unread"])
             if len(self.unread) < MAX_TOLD or one.path in self.unread:
@@ -605,11 +675,13 @@ class _Answer:
             self.error = said["error"]
         self.done = self.done or "done" in said
 
-    def add_file(self, file: File) -> None:
+    def add_file(self, file: File, key: str = "") -> None:
         """Add a file; of all, no more is kept meanwhile than twice what an answer can have."""
-        self.files[file.path] = replace(file, lines=tuple(file.lines))
-        self.sizes[file.path] = [len(json.dumps(text)) + 1 for text in file.lines]
-        self.size += sum(self.sizes[file.path])
+        key = key or file.path
+        self.size -= sum(self.sizes.get(key, ()))
+        self.files[key] = replace(file, lines=tuple(file.lines), pids=tuple(file.pids))
+        self.sizes[key] = [len(json.dumps(text)) + 1 for text in file.lines]
+        self.size += sum(self.sizes[key])
         if self.size > 2 * MAX_ANSWER:
             self.fit()
 
@@ -652,6 +724,8 @@ class _Answer:
 
 def read_tail(config: Config) -> Tail:
     """What the pattern finds here, within config.limit_s."""
+    if config.processes:
+        return read_logs(config)
     found = _Answer(config)
     deadline = time.monotonic() + config.limit_s - 1
     dead, slow = unresponsive(), set[str]()

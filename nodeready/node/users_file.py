@@ -217,6 +217,53 @@ def known(place: Resolved) -> os.stat_result:
         return os.lstat(place.path)
 
 
+# --- What a process names: the file that it opened is that file and no name; a path is its own.
+
+
+@contextmanager
+def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
+    """What a path that a process named stands for there: a descriptor with O_PATH, and about it.
+
+    The path is resolved below the process's own root, with the rights of this user, and through
+    nobody's links but root's and that user's. Whoever opens it does so by the descriptor, with the
+    same rights. Raises OSError: FileNotFoundError for no path, Refused for another user's link.
+    """
+    if "\0" in path:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    try:
+        if not path.startswith("/"):
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
+        with with_rights(rights_of(uid)):
+            here, todo, links = [opened[0]], path.split("/")[::-1], 0
+            while todo:
+                name = todo.pop()
+                if name in ("", "."):
+                    continue
+                if name == "..":
+                    here = here[:-1] or here
+                    continue
+                number = os.open(name, flags, dir_fd=here[-1])
+                opened.append(number)
+                known = os.fstat(number)
+                if not stat.S_ISLNK(known.st_mode):
+                    here.append(number)
+                    continue
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if known.st_uid not in (0, uid):
+                    raise Refused("a link on the way is another user's")
+                target = os.readlink("", dir_fd=number)
+                here = [opened[0]] if target.startswith("/") else here
+                todo += target.split("/")[::-1]
+        yield here[-1], os.fstat(here[-1])
+    finally:
+        for number in opened:
+            os.close(number)
+
+
 @contextmanager
 def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
     """The entries of a directory, within the block; a user's link leads to no other than that
@@ -385,11 +432,12 @@ def by_turns(files: Iterable[Owned]) -> list[Owned]:
 READ_FILES, READ_MEMORY = 2, 19
 
 # A program of its own: what runs between fork and exec must not use threads, locks or ctypes.
-# uid, groups (the first is the main one), capabilities, bytes of memory; then the tool's words.
+# uid, groups (the first is the main one), capabilities, bytes of memory, the process by whose maps
+# the tool goes (0: none); then the tool's words.
 # Where a capability cannot be kept (Linux before 4.3, a Python without ctypes), it is lacking.
 _LOWER = r"""
 import os, resource, struct, sys
-uid, memory = int(sys.argv[1]), int(sys.argv[4])
+uid, memory, pid = int(sys.argv[1]), int(sys.argv[4]), int(sys.argv[5])
 groups = [int(word) for word in sys.argv[2].split(",")]
 kept = [int(word) for word in sys.argv[3].split(",") if word]
 for number, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, memory)):
@@ -407,11 +455,43 @@ try:
     libc = ctypes.CDLL(None)
 except (ImportError, OSError):
     libc = None
+def show_root(process, top):
+    # py-spy opens what the maps name, below /proc/PID/root. Those names begin at the root of the
+    # process's mount namespace. In a chroot(2) that is shown in place of its own.
+    names = os.listdir(f"/proc/{pid}")
+    if libc.mount(b"none", b"/proc/%d" % pid, b"tmpfs", 0, b"size=64k,mode=755") == 0:
+        for name in names:
+            leads = top if name == "root" else f"{process}/{name}"
+            os.symlink(f"/proc/self/fd/{leads}", f"/proc/{pid}/{name}")
+        os.set_inheritable(process, True)
+        os.set_inheritable(top, True)
+def top_of(pid):
+    # setns(2): the root of a process's mount namespace, held; -1: it is the process's own root.
+    if not pid or os.readlink(f"/proc/{pid}/root") == "/":
+        return -1
+    flags = os.O_PATH | os.O_DIRECTORY
+    here, own = os.open("/", flags), os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    if libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), 0x00020000):
+        return -1
+    top = os.open("/", flags)
+    if libc.setns(own, 0x00020000):
+        sys.exit("setns: no way back")
+    os.fchdir(here)
+    os.chroot(".")
+    return top
 if libc:
-    # No device is opened but by who may open it anyway, and no file written: mount_namespaces(7),
-    # mount_setattr(2) with RDONLY, NOSUID and NODEV.
-    if (uid == 0 or 2 in kept) and libc.unshare(0x00020000) == 0:
-        if libc.mount(b"none", b"/", None, 0x44000, 0) == 0:
+    alone = uid == 0 or 2 in kept
+    try:
+        top = top_of(pid)
+    except OSError:
+        top = -1
+    if (alone or top >= 0) and libc.unshare(0x00020000) == 0:
+        private = libc.mount(b"none", b"/", None, 0x44000, 0) == 0
+        if private and top >= 0:
+            show_root(os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY), top)
+        # No device is opened but by who may open it anyway, and no file written:
+        # mount_namespaces(7), mount_setattr(2) with RDONLY, NOSUID and NODEV.
+        if private and alone:
             libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=4k")
             libc.syscall(442, -100, b"/", 0x8000, struct.pack("=QQQQ", 7, 0, 0, 0), 32)
     if uid and 2 in kept:
@@ -431,17 +511,22 @@ if libc:
     libc.capset(head, struct.pack("=IIIIII", *(mask,) * 3, 0, 0, 0))
     for capability in kept:
         libc.prctl(47, 2, capability, 0, 0)  # PR_CAP_AMBIENT_RAISE
-os.execv(sys.argv[5], sys.argv[5:])
+os.execv(sys.argv[6], sys.argv[6:])
 """
 
 
 def words(
-    rights: Rights, capabilities: Sequence[int], memory_bytes: int, tool: Sequence[str]
+    rights: Rights,
+    capabilities: Sequence[int],
+    memory_bytes: int,
+    tool: Sequence[str],
+    maps_of: int = 0,
 ) -> list[str]:
     """The words that start ``tool`` (its path first) with these rights; to be started by root.
 
     capabilities: what it may do beside, of READ_FILES and READ_MEMORY
     memory_bytes: of its address space
+    maps_of:      the process of which it opens what the maps name, below /proc/PID/root; 0: none
     """
     groups = dict.fromkeys((rights.gid, *rights.groups))
     given = [
@@ -449,6 +534,7 @@ def words(
         ",".join(map(str, groups)),
         ",".join(map(str, capabilities)),
         str(memory_bytes),
+        str(maps_of),
     ]
     return [sys.executable, "-I", "-S", "-B", "-c", _LOWER, *given, *tool]
 
@@ -461,8 +547,12 @@ def rights_of_process(pid: int) -> Rights:
     return Rights(uid, gid, tuple(map(int, rows["Groups"].split())))
 
 
-def with_rights_of(pid: int, memory_bytes: int, tool: Sequence[str]) -> list[str]:
+def with_rights_of(
+    pid: int, memory_bytes: int, tool: Sequence[str], *, by_maps: bool = False
+) -> list[str]:
     """The words that start a tool which reads this process's memory; as no root, the tool's own.
+
+    by_maps: it opens what the process's maps name
 
     Root's own process is read by root, without devices and all other capabilities. Raises OSError
     when the process is gone.
@@ -471,4 +561,4 @@ def with_rights_of(pid: int, memory_bytes: int, tool: Sequence[str]) -> list[str
         return list(tool)
     rights = rights_of_process(pid)
     capabilities = (READ_MEMORY,) if rights.uid else (READ_FILES, READ_MEMORY)
-    return words(rights, capabilities, memory_bytes, tool)
+    return words(rights, capabilities, memory_bytes, tool, pid if by_maps else 0)

@@ -177,6 +177,11 @@ def ran(
     return Outcome(True, ms=slowest, gbps=min(rates, default=0.0))
 
 
+def taken(answer: Ran | Paired | str) -> str:
+    """Who has the port of rank 0, in words, by the answer of its node; "": rank 0 got it."""
+    return _line(answer.taken) if isinstance(answer, Ran) else ""
+
+
 def _line(text: str) -> str:
     return sanitise(text, _SAID)
 

@@ -66,6 +66,7 @@ class Outcome:
     ms, gbps: of the test as a whole: the slowest rank's; 0: unknown
     again:    TCP segments that the source of a sweep had to send again; 0 where nobody knows
     lost:     nodes that are gone (their connection ended): they are tested no more, and blame none
+    barred:   nodes that another user keeps from it: they are tested no more, and not suspected
     culprits: nodes that say themselves that it is they (a rank that died at start, a wrong sum of
               one's own, a GPU that is missing): the search begins with them; never believed
               without a test of its own
@@ -76,6 +77,7 @@ class Outcome:
     ms: float = 0.0
     gbps: float = 0.0
     lost: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
     culprits: tuple[str, ...] = ()
     again: int = 0
 
@@ -477,8 +479,10 @@ class _Search:
             outcomes = yield [test for _, _, test in tests]
             for index, ask, test in tests:
                 outcome = outcomes[test.number]
-                self.known.made.append((test, outcome))
-                lost = self._lose(outcome.lost, test)
+                if not outcome.barred:
+                    self.known.made.append((test, outcome))
+                lost = self._lose(outcome.lost, test) | {*outcome.barred}
+                self.gone |= lost
                 if not lost & {*test.nodes}:
                     made[index] = _Made(test, outcome)
                 elif test.purpose != SWEEP:

@@ -12,7 +12,7 @@ without a page fault, a switch or a byte is no sign in either direction.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from nodeready.inventory.nodeset import folded
@@ -81,6 +81,21 @@ class Look:
     errors: Mapping[str, str] = field(default_factory=dict)
     unreached: frozenset[str] = frozenset()
     interrupted: bool = False
+
+    @property
+    def users(self) -> list[int | None]:
+        """Whose the ranks are; several: all of these claim the job, which is one user's.
+
+        Where Slurm has put ranks into the job's cgroup, it is their user's.
+        """
+        ranks = list(self.ranks.values())
+        told = [rank for rank in ranks if rank.in_cgroup] or ranks
+        return list(dict.fromkeys(rank.uid for rank in told))
+
+    def of(self, user: int | None) -> Look:
+        """The same with the ranks of this user's job alone."""
+        own = {key: rank for key, rank in self.ranks.items() if rank.in_cgroup or rank.uid == user}
+        return replace(self, ranks=own)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Names:
                 file.write(name + "\\n")
 sys.meta_path.insert(0, Names)
 """
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def test_an_interrupt_during_the_imports_is_silent(tmp_path):

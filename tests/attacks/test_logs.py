@@ -4,13 +4,15 @@ log, shows nothing that she could not read, and bob's log is there all the same.
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
 from nodeready.lab import Node
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
-from tests.command import Done, ours, written
+from tests.builders.proof import put_py_spy
+from tests.command import Done, ours, wait_for, written
 
 LOGS = "/var/log/train"
 SECRET = "s3cr3t-of-root"
@@ -85,3 +87,44 @@ while True:
             done = tool("tail", where, f"{LOGS}/hers/rank_*.log", "--format", "json")
             assert SECRET not in done.out + done.err
     assert roots == set()
+
+
+#: A rank whose log has the name of another file in a mount namespace of its own.
+RANK = """
+import sys, time
+print("step 4711", flush=True)
+open(sys.argv[1], "w").close()
+time.sleep(600)
+"""
+#: $1: a directory of the caller's, put over $2; $3: a name there; $4: said when it is up.
+ELSEWHERE = """
+    mount --bind "$1" "$2" && cd / && exec python3 -c "$0" "$4" >"$2/$3" 2>&1
+"""
+
+
+def test_no_incident_keeps_what_the_ranks_user_could_not_read(node, mallory, bob, tool, fleet):
+    """The name of a log is its process's word: in its mount namespace it is another file."""
+    put_py_spy(node)
+    bob.run(f"umask 077; echo {SECRET} >diary")
+    mallory.run("mkdir over up")
+    node.enter(["sh", "-c", f"mkdir /srv/container; echo {SECRET} >/root/only/host.log"])
+    job = ("env", "MASTER_ADDR=a", "MASTER_PORT=29500", "WORLD_SIZE=3")
+    own = ("unshare", "--map-root-user", "--mount", "sh", "-c", ELSEWHERE, RANK)
+    for rank, (place, name) in enumerate((("/etc", "shadow"), (bob.home, "diary"))):
+        words = (f"{mallory.home}/over", place, name, f"{mallory.home}/up/{rank}")
+        mallory.start(*job, f"RANK={rank}", *own, *words)
+    contained = ("unshare", "--mount", "sh", "-c", ELSEWHERE, RANK)
+    where = ("/srv/container", "/root/only", "host.log", f"{mallory.home}/up/2")
+    started = subprocess.Popen(
+        ["nsenter", "-t", str(node.pid), "-a", *job, "RANK=2", *contained, *where]
+    )
+    try:
+        wait_for(lambda: len(node.run(f"ls {mallory.home}/up").stdout.split()) == 3)
+        done = tool("incident", fleet([node]), "--job", "a:29500", "-o", tool.home / "hang")
+    finally:
+        started.kill()
+        started.wait()
+    files = [path for path in (tool.home / "hang").rglob("*") if path.is_file()]
+    assert [path.name for path in files if SECRET in path.read_text()] == [], done
+    logs = {path.name[4:]: path.read_text() for path in (tool.home / "hang/logs").iterdir()}
+    assert sorted(text.count("step 4711") for text in logs.values()) == [1, 1, 1], logs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy
@@ -48,8 +49,53 @@ def test_fake_ranks_are_not_shown_as_the_job_and_take_no_part_in_it(mallory, bob
     assert group["frames"][-1]["function"] == "waits_here", done
     (other,) = found["others"]
     assert (other["user"], other["stranger"]) == ("mallory", True)
-    assert any("claim to be of job 4711 and are not: of mallory" in a for a in found["advice"])
+    assert "whose job 4711 is, nothing tells: bob, mallory claim it" in " ".join(found["advice"])
     assert "--user NAME" in " ".join(found["advice"])
+
+
+#: More ranks than the job has, and each of them moves.
+MOVES = """
+import os, time
+for number in range(5):
+    if os.fork() == 0:
+        os.environ["RANK"] = str(number)
+        move = "import time\\nwhile True: sum(range(99999)), time.sleep(0.2)"
+        os.execvp("python3", ["python3", "-S", "-c", move])
+time.sleep(600)
+"""
+
+
+def test_who_claims_a_job_hides_neither_its_hang_nor_its_ranks(mallory, bob, tool, fleet):
+    """She has more ranks than bob, and they move. Slurm tells whose the job is: by a stand-in."""
+    node = mallory.node
+    put_py_spy(node)
+    where, log = fleet([node]), tool.home / "watch.log"
+    job = {"SLURM_JOB_ID": 4711, "MASTER_ADDR": "a", "MASTER_PORT": 29500}
+    for rank in range(2):
+        launch(bob, WAIT, RANK=rank, WORLD_SIZE=2, UP="/dev/null", **job)
+    count(node, bob.uid, 2)
+    words = ("--job", "4711", "--every", 1, "--confirm", 3, "--once", "-o", tool.home / "hangs")
+    with log.open("wb") as file:
+        watching = tool.start("watch", where, *words, stdout=file)
+        wait_for(lambda: "2 ranks" in log.read_text())
+        launch(mallory, MOVES, RANK=0, WORLD_SIZE=5, **job)
+        count(node, mallory.uid, 5)
+        assert tool.end(watching).status == 3
+    assert "moves: " not in log.read_text()
+    # Nothing tells whose it is.
+    done = tool("watch", where, *words)
+    assert done.status == 2, done
+    assert "nothing tells: uid 4001 and uid 4002 claim it: --user NAME" in done.err
+    squeue = tool.home / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho {bob.uid}\n")
+    squeue.chmod(0o755)
+    path = {"PATH": f"{tool.home}:{os.environ['PATH']}"}
+    words = ("stacks", where, "--job", "4711", "--samples", 1)
+    done = tool(*words, "--format", "json", env=path)
+    found = json.loads(done.out)
+    assert (found["user"], [one["rank"] for one in found["processes"]]) == ("bob", [0, 1]), done
+    assert [(one["user"], one["stranger"]) for one in found["others"]] == [("mallory", True)]
+    assert "claim to be of job 4711 and are not: of mallory" in " ".join(found["advice"])
 
 
 #: A rank whose process has mapped a libpython of hers, whose name is now that file, now a link.

@@ -68,6 +68,35 @@ def test_ranks_that_are_wrapped_have_workers_or_live_in_a_container(node):
     assert {status(node, process["pid"]) for process in ranks.values()} == {("S", 0)}
 
 
+#: Root $1 of directories of the node's, for a Python $2 in it.
+CHROOT = """
+    mkdir -p "$1" && mount -t tmpfs none "$1" && cd "$1"
+    for name in usr bin lib lib64 proc tmp opt; do mkdir $name; mount --rbind /$name $name; done
+    exec $3 chroot . $4 "$2" -c "$0"
+"""
+
+
+def test_a_rank_in_a_chroot_is_read_and_lives(node):
+    """Its maps name libpython by a path that is none below /proc/PID/root: chroot, apptainer."""
+    home = targets.put_python(node, "3.11")
+    if not home:
+        pytest.skip("no Python in ~/.pyenv")
+    python = ("sh", "-c", CHROOT, WAIT)
+    become = "setpriv --reuid=4001 --regid=4001 --clear-groups"
+    alone, own = ["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]
+    program = f"{home}/bin/python3"
+    start(node, *python, "/srv/0", program, RANK=0, **JOB)
+    start(node, *python, "/srv/1", program, "", become, RANK=1, **JOB)
+    start(node, *alone, *python, "/srv/2", program, RANK=2, **JOB)
+    start(node, *own, *python, "/home", program, user="ml", RANK=3, **JOB)
+    before = written(node)
+    trace = capture(node)
+    ranks = by_rank(trace)
+    assert [errors(ranks[rank]) for rank in range(4)] == [["", ""]] * 4
+    assert {leaf(trace, process) for process in ranks.values()} == {"waits_here"}
+    assert written(node) == before
+
+
 def test_who_is_stopped_or_traced_is_not_looked_into(node):
     # A user's: for a process of root's, py-spy can write no file.
     how = {"user": "ml", **JOB}

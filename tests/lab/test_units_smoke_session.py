@@ -182,7 +182,7 @@ def say(name, **data):
 HELLO = dict(host="other", user="root", token="t", ports=[22, PORT], busy=[],
              addresses=["10.9.9.9"], gpus=0, engines=[], why="")
 ENGINE = ("name", "backend", "version", "library", "where", "proves", "why")
-RAN = dict(number=1, error="honest", ranks=[])
+RAN = dict(number=1, error="honest", ranks=[], taken="")
 PAIRED = dict(number=1, target="x", resolved=[], error="", address="", tries=[], outcome="ok",
               ms=1, gbps=1, retransmits=0, came=0)
 def attack():

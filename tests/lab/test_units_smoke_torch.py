@@ -18,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeready.node.proofs import mesh
 from nodeready.node.proofs.mesh import Listeners
 from nodeready.node.runtime import Supervisor, status
-from nodeready.node.smoke import engines
+from nodeready.node.smoke import engines, ring
 from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
 from tests.cases import cases
 from tests.command import wait_for
@@ -79,13 +80,16 @@ def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collectiv
 class TorchNode:
     """A node's engines over real torch, and where the faults lie."""
 
-    def __init__(self, path: Path, supervisor: Supervisor) -> None:
+    def __init__(
+        self, path: Path, supervisor: Supervisor, listeners: ring.Listeners | None = None
+    ) -> None:
         self.file, self.mark = path / "fault.py", path / "fault.py.here"
         (path / "sitecustomize.py").write_text(SITE)
         self.words = (f"PYTHONPATH={path}", f"NODEREADY_TEST_FAULT={self.file}")
         self.path = pythons.found()[0].path
         config = Config("n", "tag", limit_s=600, python=self.path, environment=self.words)
-        self.engines = engines.find(supervisor, config)
+        given = (listeners.descriptors,) if listeners else ()
+        self.engines = engines.find(supervisor, config, *given)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -199,6 +203,35 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
         assert passed(answers[0])
     finally:
         other.engines.close()
+
+
+def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
+    """The store takes our listener, twice, and then it is ours again."""
+    listeners = ring.Listeners([port := free_port()])
+    threading.Thread(target=listeners.serve, daemon=True).start()
+    node = TorchNode(tmp_path, supervisor, listeners)
+    got, over = [], threading.Event()
+
+    def take() -> None:
+        while not over.wait(0.001):
+            with contextlib.suppress(OSError), socket.create_server(("", port)):
+                got.append(port)
+
+    try:
+        asked = order(head=Peer("localhost", HOST, port, listeners.token))
+        if not node.engines.takes(asked):
+            pytest.skip("this torch takes no listener")
+        threading.Thread(target=take, daemon=True).start()
+        for _ in range(2):
+            listeners.lend(port)
+            assert passed(node.run(asked))
+            assert listeners.take(port)
+        found, connection = mesh.meet("127.0.0.1", port, ring._mark(listeners.token))
+        assert (found.outcome, got) == ("ok", [])
+        connection.close()
+    finally:
+        over.set()
+        node.engines.close()
 
 
 # --- Ends.

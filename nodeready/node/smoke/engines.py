@@ -19,7 +19,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,18 +131,22 @@ _OUTPUT = 1 << 20
 class _Python:
     """The job's Python with torch imported. Raises `_Failed` where there is none."""
 
-    def __init__(self, supervisor: Supervisor, config: Config, limit_s: float) -> None:
-        self._supervisor = supervisor
+    def __init__(
+        self, supervisor: Supervisor, config: Config, limit_s: float, listeners: Mapping[int, int]
+    ) -> None:
+        """listeners: port -> its listener's descriptor"""
+        self._supervisor, self._listeners = supervisor, dict(listeners)
         self._mark = "nr" + secrets.token_hex(8)
         self._kept, self._last = b"", deque[str](maxlen=50)
         self.name = config.python or "python3"
         environment = _environment(config)
         self.words = (*config.prefix, self.name)
         given = dict(word.split("=", 1) for word in config.environment if "=" in word)
-        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {given!a})\n"
+        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {given!a}, "
+        source += f"{self._listeners!a})\n"
         text = source.encode()
         argv = [*_found(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
-        self.process = _start(supervisor, argv, environment)
+        self.process = _start(supervisor, argv, environment, self._listeners.values())
         try:
             threading.Thread(target=self._drain, daemon=True).start()
             self._write(text)
@@ -221,11 +225,17 @@ class _Python:
                     found += [data] if isinstance(data, dict) else []
         return found
 
+    def takes(self, port: int) -> bool:
+        """Whether rank 0's store gets the listener of this port, which stays open."""
+        said = self.hello.get("listeners")
+        return isinstance(said, list) and port in said and port in self._listeners
+
     def run(self, order: Collective, limit_s: float, stop: threading.Event) -> tuple[Rank, ...]:
         """One test. Afterwards `ended` says whether this Python is good for another one."""
         told = {
             "number": order.number, "host": order.head.name, "port": order.head.port,
             "token": order.head.token,
+            "listener": self._listeners[order.head.port] if self.takes(order.head.port) else -1,
             "backend": order.backend, "world": order.world, "first": order.first,
             "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
             "large": order.large, "seconds": max(limit_s, 1.0),
@@ -297,11 +307,15 @@ def _found(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
 
 
 def _start(
-    supervisor: Supervisor, argv: list[str], environment: Mapping[str, str]
+    supervisor: Supervisor,
+    argv: list[str],
+    environment: Mapping[str, str],
+    descriptors: Iterable[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Raises `_Failed`."""
+    how = {"stdin": subprocess.PIPE, "env": environment, "pass_fds": tuple(descriptors)}
     try:
-        return supervisor.start(argv, stdin=subprocess.PIPE, env=environment)
+        return supervisor.start(argv, **how)
     except OSError as problem:
         why = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
@@ -420,8 +434,14 @@ class Engines:
     gpus:    that the job's PyTorch sees, else the driver's tool
     """
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
-        self._supervisor, self._config = supervisor, config
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        config: Config,
+        listeners: Callable[[], Mapping[int, int]] = dict,
+    ) -> None:
+        """listeners: gives the descriptor of each port's listener"""
+        self._supervisor, self._config, self._listeners = supervisor, config, listeners
         self._python: _Python | None = None
         self._program = ""
         self.engines: tuple[Engine, ...] = ()
@@ -442,7 +462,7 @@ class Engines:
 
     def _torch(self) -> list[Engine]:
         try:
-            python = self._python = _Python(self._supervisor, self._config, self._import_s())
+            python = self._python = self._started(self._import_s())
         except _Failed as problem:
             where = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
@@ -497,7 +517,16 @@ class Engines:
             NCCL_TESTS, _NCCL, version=version, library=library, where=self._program, why=why
         )
 
+    def _started(self, limit_s: float) -> _Python:
+        return _Python(self._supervisor, self._config, limit_s, self._listeners())
+
     # --- One test.
+
+    def takes(self, order: Collective) -> bool:
+        """Whether the test leaves the head's listener open: rank 0 gets it, or needs no port."""
+        if order.engine != TORCH:
+            return True
+        return self._python is not None and self._python.takes(order.head.port)
 
     def run(
         self, order: Collective, addresses: tuple[str, ...], stop: threading.Event
@@ -522,7 +551,7 @@ class Engines:
             return tuple(replace(one, seconds=time.monotonic() - began) for one in ranks)
         try:
             if self._python is None or self._python.ended:
-                self._python = _Python(self._supervisor, self._config, order.limit_s / 2)
+                self._python = self._started(order.limit_s / 2)
         except _Failed as problem:
             return _lost(order, "start", str(problem))
         left = order.limit_s - (time.monotonic() - began)
@@ -613,6 +642,8 @@ def _watch(
     return text, f"no end after {time.monotonic() - began:.1f} s"
 
 
-def find(supervisor: Supervisor, config: Config) -> Engines:
+def find(
+    supervisor: Supervisor, config: Config, listeners: Callable[[], Mapping[int, int]] = dict
+) -> Engines:
     """The engines of this node; the job's Python stays, with torch imported, until `close`."""
-    return Engines(supervisor, config)
+    return Engines(supervisor, config, listeners)

@@ -238,11 +238,13 @@ class Ran:
     """The answer to a `Collective`: this node's ranks, all of them, whatever happened.
 
     error: why no rank could be started; "": they were
+    taken: which port rank 0 did not get, and whose process has it; "": it got its port
     """
 
     number: wire.Count
     error: wire.Line
     ranks: tuple[Rank, ...]
+    taken: wire.Line = ""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ everything at once, in the middle of a test, too: both parts, and all that they 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import queue
+import re
 import resource
 import signal
 import sys
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, NoReturn, Union
 
 from nodeready.node import payload
@@ -44,6 +47,8 @@ _LOGIN_S = 20
 _FIND_S, _FIND_SHARE = 120, 0.75
 #: Seconds after a test's limit in which a thread must have answered; another one answers for it.
 _LATE_S = 0.9
+#: The kernel's word, and PyTorch's, for a port that another process has (EADDRINUSE).
+_IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
 #: Seconds for a port that a rank had to be free again.
 _TAKE_S = 0.3
 #: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
@@ -157,8 +162,9 @@ class _Session(_Part):
     def __init__(self, supervisor: Supervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        #: The number of an order without an answer -> the name of its answer.
+        #: The number of an order without an answer -> the name of its answer, and rank 0's port.
         self._asked: dict[int, str] = {}
+        self._heads: dict[int, int] = {}
         self._begun = self._greeted = self._refused = False
         # Of the lines from inside. Nobody there knows the one by which the control machine reads.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
@@ -177,6 +183,8 @@ class _Session(_Part):
         """Hand an order in."""
         if not isinstance(order, End):
             self._asked[order.number] = _ANSWER[type(order)]
+        if isinstance(order, Collective):
+            self._heads[order.number] = order.head.port
         self._orders.put(f"{orders.line(order)}\n")
 
     def last(self) -> None:
@@ -242,6 +250,9 @@ class _Session(_Part):
             seen = replace(known, gpus=seen.gpus, engines=seen.engines, why=seen.why)
         elif self._asked.get(seen.number) != name:
             return
+        elif isinstance(seen, Ran) and seen.taken:
+            # Root sees whose program it is, too.
+            seen = replace(seen, taken=_taken(self._heads[seen.number]) or seen.taken)
         if len(wire.line(self.config.nonce, name, seen)) > _LONGEST:
             return
         if isinstance(seen, Hello):
@@ -334,7 +345,7 @@ class _Node(_Part):
         if not listeners.ports:
             return _no_hello(here, _no_port(self.config.ports, listeners.busy), listeners.busy)
         threading.Thread(target=listeners.serve, daemon=True).start()
-        self._engines = found = engines.find(self.supervisor, self.config)
+        self._engines = found = engines.find(self.supervisor, self.config, listeners.descriptors)
         self.supervisor.at_end(found.close)
         return Hello(
             host=os.uname().nodename,
@@ -381,13 +392,16 @@ class _Node(_Part):
             return ring.run_pair(order, self._own, self._listeners, job.stop)
         if order.engine == orders.RING:
             return Ran(order.number, "", (ring.run_ring(order, self._listeners, job.stop),))
-        port = order.head.port
+        port, released = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
             # Rank 0 is here, and listens there itself.
             self._lent.add(port)
-            self._listeners.release(port)
+            released = not self._engines.takes(order)
+            (self._listeners.release if released else self._listeners.lend)(port)
         try:
-            return Ran(order.number, "", self._engines.run(order, order.head.addresses, job.stop))
+            ranks = self._engines.run(order, order.head.addresses, job.stop)
+            in_use = released and any(_IN_USE.search(rank.said) for rank in ranks)
+            return Ran(order.number, "", ranks, _taken(port) if in_use else "")
         finally:
             if not job.answered:
                 self._take_back(_TAKE_S)
@@ -427,6 +441,44 @@ class _Node(_Part):
         self._thread(self._work)
 
 
+#: Processes that are searched for a port's holder.
+_MOST_HOLDERS = 4096
+
+
+def _holder(port: int) -> tuple[int, str] | None:
+    """Who listens on a port of this node: the uid, and in words the user and, where we may see it,
+    the program (proc(5), /proc/net/tcp). None: nobody."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for row in islice(file, 1, None):
+                words = row.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    uid, program = int(words[7]), _program(int(words[7]), words[9])
+                    name = session.name_of(uid)
+                    user = name if name == str(uid) else f"{name} (uid {uid})"
+                    return uid, f"{user}: {program}" if program else user
+    return None
+
+
+def _program(uid: int, inode: str) -> str:
+    """The process of this user that has a socket; "": it is not seen."""
+    for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MOST_HOLDERS):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid != uid:
+                continue
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{number}") == f"socket:[{inode}]":
+                    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                        return f"{file.read().strip()}, pid {pid}"
+    return ""
+
+
+def _taken(port: int) -> str:
+    """Which other user's process has a port that our ranks should have; "": none that is seen."""
+    found = _holder(port)
+    return f"port {port} is taken by {found[1]}" if found and found[0] != os.geteuid() else ""
+
+
 def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
     """Do that after so many seconds, unless what comes back is cancelled."""
     timer = threading.Timer(limit_s, act)
@@ -460,6 +512,6 @@ def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
     first: dict[str, int] = {}
     for one in busy:
         first.setdefault(one.error, one.port)
-    rows = [f"{port}: {error}" for error, port in first.items()]
+    rows = [_taken(port) or f"{port}: {error}" for error, port in first.items()]
     more = ["…"] if len(ports) > len(rows) else []
     return f"no port of {of} is free ({'; '.join(rows + more)})"

@@ -125,6 +125,12 @@ class Listeners(mesh.Listeners):
         self._early: OrderedDict[tuple[int, int], tuple[socket.socket, float]] = OrderedDict()
         self._old: OrderedDict[int, None] = OrderedDict()
         self._second, self._crowd = 0, 0
+        #: Open, and another program takes who connects.
+        self._lent: dict[int, socket.socket] = {}
+
+    def descriptors(self) -> dict[int, int]:
+        """Port -> its listener's descriptor, also of those that are lent."""
+        return {port: one.fileno() for port, one in {**self._lent, **self.sockets}.items()}
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -146,11 +152,26 @@ class Listeners(mesh.Listeners):
 
         self._tell(close)
 
+    def lend(self, port: int) -> None:
+        """Leave who connects to this port to another program, which has its listener, too."""
+
+        def leave() -> bool:
+            one = self._lent[port] = self.sockets.pop(port)
+            if self._serving:
+                self._waiting.unregister(one)
+            return True
+
+        self._tell(leave)
+
     def take(self, port: int) -> bool:
         """Listen on this port again. Whether that could be."""
 
         def listen() -> bool:
-            if port in self.sockets or self.listen([port]):
+            if port in self._lent:
+                self.sockets[port] = self._lent.pop(port)
+                # Whoever had it may have changed what both share.
+                self.sockets[port].setblocking(False)
+            elif port in self.sockets or self.listen([port]):
                 return port in self.sockets
             if self._serving:
                 self._waiting.register(self.sockets[port], selectors.EVENT_READ, self._accept)

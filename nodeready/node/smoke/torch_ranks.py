@@ -280,9 +280,13 @@ class Trial:
         if order["first"]:
             self.reach()
         limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
+        # The listener itself is handed over: nobody can take the port in between.
+        listener = {}
+        if self.rank == 0 and order["listener"] >= 0:
+            listener = {"master_listen_fd": os.dup(order["listener"])}
         self.store = dist.TCPStore(
             order["host"], order["port"], self.world, self.rank == 0, timeout=limit,
-            wait_for_workers=False,
+            wait_for_workers=False, **listener,
         )  # fmt: skip
         self.join()
         more: dict[str, Any] = {}
@@ -877,8 +881,31 @@ def counted(torch: Any) -> dict[str, Any]:
     return found
 
 
-def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
-    """mark: what a line of ours begins with; limit_s: seconds after which all has ended"""
+def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
+    """The ports whose listeners a store can take over (PyTorch 2.0 on), of those that have come:
+    a container's program may close all descriptors but the first three. The others are closed, so
+    that they hold no port."""
+    found = []
+    made = getattr(getattr(dist, "TCPStore", None), "__init__", None)
+    takes = "master_listen_fd" in str(getattr(made, "__doc__", ""))
+    for port, number in listeners.items():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
+            if one.getsockname()[1] != port:
+                continue
+            if takes:
+                found.append(port)
+            else:
+                os.close(number)
+    return found
+
+
+def main(
+    mark: str, limit_s: float, environment: dict[str, str], listeners: dict[int, int]
+) -> None:
+    """mark: what a line of ours begins with; limit_s: seconds after which all has ended
+
+    listeners: port -> its listener's descriptor
+    """
     # What is ignored or blocked is inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGALRM, signal.SIGCHLD):
@@ -911,6 +938,7 @@ def main(mark: str, limit_s: float, environment: dict[str, str]) -> None:
         "nccl": False, "gloo": False,
     }  # fmt: skip
     if hello["distributed"]:
+        hello["listeners"] = handed_over(dist, listeners)
         hello["nccl"] = bool(dist.is_nccl_available())
         # Only newer ones can be asked.
         known = getattr(dist, "is_gloo_available", None)

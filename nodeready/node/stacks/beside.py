@@ -23,7 +23,7 @@ from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import Target
-from nodeready.node.users_file import with_rights
+from nodeready.node.users_file import held, with_rights
 from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
 from nodeready.subjects import wire
 
@@ -311,13 +311,13 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     torch, nccl, cuda, place, wrong, core = "", None, False, "", "", ""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(_files(pid))
-        torch, nccl = _torch(pid, maps), nccl_ras.library([pid])
+        torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
             place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
             given = place in environment.values()
-            wrong = _unwritable(pid, os.path.dirname(place) or ".", may_make=not given)
-        core = _core_wrong(pid, pattern)
+            wrong = _unwritable(pid, uid, os.path.dirname(place) or ".", may_make=not given)
+        core = _core_wrong(pid, uid, pattern)
     told = ((name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment)
     return Settings(
         torch,
@@ -345,19 +345,18 @@ _TORCH = re.compile(r"(/.*/torch)/(?:_C\.[^/]*\.so|lib/libtorch[^/]*\.so[^/]*)$"
 _VERSION = re.compile(r"^__version__ *= *['\"]([0-9][0-9A-Za-z.+]{0,40})['\"]", re.M)
 
 
-def _torch(pid: int, maps: list[str]) -> str:
+def _torch(pid: int, uid: int, maps: list[str]) -> str:
     """The version of PyTorch, by the file that it keeps it in (torch/version.py)."""
     found = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
     for directory in found:
-        with contextlib.suppress(OSError):
-            number = os.open(f"/proc/{pid}/root{directory}/version.py", os.O_PATH | os.O_CLOEXEC)
-            try:
-                if stat.S_ISREG(os.fstat(number).st_mode):
-                    match = _VERSION.search(processes.contents(f"/proc/self/fd/{number}", 4096))
-                    if match:
-                        return match[1]
-            finally:
-                os.close(number)
+        with (
+            contextlib.suppress(OSError),
+            held(pid, uid, f"{directory}/version.py") as (file, known),
+        ):
+            if stat.S_ISREG(known.st_mode):
+                match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
+                if match:
+                    return match[1]
     return ""
 
 
@@ -369,7 +368,7 @@ def _core_limit(text: str) -> int | None:
     return -1 if row[1] == "unlimited" else int(row[1]) if row[1].isdecimal() else None
 
 
-def _core_wrong(pid: int, pattern: str) -> str:
+def _core_wrong(pid: int, uid: int, pattern: str) -> str:
     """Why a core would not land where the pattern sends it (core(5))."""
     if not pattern:
         return "kernel.core_pattern is empty"
@@ -381,21 +380,26 @@ def _core_wrong(pid: int, pattern: str) -> str:
     directory = os.path.dirname(pattern)
     if "%" in directory:
         return ""
-    return _unwritable(pid, directory or ".", may_make=False)
+    return _unwritable(pid, uid, directory or ".", may_make=False)
 
 
-def _unwritable(pid: int, directory: str, *, may_make: bool) -> str:
+def _unwritable(pid: int, uid: int, directory: str, *, may_make: bool) -> str:
     """Why this process cannot write into a directory; "": it can. With its user's rights.
 
     may_make: whoever writes there makes the directory where it is missing
     """
-    within = f"/proc/{pid}/root" if directory.startswith("/") else f"/proc/{pid}/cwd/"
     at = directory
-    while may_make and at not in ("/", "", ".") and not os.path.exists(within + at):
-        at = os.path.dirname(at)
-    path = within + at
-    if not os.path.isdir(path):
-        return f"there is no directory {at}"[:_MOST_VALUE]
-    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-        return f"its user cannot write into {at}"[:_MOST_VALUE]
-    return ""
+    while True:
+        try:
+            with held(pid, uid, at) as (number, known):
+                if not stat.S_ISDIR(known.st_mode):
+                    break
+                path = f"/proc/self/fd/{number}"
+                if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+                    return f"its user cannot write into {at}"[:_MOST_VALUE]
+                return ""
+        except OSError:
+            if not may_make or at in ("/", "", "."):
+                break
+            at = os.path.dirname(at)
+    return f"there is no directory {at}"[:_MOST_VALUE]

@@ -98,6 +98,7 @@ class Config:
     nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
     user:                only this user's processes; "": everybody's
+    owner:               the user whose job it is, whoever else claims it; "": nothing tells
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
@@ -124,6 +125,7 @@ class Config:
     ras: bool = False
     part: str = ""
     check: bool = False
+    owner: str = ""
 
 
 def main(config: Config) -> None:
@@ -243,6 +245,7 @@ def _look(
         config.native or config.pids,
         config.match,
         _uid(supervisor, config.user, {process.uid for process in seen}),
+        _uid(supervisor, config.owner, {process.uid for process in seen}),
     )
     matched: set[int] | None = None
     if config.match and not selection.pids:

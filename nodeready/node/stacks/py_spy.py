@@ -19,6 +19,7 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
+from nodeready.node.stacks.processes import contents, stat
 from nodeready.text import redact
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
@@ -54,12 +55,14 @@ ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way 
 #: The main thread has no call of Python's: functions of C that atexit registered, the end of
 #: modules.
 NO_CALL = "no call of Python is left in its main thread: its interpreter is about to end"
+ENDED = "it has ended"
+NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
 NOT_PYTHON = "not Python, or one that py-spy does not know"
 # py-spy's words, whole or in part -> what to say, and whether another try may do better.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
     # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
     (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
-    (r"os error 2\b|No such process|os error 3\b", "it has ended", False),
+    (r"os error 2\b|No such process|os error 3\b", NO_FILE, True),
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
@@ -268,24 +271,32 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
     return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), kept
 
 
+def _began(pid: int) -> float:
+    """When a process began, in seconds since boot; 0: there is none, or a zombie."""
+    known = stat(contents(f"/proc/{pid}/stat", 4096))
+    return known.start_s if known and known.state not in "ZXx" else 0.0
+
+
 def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:
     """A dump of this process; what came in the way is its `error`.
 
     limit_s: seconds that are left at all
     how:     NATIVE: with native frames: its target waits meanwhile, and it must not be in state D
              or T; LOCALS: with variables
+
+    It has ended when no process has its number and its start (proc(5)): whatever py-spy says.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
     native = how == NATIVE
     argv = [path, "dump", "--json", *_OPTIONS[how], "--pid", str(pid)]
-    error = ""
+    error, began = "", _began(pid)
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
-            confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv)
+            confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv, by_maps=True)
         except (OSError, KeyError, ValueError, IndexError):
-            return Dump(error="it has ended")
+            return Dump(error=ENDED)
         try:
             ended, kept = _run(
                 supervisor, confined, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
@@ -299,6 +310,8 @@ def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str =
         if ended.rc == 0:
             return parse(kept.decode("utf-8", "replace"), pid)
         error, again = words(ended)
+        if _began(pid) != began or not began:
+            return Dump(error=ENDED)
         if not again or supervisor.left_s < 1:
             break
     return Dump(error=error)

@@ -51,6 +51,8 @@ _NOISE = re.compile(
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
+#: How the note of a stranger begins.
+CLAIMS = "claims job "
 #: At most so many strangers of a node are named.
 MOST_STRANGERS = 100
 #: At most so many processes are named where no rank is found.
@@ -65,12 +67,14 @@ class Selection:
     pids:  exactly these processes
     match: a regular expression that the command line contains
     uid:   only this user's
+    owner: the user whose job this is; None: nothing tells. Whoever else claims it is a stranger
     """
 
     job: str = ""
     pids: tuple[int, ...] = ()
     match: str = ""
     uid: int | None = None
+    owner: int | None = None
 
 
 @dataclass(frozen=True)
@@ -359,18 +363,24 @@ def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if job(pid) not in jobs_ or step(pid) in steps]
 
 
-def _strangers(tree: _Tree, pids: Sequence[int]) -> set[int]:
-    """Those of these that claim a job of Slurm's which another user has on this node."""
+def _strangers(tree: _Tree, pids: Sequence[int], wanted: Selection) -> set[int]:
+    """Those of these that claim a job which is another user's: by its cgroup on this node, or by
+    `Selection.owner`. Whom root starts for that user, as a container, is none."""
     users: dict[str, set[int | None]] = defaultdict(set)
     for process in tree.known.values():
         if process.cgroup_job:
             users[process.cgroup_job].add(process.uid)
-    return {
-        pid
-        for pid in pids
-        if not tree.known[pid].cgroup_job
-        and tree.known[pid].uid not in users.get(tree.who[pid].job, {tree.known[pid].uid})
-    }
+    if wanted.owner is not None:
+        users[wanted.job] |= {wanted.owner, 0}
+    found = set()
+    for pid in pids:
+        process = tree.known[pid]
+        allowed = [users[name] for name in {tree.who[pid].job, wanted.job} & users.keys()]
+        if not process.cgroup_job and allowed:
+            found |= {
+                pid for theirs in allowed if theirs.isdisjoint((process.uid, process.person))
+            }
+    return found
 
 
 def select(
@@ -415,7 +425,7 @@ def select(
     rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]
     if not wanted.match:
         parents = {tree.known[pid].parent for pid in chosen} - {1}
-        lost = bool(wanted.job) and not set(chosen) - _strangers(tree, chosen)
+        lost = bool(wanted.job) and not set(chosen) - _strangers(tree, chosen, wanted)
         rest = [pid for pid in rest if tree.known[pid].python and lost]
         rest += [
             pid
@@ -432,7 +442,7 @@ def select(
         return rank is None, rank or 0, pid
 
     ordered = sorted(set(chosen), key=order)
-    strangers = _strangers(tree, ordered)
+    strangers = _strangers(tree, ordered, wanted)
     own = [_rank(tree, pid) for pid in ordered if pid not in strangers]
     others = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
     return own + others[:MOST_STRANGERS]
@@ -442,7 +452,7 @@ def _rank(tree: _Tree, pid: int, stranger: bool = False) -> Rank:
     process = tree.known[pid]
     note = "its memory cannot be read: the kernel makes whoever tries wait"
     if stranger:
-        note = f"claims job {tree.who[pid].job}, which is another user's: not looked into"
+        note = f"{CLAIMS}{tree.who[pid].job}, which is another user's: not looked into"
     return Rank(process, tree.who[pid], note if process.hangs or stranger else "", stranger)
 
 

@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,8 +98,6 @@ class Recording:
 _PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _BUFFERS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-#: Links on the way to one file (Linux: MAXSYMLINKS).
-_MOST_LINKS = 40
 #: Seconds by which a file system's clock may be behind.
 _CLOCK_S = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -175,7 +173,7 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
     Raises OSError; Refused for what is not a regular file of this user's.
     """
-    with _held(pid, uid, path) as (held, known):
+    with users_file.held(pid, uid, path) as (held, known):
         if not stat.S_ISREG(known.st_mode):
             raise Refused(f"it is {users_file.kind(known.st_mode)}")
         if known.st_uid != uid:
@@ -190,49 +188,6 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
         finally:
             os.close(number)
     return known.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
-
-
-@contextlib.contextmanager
-def _held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
-    """What a path of this process stands for, held with O_PATH, which opens nothing.
-
-    It is resolved below the process's own root, with its user's rights, and through nobody's
-    links but root's and that user's. Raises OSError.
-    """
-    if "\0" in path:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    if not path.startswith("/"):
-        path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
-    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    opened = [os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
-    try:
-        with with_rights(rights_of(uid)):
-            here, todo, links = [opened[0]], path.split("/")[::-1], 0
-            while todo:
-                name = todo.pop()
-                if name in ("", "."):
-                    continue
-                if name == "..":
-                    here = here[:-1] or here
-                    continue
-                number = os.open(name, flags, dir_fd=here[-1])
-                opened.append(number)
-                known = os.fstat(number)
-                if not stat.S_ISLNK(known.st_mode):
-                    here.append(number)
-                    continue
-                links += 1
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                if known.st_uid not in (0, uid):
-                    raise Refused("a link on the way is another user's")
-                target = os.readlink("", dir_fd=number)
-                here = [opened[0]] if target.startswith("/") else here
-                todo += target.split("/")[::-1]
-        yield here[-1], os.fstat(here[-1])
-    finally:
-        for number in opened:
-            os.close(number)
 
 
 def _began(pid: int) -> float | None:
@@ -257,7 +212,7 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
         return "it has no pipe to ask for a dump by (TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set)"
     path = f"{prefix}{rank}.pipe"
     try:
-        with _held(pid, uid, path) as (held, known):
+        with users_file.held(pid, uid, path) as (held, known):
             if not stat.S_ISFIFO(known.st_mode):
                 return f"{path}: it is {users_file.kind(known.st_mode) or 'a file'}, and no pipe"
             if known.st_uid != uid:
@@ -305,6 +260,8 @@ class NoDumpError(Exception):
 #: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
 _MOST_STEPS, _READ_S = 2_000_000, 0.7
 _STEPS_PER_LOOK = 8192
+#: Levels of dicts, lists and tuples: a dump has less than ten.
+_MOST_DEPTH = 100
 #: Bytes of a whole number.
 _LONGEST_NUMBER = 32
 _MARK, _STOP = object(), ord(".")
@@ -394,6 +351,8 @@ class _Pickle:
         self.stack.append(value)
 
     def mark(self) -> None:
+        if len(self.marks) == _MOST_DEPTH:
+            raise NoDumpError(f"it is no dump: deeper than {_MOST_DEPTH} levels")
         self.marks.append(len(self.stack))
         self.stack.append(_MARK)
 

@@ -364,6 +364,19 @@ def observe(pid: int, uid: int) -> Log:
     uid: of who started it. For a fork (`nodeready.node.stacks.processes.each`): the file system
     may never answer.
     """
+    try:
+        with written(pid, uid) as files:
+            return _log(files)
+    except NoLogError as problem:
+        return Log(absent=str(problem))
+
+
+@contextlib.contextmanager
+def written(pid: int, uid: int) -> Iterator[list[_File]]:
+    """The files that a process's standard output and error go to, opened as its user may.
+
+    Raises NoLogError where there is none.
+    """
     found: list[_File] = []
     why: dict[str, None] = {}
     try:
@@ -373,7 +386,9 @@ def observe(pid: int, uid: int) -> Log:
             except NoLogError as problem:
                 why.setdefault(str(problem))
         files = list({(one.known.st_dev, one.known.st_ino): one for one in found}.values())
-        return _log(files) if files else Log(absent="; ".join(why))
+        if not files:
+            raise NoLogError("; ".join(why))
+        yield files
     finally:
         for one in found:
             os.close(one.number)
@@ -387,14 +402,19 @@ def _log(files: Sequence[_File]) -> Log:
             read.append((one, *_read(one)))
     if not read:
         return Log(absent="its log cannot be read")
-    # An empty file tells less than the other, whenever it was made.
-    last, _, lines = max(read, key=lambda row: (row[1] > 0, row[0].known.st_mtime_ns))
+    last = last_written([file for file, *_ in read])
+    lines = next(lines for file, _, lines in read if file is last)
     if lines is None:
         return Log(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
     age = max(0, min(int(time.time() - last.known.st_mtime), 1 << 31))
     said = reports(line for _, _, rows in read for line in rows or ())
     shown = tuple(line[:MOST_CHARACTERS] for line in lines[-MOST_LINES:])
     return Log("", last.path, age, shown, said)
+
+
+def last_written(files: Sequence[_File]) -> _File:
+    """The one that was written last; one that has text comes before an empty one."""
+    return max(files, key=lambda one: (one.known.st_size > 0, one.known.st_mtime_ns))
 
 
 def _read(one: _File) -> tuple[int, list[str] | None]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.stacks import processes, ranks
-from nodeready.node.users_file import open_regular
+from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -54,7 +54,7 @@ class Config:
     """What to look at.
 
     nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
-    job, match, user:    as of `nodeready.node.stacks.program.Config`
+    job, match, user, owner: as of `nodeready.node.stacks.program.Config`
     """
 
     nonce: str
@@ -63,6 +63,7 @@ class Config:
     job: str = ""
     match: str = ""
     user: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Motion:
     watchdog:   the end of the log tells that PyTorch's watchdog has seen a timeout
     may_poll:   it has what waits by polling: a GPU, an RDMA device, or MPI. Any other CPU time is
                 work
+    uid:        of its user, one number for all that the user has (`users_file.person`)
+    in_cgroup:  Slurm has put it into the job's cgroup
     """
 
     pid: int
@@ -98,6 +101,8 @@ class Motion:
     log_age_s: int | None
     watchdog: bool
     may_poll: bool
+    uid: wire.Count | None = None
+    in_cgroup: bool = False
 
 
 @dataclass(frozen=True)
@@ -140,19 +145,19 @@ def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
     """Every rank of the job, and what was left out, in one line."""
     seen, left_out = processes.scan(deadline)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""
-    uid = _uid(config.user, deadline)
+    uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
+    wanted = ranks.Selection(config.job, (), config.match, uid, owner)
     try:
-        chosen = ranks.select(
-            seen, ranks.Selection(config.job, (), config.match, uid), os.getpid()
-        )
+        chosen = ranks.select(seen, wanted, os.getpid())
     except re.error as problem:
         return [], f"no regular expression: {problem}"
     # Who claims another's job is no rank of it.
-    own = [one for one in chosen if not one.stranger]
+    own = {one.process.pid: one for one in chosen if not one.stranger}
     if len(own) > MOST_RANKS:
         error = f"{len(own) - MOST_RANKS} ranks are left out"
-    below = _below(seen, [one.process.pid for one in own[:MOST_RANKS]])
-    numbers = {one.process.pid: one for one in own[:MOST_RANKS]}
+    turns = processes.by_owner(own, {pid: one.turn for pid, one in own.items()})
+    numbers = {pid: own[pid] for pid in turns[:MOST_RANKS]}
+    below = _below(seen, numbers)
     told = processes.each(
         lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
     )
@@ -161,6 +166,8 @@ def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
     for pid, values in told.items():
         if values and values is not processes.HANGS:
             values["may_poll"] = values["may_poll"] or pid in mpi
+            process = numbers[pid].process
+            values |= {"uid": process.person, "in_cgroup": bool(process.cgroup_job)}
             found.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
     hung = sum(values is processes.HANGS for values in told.values())
     if hung:
@@ -278,7 +285,7 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
             if not stat.S_ISREG(known.st_mode) or (known.st_dev, known.st_ino) in sizes:
                 continue
             sizes[(known.st_dev, known.st_ino)] = (known.st_size, known.st_mtime)
-            watchdog = watchdog or (owner is not None and _caught(path, owner, known.st_size))
+            watchdog = watchdog or (owner is not None and _caught(path, owner))
     if not sizes:
         return None, None, False
     latest = max(written for _, written in sizes.values())
@@ -286,13 +293,17 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
     return sum(size for size, _ in sizes.values()), age_s, watchdog
 
 
-def _caught(path: str, owner: int, size: int) -> bool:
-    """Whether the end of a log has a line of the watchdog's."""
-    handle, _ = open_regular(os.readlink(path), owner)
+def _caught(link: str, owner: int) -> bool:
+    """Whether the end of the log behind a descriptor has a line of the watchdog's."""
     try:
-        return bool(_WATCHDOG.search(os.pread(handle, _LOG_BYTES, max(0, size - _LOG_BYTES))))
+        log = logs.open_written(link, link, owner)
+    except logs.NoLogError:
+        return False
+    try:
+        begin = max(0, log.known.st_size - _LOG_BYTES)
+        return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
     finally:
-        os.close(handle)
+        os.close(log.number)
 
 
 def _ports() -> list[int | None]:

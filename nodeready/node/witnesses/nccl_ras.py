@@ -29,7 +29,7 @@ from typing import Any
 
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.stacks.processes import FAMILIES
-from nodeready.node.users_file import Rights, confine, give_up, rights_of_process
+from nodeready.node.users_file import Rights, confine, give_up, held, rights_of_process
 from nodeready.subjects import wire
 
 
@@ -265,7 +265,7 @@ def _asked(
     making:    one of these may be making one
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
-    version = _library(pids)
+    version = _library(pids, uid)
     # Where there is nobody to ask, nobody has to be warned.
     where = _listening(pids, uid, address)
     known = numbers(version)
@@ -367,18 +367,18 @@ def numbers(version: str) -> tuple[int, ...] | None:
     return tuple(map(int, version.split("."))) if version else None
 
 
-def library(pids: Iterable[int]) -> str | None:
-    """The version of NCCL in these processes, the lowest; "": not known. None: none has loaded it.
+def library(pids: Iterable[int], uid: int) -> str | None:
+    """The lowest version of NCCL in a user's processes; "": not known. None: none has loaded it.
 
     With the rights of their user: it opens what they have mapped. Raises OSError.
     """
     try:
-        return _library(pids)
+        return _library(pids, uid)
     except _Absent:
         return None
 
 
-def _library(pids: Iterable[int]) -> str:
+def _library(pids: Iterable[int], uid: int) -> str:
     """The same. Raises _Absent where none has loaded it."""
     found: dict[tuple[str, str], str] = {}
     inside = False
@@ -397,7 +397,7 @@ def _library(pids: Iterable[int]) -> str:
             if _LIBRARY.search(words[5].replace(" (deleted)", "")):
                 key = (words[5], words[4])
                 if key not in found:
-                    found[key] = _version(pid, words[5], words[4])
+                    found[key] = _version(pid, uid, words[5], words[4])
     if not found and inside:
         return ""
     if not found:
@@ -408,28 +408,21 @@ def _library(pids: Iterable[int]) -> str:
     return min(found.values(), key=lambda version: numbers(version) or ())
 
 
-def _version(pid: int, path: str, inode: str) -> str:
+def _version(pid: int, uid: int, path: str, inode: str) -> str:
     """The version of this library: what stands in the very file that is mapped, else what its name
     or its package says; "": not known."""
-    with contextlib.suppress(OSError):
-        # The process's own root: a container has its own files.
-        number = os.open(f"/proc/{pid}/root{path}", os.O_PATH | os.O_CLOEXEC)
-        try:
-            known = os.fstat(number)
-            if not stat.S_ISREG(known.st_mode) or str(known.st_ino) != inode:
-                return ""
-            with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
-                if found := _searched(file):
-                    return found
-        finally:
-            os.close(number)
+    with contextlib.suppress(OSError), held(pid, uid, path) as (number, known):
+        if not stat.S_ISREG(known.st_mode) or str(known.st_ino) != inode:
+            return ""
+        with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
+            if found := _searched(file):
+                return found
     if named := _NAMED.search(path):
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2
-    site = f"/proc/{pid}/root{path}".rsplit("/", 4)[0]
-    with contextlib.suppress(OSError), os.scandir(site) as entries:
-        for entry in entries:
-            if made := _DISTRIBUTION.fullmatch(entry.name):
+    with contextlib.suppress(OSError), held(pid, uid, path.rsplit("/", 4)[0] or "/") as (site, _):
+        for name in os.listdir(f"/proc/self/fd/{site}"):
+            if made := _DISTRIBUTION.fullmatch(name):
                 return made[1]
     return ""
 

@@ -530,7 +530,7 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
 
 
-def _elsewhere(stacks: Stacks) -> Iterator[str]:
+def _elsewhere(stacks: Stacks, disputed: bool) -> Iterator[str]:
     jobs = {one.job for one in stacks.others} - {stacks.job}
     users = {one.user for one in stacks.others} - {stacks.user}
     if stacks.others:
@@ -546,7 +546,13 @@ def _elsewhere(stacks: Stacks) -> Iterator[str]:
             f"with {' or '.join(options) or '--pid'}"
         )
     strangers = [one for one in stacks.others if one.stranger]
-    if strangers:
+    if strangers and disputed:
+        users = {stacks.user, *(stranger.user for stranger in strangers)}
+        yield (
+            f"whose job {stacks.job} is, nothing tells: {_few(sorted(users))} claim it: choose "
+            "with --user NAME"
+        )
+    elif strangers:
         count = sum(one.processes for one in strangers)
         yield (
             f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
@@ -566,6 +572,7 @@ def with_advice(
     apart: Sequence[Apart] = (),
     *,
     by_witness: bool = False,
+    disputed: bool = False,
 ) -> Stacks:
     """The document with its advice.
 
@@ -573,6 +580,7 @@ def with_advice(
     instead:     node -> what runs there, where no rank was found
     apart:       files that are not the same on all nodes
     by_witness:  the verdict is a witness's, so that the stacks' own suspects are not named again
+    disputed:    several users claim the job, and neither Slurm nor a cgroup tells whose it is
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
@@ -582,7 +590,7 @@ def with_advice(
     elif len(groups) > 1 and not by_witness:
         lines += _apart(stacks)
     lines += _code(apart)
-    lines += _elsewhere(stacks)
+    lines += _elsewhere(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(

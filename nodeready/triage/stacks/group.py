@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
+from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.triage.stacks import advise, evidence, hearing, hints, verdict
 from nodeready.triage.stacks.classify import (
     HOLDER,
@@ -190,6 +191,7 @@ class Job:
 
     name:  by Slurm's cgroup where slurm says so, else as the processes say
     user:  whose processes they are; of a job of Slurm's, of the first one that was read
+    claims: of its processes, those that are not of the job that they name, as their nodes say
     """
 
     def __init__(self, name: str = "", user: str = "", slurm: bool = False) -> None:
@@ -198,7 +200,7 @@ class Job:
         self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
         self.world_sizes: dict[int, int] = {}
-        self.count = 0
+        self.count = self.claims = 0
 
     def join(self, other: Job) -> None:
         """Take over the processes of the same user that are outside of the job's cgroup."""
@@ -209,6 +211,11 @@ class Job:
         for size, count in other.world_sizes.items():
             self.world_sizes[size] = self.world_sizes.get(size, 0) + count
         self.count += other.count
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it is another user's."""
+        return self.claims == self.count > 0
 
     @property
     def _everybody(self) -> list[Process]:
@@ -275,6 +282,7 @@ class TraceCollector:
             if slurm and user not in job.users:
                 job.users.add(user)
             job.count += 1
+            job.claims += process["note"].startswith(CLAIMS)
             world = process["world_size"]
             if world is not None:
                 job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
@@ -327,9 +335,10 @@ class TraceCollector:
     def each_job(self) -> list[Job]:
         """The jobs, the one to show first.
 
-        Where half of the nodes know of a job of Slurm's, those come first, by their cgroups: no
-        user can claim one, but a node can. Then the one on the most nodes, with the most ranks.
-        What a job's user has outside of its cgroup is the job's, too; what others claim is not.
+        Those whose processes only claim a job are the last. Where half of the nodes know of a job
+        of Slurm's, those come first, by their cgroups: no user can claim one, but a node can. Then
+        the one on the most nodes, with the most ranks. What a job's user has outside of its cgroup
+        is the job's, too; what others claim is not.
         """
         found = [job for job in self.jobs.values() if job.slurm]
         managed = {node for job in found for node in job.nodes}
@@ -346,6 +355,7 @@ class TraceCollector:
         return sorted(
             found,
             key=lambda job: (
+                job.is_claim,
                 not (believed and job.slurm),
                 *(-count for count in job.size),
                 natural(job.name),
@@ -709,5 +719,11 @@ def _grouped(
     )
     apart = _different_code(buckets, reader.stacks)
     return advise.with_advice(
-        made, job.world_sizes, reader.instead, apart, by_witness=decided.by_witness
+        made,
+        job.world_sizes,
+        reader.instead,
+        apart,
+        by_witness=decided.by_witness,
+        disputed=not job.slurm
+        and not all(one.is_claim for one in jobs[1:] if one.name == job.name),
     )

@@ -7,6 +7,26 @@ import sys
 
 import pytest
 
+HUNG_UP = """
+import os, signal, time
+from nodeready.cli.start import interrupt_on_signals
+interrupt_on_signals()
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(0)
+    print("goes on")
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+@pytest.mark.parametrize(("start", "said"), [("trap '' HUP", "goes on"), ("trap - HUP", "ended")])
+def test_a_terminal_that_is_closed_ends_a_command_unless_it_was_to_outlive_it(start, said):
+    argv = ["sh", "-c", f'{start}; exec "$@"', "sh", sys.executable, "-c", HUNG_UP]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split("\n")[0] == said, done
+
+
 HEARS = {
     "the command": "from nodeready.cli.start import interrupt_on_signals as hear; hear()",
     "the program on the node": (

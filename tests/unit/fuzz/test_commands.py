@@ -61,7 +61,7 @@ CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0
 TAIL = {
     "host": "x", "unread": [], "left_out": 0, "older": 0, "error": "",
     "files": [{"path": "/log/rank_1.log", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0,
-               "lines": ["step 1"], "matches": None,
+               "lines": ["step 1"], "matches": None, "pids": [],
                "reports": [{"rank": 1, "group": "tp", "kind": "timeout", "sequence": 7,
                             "operation": "ALLREDUCE", "enqueued": 9, "completed": 6}]}],
 }  # fmt: skip

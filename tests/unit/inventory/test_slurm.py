@@ -153,3 +153,17 @@ def test_a_job_list_that_is_none_never_reaches_scontrol(tools):
             tools.ask({"SLURM_JOB_NODELIST": text})
         assert str(caught.value).isprintable()
     assert not (tools.directory / "scontrol.calls").exists()
+
+
+@pytest.mark.parametrize(("job", "body", "uid"), [
+    ("4711", "echo 1000", "1000"),
+    ("4711", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", ""),
+    ("4711", "echo nobody", ""),
+    # No number of Slurm's: it is not asked.
+    ("gpu001:29500", "echo 1000", ""),
+])  # fmt: skip
+def test_whose_a_job_is(tools, job, body, uid):
+    environ = {"PATH": str(tools.directory)}
+    assert slurm.job_user(job, environ) == ""
+    tools.put("squeue", body)
+    assert slurm.job_user(job, environ) == uid

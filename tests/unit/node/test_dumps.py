@@ -6,13 +6,14 @@ import base64
 import gzip
 import json
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from nodeready.node.runtime import Ended
+from nodeready.node.runtime import Ended, Supervisor
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import (
@@ -105,6 +106,19 @@ def test_errors_by_their_words(case):
     """As py-spy 0.4.3 writes them with RUST_LOG=py_spy=warn."""
     ended = Ended(case.get("status", 1), "", case["stderr"], 0.1)
     assert words(ended) == (case.get("problem", case["name"]), case["again"])
+
+
+def test_a_process_has_ended_only_when_it_is_gone(tmp_path):
+    """py-spy says the same of a file that it does not find."""
+    spy = tmp_path / "py-spy"
+    spy.write_text("#!/bin/sh\necho 'Error: No such file or directory (os error 2)' >&2; exit 1\n")
+    spy.chmod(0o755)
+    with subprocess.Popen(["sleep", "60"]) as process, Supervisor("nodeready:test", 20) as one:
+        living = py_spy.take(one, str(spy), process.pid, 9).error
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        ended = py_spy.take(one, str(spy), process.pid, 9).error
+    assert (living, ended) == (py_spy.NO_FILE, py_spy.ENDED)
 
 
 def local(name, value):

@@ -243,8 +243,14 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     assert all(rank.stranger and "is another user's" in rank.note for rank in ranks[2:])
     owned = select(fakes + own, Selection(uid=7), OWN)
     assert [rank.process.pid for rank in owned] == [30, 31]
-    # Without a cgroup nobody can tell: all are looked at, and the owners take turns.
     plain = [replace(row, cgroup_job="") for row in own]
+    # Slurm tells whose it is; the ids of that user's containers, and root's, are the job's.
+    inside = processes("70 1 python train.py | torch 2 4 | SLURM_JOB_ID=88 | uid 100000")
+    inside = [replace(inside[0], person=7), replace(inside[0], pid=71, uid=0, person=0)]
+    ranks = select([*fakes, *plain, *inside], Selection(job="88", owner=7), OWN)
+    assert {rank.process.pid for rank in ranks if not rank.stranger} == {30, 31, 70, 71}
+    assert len(ranks) == 4 + MOST_STRANGERS
+    # Without Slurm's word nobody can tell: all are looked at, and the owners take turns.
     ranks = select([*fakes, *plain], Selection(job="88"), OWN)
     turns = Turns(ranks, limit_s=100)
     looks = []

@@ -249,6 +249,23 @@ def test_a_grandchild_that_keeps_the_pipe_does_not_keep_us_and_nothing_is_left(t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_run_has_left_goes_with_the_next(tmp_path):
+    """Not what a run still uses, however old it is, and nothing of others."""
+    env = environment(TMPDIR=str(tmp_path))
+    (tmp_path / "nodeready-run-file").touch()
+    with started("sleep", "9", env=env) as killed, started("sleep", "9", env=env) as alive:
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+        killed.kill()
+        killed.wait()
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        assert run("true", env=env).returncode == 0
+        names = {path.name for path in tmp_path.iterdir()}
+        assert (len(names), "nodeready-run-file" in names) == (2, True)
+        alive.terminate()
+        alive.wait()
+
+
 def test_a_terminal_stays_one_and_a_file_is_none(script):
     path = script("import sys; print(sys.stdout.isatty(), sys.stderr.isatty())")
     master, slave = pty.openpty()

@@ -100,7 +100,7 @@ def test_where_the_recorder_writes(idle, tmp_path):
     *((place, "") for place in ("/tmp/core.%p", "/tmp/%u/core", "core")),
 ])  # fmt: skip
 def test_where_a_core_would_go(idle, pattern, words):
-    problem = settings._core_wrong(idle, pattern)
+    problem = settings._core_wrong(idle, os.getuid(), pattern)
     assert (words in problem, bool(problem)) == (True, bool(words))
 
 

@@ -65,6 +65,7 @@ class Cluster:
         default_factory=dict
     )  # node -> what it says instead of its answer
     engines: tuple[Engine, ...] = (GLOO, RING)
+    taken: set[tuple[str, int]] = field(default_factory=set)  # node, port that somebody else has
     seconds: float = 1.0  # that a collective takes
     more_s: float = 0.0  # and one of several nodes in addition
     orders: list[tuple[str, Any, float]] = field(default_factory=list)  # node, order, moment
@@ -97,6 +98,9 @@ class Cluster:
         node.running[order.number] = order
         together = self.tests.setdefault(order.number, {})
         together[name] = order
+        if (name, order.head.port) in self.taken and name == order.head.name:
+            self.answer(name, order, "init", "Address already in use")
+            return
         if name in self.broken and order.engine == "torch":
             self.answer(name, order, "start", self.broken[name])
             return
@@ -128,7 +132,8 @@ class Cluster:
             node.lines.put(f"{node.nonce} ran {{}}")
         else:
             number = order.number + (lie == "another test")
-            node.say("hello" if lie == "another row" else "ran", Ran(number, "", ranks))
+            taken = f"port {order.head.port} is taken by mallory" if "in use" in error else ""
+            node.say("hello" if lie == "another row" else "ran", Ran(number, "", ranks, taken))
 
     def pair(self, name: str, order: Pair) -> None:
         target, address = order.target.name, order.target.addresses[0]
@@ -279,6 +284,19 @@ def test_nodes_that_are_well(clock, count):
     assert [what for what, *_ in done.rounds][:3] == ["looking", "starting", "alone"]
     # Alone, in groups, all together, a second each; nothing else takes time.
     assert done.took_s == pytest.approx(min(count, 3 if count > 3 else 2), abs=0.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_who_takes_the_ports_of_a_good_node_has_it_not_suspected(clock, count):
+    """Of its ports, so many are another user's whenever rank 0 is to have them."""
+    cluster = Cluster(named(4), taken={("n02", port) for port in PORTS[:count]})
+    done = Run(clock, cluster)
+    assert done.suspects == []
+    away = {"n02"} if count == len(PORTS) else set()
+    told = done.of("untested")
+    assert {*told} == away
+    assert all("is taken by mallory" in why for why in told.values())
+    assert {*done.of("passed")} == {*cluster.names} - away
 
 
 def test_every_rank_has_one_number_and_the_ring_goes_around(clock):

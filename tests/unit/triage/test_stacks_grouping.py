@@ -259,7 +259,14 @@ def test_what_another_user_claims_is_no_rank_of_the_job():
     assert made.advice[-2:] == (
         "shown is job 88 of ada; there are also 88 (3 processes of mallory): choose with "
         "--user NAME",
-        "3 processes claim to be of job 88 and are not: of mallory",
+        "whose job 88 is, nothing tells: ada, mallory claim it: choose with --user NAME",
+    )
+    # Where their node knows better, they are no job, however many they are.
+    note = "claims job 88, which is another user's: not looked into"
+    made = group([*fakes(40, world_size=40, note=note), *fleet()])
+    assert (made.user, made.advice[-1]) == (
+        "ada",
+        "40 processes claim to be of job 88 and are not: of mallory",
     )
 
 

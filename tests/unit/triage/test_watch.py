@@ -213,6 +213,22 @@ def test_a_look_has_every_rank_of_every_node():
 AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
 
 
+@pytest.mark.parametrize(("rows", "users", "own"), [
+    ([(1, False)], [1], 1),
+    ([(1, False), (2, False)], [1, 2], 1),
+    # Slurm's cgroup tells whose it is, and what that user has outside of it counts.
+    ([(2, False), (1, True), (1, False)], [1], 2),
+    ([], [], 0),
+])  # fmt: skip
+def test_a_job_has_one_user(rows, users, own):
+    ranks = {
+        Key("gpu0", number, 5.0): replace(REST, uid=uid, in_cgroup=in_cgroup)
+        for number, (uid, in_cgroup) in enumerate(rows)
+    }
+    look = Look(0.0, ranks)
+    assert (look.users, len(look.of(1).ranks)) == (users, own)
+
+
 @pytest.mark.parametrize(("ask", "unreached"), [
     (answering(("motion", REST)), []),  # It is cut off.
     (answering(text="Welcome!\n"), []),

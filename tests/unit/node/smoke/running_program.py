@@ -62,6 +62,8 @@ class Listeners:
         return port in self.open or not self._take(port)
     def release(self, port):
         self.open.pop(port).close()
+    def descriptors(self):
+        return {}
     def serve(self):
         threading.Event().wait()
 def run_ring(order, listeners, stop):
@@ -89,6 +91,8 @@ class Engines:
         self.supervisor = supervisor
     def close(self):
         pass
+    def takes(self, order):
+        return False
     def run(self, order, addresses, stop):
         began = time.monotonic()
         argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
@@ -108,7 +112,7 @@ class Engines:
             Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0, 0.0)
             for at in range(order.ranks)
         )
-def find(supervisor, config):
+def find(supervisor, config, listeners):
     if config.python == "hangs":
         time.sleep(300)
     if config.python == "raises":

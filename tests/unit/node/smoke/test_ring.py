@@ -391,6 +391,22 @@ def test_who_knows_the_form_but_not_the_token(listen):
     assert listeners.token.encode() not in welcomes[0]
 
 
+def test_a_port_that_is_lent_is_never_free(listen):
+    listeners, port = listen()
+    with socket.socket(fileno=os.dup(listeners.descriptors()[port])) as borrower:
+        listeners.lend(port)
+        with pytest.raises(OSError, match="in use"), socket.create_server(("", port)):
+            pass
+        with socket.create_connection((LOOPBACK, port), 2) as guest:
+            borrower.setblocking(True)
+            borrower.accept()[0].sendall(b"store")
+            assert guest.recv(9) == b"store"
+    assert (listeners.ports, listeners.take(port), listeners.ports) == ((), True, (port,))
+    found, connection = mesh.meet(LOOPBACK, port, ring._mark(listeners.token))
+    assert (found.outcome, connection is not None) == ("ok", True)
+    connection.close()
+
+
 def test_a_port_is_released_and_taken_again(listen):
     listeners, port = listen()
     listeners.release(port)
