@@ -46,7 +46,9 @@ class _Process:
     waits: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
-def _look(pid: int, threads: Mapping[int, str], shared: frozenset[str]) -> dict[str, Any]:
+def _look(
+    pid: int, threads: Mapping[int, str], shared: frozenset[str], local: Mapping[str, str]
+) -> dict[str, Any]:
     waited: dict[str, list[Any]] = {}
     for thread, name in threads.items():
         row = waits.look(pid, thread)
@@ -56,7 +58,7 @@ def _look(pid: int, threads: Mapping[int, str], shared: frozenset[str]) -> dict[
     return {
         "space": os.stat(f"/proc/{pid}/ns/net").st_ino,
         "local": _addresses(pid),
-        "sockets": waits.sockets(pid),
+        "sockets": waits.sockets(pid, local),
         "maps": [one for one in shared if one in waits.shared_maps(maps)],
         "waits": waited,
     }
@@ -92,11 +94,12 @@ def observe(targets: Sequence[Target], calls: Mapping[int, waits.Call], deadline
         return
     shared = frozenset(call.shared for call in calls.values() if call.shared)
     owned = {pid: target.owner for pid, target in family.items()}
+    local = waits.unix_peers()
     seen = each(
-        lambda pid: _look(pid, threads.get(pid, {}), shared), list(family), deadline, owned
+        lambda pid: _look(pid, threads.get(pid, {}), shared, local), list(family), deadline, owned
     )
     known = {pid: _Process(**row) for pid, row in seen.items() if row and row is not HANGS}
-    node = _Node(known, family)
+    node = _Node(known, family, local)
     for target in (family[pid] for pid in threads):
         mine = [pid for pid, above in family.items() if above is target and pid in known]
         rows: dict[tuple[str, str], None] = {}
@@ -118,8 +121,10 @@ def observe(targets: Sequence[Target], calls: Mapping[int, waits.Call], deadline
 class _Node:
     """Who of this node's ranks has which end."""
 
-    def __init__(self, known: Mapping[int, _Process], family: Mapping[int, Target]) -> None:
-        self.known, self.family = known, family
+    def __init__(
+        self, known: Mapping[int, _Process], family: Mapping[int, Target], local: Mapping[str, str]
+    ) -> None:
+        self.known, self.family, self.local = known, family, local
         self.of_pair: dict[tuple[int, str, str], int] = {}
         for pid, process in known.items():
             for own, peer in process.sockets:
@@ -141,6 +146,11 @@ class _Node:
         """Loopback's addresses are everybody's own."""
         return self.known[pid].space if _LOOPBACK.match(address) else 0
 
+    def _is_far(self, pid: int, address: str) -> bool:
+        """Whether an address is another node's."""
+        host = address.rpartition(":")[0]
+        return bool(host) and host not in self.known[pid].local
+
     def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
         """Whether a connection is one of the job's store: whoever has it serves it aside."""
         port = self.family[pid].rank.identity.master.rpartition(":")[2]
@@ -150,14 +160,15 @@ class _Node:
         """``pid 55``, or the addresses of the other end and of this one: the ranks at the other
         ends of connections; the others are left out."""
         found: dict[str, None] = {}
-        for own, peer in pairs:
+        for own, shown in pairs:
+            peer = shown or self.local.get(own, "")
             if self._is_store(pid, (own, peer)):
                 continue
             space = self._space(pid, peer)
             there = self.of_pair.get((space, peer, own)) or self.of_pair.get((space, peer, ""))
             if there is not None and self.family[there] is not self.family[pid]:
                 found[f"pid {self.family[there].pid}"] = None
-            elif there is None and peer.rpartition(":")[0] not in self.known[pid].local:
+            elif there is None and self._is_far(pid, peer):
                 found[f"{peer} {own}"] = None
         return list(found)
 
@@ -184,6 +195,6 @@ class _Node:
                 if not peer:
                     bound = self._bound(process, own)
                     listens += [one for one in bound if not _LOOPBACK.match(one)]
-                elif peer.rpartition(":")[0] not in process.local:
+                elif self._is_far(pid, peer):
                     far.append(f"{own} {peer}")
         return [*listens[:_MOST_ENDS], *(far if len(far) <= _MOST_ENDS else ())]

@@ -332,8 +332,8 @@ def _capture(
         if number == 0:
             _observe_threads(supervisor, targets)
             asked.between()
-        longer = last and number == samples - 1 and _may_be_slow(targets)
-        if last and not (longer and config.longer_s and supervisor.left_s > 2 * config.longer_s):
+        longer = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
+        if last and not (longer and _may_be_slow(targets)):
             break
         due += config.longer_s if last else config.interval_s
         number += 1
@@ -356,10 +356,10 @@ def _may_be_slow(targets: Sequence[Target]) -> bool:
     live = [target for target in targets if target.facts and not target.rank.stranger]
     if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
         return False
-    stacks = [
-        [dump.main for dump in target.dumps] for target in live if target.rank.process.python
-    ]
-    return bool(stacks) and all(len(set(mains)) == 1 for mains in stacks)
+    pythons = [target for target in live if target.rank.process.python]
+    stacks = [[dump.main for dump in target.dumps] for target in pythons]
+    still = [len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks]
+    return bool(still) and all(still)
 
 
 def _matched(

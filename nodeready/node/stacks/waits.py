@@ -66,6 +66,9 @@ _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
+#: Before the inode of a socket of this machine. Of linux/netlink.h, sock_diag.h, unix_diag.h.
+UNIX = "unix "
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
 _PIPED = re.compile(r"pipe_(read|write)")
 _FUTEX_PRIVATE = 128  # futex(2): of one process alone
 #: Of /proc/PID/net/tcp that is read, some 50,000 sockets; of /proc/PID/maps.
@@ -104,7 +107,7 @@ class Call:
     timed:   a futex(2) with a time, as Python asks for the interpreter's lock
     sockets: the connections among the objects: (own address, peer's)
     shared:  the memory of a futex(2) that other processes share; "": it is its own
-    holders: processes that have the other ends of the pipes, found by `observe`
+    holders: processes that have the lock, or the other ends of the pipes, found by `observe`
     """
 
     verb: str
@@ -275,6 +278,7 @@ class _Thread:
         for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
             words = row.split(None, 7)
             if len(words) > 6 and words[6] == str(inode):
+                self.sockets.append((f"{UNIX}{inode}", ""))
                 name = words[7][:_WIDE] if len(words) > 7 else ""
                 return verb, f"the socket {name}" if name else "a socket of this machine"
         return verb, "a socket"
@@ -350,8 +354,11 @@ def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
         return None
 
 
-def sockets(pid: int) -> list[tuple[str, str]]:
-    """Own address and peer's of each connection that a process has; of a listener, own and ""."""
+def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Own address and peer's of each connection that a process has; of a listener, own and "".
+
+    local: those of this machine (`unix_peers`)
+    """
     inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
@@ -359,7 +366,8 @@ def sockets(pid: int) -> list[tuple[str, str]]:
                 link = os.readlink(f"/proc/{pid}/fd/{name}")
                 if link.startswith("socket:["):
                     inodes.add(link[8:-1])
-    found = []
+    names = (f"{UNIX}{inode}" for inode in inodes)
+    found = [(name, local[name]) for name in names if name in local]
     for table in _TCP if inodes else ():
         for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
             words = row.split(None, 10)
@@ -369,6 +377,32 @@ def sockets(pid: int) -> list[tuple[str, str]]:
                     if state in (_ESTABLISHED, _LISTEN):
                         peer = "" if state == _LISTEN else _host(words[2])
                         found.append((_host(words[1]), peer))
+    return found
+
+
+def unix_peers() -> dict[str, str]:
+    """The connected sockets of this machine (unix(7)), and the other end of each, as `sockets` has
+    them: asked of the kernel (sock_diag(7)), which shows them by their inodes."""
+    found: dict[str, str] = {}
+    with (
+        contextlib.suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
+    ):
+        kernel.settimeout(_ENDS_S)
+        asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 1, 0) + asked)
+        while True:
+            data, at = kernel.recv(1 << 16), 0
+            while at < len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind != _BY_FAMILY:
+                    return found
+                (inode,) = struct.unpack_from("=I", data, at + 20)
+                # After the two heads come attributes: length, kind, value.
+                if length >= 40 and struct.unpack_from("=HH", data, at + 32) == (8, 2):
+                    (peer,) = struct.unpack_from("=I", data, at + 36)
+                    found[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                at += length + -length % 4
     return found
 
 
@@ -401,7 +435,7 @@ def address(data: bytes) -> str:
 
 # --- The locks of files, and the other ends of pipes.
 
-_LOCK = re.compile(r"^(\d+): (->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
@@ -486,15 +520,19 @@ def observe(
     locks = contents("/proc/locks") if any(call.lock for call in known.values()) else ""
     return {
         pid: (
-            replace(call, holders=_holders(call, others)),
+            replace(call, holders=_holders(pid, call, others, locks)),
             phrase(pid, call, others, locks),
         )
         for pid, call in known.items()
     }
 
 
-def _holders(call: Call, others: Ends) -> tuple[int, ...]:
-    """Who has the other ends of all the pipes that a call waits for; () where that is not sure."""
+def _holders(pid: int, call: Call, others: Ends, locks: str) -> tuple[int, ...]:
+    """Who has the lock of a file, or the other ends of the pipes that a call waits for; () where
+    not everybody was looked at."""
+    holder = lock_holder(locks, pid) if call.lock else 0
+    if holder:
+        return (holder,)
     if not others.whole:
         return ()
     found = [others.who.get((inode, end), []) for _, inode, end in call.pipes]

@@ -471,14 +471,14 @@ def _follow(job: Job, reader: TraceCollector) -> None:
         ranks = {(p.node, p.pid): p.rank for p in bucket.processes if p.rank is not None}
         rank_of |= ranks
         hint = _hint(bucket, _frames(bucket, reader.stacks), ())
-        groups.append(
-            links.Waiting(
-                frozenset(ranks.values()),
-                hint.about if hint else "",
-                bucket.ends,
-                len(bucket.processes),
-            )
+        about = hint.about if hint else ""
+        if about == "sleep" and bucket.verdict != "unsure":
+            # It does not look for anything.
+            about = ""
+        waiting = links.Waiting(
+            frozenset(ranks.values()), about, bucket.ends, len(bucket.processes)
         )
+        groups.append(waiting)
     found = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
     for bucket, ranks_ in zip(job.buckets.values(), found, strict=True):
         bucket.waits_for = ranks_ if bucket.verdict != "progressing" else ()

@@ -763,7 +763,8 @@ COMPUTES = "its GPU computes"
 #: Errors that the end of another rank causes: gloo's and NCCL's of a connection, the launcher's.
 _CAUSED = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
-    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError|timed? ?out|failed on Socket"
+    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
+    r"|timed? ?out|failed on Socket"
     r"|NCCL error|ncclRemoteError|EOFError|end of file"
 )
 _NUMBERS = re.compile(r"\d+(?:\.\d+)?")

@@ -906,8 +906,10 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             known += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif common is _NETWORK and place is _LOOP:
-                # The loop waits in select(); the network is only one of what it waits for.
+            elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
+                common is _LOCK and place is _CHILD
+            ):
+                # It waits in select(), or at a lock, for what comes from elsewhere.
                 common = place
     return _Stack(None, common)
 

@@ -10,9 +10,9 @@ from nodeready.node.stacks.links import BELOW, WHOLE
 #: Connections that are kept of all nodes together.
 _MOST_ENDS = 1 << 20
 #: What a hint is about where the main thread waits for a process below its own; and where a
-#: library's own threads have the connections.
+#: library's own threads have the connections, or it looks again and again.
 _BELOW_ABOUTS = frozenset({"data", "child"})
-_WHOLE_ABOUTS = frozenset({"network"})
+_WHOLE_ABOUTS = frozenset({"network", "sleep"})
 
 #: Before an end that others have as well.
 _MAY = "may "
@@ -91,33 +91,39 @@ def waited_for(
     known = frozenset(for_ranks)
     found: list[tuple[int, ...]] = [()] * len(groups)
     waiting = {rank for one in groups if one.about in known for rank in one.ranks}
-    several: list[tuple[int, list[set[int]]]] = []
-    for at, one in enumerate(groups):
-        if one.about in known or len(one.ends) < one.processes:
-            continue
-        rows = [_ranks(place, ends, one.about, links, rank_of) for place, ends in one.ends.items()]
-        if all(len(ranks) == 1 and sure for ranks, sure in rows):
-            found[at] = tuple(sorted({rank for ranks, _ in rows for rank in ranks}))
-            waiting |= one.ranks
-        elif all(ranks for ranks, _ in rows):
-            several.append((at, [ranks for ranks, _ in rows]))
-    for at, sets in several:
-        free = [ranks - waiting for ranks in sets]
-        if all(free):
-            found[at] = tuple(sorted(set().union(*free)))
+    # The surest first: who waits for others keeps nobody waiting that may wait for several.
+    for level in (_sure, _direct, _whole):
+        for at, one in enumerate(groups):
+            if found[at] or one.about in known or len(one.ends) < one.processes:
+                continue
+            sets = []
+            for place, ends in one.ends.items():
+                owners = [links.owner(place[0], end) for end in level(ends, one.about)]
+                ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
+                sets.append(ranks - {rank_of.get(place, -1)})
+            if level is not _sure:
+                sets = [ranks - waiting for ranks in sets]
+            if all(sets) and (level is not _sure or all(len(ranks) == 1 for ranks in sets)):
+                found[at] = tuple(sorted(set().union(*sets)))
+                waiting |= one.ranks
     return found
 
 
-def _ranks(
-    place: Place, ends: Ends, about: str, links: Links, rank_of: Mapping[Place, int]
-) -> tuple[set[int], bool]:
-    """The other ranks at the other ends of one process; and whether that is sure."""
-    texts = ends.direct
-    if about in _BELOW_ABOUTS:
-        texts = (*texts, *ends.below)
-    if not texts and about in _WHOLE_ABOUTS:
-        texts = ends.whole
-    owners = (links.owner(place[0], text.removeprefix(_MAY)) for text in texts)
-    ranks = {rank_of[owner] for owner in owners if owner is not None and owner in rank_of}
-    sure = not any(text.startswith(_MAY) for text in texts)
-    return ranks - {rank_of.get(place, -1)}, sure
+def _sure(ends: Ends, about: str) -> tuple[str, ...]:
+    """The ends that the thread waits for, where nobody else has them."""
+    texts = _waited(ends, about)
+    return () if any(text.startswith(_MAY) for text in texts) else texts
+
+
+def _direct(ends: Ends, about: str) -> tuple[str, ...]:
+    """The ends that the thread waits for, though others may have them as well."""
+    return tuple(text.removeprefix(_MAY) for text in _waited(ends, about))
+
+
+def _waited(ends: Ends, about: str) -> tuple[str, ...]:
+    return (*ends.direct, *(ends.below if about in _BELOW_ABOUTS else ()))
+
+
+def _whole(ends: Ends, about: str) -> tuple[str, ...]:
+    """The ends of all connections, where the thread itself waits for none of its own."""
+    return ends.whole if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()

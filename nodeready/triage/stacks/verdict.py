@@ -18,7 +18,15 @@ from nodeready.inventory.nodeset import fold, natural
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.text import counted
 from nodeready.triage.stacks import advise, hearing, hints
-from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
+from nodeready.triage.stacks.document import (
+    Below,
+    Frame,
+    Group,
+    Statement,
+    Suspect,
+    Verdict,
+    fold_ranks,
+)
 from nodeready.triage.stacks.evidence import Lag, Testimony
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
@@ -67,7 +75,7 @@ class Odd(NamedTuple):
 
 
 #: How the reason of missing ranks begins that run as another job.
-STRAYED = "run under"
+STRAYED = "started as part of"
 
 
 class _Cause(NamedTuple):
@@ -117,6 +125,13 @@ def _stands(group: Group) -> str:
     return _place(frame) if frame else ""
 
 
+def _held_below(group: Group) -> Below | None:
+    """A process that a rank waits for and that does nothing any more; None: there is none."""
+    if group.about not in ("child", "data"):
+        return None
+    return next((one for one in group.below if one.state[:1] in _HELD), None)
+
+
 def _cause(group: Group) -> _Cause:
     """What a group that waits for nobody does, and what to do about it."""
     many = len(group.ranks) > 1
@@ -134,12 +149,14 @@ def _cause(group: Group) -> _Cause:
         does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
         return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     about = group.about
-    if about in ("child", "data"):
-        for below in group.below:
-            if held := _HELD.get(below.state[:1]):
-                name = "loader worker" if below.kind == "loader worker" else below.command[:30]
-                look = "see who did it, and what it wrote last"
-                return _Cause("late", f"waits for a process of its that {held}: {name}", look)
+    if stopped := _held_below(group):
+        name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
+        does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
+        return _Cause("late", does, "see who did it, and what it wrote last")
+    inner = next((one for one in group.below if one.frames), None) if about == "child" else None
+    if inner:
+        frame = hints.user_frame(inner.frames) or inner.frames[-1]
+        return _Cause("late", f"waits for a process of its in {_place(frame)}", "look there")
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for below in group.below if about == "data" or not group.frames else ():
         if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):
@@ -449,7 +466,12 @@ class _Case:
         self.reorder = True
         ended = sorted({rank for at in gone for rank in self.groups[at].ranks})
         error = _cut(self.heard.raised[rank], 70)
-        does = _cause(self.groups[self.at[rank]]).does
+        at = self.at[rank]
+        does = _cause(self.groups[at]).does
+        for other in gone:
+            after = f"has ended after rank {rank} raised"
+            self.groups[other] = replace(self.groups[other], role="victim", reason=after)
+        self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
         name = who([rank], self.nodes_of([rank]))
         text = f"{name} raised {error}; {who(ended)} {_has(ended)} ended since"
         suspect = self.suspect([rank], self.nodes_of([rank]), does)
@@ -462,6 +484,7 @@ class _Case:
         """``, or it may be slow``: a step that is longer than the look stands still as well."""
         group = self.groups[at]
         sure = group.kind != "stack" or group.about in _ENDLESS or group.verdict == "progressing"
+        sure = sure or _held_below(group) is not None
         return "" if sure else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
@@ -562,6 +585,12 @@ class _Case:
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
         text = f"{name}{more}: {cause.does}{slow}; {waits}: {cause.look}"
+        everywhere = len(alive) > 1 and sum(one.processes for one in seen) == self.total
+        if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
+            # Whoever comes first does so by chance.
+            text = f"{len(alive)} groups, and no stack is known to wait for another rank"
+            if cause.kind == "late":
+                return self.made("unclear", text, [], ("flight_recorder", "logs"))
         if len(kinds) == 1 and cause.kind in ("loader", "storage"):
             return self.made(cause.kind, text, suspects)
         if first.kind != "stack" and len(kinds) == 1:

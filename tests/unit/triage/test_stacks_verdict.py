@@ -231,8 +231,8 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     # --- Who ended first, and who was started otherwise.
     ("one has raised, and others have ended since", job({3: BLOCKED, 5: None, 6: None}, {3: log("ValueError: loss is NaN", path="/l/3"), 1: log("RuntimeError: Connection closed by peer [10.0.0.1]:4", path="/l/1")}), "gone", (3,), ("rank 3", "ValueError: loss is NaN", "ranks 5-6 have ended"), ("rank 1 ",)),
     ("few have another WORLD_SIZE", job({3: process(3, START, START, world_size=4)}, usual=(START, START)), "disagree", (3,), ("rank 3", "WORLD_SIZE 4, not 8"), ()),
-    ("one runs under another MASTER_ADDR", job({3: process(3, START, START, job="10.9.9.9:1")}, usual=(START, START)), "disagree", (3,), ("rank 3", "run under 10.9.9.9:1, not 88"), ("nobody found",)),
-    ("another whole job of the user", [*job({3: None}), trace("gpu3", *(process(r, REDUCE, REDUCE, job="99", world_size=4) for r in range(4)))], "gone", (3,), ("nobody found it",), ("run under",)),
+    ("one runs under another MASTER_ADDR", job({3: process(3, START, START, job="10.9.9.9:1")}, usual=(START, START)), "disagree", (3,), ("rank 3", "started as part of 10.9.9.9:1, not 88"), ("nobody found",)),
+    ("another whole job of the user", [*job({3: None}), trace("gpu3", *(process(r, REDUCE, REDUCE, job="99", world_size=4) for r in range(4)))], "gone", (3,), ("nobody found it",), ("started as",)),
     ("a node that was not asked", [{**one, "part": "--limit"} for one in job({3: BLOCKED})[:1]], "late", (3,), ("rank 3", "ranks 4-7 not looked at (--limit)"), ()),
     # --- The recorder.
     ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
