@@ -476,7 +476,11 @@ def _follow(job: Job, reader: TraceCollector) -> None:
             # It does not look for anything.
             about = ""
         waiting = links.Waiting(
-            frozenset(ranks.values()), about, bucket.ends, len(bucket.processes)
+            frozenset(ranks.values()),
+            about,
+            bucket.ends,
+            len(bucket.processes),
+            bucket.verdict in ("unsure", "progressing"),
         )
         groups.append(waiting)
     found = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)

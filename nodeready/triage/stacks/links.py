@@ -72,12 +72,17 @@ class Links:
 
 
 class Waiting(NamedTuple):
-    """Processes of one group. ranks: of them; about: of their hint; ends: node and pid -> Ends"""
+    """Processes of one group.
+
+    ranks: of them; about: of their hint; ends: node and pid -> Ends
+    awake: they woke up between the samples
+    """
 
     ranks: frozenset[int]
     about: str
     ends: Mapping[Place, Ends]
     processes: int
+    awake: bool
 
 
 def waited_for(
@@ -91,6 +96,7 @@ def waited_for(
     known = frozenset(for_ranks)
     found: list[tuple[int, ...]] = [()] * len(groups)
     waiting = {rank for one in groups if one.about in known for rank in one.ranks}
+    awake = {rank for one in groups if one.awake for rank in one.ranks}
     # The surest first: who waits for others keeps nobody waiting that may wait for several.
     for level in (_sure, _direct, _whole):
         for at, one in enumerate(groups):
@@ -102,7 +108,9 @@ def waited_for(
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
             if level is not _sure:
-                sets = [ranks - waiting for ranks in sets]
+                # Of any connection it is only likely: a rank that does something may use it.
+                apart = waiting | awake if level is _whole else waiting
+                sets = [ranks - apart for ranks in sets]
             if all(sets) and (level is not _sure or all(len(ranks) == 1 for ranks in sets)):
                 found[at] = tuple(sorted(set().union(*sets)))
                 waiting |= one.ranks

@@ -620,7 +620,8 @@ class _Case:
                     "slow, or in a loop: look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
-            suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
+            named = self.victims and few and (still or first.verdict == "progressing")
+            suspects = [self.of_group(at) for at in unknown] if named else []
             return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
         chained = [one for one in self.heard.lags if one.chained and one.weight > 1]
         if len(chained) > 1:
