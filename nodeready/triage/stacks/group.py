@@ -83,13 +83,14 @@ class Bucket:
     states, waits_on: with how many have them, and the first as it was said
     below:   the processes below the ranks
     ends:    what they wait for at other ranks; waits_for: the ranks for which all of them wait
+    beside:  the stacks of further threads that wait for ranks
     native:  native frames of one of them; natives: the ranks that have some
     locals:  a variable with its value -> the ranks that have said so
     """
 
     __slots__ = (
-        "below", "by_node", "ends", "kernel", "kind", "locals", "master", "native", "natives",
-        "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on", "why",
+        "below", "beside", "by_node", "ends", "kernel", "kind", "locals", "master", "native",
+        "natives", "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on", "why",
         "woke",
     )  # fmt: skip
 
@@ -109,6 +110,7 @@ class Bucket:
         self.locals: dict[str, list[int | None]] = {}
         self.ends: dict[links.Place, links.Ends] = {}
         self.waits_for: tuple[int, ...] = ()
+        self.beside: set[int] = set()
 
     def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
         """What is known of one more process, beside what `Process` keeps."""
@@ -202,6 +204,7 @@ class Bucket:
         for text, ranks in other.locals.items():
             self.locals.setdefault(text, []).extend(ranks)
         self.natives |= other.natives
+        self.beside |= other.beside
         self.ends.update(other.ends)
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
@@ -328,6 +331,7 @@ class TraceCollector:
             bucket.stacks.add(found.stack)
             bucket.add(process, node, found)
             bucket.add_links(process, node, ends, native)
+            bucket.beside |= self._waiting_threads(process, numbers, found.thread)
             if process["below"]:
                 rank = _rank(process["rank"])
                 bucket.add_below(process["below"], rank, numbers, self.stacks)
@@ -391,6 +395,17 @@ class TraceCollector:
                 natural(job.user),
             ),
         )
+
+    def _waiting_threads(
+        self, process: Mapping[str, Any], numbers: list[int], thread: str
+    ) -> set[int]:
+        """The stacks of threads beside the one that counts that wait for ranks as well."""
+        rows = process["samples"][-1]["threads"] if process["samples"] else []
+        return {
+            numbers[at]
+            for name, at in rows
+            if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
+        }
 
     def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
         """The other threads at the last sample that has a stack."""
@@ -722,6 +737,12 @@ def _world(job: Job) -> int | None:
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
 
 
+def _beside(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+    """The collectives in which further threads of these processes wait."""
+    stacks = bucket.beside if bucket else ()
+    return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
+
+
 def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
     """The missing ranks; where they are another job of the same user, which lacks all others, with
     that for the reason."""
@@ -815,6 +836,7 @@ def _grouped(
         heard,
         places,
         verdict.Odd(*_odd_world(job), unasked, reader.part),
+        [_beside(bucket, reader.stacks) for _, bucket in found],
     )
     found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [

@@ -74,6 +74,8 @@ class Odd(NamedTuple):
     part: str = ""
 
 
+#: Nothing of the kind.
+USUAL = Odd()
 #: How the reason of missing ranks begins that run as another job.
 STRAYED = "started as part of"
 
@@ -242,8 +244,9 @@ class _Case:
     def __init__(
         self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]],
         odd: Odd,
+        beside: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
-        self.heard, self.places, self.odd = heard, places, odd
+        self.heard, self.places, self.odd, self.beside = heard, places, odd, beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.given = tuple(groups)
@@ -659,6 +662,13 @@ class _Case:
         )
         few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
+        others = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
+        if others & places.keys():
+            text = (
+                f"{who(few.ranks)} in {_called(few)}, {who(most.ranks)} in {_called(most)}, "
+                "threads beside in the same: another order of two communicators?"
+            )
+            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
             f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
             f"{who(most.ranks)} in {_called(most)}"
@@ -799,11 +809,16 @@ def _called(group: Group) -> str:
 
 
 def _call(group: Group) -> str:
-    """The collective that a group waits in: the outermost call of a library, else its leaf."""
-    for frame in group.frames:
+    """The collective that a group waits in."""
+    return call_of(group.frames) or group.kind
+
+
+def call_of(frames: Sequence[Frame]) -> str:
+    """The collective that a stack waits in: the outermost call of a library, else its leaf."""
+    for frame in frames:
         if frame.file.endswith(_LIBRARIES) and not frame.function.startswith("_"):
             return frame.function.rpartition(".")[2]
-    return group.frames[-1].function if group.frames else group.kind
+    return frames[-1].function if frames else ""
 
 
 _LIBRARIES = (
@@ -855,15 +870,17 @@ def decide(
     groups: Sequence[Group],
     heard: Testimony,
     places: Iterable[tuple[Any, ...]],
-    odd: Odd = Odd(),  # noqa: B008
+    odd: Odd = USUAL,
+    beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, with what all witnesses say.
 
     places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
+    beside: of each group the collectives in which further threads of its processes wait
     """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, places, odd)
+    case = _Case(groups, heard, places, odd, beside)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(case.groups, verdict, case.reorder))

@@ -165,6 +165,7 @@ def below(state: str, command: str = "python train.py", **more: Any) -> dict[str
 
 
 RUN = f"{TRAIN} > wait subprocess.py 1264"
+OTHER_REDUCE = f"{THREAD} > average train.py 12 > all_reduce {C10D} 2806"
 LOADER_IDLE = (
     "_worker_loop torch/utils/data/_utils/worker.py 275 > get multiprocessing/queues.py 113"
 )
@@ -190,6 +191,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
     ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (3,), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
+    ("two threads in two collectives, in another order", job({3: process(3, GATHER, GATHER, threads_at={"t": OTHER_REDUCE})}), "unclear", (), ("all_gather", "all_reduce", "another order"), ("must agree",)),
     ("a receive among collectives", job({3: (RECV, RECV)}), "unclear", (), ("recv", "recorder tells"), ()),
     ("all wait, looked at once", job(usual=(REDUCE,)), "unclear", (), ("one look cannot tell",), ()),
     ("all at start", job(usual=(START, START)), "quiet", (), ("init_process_group",), ()),
