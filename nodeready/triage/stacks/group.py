@@ -90,8 +90,8 @@ class Bucket:
 
     __slots__ = (
         "below", "beside", "by_node", "ends", "kernel", "kind", "locals", "master", "native",
-        "natives", "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on", "why",
-        "woke",
+        "natives", "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on",
+        "why", "woke",
     )  # fmt: skip
 
     def __init__(self, kind: str, verdict: str | None, why: str) -> None:
