@@ -788,7 +788,7 @@ class _Case:
         # Only NCCL's groups dump on request, and only they have a port.
         useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
-            f"{name}: {why}{_CURES.get(name, '') if '--' not in why else ''}"
+            f"{name}: {why}{'' if _SETTLED.search(why) else _CURES.get(name, '')}"
             for name in missing
             if name not in useless
             for why in self.heard.of(name).absent[:1]
@@ -800,6 +800,8 @@ class _Case:
         return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
+#: A reason that names its own cure, or has none.
+_SETTLED = re.compile(r"--| has none")
 _CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
 
 
