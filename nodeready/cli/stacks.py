@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
@@ -25,6 +26,7 @@ from nodeready.reports.registry import FORMATS, names
 from nodeready.text import now
 from nodeready.triage.stacks import archive, debuggable, group
 from nodeready.triage.stacks.collect import (
+    LONGER_S,
     Captured,
     SearchError,
     capture,
@@ -134,6 +136,12 @@ def _part(pids: Sequence[int], options: Common) -> str:
     """Why ranks that nobody found are not missing; "": they are."""
     asked = {"--pid": bool(pids), "--limit": options.limit is not None}
     return " and ".join(name for name, given in asked.items() if given)
+
+
+def _asked_for(*names: str) -> bool:
+    """Whether one of these options was given."""
+    context = click.get_current_context()
+    return any(context.get_parameter_source(name) != ParameterSource.DEFAULT for name in names)
 
 
 def _own_directory(output: str | None) -> Path | None:
@@ -268,6 +276,7 @@ def stacks(
             dump=dump,
             ras=ras,
             part=_part(pids, options),
+            longer_s=0.0 if _asked_for("samples", "interval") else LONGER_S,
         )
     except SearchError as problem:
         raise Refused(str(problem)) from None

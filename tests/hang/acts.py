@@ -23,6 +23,7 @@ import threading
 import time
 from datetime import timedelta
 
+import talks
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -288,6 +289,41 @@ def wait_for_key():
     store().wait(["tokenizer-is-ready"], timedelta(hours=1))
 
 
+def start_rpc():
+    from torch.distributed import rpc
+
+    rpc.init_rpc(f"rank{rank()}", rank=rank(), world_size=world())
+    return rpc
+
+
+def join_by_file():
+    """Beside RPC, which has the job's port."""
+    place = f"file://{os.getcwd()}/rendezvous"
+    dist.init_process_group("gloo", init_method=place, rank=rank(), world_size=world())
+
+
+def serve_rpc():
+    """The main thread waits for the end of all, and others' calls come to threads."""
+    start_rpc().shutdown()
+
+
+def serve_rpc_and_reduce():
+    """The main thread is in a collective, and others' calls come to threads."""
+    start_rpc()
+    join_by_file()
+    dist.all_reduce(torch.ones(4))
+
+
+def ask_rpc():
+    start_rpc().rpc_sync("rank0", talks.read_shard, timeout=0)
+
+
+def ask_rpc_in_group():
+    rpc = start_rpc()
+    join_by_file()
+    rpc.rpc_sync("rank0", talks.read_shard, timeout=0)
+
+
 # --- Parallel models.
 
 
@@ -493,7 +529,16 @@ NUMBERED = {
     "napping": lambda number: steps(number, lambda: time.sleep(0.02)),
     "loading": loading,
     "compiling": compiling,
+    "talk_slowly": lambda number: talk(number, talks.nap(3)),
+    "talk_very_slowly": lambda number: talk(number, talks.nap(15)),
+    "first_evaluates": lambda number: talk(number, talks.nap(6, of=0)),
 }
+
+
+def talk(number, pause):
+    """Steps over own connections."""
+    for step in talks.steps_over_tcp(pause):
+        say(number, step)
 
 
 def kill_children():
@@ -516,7 +561,7 @@ def play(names):
                 if name in NUMBERED:
                     NUMBERED[name](number)
                 else:
-                    (ACTS.get(name) or globals()[name])()
+                    (ACTS.get(name) or globals().get(name) or getattr(talks, name))()
             except Exception:
                 # A call that the signal has cut off, in a library that tells it in its own words.
                 if not os.path.exists("end"):

@@ -21,7 +21,8 @@ def look(job: Job, tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Seen
 
     def run(*options: str, status: int = 0) -> Seen:
         before = job.held()
-        done = tool("stacks", fleet(job.nodes), "--format", "json", *options)
+        words = ("--format", "json", "--interval", "2", *options)
+        done = tool("stacks", fleet(job.nodes), *words)
         assert done.status == status, done
         assert job.held() == before
         seen: Seen = json.loads(done.out)

@@ -110,6 +110,50 @@ def test_a_process_and_a_pattern_are_ways_to_choose(job, where, tool):
     assert [p["rank"] for p in json.loads(some.out)["processes"]] == [0]
 
 
+#: Rank 5, on another node than most, has all connections; the others wait at their other ends.
+TALKS = f"""
+import os, socket, sys, time
+rank, address = int(os.environ["RANK"]), (sys.argv[2], 29600)
+def serve():
+    server = socket.create_server(("", 29600))
+    kept = [server.accept() for _ in range(7)]
+    open("{HERE}/at-5", "w").write("")
+    time.sleep(600)
+def fetch():
+    while True:
+        try:
+            connection = socket.create_connection(address)
+            break
+        except OSError:
+            time.sleep(0.1)
+    open(f"{HERE}/at-{{rank}}", "w").write("")
+    connection.recv(1)
+serve() if rank == 5 else fetch()
+"""
+
+
+@pytest.mark.nightly
+def test_ranks_of_all_nodes_wait_for_the_one_that_has_the_other_ends(job, where, tool):
+    for node in job.nodes:
+        node.write(f"{HERE}/talks.py", TALKS)
+        node.enter(["rm", "-f", *(f"{HERE}/at-{rank}" for rank in range(8))])
+    for rank in range(8):
+        words = f"RANK={rank} WORLD_SIZE=8 MASTER_ADDR=talks MASTER_PORT=1 setsid /usr/bin/python3"
+        line = f"{HERE}/talks.py talks {job.node(5).address} </dev/null >/dev/null 2>&1 &"
+        job.node(rank).run(f"{words} {line}")
+    try:
+        at = {r: Path(f"/proc/{job.node(r).pid}/root{HERE}/at-{r}") for r in range(8)}
+        wait_for(lambda: all(path.exists() for path in at.values()))
+        done = tool("stacks", where, *QUICK, "--job", "talks:1", "--format", "json")
+    finally:
+        for node in job.nodes:
+            # Some end by themselves when rank 5 does.
+            node.enter(["pkill", "-KILL", "-f", "talks.py talks"], check=False)
+    assert groups(done) == [("stack", [5]), ("stack", [0, 1, 2, 3, 4, 6, 7])]
+    assert [one["role"] for one in json.loads(done.out)["groups"]] == ["suspect", "victim"]
+    assert "7 ranks wait for it, or it may be slow" in json.loads(done.out)["verdict"]["text"]
+
+
 def test_this_machine_without_any_connection(tool, tmp_path):
     program = tmp_path / "train.py"
     program.write_text(TRAIN.replace(HERE, str(tmp_path)))

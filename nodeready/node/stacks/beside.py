@@ -182,12 +182,7 @@ class Witnesses:
             one.witnesses[name] = said or _absent("no time left")
 
     def _recordings(self) -> None:
-        self._of_each(
-            "flight_recorder",
-            lambda one: flight_recorder.observe(
-                one.pid, one.facts[-1].uid, one.rank.identity.rank, _values(one)
-            ),
-        )
+        self._of_each("flight_recorder", _recording)
 
     def _ask_for_dumps(self, live: Sequence[Target]) -> None:
         """Have the ranks write their recorders; they go on meanwhile."""
@@ -229,6 +224,19 @@ class Witnesses:
 
 def _values(one: Target) -> Mapping[str, str]:
     return one.rank.process.environment or {}
+
+
+def _recording(one: Target) -> flight_recorder.Recording:
+    """What its flight recorder has left; of a PyTorch that has none, that."""
+    uid = one.facts[-1].uid
+    found = flight_recorder.observe(one.pid, uid, one.rank.identity.rank, _values(one))
+    if found.absent.startswith(flight_recorder.NO_DUMP):
+        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(one.pid, uid)):
+            version = _torch(one.pid, uid, list(_files(one.pid)))
+            known = release(version)
+            if known is not None and known < RECORDER:
+                return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
+    return found
 
 
 # --- PyTorch's versions: since when a variable has which name and default.

@@ -24,7 +24,7 @@ from typing import Any
 
 from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, beside, processes, py_spy, ranks, waits
+from nodeready.node.stacks import below, beside, links, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -105,6 +105,8 @@ class Config:
     part:                why not all of a job is asked for, one line; "": all is
     check:               tell what each rank has for whoever debugs it
     samples, interval_s: how often to look, and how many seconds from one to the next
+    longer_s:            seconds to one more sample where the others cannot tell a job that is
+                         slow from one that hangs; 0: none
     native:              only take the native stacks of these processes, one after the other
     py_spy:              its path; where it is not, whichever the session has
     """
@@ -126,6 +128,7 @@ class Config:
     part: str = ""
     check: bool = False
     owner: str = ""
+    longer_s: float = 0.0
 
 
 def main(config: Config) -> None:
@@ -148,7 +151,7 @@ def main(config: Config) -> None:
     }
     with supervisor:
         try:
-            targets, instead, trace["error"] = _look(supervisor, config, trace["witnesses"])
+            targets, instead, trace["error"] = _look(supervisor, config, trace)
             line = _packed(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
@@ -230,12 +233,12 @@ def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tupl
 
 
 def _look(
-    supervisor: Supervisor, config: Config, witnesses: dict[str, Any]
+    supervisor: Supervisor, config: Config, told: dict[str, Any]
 ) -> tuple[list[Target], list[str], str]:
     """The ranks with what was seen of them; where there is none, the processes to show instead;
     and why that is not all.
 
-    witnesses: gets those of the node
+    told: of the trace; gets the witnesses of the node, and the seconds between samples
     """
     # Finding the ranks must leave time for looking at them.
     seen, left_out = processes.scan(_until(supervisor, supervisor.left_s / 2))
@@ -269,7 +272,7 @@ def _look(
     if config.native:
         _native(supervisor, py_spy.find(config.py_spy), targets)
     else:
-        witnesses |= _capture(supervisor, config, targets, seen)
+        told["witnesses"], told["interval_s"] = _capture(supervisor, config, targets, seen)
     _observe(supervisor, targets)
     uids = {target.rank.process.uid for target in targets}
     names = _names(supervisor, {uid for uid in uids if uid is not None})
@@ -309,8 +312,9 @@ def _capture(
     config: Config,
     targets: Sequence[Target],
     seen: Sequence[processes.Process],
-) -> dict[str, Any]:
-    """Take all samples of the targets, with what is below and beside them; the node's witnesses.
+) -> tuple[dict[str, Any], float]:
+    """Take all samples of the targets, with what is below and beside them; the node's witnesses,
+    and the seconds from one sample to the next, on average.
 
     seen: all processes, as they were found
     """
@@ -318,29 +322,47 @@ def _capture(
     asked = beside.Witnesses(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
     )
-    began = time.monotonic()
-    samples = max(1, config.samples)
+    due = time.monotonic()
+    began, samples, number = due, max(1, config.samples), 0
     kept: Counter[str] = Counter()
-    for number in range(samples):
-        due = began + number * config.interval_s
+    while True:
         time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
         _observe_sample(supervisor, targets)
-        how = py_spy.PLAIN
-        if number == samples - 1:
-            _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
-            how = py_spy.LOCALS if config.locals else how
-        limit_s = supervisor.left_s / (samples - number)
+        last = number >= samples - 1
+        how = py_spy.LOCALS if last and config.locals else py_spy.PLAIN
+        limit_s = supervisor.left_s / max(1, samples - number)
         dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
-        if number == samples - 1:
-            for target in targets:
-                target.tell_interpreter_lock(number * config.interval_s)
         if number == 0:
             _observe_threads(supervisor, targets)
             asked.between()
+        longer = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
+        if last and not (longer and _may_be_slow(targets)):
+            break
+        due += config.longer_s if last else config.interval_s
+        number += 1
+    seconds = due - began
+    calls = _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
+    links.observe(targets, calls, _until(supervisor, supervisor.left_s / 2))
+    for target in targets:
+        target.tell_interpreter_lock(seconds)
     until = time.monotonic() + max(_BELOW_S, dumped_s)
     looks = _Looks(path, kept, supervisor.left_s / 2, until)
     _dump(supervisor, below.in_order(targets), looks)
-    return asked.end()
+    return asked.end(), seconds / number if number else config.interval_s
+
+
+def _may_be_slow(targets: Sequence[Target]) -> bool:
+    """Whether a longer look could tell more: all stand where they stood, and nothing holds one.
+
+    A job whose step is longer than the look stands still as well.
+    """
+    live = [target for target in targets if target.facts and not target.rank.stranger]
+    if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
+        return False
+    pythons = [target for target in live if target.rank.process.python]
+    stacks = [[dump.main for dump in target.dumps] for target in pythons]
+    still = [len(mains) > 1 and mains[0] is not None and len({*mains}) == 1 for mains in stacks]
+    return bool(still) and all(still)
 
 
 def _matched(
@@ -413,8 +435,8 @@ def _observe_below(
     targets: Sequence[Target],
     seen: Sequence[processes.Process],
     ours: set[int],
-) -> None:
-    """The processes below the targets, their facts, and what everybody waits for."""
+) -> dict[int, waits.Call]:
+    """The processes below the targets, their facts, and what everybody waits for; their calls."""
     below.find(targets, seen, ours, _until(supervisor, supervisor.left_s / 2))
     others = [one for target in targets for one in target.below]
     _observe(supervisor, others)
@@ -425,6 +447,7 @@ def _observe_below(
     for process in seen:
         whose.setdefault(process.uid, []).append(process.pid)
     near: dict[int, Sequence[int]] = {}
+    calls: dict[int, waits.Call] = {}
     for target in targets:
         family = [target.pid, *[one.pid for one in target.below], target.rank.process.parent]
         mates = [*family, *whose.get(target.rank.process.uid, ())]
@@ -435,7 +458,9 @@ def _observe_below(
     for one in looked_at:
         if one.pid in found:
             call, one.waits_on = found[one.pid]
+            calls[one.pid] = call
             one.timed_lock = call.verb == "futex" and call.timed
+    return calls
 
 
 @dataclass(frozen=True)

@@ -78,10 +78,11 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 
 @dataclass(frozen=True)
 class Thread:
-    """A thread's name and stack."""
+    """A thread's name and stack. number: the kernel's; 0: not told"""
 
     name: str
     frames: tuple[Frame, ...]
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,12 @@ def parse(text: str, pid: int) -> Dump:
         if not isinstance(rows, list):
             raise TypeError(rows)
         threads = [
-            Thread(str(row["thread_name"] or "")[:100], _stack(row["frames"])) for row in rows
+            Thread(
+                str(row["thread_name"] or "")[:100],
+                _stack(row["frames"]),
+                _number(row.get("os_thread_id")),
+            )
+            for row in rows
         ]
         mains = [
             [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],

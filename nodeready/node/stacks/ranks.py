@@ -47,6 +47,9 @@ _FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multipr
 _NOISE = re.compile(
     r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
 )
+#: A Python whose child has used so many times its own CPU time only runs that child; and the
+#: seconds that any Python may have used.
+_COMPUTES, _IMPORT_S = 2, 1.0
 #: torchrun's run id where nobody gave one.
 _NO_ID = "none"
 # How a program of ours begins on a node: see nodeready.node.payload.
@@ -304,13 +307,41 @@ class _Tree:
         ranked = [child for child in self.children[pid] if self.who[child].rank is not None]
         return self.known[pid].python and len(found) == 1 and len(ranked) > 1
 
+    def matches(self, pid: int, wanted: Sequence[int]) -> list[int]:
+        """The topmost Pythons of these below a wrapper; else itself."""
+        if self.known[pid].python or not _WRAPPERS.fullmatch(program(self.known[pid])):
+            return [pid]
+        below = set(self.below(pid))
+        pythons = [one for one in wanted if one in below and self.known[one].python]
+        return _topmost(pythons, self.above) or [pid]
+
+    def _run_by(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
+        """The Python that this one has started as a program of its own, and which computes in its
+        place: its script is among this one's words, or it has used most of the time. None: a rank
+        has helpers at most."""
+        above = self.known[pid]
+        inside = [
+            child for child in self.below(pid)
+            if wanted(child) and self.known[child].python and not noise(self.known[child])
+            and self.known[child].command not in ("", above.command)
+            and not _FORKED.search(self.known[child].command)
+        ]  # fmt: skip
+        words = above.command.split(" ")[2:]
+        for child in sorted(_topmost(inside, self.above), key=lambda one: -self.known[one].cpu_s):
+            name = program(self.known[child])
+            given = any(os.path.basename(word) == name for word in words)
+            if given or self.known[child].cpu_s > _COMPUTES * max(above.cpu_s, _IMPORT_S):
+                return child
+        return None
+
     def inner(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
         """What runs inside a wrapper: its only topmost Python, or what it waits for; else itself.
 
         None: a shell around a launcher, or around nothing.
         """
         if self.known[pid].python:
-            return pid
+            computes = self._run_by(pid, wanted)
+            return pid if computes is None else self.inner(computes, wanted)
         inside = [child for child in self.below(pid) if wanted(child)]
         pythons = _topmost([child for child in inside if self.known[child].python], self.above)
         wraps = bool(_WRAPPERS.fullmatch(program(self.known[pid])))
@@ -434,7 +465,11 @@ def select(
         ]
     covered = {*chosen, *(child for pid in chosen for child in tree.below(pid))}
     rest = [pid for pid in rest if pid not in covered]
-    inner = {tree.inner(pid, set(rest).__contains__) for pid in _topmost(rest, tree.above)}
+    tops = _topmost(rest, tree.above)
+    if wanted.match:
+        # A shell may have started some that fit.
+        tops = [one for pid in tops for one in tree.matches(pid, rest)]
+    inner = {tree.inner(pid, set(rest).__contains__) for pid in tops}
     chosen += [pid for pid in inner if pid is not None and pid not in covered]
 
     def order(pid: int) -> tuple[bool, int, int]:
@@ -601,6 +636,8 @@ class Target:
     waits_on: what its main thread waits for; "": not known
     timed_lock: that is a lock, for a limited time
     below:    the processes that it has started
+    waits_for: (thread, what it waits for at a rank), and `ends`, what ranks of other nodes may
+               wait for, as `links.observe` tells them
     """
 
     rank: Rank
@@ -616,6 +653,8 @@ class Target:
     waits_on: str = ""
     timed_lock: bool = False
     below: list[Target] = field(default_factory=list)
+    waits_for: list[tuple[str, str]] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -728,6 +767,8 @@ class Target:
             "main_cpu_s": self.main_cpu_s,
             "calls": [] if None in self.calls else self.calls,
             "waits_on": self.waits_on,
+            "waits_for": self.waits_for,
+            "ends": self.ends,
         }
 
 

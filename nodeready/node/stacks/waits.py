@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeready.node.stacks.processes import HANGS, contents, each, owners
@@ -64,7 +64,15 @@ _LOCKING = (7, 38)
 _AT_FDCWD = -100
 _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
-_SYN_SENT, _LISTEN = 2, 10
+_ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
+_TCP = ("tcp", "tcp6")
+#: Before the inode of a socket of this machine. Of linux/netlink.h, sock_diag.h, unix_diag.h.
+UNIX = "unix "
+_SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
+_PIPED = re.compile(r"pipe_(read|write)")
+_FUTEX_PRIVATE = 128  # futex(2): of one process alone
+#: Of /proc/PID/net/tcp that is read, some 50,000 sockets; of /proc/PID/maps.
+_TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
 # Bytes of a path, and descriptors of a set, that are read of a process's memory.
 _PATH_BYTES, _MOST_POLLED, _SELECT_BITS = 4096, 16, 1024
@@ -92,18 +100,25 @@ class Call:
 
     verb:    the system call, as it is shown; "": none
     objects: what it names, one phrase each; of a pipe the phrase is made in `phrase`
-    pipes:   of the objects, by their place: (inode, the end that the others have: "r" or "w")
+    pipes:   of the objects, by their place: (inode, the end that the others have: "r" or "w");
+             of one with a name the place is -1, and the name is there for the inode
     child:   process that it waits for; -1: any; 0: none
     lock:    it waits for a lock of a file
     timed:   a futex(2) with a time, as Python asks for the interpreter's lock
+    sockets: the connections among the objects: (own address, peer's)
+    shared:  the memory of a futex(2) that other processes share; "": it is its own
+    holders: processes that have the lock, or the other ends of the pipes, found by `observe`
     """
 
     verb: str
     objects: tuple[str, ...] = ()
-    pipes: tuple[tuple[int, int, str], ...] = ()
+    pipes: tuple[tuple[int, int | str, str], ...] = ()
     child: int = 0
     lock: bool = False
     timed: bool = False
+    sockets: tuple[tuple[str, str], ...] = ()
+    shared: str = ""
+    holders: tuple[int, ...] = ()
 
 
 def look(pid: int, thread: int = 0) -> list[Any] | None:
@@ -118,7 +133,8 @@ def look(pid: int, thread: int = 0) -> list[Any] | None:
     if not verb:
         return None
     arguments = [int(word, 16) for word in words[1:7]]
-    return _Thread(pid, arguments).call(verb, names)
+    channel = contents(f"/proc/{pid}/task/{thread or pid}/wchan")
+    return _Thread(pid, arguments, channel).call(verb, names)
 
 
 def _signed(value: int) -> int:
@@ -128,15 +144,16 @@ def _signed(value: int) -> int:
 
 
 class _Thread:
-    def __init__(self, pid: int, arguments: Sequence[int]) -> None:
-        self.pid, self.arguments = pid, arguments
+    def __init__(self, pid: int, arguments: Sequence[int], channel: str = "") -> None:
+        self.pid, self.arguments, self._channel = pid, arguments, channel
         self.objects: list[str] = []
-        self.pipes: list[tuple[int, int, str]] = []
+        self.pipes: list[tuple[int, int | str, str]] = []
+        self.sockets: list[tuple[str, str]] = []
         self._mounts: list[tuple[str, str]] | None = None
 
     def call(self, verb: str, names: str) -> list[Any]:
         first = _signed(self.arguments[0])
-        child, lock, timed = 0, False, False
+        child, lock, timed, shared = 0, False, False, ""
         if names == "fd":
             verb = self._descriptor(first, verb) or verb
         elif names in ("path", "second"):
@@ -156,7 +173,12 @@ class _Thread:
             self._set(names)
         elif verb == "futex":
             timed = self.arguments[3] != 0
-        return [verb, self.objects, self.pipes, child, lock, timed]
+            if not self.arguments[1] & _FUTEX_PRIVATE:
+                maps = contents(f"/proc/{self.pid}/maps", MAPS_BYTES)
+                places = shared_maps(maps).items()
+                at = self.arguments[0]
+                shared = next((n for n, (low, end) in places if low <= at < end), "")
+        return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
 
     def _memory(self, address: int, most: int) -> bytes:
         """Bytes of its memory, up to the end of the mapping."""
@@ -235,21 +257,28 @@ class _Thread:
             self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
         elif link.startswith("/"):
             known = self._type(link) if not link.startswith("/dev/") else ""
+            if _PIPED.search(self._channel):
+                # A pipe with a name. Its phrase is the name.
+                self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
             self.objects.append(f"{link[-_WIDE:]}{known}")
         return ""
 
     def _socket(self, inode: int, verb: str) -> tuple[str, str]:
         verb = {"read": "recv", "write": "send"}.get(verb, verb)
         for name in ("tcp", "tcp6", "udp", "udp6"):
-            found = tcp_row(contents(f"/proc/{self.pid}/net/{name}"), inode)
+            table = contents(f"/proc/{self.pid}/net/{name}", _TABLE_BYTES)
+            found = tcp_row(table, inode)
             if found:
                 own, peer, state = found
                 if state == _LISTEN:
                     return "accept" if verb == "accept" else verb, f"connections to {own}"
+                if name in _TCP:
+                    self.sockets.append((own, peer))
                 return ("connect" if state == _SYN_SENT else verb), peer
         for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
             words = row.split(None, 7)
             if len(words) > 6 and words[6] == str(inode):
+                self.sockets.append((f"{UNIX}{inode}", ""))
                 name = words[7][:_WIDE] if len(words) > 7 else ""
                 return verb, f"the socket {name}" if name else "a socket of this machine"
         return verb, "a socket"
@@ -325,6 +354,70 @@ def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
         return None
 
 
+def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Own address and peer's of each connection that a process has; of a listener, own and "".
+
+    local: those of this machine (`unix_peers`)
+    """
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
+            with contextlib.suppress(OSError):
+                link = os.readlink(f"/proc/{pid}/fd/{name}")
+                if link.startswith("socket:["):
+                    inodes.add(link[8:-1])
+    names = (f"{UNIX}{inode}" for inode in inodes)
+    found = [(name, local[name]) for name in names if name in local]
+    for table in _TCP if inodes else ():
+        for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
+            words = row.split(None, 10)
+            if len(words) > 9 and words[9] in inodes:
+                with contextlib.suppress(ValueError, struct.error):
+                    state = int(words[3], 16)
+                    if state in (_ESTABLISHED, _LISTEN):
+                        peer = "" if state == _LISTEN else _host(words[2])
+                        found.append((_host(words[1]), peer))
+    return found
+
+
+def unix_peers() -> dict[str, str]:
+    """The connected sockets of this machine (unix(7)), and the other end of each, as `sockets` has
+    them: asked of the kernel (sock_diag(7)), which shows them by their inodes."""
+    found: dict[str, str] = {}
+    with (
+        contextlib.suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
+    ):
+        kernel.settimeout(_ENDS_S)
+        asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 1, 0) + asked)
+        while True:
+            data, at = kernel.recv(1 << 16), 0
+            while at < len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind != _BY_FAMILY:
+                    return found
+                (inode,) = struct.unpack_from("=I", data, at + 20)
+                # After the two heads come attributes: length, kind, value.
+                if length >= 40 and struct.unpack_from("=HH", data, at + 32) == (8, 2):
+                    (peer,) = struct.unpack_from("=I", data, at + 36)
+                    found[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                at += length + -length % 4
+    return found
+
+
+def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
+    """Files of /proc/PID/maps by which a process shares memory that it may write: device and
+    inode -> where the first such mapping begins and ends."""
+    found: dict[str, tuple[int, int]] = {}
+    for low, end, device, inode in _SHARED.findall(maps):
+        found.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
+    return found
+
+
+_SHARED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ (\S+) ([1-9]\d*)", re.M)
+
+
 def address(data: bytes) -> str:
     """What a sockaddr names (ip(7), ipv6(7), unix(7)); "": something else."""
     if len(data) < 3:
@@ -342,7 +435,7 @@ def address(data: bytes) -> str:
 
 # --- The locks of files, and the other ends of pipes.
 
-_LOCK = re.compile(r"^(\d+): (->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
+_LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
@@ -357,20 +450,21 @@ def lock_holder(text: str, pid: int) -> int:
     return 0
 
 
-def _ends(pid: int, wanted: frozenset[int]) -> list[tuple[int, str]]:
+def _ends(pid: int, wanted: frozenset[int | str]) -> list[tuple[int | str, str]]:
     """The pipes of these that a process has, with the ends. A link tells without its target."""
-    found: set[tuple[int, str]] = set()
+    found: set[tuple[int | str, str]] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
             with contextlib.suppress(OSError, ValueError):
                 path = f"/proc/{pid}/fd/{name}"
                 link = os.readlink(path)
-                if link.startswith("pipe:[") and (inode := int(link[6:-1])) in wanted:
+                inode = int(link[6:-1]) if link.startswith("pipe:[") else link
+                if inode in wanted:
                     # symlink's permissions: how the file was opened (proc_pid_fd(5)).
                     mode = os.lstat(path).st_mode
                     found |= {(inode, "r")} if mode & stat.S_IRUSR else set()
                     found |= {(inode, "w")} if mode & stat.S_IWUSR else set()
-    return sorted(found)
+    return sorted(found, key=str)
 
 
 @dataclass
@@ -381,11 +475,11 @@ class Ends:
     whole: every process of the same users was looked at
     """
 
-    who: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    who: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
     whole: bool = True
 
 
-def ends(wanted: Iterable[int], pids: Sequence[int], deadline: float) -> Ends:
+def ends(wanted: Iterable[int | str], pids: Sequence[int], deadline: float) -> Ends:
     """Who of these processes has an end of these pipes. pids: the likeliest first"""
     inodes = frozenset(wanted)
     found = Ends()
@@ -424,14 +518,33 @@ def observe(
     until = min(deadline, time.monotonic() + _ENDS_S)
     others = ends(inodes, list(likely), until)
     locks = contents("/proc/locks") if any(call.lock for call in known.values()) else ""
-    return {pid: (call, phrase(pid, call, others, locks)) for pid, call in known.items()}
+    return {
+        pid: (
+            replace(call, holders=_holders(pid, call, others, locks)),
+            phrase(pid, call, others, locks),
+        )
+        for pid, call in known.items()
+    }
+
+
+def _holders(pid: int, call: Call, others: Ends, locks: str) -> tuple[int, ...]:
+    """Who has the lock of a file, or the other ends of the pipes that a call waits for; () where
+    not everybody was looked at."""
+    holder = lock_holder(locks, pid) if call.lock else 0
+    if holder:
+        return (holder,)
+    if not others.whole:
+        return ()
+    found = [others.who.get((inode, end), []) for _, inode, end in call.pipes]
+    return tuple(dict.fromkeys(pid for pids in found for pid in pids))
 
 
 def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
     """``read of /data/shard-5 (nfs4)``: what a process waits for, one line."""
     objects = list(call.objects)
     for at, inode, end in call.pipes:
-        objects[at] = _pipe(pid, inode, end, others)
+        if at >= 0:
+            objects[at] = _pipe(pid, inode, end, others)
     if call.child:
         return f"wait for child {named(call.child)}" if call.child > 0 else "wait for any child"
     named_ = list(dict.fromkeys(objects))
@@ -448,7 +561,7 @@ def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
     return text
 
 
-def _pipe(pid: int, inode: int, end: str, others: Ends) -> str:
+def _pipe(pid: int, inode: int | str, end: str, others: Ends) -> str:
     does = "writes" if end == "w" else "reads"
     who = [one for one in others.who.get((inode, end), ()) if one != pid]
     if not who:

@@ -29,6 +29,8 @@ from nodeready.subjects import wire
 MOST_ENTRIES, MOST_RANKS = 20, 512
 #: Bytes of a dump that are read: 20,000 calls are about 5 MB.
 MOST_BYTES = 16 << 20
+#: Why there is no recording where one may still come.
+NO_DUMP = "no dump has been written"
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         except OSError as problem:
             why.setdefault(f"{path}: {_reason(problem)}")
     if not found:
-        return Recording(
-            absent="; ".join(why) or f"no dump has been written ({_for_any(paths[0])})"
-        )
+        return Recording(absent="; ".join(why) or f"{NO_DUMP} ({_for_any(paths[0])})")
     began, refused = _began(pid), Recording()
     for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
         age = max(0, min(int(time.time() - written), 1 << 31))

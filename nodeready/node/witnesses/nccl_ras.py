@@ -102,6 +102,7 @@ _CHUNK = 1 << 20
 _MOST_MAPS, _MOST_SOCKETS, _MOST_DESCRIPTORS = 16 << 20, 16 << 20, 65536
 #: Seconds that the port gives the job's other processes, at most (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
+NO_NCCL = "no rank here has loaded NCCL"
 _ALLOW = "--ras asks all the same"
 
 
@@ -401,7 +402,7 @@ def _library(pids: Iterable[int], uid: int) -> str:
     if not found and inside:
         return ""
     if not found:
-        why = "the processes cannot be read" if unread else "no rank here has loaded NCCL"
+        why = "the processes cannot be read" if unread else NO_NCCL
         raise _Absent(why)
     if "" in found.values():
         return ""

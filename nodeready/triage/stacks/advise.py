@@ -303,10 +303,15 @@ _WIDE = 60
 def _ranks(group: Group) -> str:
     if not group.ranks:
         return _count(group.processes, "process", "processes") if group.processes else "nodes"
-    text = fold_ranks(group.ranks)
+    return few_ranks(group.ranks)
+
+
+def few_ranks(ranks: Collection[int]) -> str:
+    """``rank 3``, ``ranks 0-2``; of very many the first ones."""
+    text = fold_ranks(ranks)
     if len(text) > _WIDE:
         text = text[: text.rfind(",", 0, _WIDE)] + ",..."
-    return f"rank{'s' if len(group.ranks) > 1 else ''} {text}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def _count(number: int, one: str, more: str = "") -> str:

@@ -7,7 +7,7 @@ and read once.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.triage.stacks import hints
@@ -34,7 +34,9 @@ class Reading(NamedTuple):
     polls:     so many of its frames lead to a call that looks again and again; 0: none does
     delegates: it only waits for another thread of its process
     backward:  ... which is one of autograd's
+    pooled:    ... which is one of a pool; or it is of such a thread
     serves:    it is of a thread that serves, and for which nobody waits
+    dispatched: it is of a thread that does what another rank has asked for
     root:      the file of its outermost call
     """
 
@@ -43,7 +45,9 @@ class Reading(NamedTuple):
     polls: int
     delegates: bool
     backward: bool
+    pooled: bool
     serves: bool
+    dispatched: bool
     root: str
 
 
@@ -56,7 +60,9 @@ def _read(frames: tuple[Frame, ...]) -> Reading:
         hints.polls(frames),
         hints.delegates(frames),
         hint is not None and hint.about == "backward",
+        hints.pooled(frames),
         hints.serves(frames),
+        hints.dispatched(frames),
         frames[0].file if frames else "",
     )
 
@@ -132,6 +138,11 @@ class StackNumbers:
             known = self._readings[stack] = _read(self.calls(stack))
         return known
 
+    def native_about(self, stack: int) -> str:
+        """What native frames say of what is waited for, in one word; "": nothing."""
+        hint = hints.of_native(self.calls(stack))
+        return hint.about if hint else ""
+
     def same(self, one: int, other: int) -> bool:
         """Whether somebody who was at both has stayed: only the line of the last call may differ,
         and whatever is below a call that polls.
@@ -198,6 +209,7 @@ class Classification(NamedTuple):
     stack: number of the main thread's last stack, with that of the thread that it waits for; None:
     there is none
     woke:  how often the main thread woke up between the first and the last sample; None: not known
+    thread: the name of the thread that counts: the main one, or the one that it waits for
     """
 
     kind: str
@@ -206,6 +218,7 @@ class Classification(NamedTuple):
     stack: int | None
     cpu_s: float | None
     woke: int | None = None
+    thread: str = MAIN
 
 
 def classify(
@@ -217,7 +230,8 @@ def classify(
     samples together tell whether the process moves: see `_verdict`.
     """
     used = _between(process["cpu_s"])
-    mains, delegated = _mains(process, stacks, table)
+    mains, thread = _mains(process, stacks, table)
+    delegated = thread != MAIN
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
     if state in ("Z", "X", "x") or note.startswith("ended"):
@@ -251,7 +265,7 @@ def classify(
     if stack is None:
         why = _no_stack(process)
         return Classification("dead" if why == _GONE else "no-data", None, why, None, used)
-    return Classification("stack", verdict, "", stack, used, woke)
+    return Classification("stack", verdict, "", stack, used, woke, thread)
 
 
 def _verdict(
@@ -303,11 +317,12 @@ def _between(values: Sequence[float]) -> float | None:
 
 def _mains(
     process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
-) -> tuple[list[int], bool]:
+) -> tuple[list[int], str]:
     """The stacks of the main thread by sample; where it only waits for another thread of its
-    process, with that one's behind. And whether that was so at the end."""
+    process, with that one's behind. And the name of the thread that counted at the end."""
     found: list[int] = []
-    delegated, before = False, None
+    thread, before = MAIN, None
+    waits = any(name == MAIN for name, _ in process["waits_for"])
     for sample in process["samples"]:
         if sample["main"] is None:
             continue
@@ -316,33 +331,60 @@ def _mains(
             found.append(found[-1])
             continue
         before = sample
-        main = stacks[sample["main"]]
+        main, thread = stacks[sample["main"]], MAIN
         reading = table.reading(main)
-        delegated = False
+        other = None
         if reading.delegates:
             other = _awaited(reading, sample, stacks, table)
-            if other is not None:
-                main, delegated = table.joined(main, other), True
+        if other is None and (reading.for_ranks or reading.delegates or waits):
+            other = _dispatched(process, sample, stacks, table)
+        if other is not None:
+            thread, stack = other
+            main = table.joined(main, stack)
         found.append(main)
-    return found, delegated
+    return found, thread
 
 
 def _awaited(
     main: Reading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
-) -> int | None:
-    """The stack of the one thread for which a main thread can wait; None: nobody can tell.
+) -> tuple[str, int] | None:
+    """Name and stack of the one thread for which a main thread can wait; None: nobody can tell.
 
     Autograd's threads are no Python's: their outermost call is not threading's.
     """
-    found: dict[int, None] = {}
+    found: dict[int, str] = {}
     for name, at in sample["threads"]:
         reading = table.reading(stacks[at])
         python = reading.root.endswith("threading.py")
         if name != MAIN and not reading.serves and python != main.backward:
-            found[stacks[at]] = None
-    if len(found) > 1:
-        found = {stack: None for stack in found if table.reading(stack).for_ranks}
-    return next(iter(found)) if len(found) == 1 else None
+            found[stacks[at]] = name
+    readings = {stack: table.reading(stack) for stack in found}
+    # Who works in the pool that is waited for; who waits for no other thread; who for ranks.
+    sorts: list[Callable[[Reading], bool]] = [
+        lambda one: one.pooled == main.pooled,
+        lambda one: not one.delegates,
+        lambda one: one.for_ranks,
+    ]
+    for fits in sorts:
+        if len(found) > 1:
+            found = {stack: found[stack] for stack in found if fits(readings[stack])} or found
+    # Of several that all wait for ranks, any tells what the main thread waits for.
+    alike = len(found) == 1 or all(readings[stack].for_ranks for stack in found)
+    return next(((found[stack], stack) for stack in found), None) if alike else None
+
+
+def _dispatched(
+    process: Mapping[str, Any], sample: Mapping[str, Any], stacks: Sequence[int],
+    table: StackNumbers,
+) -> tuple[str, int] | None:  # fmt: skip
+    """Name and stack of a thread that does what another rank has asked for, and waits for none;
+    None: there is none."""
+    waits = {name for name, _ in process["waits_for"]}
+    for name, at in sample["threads"]:
+        reading = table.reading(stacks[at])
+        if name not in waits and reading.dispatched and not reading.for_ranks:
+            return name, stacks[at]
+    return None
 
 
 def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:

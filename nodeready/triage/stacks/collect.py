@@ -272,6 +272,9 @@ def _why(process: Mapping[str, Any] | None) -> str:
 
 # --- The search: what a process must have to be found, and the words when none was found.
 
+#: Seconds to a third sample where two cannot tell a job that is slow from one that hangs: most
+#: steps take less than both together.
+LONGER_S = 8.0
 #: Seconds of the time on a node for finding the processes, and for the last dumps.
 _DUMPS_S = 10
 
@@ -294,6 +297,7 @@ def program_config(
     dump: bool = False,
     ras: bool = False,
     part: str = "",
+    longer_s: float = LONGER_S,
 ) -> Config:
     """What the program on the nodes has to do, with a nonce and a tag of its own.
 
@@ -324,6 +328,7 @@ def program_config(
         dump=dump,
         ras=ras,
         part=part,
+        longer_s=longer_s,
     )
 
 

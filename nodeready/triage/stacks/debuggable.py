@@ -102,6 +102,9 @@ def _log(process: Mapping[str, Any]) -> Judged:
     if log.get("path") and not log.get("absent"):
         return "ok", "its output is in a file", ""
     why = str(log.get("absent") or "its output is in no file")[:200]
+    if why.startswith("srun takes its output"):
+        # To a file, as likely as not: srun alone knows.
+        return "ok", why, ""
     return "fail", why, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
 

@@ -112,7 +112,8 @@ class Group:
     states:  state and wait channel of its main threads with their counts, the most frequent first
     waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
     below:   processes that its ranks have started and may wait for
-    locals:  variables of one rank's innermost calls, on request: `function: name = value`
+    locals:  variables of the innermost calls, on request: `function: name = value`; with the ranks
+             before it where not all have it so
     about:   where it stands, or was last, in one word: `collective`, `data`, `storage`, ...;
              "": not known
     woke:    how often each of its main threads woke up between the samples, at least; None: not

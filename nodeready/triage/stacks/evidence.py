@@ -7,6 +7,7 @@ hung job say nearly the same, so equal values are decoded once and known by a nu
 from __future__ import annotations
 
 import marshal
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -95,6 +96,7 @@ class KeptLog(NamedTuple):
     head:    number of the log without what differs from rank to rank
     reports: number of the tuple of (rank, number of the report without its rank)
     last:    its last line
+    error:   the last one of its last lines that is an error; "": none is
     """
 
     head: int
@@ -102,6 +104,7 @@ class KeptLog(NamedTuple):
     path: str
     age_s: int
     last: str
+    error: str
 
 
 class KeptRecording(NamedTuple):
@@ -183,10 +186,11 @@ class Evidence:
             if type(path) is not str or type(age) is not int or type(last) is not str:
                 raise wire.DecodeError("no Log")
             reports = self._reports(value["reports"])
-            return KeptLog(self.log_heads.number(value), reports, path[:LINE], age, last[:LINE])
+            head = self.log_heads.number(value)
+            return KeptLog(head, reports, path[:LINE], age, last[:LINE], _error(lines)[:LINE])
         except _UNREAD as problem:
             head = self.log_heads.number(wire.plain(Log(_senseless(problem))))
-            return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "")
+            return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
     def _reports(self, values: list[Any]) -> int:
         """The number of the reports. Ranks that write one file have the same ones."""
@@ -275,6 +279,21 @@ class Evidence:
 
 #: What reading an answer of another form raises.
 _UNREAD = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
+
+
+#: Words of which one stands in every error, and the errors.
+_HINTS = ("rror", "xception", "out of memory", "Segmentation")
+_ERROR = re.compile(
+    r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
+)
+
+
+def _error(lines: Sequence[str]) -> str:
+    """The last line that is an error; "": none is."""
+    for line in reversed(lines):
+        if any(word in line for word in _HINTS) and _ERROR.search(line):
+            return line
+    return ""
 
 
 def _senseless(problem: Exception) -> str:
@@ -386,7 +405,8 @@ class Testimony:
     unheard:   ranks without a recording, while others have one
     common:    what all ranks of the job have called and wait in, by the recorder; "": nothing
     bytes_per_s: of all ports that carry the job, together; None: not known
-    last:      rank -> the last line of its own log
+    last:      rank -> the last line of its own log, where that is unlike most others'
+    raised:    rank -> the error at the end of its own log that no other rank's end has caused
     """
 
     witnesses: tuple[Witness, ...] = ()
@@ -396,6 +416,7 @@ class Testimony:
     common: str = ""
     bytes_per_s: float | None = None
     last: dict[int, str] = field(default_factory=dict)
+    raised: dict[int, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Witness:
         """The witness of this name; one that says nothing where it was not asked."""

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.node.stacks.ranks import CLAIMS
-from nodeready.triage.stacks import advise, evidence, hearing, hints, verdict
+from nodeready.triage.stacks import advise, evidence, hearing, hints, links, verdict
 from nodeready.triage.stacks.classify import (
     HOLDER,
     MAIN,
@@ -83,11 +82,16 @@ class Bucket:
     kernel:  the function of the kernel that those in state D wait in
     states, waits_on: with how many have them, and the first as it was said
     below:   the processes below the ranks
+    ends:    what they wait for at other ranks; waits_for: the ranks for which all of them wait
+    beside:  the stacks of further threads that wait for ranks
+    native:  native frames of one of them; natives: the ranks that have some
+    locals:  a variable with its value -> the ranks that have said so
     """
 
     __slots__ = (
-        "below", "by_node", "kernel", "kind", "locals", "master", "native", "processes", "stacks",
-        "states", "threads", "verdict", "waits_on", "why", "woke",
+        "below", "beside", "by_node", "ends", "kernel", "kind", "locals", "master", "native",
+        "natives", "processes", "stacks", "states", "threads", "verdict", "waits_for", "waits_on",
+        "why", "woke",
     )  # fmt: skip
 
     def __init__(self, kind: str, verdict: str | None, why: str) -> None:
@@ -96,13 +100,17 @@ class Bucket:
         self.stacks: set[int | None] = set()
         self.by_node: dict[str, set[int]] = {}
         self.native: int | None = None
+        self.natives: set[int | None] = set()
         self.threads: list[tuple[str, int]] = []
         self.woke: tuple[int, int] | None = None
         self.kernel = self.master = ""
         self.states: Counter[tuple[str, str]] = Counter()
         self.waits_on: dict[str, tuple[int, str]] = {}
         self.below: dict[tuple[Any, ...], _Row] = {}
-        self.locals: tuple[str, ...] = ()
+        self.locals: dict[str, list[int | None]] = {}
+        self.ends: dict[links.Place, links.Ends] = {}
+        self.waits_for: tuple[int, ...] = ()
+        self.beside: set[int] = set()
 
     def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
         """What is known of one more process, beside what `Process` keeps."""
@@ -123,10 +131,20 @@ class Bucket:
         count, first = self.waits_on.get(text, (0, said))
         if count or len(self.waits_on) < _MOST_TEXTS:
             self.waits_on[text] = (count + 1, first)
-        if process["locals"] and not self.locals:
-            self.locals = tuple(one for one in process["locals"] if type(one) is str)
+        for text in process["locals"] if len(self.locals) < _MOST_TEXTS else ():
+            self.locals.setdefault(text, []).append(process["rank"])
         if not self.master:
             self.kernel, self.master = in_kernel(process), process["master"]
+
+    def add_links(
+        self, process: Mapping[str, Any], node: str, ends: links.Ends | None, native: int | None
+    ) -> None:
+        """What one more process waits for, and its native frames."""
+        if ends:
+            self.ends[node, process["pid"]] = ends
+        if native is not None:
+            self.natives.add(_rank(process["rank"]))
+            self.native = native if self.native is None else self.native
 
     def add_below(
         self,
@@ -183,7 +201,12 @@ class Bucket:
                 own.ranks |= row.ranks
                 own.stacks |= row.stacks
                 own.waits_on |= row.waits_on
-        self.locals = self.locals or other.locals
+        for text, ranks in other.locals.items():
+            self.locals.setdefault(text, []).extend(ranks)
+        self.natives |= other.natives
+        self.beside |= other.beside
+        self.ends.update(other.ends)
+        self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
 
 class Job:
@@ -200,6 +223,8 @@ class Job:
         self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
         self.world_sizes: dict[int, int] = {}
+        #: WORLD_SIZE -> the ranks that say so.
+        self.by_world: dict[int, set[int]] = {}
         self.count = self.claims = 0
 
     def join(self, other: Job) -> None:
@@ -210,6 +235,8 @@ class Job:
                 own.take(bucket)
         for size, count in other.world_sizes.items():
             self.world_sizes[size] = self.world_sizes.get(size, 0) + count
+        for size, ranks in other.by_world.items():
+            self.by_world.setdefault(size, set()).update(ranks)
         self.count += other.count
 
     @property
@@ -220,6 +247,17 @@ class Job:
     @property
     def _everybody(self) -> list[Process]:
         return [one for bucket in self.buckets.values() for one in bucket.processes]
+
+    def count_world(self, size: int | None, rank: int | None) -> None:
+        """Count one process's WORLD_SIZE."""
+        if size is not None:
+            self.world_sizes[size] = self.world_sizes.get(size, 0) + 1
+            self.by_world.setdefault(size, set()).update(() if rank is None else (rank,))
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks of its processes."""
+        return {one.rank for one in self._everybody if one.rank is not None}
 
     @property
     def nodes(self) -> set[str]:
@@ -254,15 +292,16 @@ class TraceCollector:
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
         #: Not all of the job was asked for.
-        self.part = False
+        self.part = ""
         self._texts: dict[str, str] = {}
         self.evidence = evidence.Evidence()
+        self.links = links.Links()
 
     def read(self, trace: Mapping[str, Any]) -> None:
         node, interval = trace["node"], trace["interval_s"]
         self.nodes[node] = None
         self.started.append(trace["started"])
-        self.part = self.part or bool(trace.get("part"))
+        self.part = self.part or trace.get("part", "")
         if trace["error"]:
             self.errors[node] = trace["error"]
         if trace["processes"]:
@@ -282,24 +321,26 @@ class TraceCollector:
             if slurm and user not in job.users:
                 job.users.add(user)
             job.count += 1
-            job.claims += process["note"].startswith(CLAIMS)
-            world = process["world_size"]
-            if world is not None:
-                job.world_sizes[world] = job.world_sizes.get(world, 0) + 1
+            job.count_world(process["world_size"], _rank(process["rank"]))
             found = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            key = self._key(found, threads)
+            ends = links.ends(process, found.thread) if found.kind == "stack" else None
+            if process["ends"]:
+                self.links.read(node, process)
+            native = None if process["native"] is None else numbers[process["native"]]
+            about = None if native is None else self.stacks.native_about(native)
+            key = (links.hosts(ends), about, *self._key(found, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
                 bucket = job.buckets[key] = Bucket(found.kind, found.verdict, found.why)
                 bucket.threads = threads
             bucket.stacks.add(found.stack)
             bucket.add(process, node, found)
+            bucket.add_links(process, node, ends, native)
+            bucket.beside |= self._waiting_threads(process, numbers, found.thread)
             if process["below"]:
                 rank = _rank(process["rank"])
                 bucket.add_below(process["below"], rank, numbers, self.stacks)
-            if process["native"] is not None and bucket.native is None:
-                bucket.native = numbers[process["native"]]
             state, wait, note = process["state"], process["wait_channel"], process["note"]
             if found.kind == "traced" and process["tracer"] and not note:
                 note = f"traced by pid {process['tracer']}"
@@ -363,6 +404,17 @@ class TraceCollector:
             ),
         )
 
+    def _waiting_threads(
+        self, process: Mapping[str, Any], numbers: list[int], thread: str
+    ) -> set[int]:
+        """The stacks of threads beside the one that counts that wait for ranks as well."""
+        rows = process["samples"][-1]["threads"] if process["samples"] else []
+        return {
+            numbers[at]
+            for name, at in rows
+            if name not in (MAIN, thread) and self.stacks.reading(numbers[at]).for_ranks
+        }
+
     def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
         """The other threads at the last sample that has a stack."""
         for sample in reversed(process["samples"]):
@@ -399,8 +451,19 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     it stands still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
+    seen: dict[tuple[Any, ...], set[str]] = {}
+    for key in buckets:
+        seen.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
     for key, bucket in buckets.items():
-        places.setdefault(key[:-1], {})[bucket.verdict] = bucket
+        # Who waits for ranks is with its like, wherever those are. Of whom there are no native
+        # frames is with those of whom there are some, where these are all at one place.
+        natives = seen[key[2:-1]]
+        native = min(natives) if key[1] is None and len(natives) == 1 else key[1]
+        place = places.setdefault((bool(bucket.waits_for), native, *key[2:-1]), {})
+        if bucket.verdict in place:
+            place[bucket.verdict].take(bucket)
+        else:
+            place[bucket.verdict] = bucket
     kept = []
     for place in places.values():
         if "unsure" in place and "blocked" in place:
@@ -414,13 +477,46 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     return kept
 
 
-def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
+def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
+    """Kinds without a stack show one only when all of their processes have the same."""
     stacks = sorted(stack for stack in bucket.stacks if stack is not None)
-    # Other kinds show their stack only when all of their processes have the same.
     one_path = len({table.path_of[stack] for stack in stacks}) == 1
-    frames = table.frames(stacks) if one_path and None not in bucket.stacks else ()
+    return table.frames(stacks) if one_path and None not in bucket.stacks else ()
+
+
+def _follow(job: Job, reader: TraceCollector) -> None:
+    """Tell each bucket the ranks for which its processes wait."""
+    if not any(bucket.ends for bucket in job.buckets.values()):
+        return
+    rank_of: dict[links.Place, int] = {}
+    groups = []
+    for bucket in job.buckets.values():
+        ranks = {(p.node, p.pid): p.rank for p in bucket.processes if p.rank is not None}
+        rank_of |= ranks
+        hint = _hint(bucket, _frames(bucket, reader.stacks), ())
+        about = hint.about if hint else ""
+        if about == "sleep" and bucket.verdict != "unsure":
+            # It does not look for anything.
+            about = ""
+        waiting = links.Waiting(
+            frozenset(ranks.values()),
+            about,
+            bucket.ends,
+            len(bucket.processes),
+            bucket.verdict in ("unsure", "progressing"),
+        )
+        groups.append(waiting)
+    found = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
+    for bucket, ranks_ in zip(job.buckets.values(), found, strict=True):
+        bucket.waits_for = ranks_ if bucket.verdict != "progressing" else ()
+
+
+def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
+    frames = _frames(bucket, table)
     native = () if bucket.native is None else table.frames([bucket.native])
     hint = _hint(bucket, frames, native)
+    if bucket.waits_for:
+        hint = hints.for_rank(advise.few_ranks(bucket.waits_for))
     nodes = {process.node for process in bucket.processes}
     return Group(
         bucket.kind,
@@ -435,12 +531,12 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(bucket.processes),
         native,
         tuple(Thread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason=_woke(bucket),
+        reason="; ".join(filter(None, (_woke(bucket), _looked_at(bucket)))),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
         below=_below(bucket, table),
-        locals=bucket.locals,
+        locals=_locals(bucket),
         about=hint.about if hint else "",
         woke=bucket.woke[0] if bucket.woke else None,
     )
@@ -477,6 +573,25 @@ def _woke(bucket: Bucket) -> str:
     times = f"{least}" if least == most else f"{least} to {most}"
     times = "once" if times == "1" else f"{times} times"
     return f"woke up {times} between the samples: it polls, or is slow"
+
+
+def _looked_at(bucket: Bucket) -> str:
+    """Of whom native frames are, where not all of them were looked at."""
+    if not bucket.natives or len(bucket.natives) == len(bucket.processes):
+        return ""
+    ranks = [rank for rank in bucket.natives if rank is not None]
+    whose = advise.few_ranks(sorted(ranks)) if ranks else "one process"
+    return f"native frames are of {whose} alone: nobody knows the others'"
+
+
+def _locals(bucket: Bucket) -> tuple[str, ...]:
+    """The variables; those that not all ranks have alike with the ranks that have them so."""
+    made = []
+    for text, said in bucket.locals.items():
+        ranks = sorted({rank for rank in said if rank is not None})
+        alike = len(said) == len(bucket.processes) or not ranks
+        made.append(text if alike else f"{advise.few_ranks(ranks)}: {text}")
+    return tuple(made)
 
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
@@ -630,6 +745,38 @@ def _world(job: Job) -> int | None:
     return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
 
 
+def _beside(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+    """The collectives in which further threads of these processes wait."""
+    stacks = bucket.beside if bucket else ()
+    return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
+
+
+def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
+    """The missing ranks; where they are another job of the same user, which lacks all others, with
+    that for the reason."""
+    for other in jobs:
+        there = other.ranks
+        same = other.users & job.users and other.world_sizes.keys() == job.world_sizes.keys()
+        if same and other is not job and there == set(lost.ranks):
+            nodes = tuple(sorted(other.nodes, key=natural))
+            why = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
+            return dataclasses.replace(lost, nodes=nodes, why=why)
+    return lost
+
+
+def _odd_world(job: Job) -> tuple[tuple[int, ...], str]:
+    """The few ranks that say another WORLD_SIZE than the most, and what they say."""
+    if len(job.by_world) < 2:
+        return (), ""
+    usual = max(job.by_world, key=lambda size: len(job.by_world[size]))
+    few = {size: ranks for size, ranks in job.by_world.items() if size != usual}
+    ranks = set().union(*few.values())
+    if 2 * len(ranks) >= len(job.ranks) or ranks & job.by_world[usual]:
+        return (), ""
+    sizes = ", ".join(map(str, sorted(few)))
+    return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
+
+
 def group(
     traces: Iterable[Mapping[str, Any]],
     errors: Mapping[str, str],
@@ -664,6 +811,7 @@ def _grouped(
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
     job = jobs[0] if jobs else Job()
+    _follow(job, reader)
     buckets = _merged(job.buckets)
     found: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
@@ -676,7 +824,9 @@ def _grouped(
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
     whole = complete and not reader.part
-    lost = advise.missing_ranks(_world(job), by_node, silent, without) if whole else None
+    lost = advise.missing_ranks(_world(job), by_node, silent, without)
+    unasked = lost.ranks if lost and reader.part else ()
+    lost = _strayed(lost, job, jobs) if lost and whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
@@ -689,7 +839,13 @@ def _grouped(
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
     heard = _heard(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
-    decided = verdict.decide([one for one, _ in found], heard, places)
+    decided = verdict.decide(
+        [one for one, _ in found],
+        heard,
+        places,
+        verdict.Odd(*_odd_world(job), unasked, reader.part),
+        [_beside(bucket, reader.stacks) for _, bucket in found],
+    )
     found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)

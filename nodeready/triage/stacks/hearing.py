@@ -331,7 +331,6 @@ class Calls(Bench):
             elif rank is not None and rank in self.all:
                 if files.get((node, log.path)) == 1:
                     own[rank] = log
-                    self.found.last[rank] = log.last
                 if log.reports not in done:
                     self._reports(lists[log.reports], rank)
                     # Ranks that write one file say the same of all.
@@ -584,11 +583,23 @@ class _Court(Calls):
 
     def own_logs(self, own: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's own log; few logs that ended long before the others."""
-        for rank, log in own.items():
-            if any(word in log.last for word in _HINTS) and _ERROR.search(log.last):
-                self.say("logs", f"its log ends in an error: {log.last}", [rank], weight=1)
+        errors = {rank: log.error for rank, log in own.items() if log.error}
+        first = {rank: error for rank, error in errors.items() if not _CAUSED.search(error)}
+        for rank, error in errors.items():
+            # What the end of another rank causes says nothing of this one, where that is known.
+            weight = 1 if rank in first or not first else 0
+            self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
+        self.found.raised = first
         if len(own) < 4 or self.moving:
             return
+        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in own.items() if log.last}
+        usual, count = Counter(shapes.values()).most_common(1)[0] if shapes else ("", 0)
+        if 4 * count >= 3 * len(own):
+            for rank, shape in shapes.items():
+                if shape != usual:
+                    self.found.last[rank] = own[rank].last
+                    text = f"its last line is unlike the others': {own[rank].last}"
+                    self.say("logs", text, [rank])
         order = sorted(own, key=lambda rank: -own[rank].age_s)
         few = max(1, len(order) // 8)
         gaps = [
@@ -647,7 +658,7 @@ class _Court(Calls):
             text = f"its GPU computes while those of {ranks_of(spins)} spin in a collective"
             self.say("gpu", text, works, weight=1)
         elif works:
-            self.say("gpu", "its GPU computes", works)
+            self.say("gpu", COMPUTES, works)
 
     def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
         known = kernel_log.XIDS.get(code)
@@ -747,11 +758,16 @@ _SILENT_S = 60
 #: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
 _RDMA = ("infiniband", "roce")
-#: Words of which one stands in every error, and the errors.
-_HINTS = ("rror", "xception", "out of memory", "Segmentation")
-_ERROR = re.compile(
-    r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
+#: What is said of a GPU that works.
+COMPUTES = "its GPU computes"
+#: Errors that the end of another rank causes: gloo's and NCCL's of a connection, the launcher's.
+_CAUSED = re.compile(
+    r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
+    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
+    r"|timed? ?out|failed on Socket"
+    r"|NCCL error|ncclRemoteError|EOFError|end of file"
 )
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 _XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
 _MESSAGES = {
     "oom": "killed for memory", "xid": "Xid", "link": "link",

@@ -130,6 +130,15 @@ _LOOP = Hint(
     "waits in asyncio's loop: py-spy does not see the coroutines that are suspended there; look "
     "at its other threads (--all-threads) and at what they talk to",
 )
+_RANK = Hint(
+    "rank",
+    "waits for another rank, which has the other end of its connection, pipe or shared memory: "
+    "look where that rank stands",
+)
+_ANSWER = Hint(
+    "rank",
+    "waits for another rank to answer a call of its (RPC): look where that rank's threads stand",
+)
 _NATIVE = Hint(
     "native",
     "waits below its own code in C or C++: for a lock, a thread, or the wait() of an asynchronous "
@@ -144,7 +153,7 @@ _CORE = Hint("core", "has crashed, and the kernel writes its core: look at the c
 _RUN = Hint("", "")
 
 #: What a rank waits for that waits for other ranks.
-FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu"})
+FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
 #: Hints that say little, so that whoever knows more is believed.
 _VAGUE = frozenset({"backward", "lock", "asyncio"})
 
@@ -198,7 +207,7 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("torch/distributed/_nccl4py/backend.py", COLLECTIVE),
     **_rows("torch/distributed/_transport/_work.py", _PEER),
     **_rows("torch/distributed/rendezvous.py", _START),
-    **_rows("torch/distributed/rpc/api.py", _PEER),
+    **_rows("torch/distributed/rpc/api.py", _ANSWER),
     **_rows(
         "torch/distributed/utils.py", COLLECTIVE,
         "_verify_param_shape_across_processes", "_sync_module_states", "_sync_params_and_buffers",
@@ -375,6 +384,11 @@ _COMMON: dict[tuple[str, str], Hint] = {
     **_rows("ssl.py", _NETWORK, "read", "recv", "recv_into", "do_handshake"),
     **_rows("urllib3/connectionpool.py", _NETWORK),
     **_rows("http/client.py", _NETWORK),
+    **_rows("asyncio/streams.py", _NETWORK),
+    **_rows("multiprocessing/managers.py", _NETWORK),
+    **_rows("zmq/sugar/socket.py", _NETWORK),
+    **_rows("zmq/sugar/poll.py", _NETWORK),
+    **_rows("grpc/_channel.py", _NETWORK),
     **_rows("pathlib.py", _FILE, "open", "read_text", "read_bytes", "stat", "exists", "iterdir"),
     **_rows("pathlib/_local.py", _FILE, "open", "read_text", "read_bytes", "stat", "exists",
             "iterdir"),
@@ -601,6 +615,11 @@ _PIPELINES = (
 )  # fmt: skip
 
 
+def is_idle_worker(text: str) -> bool:
+    """Whether a hint says that a loader's worker has nothing to do."""
+    return text == _IDLE_WORKER.text
+
+
 def in_pipeline(frames: Sequence[Frame]) -> bool:
     """Whether a stack is that of a pipeline's stage."""
     return any(word in frame.file for frame in frames for word in _PIPELINES)
@@ -613,32 +632,80 @@ _DELEGATES: dict[tuple[str, str], bool] = dict.fromkeys(
     [
         ("main_loop", "ray/_private/worker.py"),
         ("join", "threading.py"),
+        ("wait", "threading.py"),
+        ("wait_for", "threading.py"),
         ("_wait_for_tstate_lock", "threading.py"),
         ("_shutdown", "threading.py"),
+        ("get", "queue.py"),
+        ("put", "queue.py"),
+        ("join", "queue.py"),
         ("result", "concurrent/futures/_base.py"),
+        ("exception", "concurrent/futures/_base.py"),
+        ("as_completed", "concurrent/futures/_base.py"),
+        ("wait", "concurrent/futures/_base.py"),
         ("shutdown", "concurrent/futures/thread.py"),
+        ("_python_exit", "concurrent/futures/thread.py"),
+        ("get", "multiprocessing/pool.py"),
+        ("wait", "multiprocessing/pool.py"),
+        ("next", "multiprocessing/pool.py"),
+        ("serve_forever", "socketserver.py"),
+        ("_run_once", "asyncio/base_events.py"),
         ("_engine_run_backward", "torch/autograd/graph.py"),
         ("backward", "torch/autograd/__init__.py"),
     ],
     True,
 )
+#: What calls the program's own code in a thread for whoever has asked over a connection.
+_DISPATCHERS: dict[tuple[str, str], bool] = dict.fromkeys(
+    [
+        ("_run_function", "rpc/internal.py"),
+        # py-spy has no package for a thread that C++ has started.
+        ("_run_function", "internal.py"),
+        ("process_request_thread", "socketserver.py"),
+        ("_call_behavior", "grpc/_server.py"),
+    ],
+    True,
+)
+#: Threads of multiprocessing's pools that hand on, and where one of its threads waits for work.
+_HANDLERS = dict.fromkeys(
+    ((f"_handle_{what}", "multiprocessing/pool.py") for what in ("workers", "tasks", "results")),
+    True,
+)
+_IDLE_WORKERS = {
+    ("worker", "multiprocessing/pool.py"): True, ("_worker", "concurrent/futures/thread.py"): True,
+}  # fmt: skip
+#: Where a thread of a pool stands that works.
+_POOL = {("run", "concurrent/futures/thread.py"): True}
 #: Threads that serve: none of them is what a program waits for.
 _SERVERS = re.compile(
-    r"tqdm/_monitor\.py|_pin_memory_loop|torch/_inductor/compile_worker|wandb/|mlflow/"
+    r"tqdm/_monitor\.py|torch/_inductor/compile_worker|wandb/|mlflow/"
     r"|tensorboard|prometheus|ray/_private|logging/handlers\.py|multiprocessing/queues\.py"
     r"|multiprocessing/resource_sharer\.py|torch/distributed/_watchdog\.py|_monitor_target"
-    r"|torch/distributed/elastic/|concurrent/futures/thread\.py _worker$|IPython|ipykernel|zmq"
+    r"|torch/distributed/elastic/|IPython|ipykernel|zmq"
     r"|debugpy|pydevd"
 )
 
 
 def delegates(frames: Sequence[Frame]) -> bool:
     """Whether a main thread with this stack only waits for another thread of its process."""
-    for frame in reversed(frames[-3:]):
-        if (frame.function, frame.file) == ("wait", "threading.py"):
-            continue
-        return bool(_find(frame, _DELEGATES))
-    return False
+    last = frames[-1:]
+    if last and last[0].function.endswith("select") and last[0].file == "selectors.py":
+        last = frames[-2:-1]
+    return bool(last and _find(last[0], _DELEGATES))
+
+
+def pooled(frames: Sequence[Frame]) -> bool:
+    """Whether a stack has to do with a pool of threads: waits for one, or works in one."""
+    if any(frame.file.endswith("concurrent/futures/_base.py") for frame in frames[-3:]):
+        return True
+    return any(_find(frame, _POOL) for frame in frames[:5])
+
+
+def dispatched(frames: Sequence[Frame]) -> bool:
+    """Whether a thread with this stack does in the user's own code what another rank has asked
+    for."""
+    at = next((at for at, frame in enumerate(frames) if _find(frame, _DISPATCHERS)), None)
+    return at is not None and user_frame(frames[at:]) is not None
 
 
 def serves(frames: Sequence[Frame]) -> bool:
@@ -647,6 +714,11 @@ def serves(frames: Sequence[Frame]) -> bool:
         return True
     leaf = frames[-1]
     words = [f"{frame.file} {frame.function}" for frame in frames[:4]]
+    if any(frame.function == "_pin_memory_loop" for frame in frames[:4]):
+        # The batch is where it was asked for, or in the user's own pin_memory().
+        return leaf.function == "_pin_memory_loop" or leaf.file.startswith("multiprocessing/")
+    if any(_find(frame, _HANDLERS) for frame in frames[:5]) or _find(leaf, _IDLE_WORKERS):
+        return True
     return any(map(_SERVERS.search, words[:-1] if len(frames) > 4 else words)) or bool(
         _SERVERS.search(f"{leaf.file} {leaf.function}")
     )
@@ -759,6 +831,11 @@ def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
 # --- The hint of a stack.
 
 
+def for_rank(ranks: str) -> Hint:
+    """What waits for these ranks (``rank 3``), by the other ends of its connections."""
+    return _RANK._replace(text=_RANK.text.replace("another rank, which has", f"{ranks}, at"))
+
+
 def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
     parts = frame.file.split("/")
     # From Python 3.11 on it prints a method with its class.
@@ -829,13 +906,16 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             known += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
-            elif common is _NETWORK and place is _LOOP:
-                # The loop waits in select(); the network is only one of what it waits for.
+            elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
+                common is _LOCK and place is _CHILD
+            ):
+                # It waits in select(), or at a lock, for what comes from elsewhere.
                 common = place
     return _Stack(None, common)
 
 
-def _in_native(frames: Sequence[Frame]) -> Hint | None:
+def of_native(frames: Sequence[Frame]) -> Hint | None:
+    """What native frames wait for; None: not known."""
     for frame in reversed(frames[-_DEEP:]):
         for word, hint in _SYMBOLS:
             if word in frame.function:
@@ -852,6 +932,10 @@ def of_thread(
 ) -> Hint | None:
     """What a thread waits for, for which the main thread waits. lock: it has Python's lock"""
     hint, above = find(other, native), find(main)
+    if above and above.about in ("compile", "checkpoint", "data") and (
+        hint is None or hint.about in ("lock", "child", "native", "network")
+    ):  # fmt: skip
+        return above
     if lock:
         text = (
             "waits for Python's global lock, which this thread keeps: a call of C that does not "
@@ -881,7 +965,7 @@ def find(
     code waits for
     master: MASTER_ADDR:MASTER_PORT, where the job's store is
     """
-    below = _in_native(native)
+    below = of_native(native)
     if below is _GIL:
         return below
     found = _in_python(frames)

@@ -51,7 +51,8 @@ _PROCESS = {
 _LATER: dict[str, tuple[tuple[type, ...], Any]] = {
     "slurm_job": ((str,), ""), "switches": ((list,), []), "main_cpu_s": ((list,), []),
     "calls": ((list,), []), "waits_on": ((str,), ""), "below": ((list,), []),
-    "locals": ((list,), []), "witnesses": ((dict,), {}),
+    "locals": ((list,), []), "witnesses": ((dict,), {}), "waits_for": ((list,), []),
+    "ends": ((list,), []),
 }  # fmt: skip
 #: A process below a rank.
 _BELOW = {
@@ -61,6 +62,8 @@ _BELOW = {
 }  # fmt: skip
 #: Processes below one rank, and variables of one, that the program on the node never goes beyond.
 _MOST_BELOW, _MOST_LOCALS = 64, 200
+#: ... connections of one that are told, and threads that wait at one.
+_MOST_LINKS = 128
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
 #: The texts of a process.
@@ -187,9 +190,22 @@ def _process(process: Any, what: str) -> None:
             raise _Wrong(f"{what}.{name} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
         _texts(process["kernel_stack"], f"{what}.kernel_stack")
+    if process["waits_for"] or process["ends"]:
+        _links(process, what)
     if process["locals"]:
         _texts(process["locals"], f"{what}.locals")
         _few(process["locals"], _MOST_LOCALS, f"{what}.locals")
+
+
+def _links(process: Any, what: str) -> None:
+    """Check whom a process waits for, and what others may wait for."""
+    for name in ("waits_for", "ends"):
+        _few(process[name], _MOST_LINKS, f"{what}.{name}")
+    rows = process["waits_for"]
+    if not {*map(type, rows)} <= {list} or not {*map(len, rows)} <= {2}:
+        raise _Wrong(f"{what}.waits_for holds what is no [thread, end]")
+    _texts([text for row in rows for text in row], f"{what}.waits_for")
+    _texts(process["ends"], f"{what}.ends")
 
 
 def _few(rows: list[Any], most: int, what: str) -> None:

@@ -15,9 +15,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import fold, natural
+from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.text import counted
-from nodeready.triage.stacks import advise, hearing
-from nodeready.triage.stacks.document import Frame, Group, Statement, Suspect, Verdict, fold_ranks
+from nodeready.triage.stacks import advise, hearing, hints
+from nodeready.triage.stacks.document import (
+    Below,
+    Frame,
+    Group,
+    Statement,
+    Suspect,
+    Verdict,
+    fold_ranks,
+)
 from nodeready.triage.stacks.evidence import Lag, Testimony
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
@@ -52,6 +61,25 @@ class Decision(NamedTuple):
     by_witness: bool = False
 
 
+class Odd(NamedTuple):
+    """What the ranks' environments tell.
+
+    ranks:   few that say something else than the most, and what
+    unasked: ranks that are not there because of the options `part`
+    """
+
+    ranks: tuple[int, ...] = ()
+    says: str = ""
+    unasked: tuple[int, ...] = ()
+    part: str = ""
+
+
+#: Nothing of the kind.
+USUAL = Odd()
+#: How the reason of missing ranks begins that run as another job.
+STRAYED = "started as part of"
+
+
 class _Cause(NamedTuple):
     """Where a suspect stands.
 
@@ -80,6 +108,10 @@ def who(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     return f"{text} ({names})" if names else text
 
 
+def _has(ranks: Collection[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
@@ -93,6 +125,13 @@ def _stands(group: Group) -> str:
     """``load data.py:33``: the user's own innermost call, else the innermost; "" without one."""
     frame = group.user_frame or (group.frames[-1] if group.frames else None)
     return _place(frame) if frame else ""
+
+
+def _held_below(group: Group) -> Below | None:
+    """A process that a rank waits for and that does nothing any more; None: there is none."""
+    if group.about not in ("child", "data"):
+        return None
+    return next((one for one in group.below if one.state[:1] in _HELD), None)
 
 
 def _cause(group: Group) -> _Cause:
@@ -112,9 +151,17 @@ def _cause(group: Group) -> _Cause:
         does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
         return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     about = group.about
+    if stopped := _held_below(group):
+        name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
+        does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
+        return _Cause("late", does, "see who did it, and what it wrote last")
+    inner = next((one for one in group.below if one.frames), None) if about == "child" else None
+    if inner:
+        frame = hints.user_frame(inner.frames) or inner.frames[-1]
+        return _Cause("late", f"waits for a process of its in {_place(frame)}", "look there")
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for below in group.below if about == "data" or not group.frames else ():
-        if below.kind == "loader worker":
+        if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):
             beside = _place(below.frames[-1]) if below.frames else ""
             held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
             fs = below.state.startswith("D") or _STORAGE.search(
@@ -133,7 +180,7 @@ def _cause(group: Group) -> _Cause:
     if about in _FILES and group.verdict not in ("spinning", "progressing"):
         return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
     if group.verdict == "progressing":
-        return _Cause("late", f"still works, at {at}", "slow, or in a loop: look again")
+        return _Cause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
     if group.verdict == "spinning":
         return _Cause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
@@ -143,6 +190,10 @@ def _cause(group: Group) -> _Cause:
     return _Cause("late", f"{does} {at}{waits}", look)
 
 
+#: States of proc(5) in which a process does nothing, and what has happened to it.
+_HELD = {
+    "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
+}  # fmt: skip
 #: What one waits for that says no more than the state does.
 _PLAIN = ("futex", "sleep")
 #: How many of a group wait for something, behind the words for it.
@@ -170,6 +221,10 @@ _DOES = {
     "import": ("imports modules at", "look at the file system"),
     "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
+#: What a hint is about where one rank waits for single other ones: what they call need not agree.
+_ONE_RANK = ("rank",)
+#: What a hint is about that ends only when somebody does something.
+_ENDLESS = ("debugger", "input", "core")
 #: What the samples say of ranks that do something between them.
 _AWAKE = ("unsure", "spinning", "progressing")
 
@@ -187,9 +242,11 @@ class _Case:
     """All that is known of one job, and the decision."""
 
     def __init__(
-        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
-    ) -> None:
-        self.heard, self.places = heard, places
+        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]],
+        odd: Odd,
+        beside: Sequence[frozenset[str]],
+    ) -> None:  # fmt: skip
+        self.heard, self.places, self.odd, self.beside = heard, places, odd, beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.given = tuple(groups)
@@ -225,7 +282,7 @@ class _Case:
                 for_.append(text)
         if len(mine) <= 2:
             for_ += [
-                f'logs: last line of rank {rank}: "{self.heard.last[rank]}"'
+                f'logs: last line of rank {rank}, unlike the others\': "{self.heard.last[rank]}"'
                 for rank in sorted(mine)
                 if self.heard.last.get(rank)
                 and not any(self.heard.last[rank] in text for text in for_)
@@ -262,6 +319,12 @@ class _Case:
     def decide(self) -> Verdict:
         if 2 * self.moving > self.total:
             return self.not_stuck()
+        strayed = [at for at, one in enumerate(self.groups) if one.why.startswith(STRAYED)]
+        if strayed:
+            group = self.groups[strayed[0]]
+            return self.odd_ones(group.ranks, group.why)
+        if self.odd.ranks:
+            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.says}")
         gone = [
             at for at, one in enumerate(self.groups)
             if one.kind in ("missing", "dead") or _silent(one)
@@ -269,6 +332,9 @@ class _Case:
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
         known = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
+        raised = [rank for rank in self.heard.raised if rank in self.at]
+        if gone and raised and not any(map(self._why_gone, gone)):
+            return self.ended_others(raised[0], gone)
         if known or (gone and not alive and not lags):
             return self.gone(known or gone, gone)
         accused = {rank for lag in lags for rank in lag.ranks}
@@ -336,6 +402,14 @@ class _Case:
             group, role=None, reason=f"the flight recorder says that it has called {what}"
         )
 
+    def odd_ones(self, ranks: Sequence[int], says: str) -> Verdict:
+        """Ranks that were started as part of another job."""
+        self.reorder = True
+        nodes = next((one.nodes for one in self.groups if one.why == says), self.nodes_of(ranks))
+        wait = f"; {self.waits()}" if self.victims else ""
+        text = f"{who(ranks, nodes)} {says}{wait}: what they were started with must agree"
+        return self.made("disagree", text, [self.suspect(ranks, nodes, says)])
+
     def not_stuck(self) -> Verdict:
         text = f"not stuck: {self.moving} of {self.total} ranks go on between the samples"
         if self.moving < self.total:
@@ -390,8 +464,31 @@ class _Case:
         ]  # fmt: skip
         return self.made("gone", text, suspects, () if why else ("kernel", "logs"))
 
+    def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
+        """A rank has raised an error of its own, and others have ended: those are its victims."""
+        self.reorder = True
+        ended = sorted({rank for at in gone for rank in self.groups[at].ranks})
+        error = _cut(self.heard.raised[rank], 70)
+        at = self.at[rank]
+        does = _cause(self.groups[at]).does
+        for other in gone:
+            after = f"has ended after rank {rank} raised"
+            self.groups[other] = replace(self.groups[other], role="victim", reason=after)
+        self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
+        name = who([rank], self.nodes_of([rank]))
+        text = f"{name} raised {error}; {who(ended)} {_has(ended)} ended since"
+        suspect = self.suspect([rank], self.nodes_of([rank]), does)
+        return self.made("gone", text, [suspect])
+
     def waits(self) -> str:
         return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
+
+    def slow(self, at: int) -> str:
+        """``, or it may be slow``: a step that is longer than the look stands still as well."""
+        group = self.groups[at]
+        sure = group.kind != "stack" or group.about in _ENDLESS or group.verdict == "progressing"
+        sure = sure or _held_below(group) is not None
+        return "" if sure else f", or {'they' if len(group.ranks) > 1 else 'it'} may be slow"
 
     # --- A rank is late, by a strong witness; or the calls differ.
 
@@ -420,14 +517,15 @@ class _Case:
             kind = "disagree"
             text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
         else:
-            has = "has" if len(ranks) == 1 else "have"
-            text = f"{name} {has} not called {lag.what}{site}, which {count} {wait} in"
+            text = f"{name} {_has(ranks)} not called {lag.what}{site}, which {count} {wait} in"
             if lag.silent:
                 text = f"{name}: no word of it, while {count} {wait} in {lag.what}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
                 text += f": {cause.does}"
+                # What has timed out has waited for long.
+                text += self.slow(stand[0]) if lag.witness != "logs" else ""
             elif cause and _stands(self.groups[stand[0]]):
                 text += f": it is at {_stands(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
@@ -456,7 +554,7 @@ class _Case:
         if self.victims:
             if first.kind == "traced" and first.verdict is None and self.total == first.processes:
                 return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
-            text = f"{name}{more}: {cause.does}; {self.waits()}: {cause.look}"
+            text = f"{name}{more}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
             return self.made(cause.kind, text, suspects, ("flight_recorder",))
         return self.nobody_waits(alive)
 
@@ -488,7 +586,14 @@ class _Case:
             )
             # Below a call of the user's own there may be the wait() of an asynchronous collective.
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
-        text = f"{name}{more}: {cause.does}; {waits}: {cause.look}"
+        slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
+        text = f"{name}{more}: {cause.does}{slow}; {waits}: {cause.look}"
+        everywhere = len(alive) > 1 and sum(one.processes for one in seen) == self.total
+        if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
+            # Whoever comes first does so by chance.
+            text = f"{len(alive)} groups, and no stack is known to wait for another rank"
+            if cause.kind == "late":
+                return self.made("unclear", text, [], ("flight_recorder", "logs"))
         if len(kinds) == 1 and cause.kind in ("loader", "storage"):
             return self.made(cause.kind, text, suspects)
         if first.kind != "stack" and len(kinds) == 1:
@@ -518,7 +623,8 @@ class _Case:
                     "slow, or in a loop: look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
-            suspects = [self.of_group(at) for at in unknown] if self.victims and few else []
+            named = self.victims and few and (still or first.verdict == "progressing")
+            suspects = [self.of_group(at) for at in unknown] if named else []
             return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
         chained = [one for one in self.heard.lags if one.chained and one.weight > 1]
         if len(chained) > 1:
@@ -530,6 +636,8 @@ class _Case:
             return self.made("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
             ])  # fmt: skip
+        if any(self.groups[at].about in _ONE_RANK for at in self.victims):
+            return self.each_other()
         places: dict[str, list[int]] = {}
         for at in self.victims:
             group = self.groups[at]
@@ -538,6 +646,15 @@ class _Case:
             return self.disagree(places)
         return self.together()
 
+    def each_other(self) -> Verdict:
+        """Ranks wait for single other ranks, and those for ranks as well."""
+        order = sorted(self.victims, key=lambda at: self.groups[at].processes)
+        first = [self.groups[at] for at in order]
+        text = "; ".join(f"{who(one.ranks)} in {_called(one)}" for one in first[:2])
+        more = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
+        text += f"{more}: all wait for each other: look at what they asked"
+        return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+
     def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
         """The stacks wait in different calls."""
         order = sorted(
@@ -545,6 +662,13 @@ class _Case:
         )
         few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
+        others = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
+        if others & places.keys():
+            text = (
+                f"{who(few.ranks)} in {_called(few)}, {who(most.ranks)} in {_called(most)}, "
+                "threads beside in the same: another order of two communicators?"
+            )
+            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
             f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
             f"{who(most.ranks)} in {_called(most)}"
@@ -587,6 +711,13 @@ class _Case:
             text = f"{everybody}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
             text += ": look again"
             return self.made("moving", text)
+        busy = {
+            rank for name, one in self.says if name == "gpu" and one.text == hearing.COMPUTES
+            for rank in one.ranks
+        }  # fmt: skip
+        if 2 * len(busy) > self.total:
+            text = f"{everybody}, and the GPUs of {len(busy)} compute: a long step, or a loop"
+            return self.made("moving", f"{text}: look again, longer (--interval)")
         if any(self.groups[at].verdict is None for at in self.victims):
             text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
             return self.made("unclear", text, missing=("flight_recorder", "network"))
@@ -653,14 +784,24 @@ class _Case:
         self, kind: str, text: str, suspects: Sequence[Suspect] = (), missing: Sequence[str] = ()
     ) -> Verdict:
         """missing: the witnesses that would tell more."""
+        ras = self.heard.of("nccl_ras").absent
+        # Only NCCL's groups dump on request, and only they have a port.
+        useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
-            f"{name}: {why}{_CURES.get(name, '') if '--' not in why else ''}"
+            f"{name}: {why}{'' if _SETTLED.search(why) else _CURES.get(name, '')}"
             for name in missing
+            if name not in useless
             for why in self.heard.of(name).absent[:1]
         )
-        return Verdict(kind, _cut(text, _LONG), tuple(suspects)[:_MOST_SUSPECTS], absent)
+        rest = ""
+        if self.odd.unasked:
+            rest = f"; {who(self.odd.unasked)} not looked at ({self.odd.part})"
+        text = f"{_cut(text, _LONG - len(rest))}{rest}"
+        return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
+#: A reason that names its own cure, or has none.
+_SETTLED = re.compile(r"--| has none")
 _CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
 
 
@@ -670,11 +811,16 @@ def _called(group: Group) -> str:
 
 
 def _call(group: Group) -> str:
-    """The collective that a group waits in: the outermost call of a library, else its leaf."""
-    for frame in group.frames:
+    """The collective that a group waits in."""
+    return call_of(group.frames) or group.kind
+
+
+def call_of(frames: Sequence[Frame]) -> str:
+    """The collective that a stack waits in: the outermost call of a library, else its leaf."""
+    for frame in frames:
         if frame.file.endswith(_LIBRARIES) and not frame.function.startswith("_"):
             return frame.function.rpartition(".")[2]
-    return group.frames[-1].function if group.frames else group.kind
+    return frames[-1].function if frames else ""
 
 
 _LIBRARIES = (
@@ -723,15 +869,20 @@ _CONVICTS = ("late", "gone", "storage", "loader")
 
 
 def decide(
-    groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]]
+    groups: Sequence[Group],
+    heard: Testimony,
+    places: Iterable[tuple[Any, ...]],
+    odd: Odd = USUAL,
+    beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, with what all witnesses say.
 
     places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
+    beside: of each group the collectives in which further threads of its processes wait
     """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, places)
+    case = _Case(groups, heard, places, odd, beside)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(case.groups, verdict, case.reorder))

@@ -195,12 +195,56 @@ LOCKS = """\
 2: -> FLOCK  ADVISORY  WRITE 88 fe:00:9 0 EOF
 3: OFDLCK ADVISORY  READ -1 00:06:1028 0 EOF
 3: -> OFDLCK ADVISORY  WRITE 99 00:06:1028 0 EOF
+4: FLOCK  ADVISORY  WRITE 44 fe:00:7 0 EOF
+4: -> FLOCK  ADVISORY  WRITE 45 fe:00:7 0 EOF
+4:  -> FLOCK  ADVISORY  WRITE 46 fe:00:7 0 EOF
 """
 
 
-@pytest.mark.parametrize(("pid", "holder"), [(77, 55), (88, 66), (99, 0), (55, 0), (1, 0)])
+@pytest.mark.parametrize(("pid", "holder"), [
+    (77, 55), (88, 66), (99, 0), (55, 0), (1, 0),
+    # Who waits behind another one that waits stands further in.
+    (45, 44), (46, 44),
+])  # fmt: skip
 def test_who_holds_a_lock(pid, holder):
     assert lock_holder(LOCKS, pid) == holder
+
+
+def test_the_other_ends_of_what_two_processes_share(tmp_path):
+    """Of a socket of this machine, a connection and a lock."""
+    code = """
+import fcntl
+name, port, number, kind = sys.argv[1:5]
+kinds = [
+    lambda: socket.socket(fileno=int(number)).recv(1),
+    lambda: socket.create_connection(("127.0.0.1", int(port))).recv(1),
+    lambda: fcntl.flock(open(name, "w"), fcntl.LOCK_EX),
+]
+kinds[int(kind)]()
+"""
+    name = tmp_path / "locked"
+    ours, theirs = socket.socketpair()
+    with open(name, "w") as held, socket.create_server(("127.0.0.1", 0)) as server, ours, theirs:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        port = server.getsockname()[1]
+        local = waits.unix_peers()
+        own = {f"{waits.UNIX}{os.fstat(one.fileno()).st_ino}" for one in (ours, theirs)}
+        assert {name: local[name] for name in own} == dict(zip(own, [*own][::-1], strict=True))
+        for kind in range(3):
+            words = (name, port, theirs.fileno(), kind)
+            with waiting(code, *words, pass_fds=[theirs.fileno()]) as process:
+                is_told(process.pid, ".*(a socket of this machine|127.0.0.1|flock).*")
+                seen = waits.observe({process.pid: 0}, {}, time.monotonic() + 9)
+                call = seen[process.pid][0]
+                if kind == 0:
+                    assert call.sockets[0][0] in own
+                elif kind == 1:
+                    mine, peer = call.sockets[0]
+                    assert peer == f"127.0.0.1:{port}"
+                    assert (mine, peer) in waits.sockets(process.pid, local)
+                else:
+                    assert call.holders == (os.getpid(),)
+        assert (f"127.0.0.1:{port}", "") in waits.sockets(os.getpid(), local)
 
 
 def test_a_pipe_with_many_at_its_other_end():

@@ -136,6 +136,11 @@ def test_a_loop_that_polls_stays_where_it_is_though_its_last_calls_differ():
 
 LOOP = "<module> ray/w.py 1 > main_loop ray/_private/worker.py 1071"
 REDUCES, WORKS = (f"{BOOT} > work mine.py 3{end}" for end in (f" > all_reduce {C10D} 9", ""))
+CONDITION = "Condition.wait threading.py 320"
+OUTER = f"{BOOT} > outer mine.py 5 > join threading.py 1112"
+FUTURE = f"{OWN} > Future.result concurrent/futures/_base.py 451 > {CONDITION}"
+IDLE_POOL = f"{BOOT} > _worker concurrent/futures/thread.py 81"
+POOL = f"{IDLE_POOL} > _WorkItem.run concurrent/futures/thread.py 58 > fetch mine.py 9"
 TQDM = f"{BOOT} > run tqdm/_monitor.py 60 > wait threading.py 3"
 HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
 
@@ -150,6 +155,12 @@ HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
     # Of several threads the one that waits for ranks is followed, and no server.
     (JOIN, {"worker": WORKS, "reduce": REDUCES, "tqdm": TQDM}, "", "collective", "work"),
     (JOIN, {"worker": WORKS, "tqdm": TQDM}, "", "", "work"),
+    # From Python 3.11 on a method has its class: what waits is followed all the same.
+    (f"{OWN} > Event.wait threading.py 622 > {CONDITION}", {"worker": WORKS}, "", "", "work"),
+    (f"{OWN} > Queue.get queue.py 171 > {CONDITION}", {"worker": WORKS}, "", "", "work"),
+    (FUTURE, {"pool": POOL, "heartbeat": WORKS, "idle": IDLE_POOL}, "", "", "fetch"),
+    # A thread that waits for another one is not the one that is waited for.
+    (JOIN, {"worker": WORKS, "outer": OUTER}, "", "", "work"),
 ])  # fmt: skip
 def test_a_main_thread_that_waits_for_a_thread_of_its_own_is_shown_with_it(
     main, threads, gil, about, own
@@ -205,6 +216,22 @@ def test_states_and_what_is_waited_for_have_their_counts():
     (group,) = look(*waits, *ranks(REDUCE, 3, wait_channel="0", state="R")).groups
     assert group.states == ("S futex_wait_queue (3)", "R (1)")
     assert group.waits_on == ("recv from 10.0.0.9:4711 (3)",)
+
+
+def test_what_one_rank_has_shown_is_its_own():
+    native = "step train.py 4 > c10d::Work::wait libtorch_cpu.so 0"
+    rows = [
+        *ranks(REDUCE, 0, locals=["step: number = 7", "step: rank = 0"], native_at=native),
+        *ranks(REDUCE, 1, 2, locals=["step: number = 7"]),
+    ]
+    (group,) = look(*rows).groups
+    assert group.locals == ("step: number = 7", "rank 0: step: rank = 0")
+    assert group.native
+    assert "native frames are of rank 0 alone" in group.reason
+    # Two of which native frames tell different things are no group; the third is of neither.
+    other = ranks(OWN, 0, native_at=f"{OWN} > cudaStreamSynchronize libcudart.so 0")
+    one = ranks(OWN, 1, native_at=f"{OWN} > c10d::Work::wait libtorch_cpu.so 0")
+    assert {*brief(look(*other, *one, *ranks(OWN, 2)))} == {"0", "1", "2"}
 
 
 MOVED = f"<module> train.py 93 > train train.py 73 > step train.py 43 > all_reduce {C10D} 2806"

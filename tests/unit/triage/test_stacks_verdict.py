@@ -48,6 +48,8 @@ RECV = f"{TRAIN} > recv {C10D} 2300"
 SLEEP = f"{TRAIN} > preprocess data.py 12"
 ELSEWHERE = f"{TRAIN} > evaluate eval.py 30"
 SAVE = f"{TRAIN} > save torch/serialization.py 900"
+RPC = f"{TRAIN} > rpc_sync torch/distributed/rpc/api.py 809"
+FUTURE = f"{TRAIN} > result concurrent/futures/_base.py 451 > wait threading.py 320"
 START = "<module> train.py 90 > init_process_group torch/distributed/distributed_c10d.py 1700"
 SYNC = f"{TRAIN} > synchronize torch/cuda/__init__.py 800"
 
@@ -79,6 +81,7 @@ def job(
                 row = own if isinstance(own, dict) else process(rank, *own)
                 witnesses = {**(every or {}), **(by_rank or {}).get(rank, {})}
                 size = world or ranks
+                size = row["world_size"] or size
                 rows.append({**row, "world_size": size, "local_rank": rank % 4,
                              "witnesses": witnesses})  # fmt: skip
         node = dict((by_node or {}).get(name, {}))
@@ -132,6 +135,41 @@ def pair(rank: int, operation: str, **more: Any) -> Witnesses:
     return recording(process_group(None, None), entries=[entry(1, operation, is_p2p=True, **more)])
 
 
+ASK = f"{TRAIN} > fetch net.py 8 > readinto socket.py 706"
+THREAD = "_bootstrap threading.py 1002 > run threading.py 982"
+HANDLE = f"{THREAD} > process_request_thread socketserver.py 683 > answer net.py 30"
+SERVE = f"{TRAIN} > serve_forever socketserver.py 233 > select selectors.py 415"
+
+
+def asks(rank: int, *ends: str, stack: str = ASK, thread: str = "MainThread", **more: Any) -> Any:
+    """A rank that waits for what is at these other ends."""
+    return process(rank, stack, stack, waits_for=[[thread, end] for end in ends], **more)
+
+
+def of_rank_0() -> dict[int, Any]:
+    """All wait for rank 0: on its node by its process, on the other one by both addresses."""
+    return {
+        rank: asks(rank, "pid 1000" if rank < 4 else f"10.0.0.1:5000 10.0.0.2:4{rank}")
+        for rank in range(1, 8)
+    }
+
+
+def first(stack: str, **more: Any) -> Any:
+    """Rank 0, which listens."""
+    ends = ["10.0.0.1:5000", *(f"10.0.0.1:5000 10.0.0.2:4{rank}" for rank in range(4, 8))]
+    return process(0, stack, stack, ends=ends, **more)
+
+
+def below(state: str, command: str = "python train.py", **more: Any) -> dict[str, Any]:
+    return {**worker(), "kind": "process", "command": command, "state": state, **more}
+
+
+RUN = f"{TRAIN} > wait subprocess.py 1264"
+OTHER_REDUCE = f"{THREAD} > average train.py 12 > all_reduce {C10D} 2806"
+LOADER_IDLE = (
+    "_worker_loop torch/utils/data/_utils/worker.py 275 > get multiprocessing/queues.py 113"
+)
+
 #: name, traces, kind, ranks of the first suspect, words of the text, words that it must not have
 CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = [
     # --- The stacks alone.
@@ -153,6 +191,7 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("two places", job({5: BLOCKED, 2: (ELSEWHERE, ELSEWHERE)}), "late", (2,), ("1 other group",), ()),
     ("all wait at one place", job(), "quiet", (), ("all 8 ranks wait in all_reduce", "network"), ("rank 0 ",)),
     ("all wait in two places", job({3: (GATHER, GATHER)}), "disagree", (3,), ("rank 3", "all_gather", "all_reduce", "must agree"), ()),
+    ("two threads in two collectives, in another order", job({3: process(3, GATHER, GATHER, threads_at={"t": OTHER_REDUCE})}), "unclear", (), ("all_gather", "all_reduce", "another order"), ("must agree",)),
     ("a receive among collectives", job({3: (RECV, RECV)}), "unclear", (), ("recv", "recorder tells"), ()),
     ("all wait, looked at once", job(usual=(REDUCE,)), "unclear", (), ("one look cannot tell",), ()),
     ("all at start", job(usual=(START, START)), "quiet", (), ("init_process_group",), ()),
@@ -163,6 +202,40 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("all in their own code", job(usual=BLOCKED), "unclear", tuple(range(8)), ("all 8 ranks", "no rank waits for another"), ()),
     ("no stack of one", job({3: process(3, None)}), "unclear", (3,), ("not permitted", "nobody can tell"), ()),
     ("no stack of most", job(dict.fromkeys(range(7), None) | {r: process(r, None) for r in range(7)}), "unclear", (), ("not permitted",), ()),
+    # --- Whoever has the other end.
+    ("all wait for rank 0's connection, from two nodes", job(of_rank_0() | {0: first(SLEEP)}), "late", (0,), ("rank 0", "preprocess data.py:12", "7 ranks wait for it"), ()),
+    ("... and it has not accepted any", job(of_rank_0() | {0: process(0, SLEEP, SLEEP, ends=["10.0.0.1:5000"])}), "late", (0,), ("rank 0",), ()),
+    ("... and a thread of its answers", job(of_rank_0() | {0: first(SERVE, threads_at={"Thread-1": HANDLE})}), "late", (0,), ("rank 0", "answer net.py:30"), ()),
+    ("... and it waits for rank 5 in turn", job(of_rank_0() | {0: asks(0, "10.0.0.2:45 10.0.0.1:5000", ends=first(SLEEP)["ends"]), 5: process(5, SLEEP, SLEEP, ends=["10.0.0.2:45 10.0.0.1:5000"])}), "late", (5,), ("rank 5", "7 ranks wait"), ()),
+    ("a ring in which one is elsewhere", job({r: asks(r, f"pid {1000 + (r - 1) % 4}") for r in range(4)} | {2: BLOCKED}, ranks=4), "late", (2,), ("rank 2", "3 ranks wait"), ()),
+    ("two wait for each other", job({0: asks(0, "pid 1001"), 1: asks(1, "pid 1000")}, ranks=2), "unclear", (), ("wait for each other",), ()),
+    ("one waits for a server of nobody's", job({3: asks(3, "10.9.9.9:443 10.0.0.1:41")}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
+    ("ranks that ask one that is in a collective, for which another one is late", job({1: asks(1, "pid 1000"), 3: BLOCKED}), "late", (3,), ("rank 3", "7 ranks wait"), ()),
+    ("a pipe that all have, and one waits at", job({3: asks(3, "may pid 1000", "may pid 1001")}), "late", (3,), ("rank 3",), ()),
+    ("memory that all share, and one does not wait at", job({r: asks(r, *(f"may pid {1000 + other}" for other in range(4) if other != r)) for r in range(3)} | {3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ()),
+    ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
+    ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
+    ("a loader's workers ask rank 0", job({3: asks(3, "pid 1000", stack=LOAD, thread="(below)"), 0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
+    ("callers of a rank whose thread answers", job({0: process(0, REDUCE, REDUCE, threads_at={"": "_run_function torch/distributed/rpc/internal.py 206 > answer net.py 30"})}, usual=(RPC, RPC)), "late", (0,), ("answer net.py:30", "7 ranks wait"), ()),
+    ("calls of RPC need not agree", job({0: (REDUCE, REDUCE)}, usual=(RPC, RPC)), "unclear", (), ("wait for each other",), ("must agree",)),
+    # --- Processes below a rank.
+    ("a wrapper whose child is stopped", job({3: {**process(3, RUN, RUN), "below": [below("T")]}}), "late", (3,), ("a signal has stopped: python train.py", "7 ranks wait"), ()),
+    ("a wrapper whose child has ended", job({3: {**process(3, RUN, RUN), "below": [below("Z")]}}), "late", (3,), ("has ended", "7 ranks wait"), ()),
+    ("a wrapper whose child is traced", job({3: {**process(3, RUN, RUN), "below": [below("t")]}}), "late", (3,), ("a tracer holds",), ()),
+    ("loader workers that have nothing to do", job({3: process(3, LOAD, LOAD, threads_at={"x": LOADER_IDLE}, below=[worker(main=2, error="")])}), "loader", (3,), ("waits for its data loader",), ("1 loader worker",)),
+    # --- A job that may only be slow.
+    ("one in its own code may be slow", job({3: BLOCKED}), "late", (3,), ("may be slow",), ()),
+    ("a loader may be slow", job({3: (LOAD, LOAD)}), "loader", (3,), ("may be slow",), ()),
+    ("all loaders may be slow", job(usual=(LOAD, LOAD)), "loader", tuple(range(8)), ("may be slow",), ()),
+    ("one is slow for the recorder as well", job({3: BLOCKED}, recorder(3)), "late", (3,), ("may be slow",), ()),
+    ("who is stopped is not slow", job({5: process(5, None, state="T")}), "late", (5,), (), ("may be slow",)),
+    ("GPUs that compute", job(usual=(SYNC, SYNC), by_node={n: gpus(*(gpu(1000 + r, 97, 60, 650) for r in range(first_, first_ + 4))) for n, first_ in (("gpu1", 0), ("gpu2", 4))}), "moving", (), ("GPUs of 8 compute",), ("network",)),
+    # --- Who ended first, and who was started otherwise.
+    ("one has raised, and others have ended since", job({3: BLOCKED, 5: None, 6: None}, {3: log("ValueError: loss is NaN", path="/l/3"), 1: log("RuntimeError: Connection closed by peer [10.0.0.1]:4", path="/l/1")}), "gone", (3,), ("rank 3", "ValueError: loss is NaN", "ranks 5-6 have ended"), ("rank 1 ",)),
+    ("few have another WORLD_SIZE", job({3: process(3, START, START, world_size=4)}, usual=(START, START)), "disagree", (3,), ("rank 3", "WORLD_SIZE 4, not 8"), ()),
+    ("one runs under another MASTER_ADDR", job({3: process(3, START, START, job="10.9.9.9:1")}, usual=(START, START)), "disagree", (3,), ("rank 3", "started as part of 10.9.9.9:1, not 88"), ("nobody found",)),
+    ("another whole job of the user", [*job({3: None}), trace("gpu3", *(process(r, REDUCE, REDUCE, job="99", world_size=4) for r in range(4)))], "gone", (3,), ("nobody found it",), ("started as",)),
+    ("a node that was not asked", [{**one, "part": "--limit"} for one in job({3: BLOCKED})[:1]], "late", (3,), ("rank 3", "ranks 4-7 not looked at (--limit)"), ()),
     # --- The recorder.
     ("the recorder knows who has not called", job(by_rank=recorder(3)), "late", (3,), ("rank 3", "has not called all_reduce #42 of default_pg", "train.py:88 step", "7 ranks wait in"), ()),
     ("recorder and stack agree", job({3: BLOCKED}, recorder(3)), "late", (3,), ("has not called all_reduce #42", "preprocess data.py:12"), ()),
