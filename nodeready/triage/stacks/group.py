@@ -321,6 +321,7 @@ class TraceCollector:
             if slurm and user not in job.users:
                 job.users.add(user)
             job.count += 1
+            job.claims += process["note"].startswith(CLAIMS)
             job.count_world(process["world_size"], _rank(process["rank"]))
             found = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []

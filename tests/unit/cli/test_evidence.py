@@ -40,7 +40,7 @@ PROVEN = program(
     )
 )
 FILE = {"path": "/log/1", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0, "lines": ["step 1"],
-        "matches": None, "reports": []}  # fmt: skip
+        "matches": None, "reports": [], "pids": []}  # fmt: skip
 TAIL = {"host": "x", "files": [FILE], "unread": [], "left_out": 0, "older": 0, "error": ""}
 LOGS = program(lambda nonce: f'{nonce} tail "{packed(json.dumps(TAIL))}"\n')
 
