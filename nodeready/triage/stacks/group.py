@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
+from nodeready.node.stacks.ranks import CLAIMS
 from nodeready.triage.stacks import advise, evidence, hearing, hints, links, verdict
 from nodeready.triage.stacks.classify import (
     HOLDER,
