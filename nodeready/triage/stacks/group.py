@@ -809,7 +809,6 @@ def _grouped(
     reader: TraceCollector, errors: Mapping[str, str], started: str, finished: str, complete: bool
 ) -> Stacks:
     said = {**errors, **reader.errors}
-    silent = {node: why for node, why in said.items() if node not in reader.answered}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
     job = jobs[0] if jobs else Job()
@@ -818,6 +817,11 @@ def _grouped(
     found: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
+    silent = {node: why for node, why in said.items() if node not in reader.answered}
+    world = _world(job)
+    if world is not None and len(job.ranks) == world:
+        # Every rank was found: nobody misses such a node. The errors name it.
+        silent = {}
     found += [(one, None) for one in _silent(silent)]
     by_node: dict[str, set[int]] = {}
     for bucket in buckets:
@@ -826,7 +830,7 @@ def _grouped(
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
     whole = complete and not reader.part
-    lost = advise.missing_ranks(_world(job), by_node, silent, without)
+    lost = advise.missing_ranks(world, by_node, silent, without)
     unasked = lost.ranks if lost and reader.part else ()
     lost = _strayed(lost, job, jobs) if lost and whole else None
     if lost:

@@ -248,6 +248,14 @@ def fakes(count: int, **more: Any) -> list[Any]:
     return [trace("gpu9", *(process(n, LOAD, LOAD, pid=9000 + n, **more) for n in range(count)))]
 
 
+def test_a_node_without_an_answer_is_no_suspect_where_every_rank_was_found():
+    refused = {"gpu9": "10.0.0.9 refused user root"}
+    made, alone = (group(fleet(world_size=8), errors) for errors in (refused, {}))
+    assert (brief(made), made.verdict, dict(made.errors)) == (ALL, alone.verdict, refused)
+    lacking = group(fleet(ranks=7, world_size=8), refused)
+    assert "gpu9" in {node for one in lacking.groups for node in one.nodes}
+
+
 def test_what_another_user_claims_is_no_rank_of_the_job():
     made = group([*fakes(3), *fleet()])
     assert (made.job, made.user, brief(made)) == ("88", "ada", ALL)
