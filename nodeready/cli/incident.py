@@ -98,6 +98,12 @@ class Taker:
             raise Interrupted(replace(part, status=status, why="interrupted"))
         return part
 
+    def is_empty(self, incident: Incident) -> bool:
+        """Whether every node has answered, and none has anything of the job."""
+        ranks = self.found is None or self.found.processes or self.found.errors
+        others = [part for part in incident.parts if part.name in ("logs", "cores")]
+        return not ranks and all(part.status == "empty" and not part.errors for part in others)
+
     @property
     def _of_the_job(self) -> list[str]:
         """The nodes that have ranks, or may have: all, when nobody knows."""
@@ -443,6 +449,10 @@ def incident(
         found, problem = take_incident(taker, directory, "somebody asked for it")
     lost = {node for part in found.parts for node in part.unreached}
     remember_failed(nodes, sorted(lost), lost=True, asked=None if found.complete else lost)
+    if found.complete and taker.is_empty(found):
+        directory.remove()
+        stacks = next(part for part in found.parts if part.name == "stacks")
+        raise Refused(f"{stacks.why}; there is no core of it, either: nothing is kept")
     if problem:
         screen.say(f"no archive: {problem}")
     code = kept.incident_code(found)

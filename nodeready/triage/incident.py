@@ -13,6 +13,7 @@ import gzip
 import io
 import os
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,6 +131,11 @@ class Directory:
     def write(self, name: str, pieces: Iterable[str]) -> None:
         """Write one file of the directory, whole or not at all. Raises OSError."""
         write_atomically(self.path / name, pieces, _MODE, keep_mode=False)
+
+    def remove(self) -> None:
+        """Remove it and the archive. Raises OSError."""
+        shutil.rmtree(self.path)
+        self.archive.unlink(missing_ok=True)
 
     def files(self, name: str = "") -> tuple[str, ...]:
         """The files of a part, or of all, by their path in the directory, sorted."""

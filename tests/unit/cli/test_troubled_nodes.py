@@ -202,6 +202,21 @@ def test_an_incident_names_each_troubled_node(incident, tmp_path):
     assert readme.splitlines()[0] == done.out.splitlines()[0]
 
 
+def test_an_incident_of_a_job_that_nobody_knows_keeps_nothing(run, tmp_path):
+    """A node that lists no core: it answers both programs at once, and each reads its own."""
+    row = json.dumps({"places": ["/c/*"], "files": [], "more": 0, "notes": []})
+    idle = program(
+        lambda nonce: f"{nonce} {stacks.pack(trace('itself'))}\n{nonce} listing {row}\n"
+    )
+    words = ("incident", "--job", "99", "-o", str(tmp_path / "kept"))
+    with pytest.raises(Refused, match=r"no ranks on a,b: .* belongs to job 99; .*: nothing is kept"):
+        run({"a": idle, "b": idle}, *words)
+    assert not [*tmp_path.glob("kept*")]
+    # Where a node is lost, nobody knows.
+    assert run({"a": idle, "b": AWAY}, *words).code == 4
+    assert (tmp_path / "kept.tar.gz").exists()
+
+
 def test_an_interrupted_incident_packs_what_there_is(incident, tmp_path):
     done, kept = incident({"n0": rank(0), "n1": interrupts, "n2": rank(2)})
     assert (done.code, kept["complete"]) == (130, False)
