@@ -182,8 +182,6 @@ def cores(
             return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
         found = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
-    if not found.complete:
-        screen.say("interrupted: the results are partial; not all cores were looked at")
     if into_ is not None:
         _write(found, into_)
     trouble = bool(found.crashes or found.errors or found.notes)

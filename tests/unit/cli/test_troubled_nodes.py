@@ -133,6 +133,7 @@ def test_an_interrupt_while_a_core_is_read_is_partial(run):
     assert (done.code, done.carrier.ended) == (130, 1)
     assert json.loads(done.out)["complete"] is False
     assert "interrupted" in done.out
+    assert done.err.count("interrupted: the results are partial") == 1
 
 
 def test_an_interrupted_deploy_says_what_was_done(run):
