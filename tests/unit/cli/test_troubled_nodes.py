@@ -210,7 +210,9 @@ def test_an_incident_of_a_job_that_nobody_knows_keeps_nothing(run, tmp_path):
         lambda nonce: f"{nonce} {stacks.pack(trace('itself'))}\n{nonce} listing {row}\n"
     )
     words = ("incident", "--job", "99", "-o", str(tmp_path / "kept"))
-    with pytest.raises(Refused, match=r"no ranks on a,b: .* belongs to job 99; .*: nothing is kept"):
+    with pytest.raises(
+        Refused, match=r"no ranks on a,b: .* belongs to job 99; .*: nothing is kept"
+    ):
         run({"a": idle, "b": idle}, *words)
     assert not [*tmp_path.glob("kept*")]
     # Where a node is lost, nobody knows.
