@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nodeready.policy import Policy
+from nodeready.shell import library
 from nodeready.subjects.base import Output
 from nodeready.subjects.ports import firewall
 from nodeready.subjects.ports.firewall import Firewall
@@ -148,7 +149,9 @@ class Pair:
 
     def looked(self, peers: bool) -> Firewall:
         """What the look tells of the rules."""
-        text = self.node.run("sh", "-c", f"NR={NONCE}\n{firewall.SECTION.script(POLICY)}")
+        text = self.node.run(
+            "sh", "-c", f"NR={NONCE}\n{library('told')}{firewall.SECTION.script(POLICY)}"
+        )
         known = tuple(one for some in self.ways.values() for one in some) if peers else ()
         output = Output(text, 0, nonce=NONCE)
         return firewall.parse(output, POLICY, self.addresses, self.networks, peers=known)
