@@ -121,7 +121,7 @@ HERE = f"HostName <a>\n{ENOUGH}"
 KEYS = f"HostName <a>\n{STRICT}UserKnownHostsFile <known>\n"
 HOSTS = f"HostName <a>\n{STRICT}IdentityFile <key>\n"
 
-RELAY = "exec 3<>/dev/tcp/%h/%p; cat <&3 & exec cat >&3"
+RELAY = 'exec 3<>/dev/tcp/%h/%p; cat <&3 & trap "kill $!" EXIT HUP; exec >&3; cat'
 ID, ONLY, UK = "IdentityFile <d>/", "IdentitiesOnly yes\n", "UserKnownHostsFile <d>/"
 
 #: What a user's file can say about `target`. ssh tells whether that is a way to the node. What
@@ -234,10 +234,13 @@ def known_hosts(site: Site) -> None:
 
 
 def ssh(config: Path, name: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Its messages go to a file: what a ProxyCommand leaves behind would hold a pipe open."""
     words = ["ssh", "-F", str(config), "-o", "ConnectTimeout=8", "--", name, "true"]
-    return subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, **env}, check=False, stdin=-3
-    )
+    with tempfile.TemporaryFile("w+") as said:
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+        done = subprocess.run(words, **how, env={**os.environ, **env}, check=False, timeout=120)
+        said.seek(0)
+        return subprocess.CompletedProcess(words, done.returncode, "", said.read())
 
 
 def test_each_setting_means_what_it_means_to_ssh(site, agent, audited):
