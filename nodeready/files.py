@@ -34,14 +34,15 @@ class NotFollowed(OSError):
     """What somebody else has put where we would write; its file name is that component."""
 
     def __init__(self, what: str, status: os.stat_result, component: str) -> None:
-        told = f"{what} of {_who(status.st_uid)}: not followed"
+        told = f"{what} of {user_name(status.st_uid)}: not followed"
         super().__init__(errno.EPERM, told, component)
 
 
-def _who(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The user's name, or ``uid NUMBER`` where this machine knows none."""
     try:
         return pwd.getpwuid(uid).pw_name
-    except KeyError:
+    except (KeyError, OverflowError):
         return f"uid {uid}"
 
 
@@ -400,7 +401,7 @@ def _of(place: str, owners: frozenset[int]) -> str:
     """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
     seen = os.lstat(place)
     if seen.st_uid not in owners:
-        return f"{place} belongs to {_user(seen.st_uid)}; chown root it"
+        return f"{place} belongs to {user_name(seen.st_uid)}; chown root it"
     if stat.S_ISLNK(seen.st_mode) or (stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX):
         return ""
     if seen.st_mode & stat.S_IWOTH:
@@ -416,7 +417,6 @@ def _private(place: str, seen: os.stat_result) -> bool:
     With an access list, the group's bits are those of the whole list (acl(5)).
     """
     import grp
-    import pwd
 
     try:
         owner, group = pwd.getpwuid(seen.st_uid), grp.getgrgid(seen.st_gid)
@@ -428,15 +428,6 @@ def _private(place: str, seen: os.stat_result) -> bool:
         alone = owner.pw_gid == seen.st_gid and owner.pw_name == group.gr_name
         return alone and set(group.gr_mem) <= {owner.pw_name}
     return False
-
-
-def _user(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
 
 
 def _group(gid: int) -> str:

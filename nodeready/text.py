@@ -224,16 +224,8 @@ _PREFIXES = (
     *("npm_", "pypi-", "rubygems_", "oy2", "dckr_pat_", "dckr_oat_", "sgp_", "PMAK-", "CLOJARS_"),
     # Clouds and what runs in them.
     *("AKIA", "ASIA", "ABIA", "ACCA", "AIza", "ya29.", "GOCSPX-", "LTAI", "amzn.mws.", "tskey-"),
-    *(
-        "dop_v1_",
-        "doo_v1_",
-        "dor_v1_",
-        "pscale_tkn_",
-        "pscale_pw_",
-        "pscale_oauth_",
-        "hvs.",
-        "hvb.",
-    ),
+    *("dop_v1_", "doo_v1_", "dor_v1_", "pscale_tkn_", "pscale_pw_", "pscale_oauth_"),
+    *("hvs.", "hvb."),
     *("pul-", "nfp_", "ico-", "dp.pt.", "dp.st.", "ops_eyJ", "AGE-SECRET-KEY-1", "FlyV1 fm"),
     # Watching, mail, talk, money.
     *("glsa_", "glc_", "NRAK-", "NRJS-", "NRII-", "sntrys_", "sntryu_", "phc_", "phx_", "SG."),

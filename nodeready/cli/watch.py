@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shlex
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from nodeready.cli.options import Refused, asking, option, output_directory
 from nodeready.cli.screen import Screen
 from nodeready.cli.start import Common, Nodes, ask_with_progress
 from nodeready.exit_codes import INTERRUPTED, exit_code
-from nodeready.files import make_directory
+from nodeready.files import make_directory, user_name
 from nodeready.node.witnesses import motion
 from nodeready.reports.registry import nodes as folded
 from nodeready.text import now, sanitise
@@ -81,14 +80,6 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
     return status == 0
 
 
-def _user(uid: int | None) -> str:
-    """The name of a user, where this machine knows it."""
-    try:
-        return pwd.getpwuid(uid or 0).pw_name
-    except (KeyError, OverflowError):
-        return f"uid {uid}"
-
-
 @dataclass
 class _Watcher:
     """One job while it is watched.
@@ -129,7 +120,7 @@ class _Watcher:
         if self.user or self.owner or not users:
             return look
         if len(users) > 1:
-            names = " and ".join(sorted(map(_user, users)))
+            names = " and ".join(sorted(user_name(uid or 0) for uid in users))
             raise Refused(f"whose job {self.job} is, nothing tells: {names} claim it: --user NAME")
         self.owner = str(users[0])
         return look.of(users[0])

@@ -223,9 +223,8 @@ class Job:
         #: The users of a job of Slurm's.
         self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
-        self.world_sizes: dict[int, int] = {}
-        #: WORLD_SIZE -> the ranks that say so.
-        self.by_world: dict[int, set[int]] = {}
+        #: WORLD_SIZE -> the rank of each process that says so; None: it has no number.
+        self.worlds: dict[int, list[int | None]] = {}
         self.count = self.claims = 0
 
     def join(self, other: Job) -> None:
@@ -234,10 +233,8 @@ class Job:
             own = self.buckets.setdefault(key, bucket)
             if own is not bucket:
                 own.take(bucket)
-        for size, count in other.world_sizes.items():
-            self.world_sizes[size] = self.world_sizes.get(size, 0) + count
-        for size, ranks in other.by_world.items():
-            self.by_world.setdefault(size, set()).update(ranks)
+        for size, ranks in other.worlds.items():
+            self.worlds.setdefault(size, []).extend(ranks)
         self.count += other.count
 
     @property
@@ -252,8 +249,7 @@ class Job:
     def count_world(self, size: int | None, rank: int | None) -> None:
         """Count one process's WORLD_SIZE."""
         if size is not None:
-            self.world_sizes[size] = self.world_sizes.get(size, 0) + 1
-            self.by_world.setdefault(size, set()).update(() if rank is None else (rank,))
+            self.worlds.setdefault(size, []).append(rank)
 
     @property
     def ranks(self) -> set[int]:
@@ -744,7 +740,7 @@ def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> ev
 
 def _world(job: Job) -> int | None:
     """What all ranks that say it agree on."""
-    return next(iter(job.world_sizes)) if len(job.world_sizes) == 1 else None
+    return next(iter(job.worlds)) if len(job.worlds) == 1 else None
 
 
 def _beside(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
@@ -758,7 +754,7 @@ def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
     that for the reason."""
     for other in jobs:
         there = other.ranks
-        same = other.users & job.users and other.world_sizes.keys() == job.world_sizes.keys()
+        same = other.users & job.users and other.worlds.keys() == job.worlds.keys()
         if same and other is not job and there == set(lost.ranks):
             nodes = tuple(sorted(other.nodes, key=natural))
             why = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
@@ -768,12 +764,15 @@ def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
 
 def _odd_world(job: Job) -> tuple[tuple[int, ...], str]:
     """The few ranks that say another WORLD_SIZE than the most, and what they say."""
-    if len(job.by_world) < 2:
+    if len(job.worlds) < 2:
         return (), ""
-    usual = max(job.by_world, key=lambda size: len(job.by_world[size]))
-    few = {size: ranks for size, ranks in job.by_world.items() if size != usual}
+    by_world = {
+        size: {rank for rank in ranks if rank is not None} for size, ranks in job.worlds.items()
+    }
+    usual = max(by_world, key=lambda size: len(by_world[size]))
+    few = {size: ranks for size, ranks in by_world.items() if size != usual}
     ranks = set().union(*few.values())
-    if 2 * len(ranks) >= len(job.ranks) or ranks & job.by_world[usual]:
+    if 2 * len(ranks) >= len(job.ranks) or ranks & by_world[usual]:
         return (), ""
     sizes = ", ".join(map(str, sorted(few)))
     return tuple(sorted(ranks)), f"WORLD_SIZE {sizes}, not {usual} as the others"
@@ -882,7 +881,7 @@ def _grouped(
     apart = _different_code(buckets, reader.stacks)
     return advise.with_advice(
         made,
-        job.world_sizes,
+        {size: len(ranks) for size, ranks in job.worlds.items()},
         reader.instead,
         apart,
         by_witness=decided.by_witness,
