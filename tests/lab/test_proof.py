@@ -24,7 +24,6 @@ from tests.builders.proof import (
     put_py_spy,
     statuses,
 )
-from tests.cases import cases
 from tests.command import wait_for, written
 from tests.lab.rows import rows
 from tests.lab.targets import put_python
@@ -204,6 +203,7 @@ STARTS = [
      "user", "fail", "no session by a shell as sshd starts it"),
     ("bash", ".bashrc", "export LD_LIBRARY_PATH=/opt/bad", "gdb", "fail", "/opt/bad/libmpfr"),
     ("dash", ".profile", "ulimit -n 200", "limits", "fail", "nofile 200 by su -"),
+    ("bash", ".bash_profile", "ulimit -R 200000", "limits", "fail", "rttime 200000 by su -"),
     ("tcsh", ".login", "limit descriptors 200", "limits", "fail", "nofile 200/"),
     ("tcsh", ".cshrc", "echo 'it!'; set a=(1 2)", "user", "ok", ""),
     ("fish", ".config/fish/config.fish", "ulimit -n 200; echo a",
@@ -227,20 +227,6 @@ def test_the_users_own_shell_starts_each_session(fresh_node, start, expected):
     assert (found[check][0], words in found[check][1]) == (status, True), found
     wrong = {one for one, (judgement, _) in found.items() if judgement not in ("ok", "na")}
     assert wrong <= {check}, found
-
-
-@pytest.mark.parametrize("case", cases(__file__, "healthy.json"))
-def test_a_healthy_node_that_is_odd_is_ok(fresh_node, case):
-    """`files`: by path, or by name in the user's home; `does`: what else makes it so."""
-    fresh_node.run(f"usermod -s $(command -v {case['shell']}) ml; {case.get('does', ':')}")
-    for path, text in case.get("files", {}).items():
-        fresh_node.write(path if path.startswith("/") else f"/home/ml/{path}", text)
-    fresh_node.run("chown -R ml: ~ml")
-    put_py_spy(fresh_node)
-    wanted = ("limits", "attach", "tracers", "resources")
-    found = judged(prove(fresh_node, wanted=wanted, limit_s=90))
-    assert len(found) > 6
-    assert {one: row for one, row in found.items() if row[0] not in ("ok", "na")} == {}
 
 
 def test_the_users_own_login_tries_a_login_shell(fresh_node):

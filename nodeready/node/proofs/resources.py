@@ -5,6 +5,7 @@ Each is tried as a job tries it, with a file of our own of 1 MiB that has no nam
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import grp
@@ -13,6 +14,7 @@ import os
 import pwd
 import stat
 import tempfile
+from pathlib import Path
 
 from nodeready.node.proofs.session import name_of
 from nodeready.node.runtime import Supervisor
@@ -38,6 +40,7 @@ def prove(supervisor: Supervisor, config: Config) -> Resources:
         tuple(_place(path) for path in places if os.path.isabs(path)),
         tuple(filter(None, map(_device, devices))),
         home,
+        _memory_bytes("/"),
     )
 
 
@@ -66,6 +69,32 @@ def _place(path: str) -> Place:
     finally:
         if number >= 0:
             os.close(number)
+
+
+def _memory_bytes(root: str) -> int | None:
+    """What is free of memory and swap, or the lowest memory.max of this session's cgroups (v2).
+
+    Not what a cgroup has left: its use counts files that the kernel gives up when asked. None:
+    /proc/meminfo cannot be read. root: the directory of /proc and /sys.
+    """
+    try:
+        with open(os.path.join(root, "proc/meminfo"), encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        names = ("MemAvailable", "SwapFree")
+        memory_bytes = sum(int(fields[name].split()[0]) << 10 for name in names)
+    except (OSError, ValueError, KeyError):
+        return None
+    with contextlib.suppress(OSError, UnicodeError):
+        with open(os.path.join(root, "proc/self/cgroup"), encoding="utf-8") as file:
+            groups = [line[3:].strip() for line in file if line.startswith("0::/")]
+        for group in groups:
+            parts = group.strip("/").split("/")
+            for depth in range(len(parts)):
+                path = Path(root, "sys/fs/cgroup", *parts[: depth + 1], "memory.max")
+                # "max", no controller of memory, and a file that is not there limit nothing.
+                with contextlib.suppress(OSError, ValueError):
+                    memory_bytes = min(memory_bytes, int(path.read_text(encoding="ascii")))
+    return memory_bytes
 
 
 def _executes(number: int) -> str:

@@ -693,6 +693,10 @@ def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
 
 _KINDS = ("soft", "hard")
 _RESTART = "systemctl restart slurmd, when idle"
+_RAISE = (
+    "raise or remove it in limits.conf, limits.d, the start-up files of the user's shell, or the "
+    "unit of sshd or slurmd"
+)
 
 
 def _why(
@@ -790,7 +794,7 @@ def _unlike(way: str, low: _Low, seen: Proved) -> _Low:
         f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
         "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
         "compare FILES",
-        "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell",
+        _RAISE,
     ),
 )
 def limits(seen: Proved, want: Policy) -> Result:
@@ -802,8 +806,8 @@ def limits(seen: Proved, want: Policy) -> Result:
     no login may have it: a pam.d file without pam_limits or with another ``conf=``, a ulimit in a
     profile, an sshd that does not ask PAM. Two ways that differ are a warning where both have
     enough. Limits that no policy names fail below what a job needs: as, data, fsize, cpu, stack,
-    nproc. A limit that this node's kernel refuses is told by the subject limits, a core limit
-    that cost a core by proof.core unless that is waived, and neither again here.
+    nproc, rttime. A limit that this node's kernel refuses is told by the subject limits, a core
+    limit that cost a core by proof.core unless that is waived, and neither again here.
     """
     check = "proof.limits"
     nothing = unseen(check, seen, "limits")
@@ -872,9 +876,11 @@ def _distinct(found: Iterable[_Low]) -> list[_Low]:
 #: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
 #: CUDA reserves more addresses than the node has memory; fsize: a checkpoint, and a core; cpu:
 #: seconds of all threads together, which a long job has at some time; stack: what glibc gives to
-#: a thread by itself; nproc: a rank with its loaders and OpenMP has hundreds of threads.
+#: a thread by itself; nproc: a rank with its loaders and OpenMP has hundreds of threads; rttime:
+#: microseconds without a wait, which a real-time thread that polls has at some time (UCX, DPDK).
 _LEAST = {
     "as": 1 << 40, "data": 1 << 40, "fsize": 1 << 40, "cpu": -1, "stack": 2 << 20, "nproc": 1024,
+    "rttime": -1,
 }  # fmt: skip
 
 
@@ -893,7 +899,7 @@ def _others(check: str, expected: str, ways: Mapping[str, SessionLimits]) -> Res
     if not low:
         return None
     actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
-    fix = "raise or remove it in limits.conf, limits.d, or the start-up files of the user's shell"
+    fix = _RAISE
     return fail(check, expected, f"too little for a job: {actual}", "", fix)
 
 

@@ -69,6 +69,7 @@ class SessionLimits:
 OTHER_ITEMS = {
     "as": "Max address space", "data": "Max data size", "fsize": "Max file size",
     "cpu": "Max cpu time", "stack": "Max stack size", "nproc": "Max processes",
+    "rttime": "Max realtime timeout",
 }  # fmt: skip
 
 
@@ -366,11 +367,14 @@ class Resources:
 
     places:  /tmp, shared memory, the home
     devices: of GPUs and RDMA that the user cannot open
+    memory_bytes: the most that shared memory can grow by, however large its file system; None:
+             unreadable
     """
 
     places: tuple[Place, ...]
     devices: tuple[DeviceNode, ...]
     home: wire.Path
+    memory_bytes: wire.Number | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ def _unusable(place: Place, home: str) -> str:
     return ""
 
 
+#: Shared memory is memory, whatever the size of its file system.
+_MEMORY = "see what takes the memory: `free -m`, and memory.max of the user's slice"
+
+
 @check(
     "proof.resources",
     proof="resources",
@@ -24,6 +28,7 @@ def _unusable(place: Place, home: str) -> str:
     fix=(
         "chmod 1777 PATH, or see what is full or read-only there",
         "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm",
+        _MEMORY,
         "add NAME to the file's group, or open it with a rule of udev (NVIDIA: "
         "NVreg_DeviceFileMode=0666)",
         "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "
@@ -33,11 +38,13 @@ def _unusable(place: Place, home: str) -> str:
 def resources(seen: Proved, want: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
-    1 MiB is written and mapped in each directory; shared memory has shm_min_mb free for the user.
-    What of it cannot be written breaks jobs (NCCL and data loaders share memory, sockets lie in
-    /tmp). Where no code can be run, or the home takes no file, PyTorch and Triton need another
-    place for what they compile: a warning. Device files are those of the GPUs and of RDMA: modes
-    that keep this user out. What a cgroup keeps from a session is not judged.
+    1 MiB is written and mapped in each directory. What of it cannot be written breaks jobs (NCCL
+    and data loaders share memory, sockets lie in /tmp). shm_min_mb is read, not allocated, as that
+    could cost a running job its memory: /dev/shm has it free, and so have the node's memory and
+    swap, within memory.max of the session's cgroups (v2). Where no code can be run, or the home
+    takes no file, PyTorch and Triton need another place for what they compile: a warning. Device
+    files are those of the GPUs and of RDMA: modes that keep this user out. Not judged: quotas of a
+    tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup keeps from a session.
     """
     check = "proof.resources"
     nothing = unseen(check, seen, "resources")
@@ -61,6 +68,10 @@ def resources(seen: Proved, want: Policy) -> Result:
         fix = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
         actual = f"{free_mb} MiB of shared memory are free, {want.shm_min_mb} wanted"
         return warn(check, expected, actual, SHM, fix)
+    if observed.memory_bytes is not None and observed.memory_bytes >> 20 < want.shm_min_mb:
+        free_mb = observed.memory_bytes >> 20
+        actual = f"shared memory can grow by {free_mb} MiB of memory, {want.shm_min_mb} wanted"
+        return warn(check, expected, actual, SHM, _MEMORY)
     costly = [words for place in observed.places if (words := _unusable(place, observed.home))]
     if costly:
         fix = (

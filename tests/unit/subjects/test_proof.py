@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.proofs import session
+from nodeready.node.proofs import resources, session
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
@@ -260,11 +260,35 @@ def test_what_a_job_uses_can_be_used(case):
         for path in paths
     ]
     devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
-    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml")
+    observed = facts.Resources(tuple(places), tuple(devices), "/home/ml", case.get("memory_bytes"))
     policy = Policy(shm_min_mb=case.get("shm_min_mb", 0))
     result = proof.resources(replace(SESSIONS, resources=observed), policy)
     assert (result.status, case["words"] in result.actual) == (case["status"], True), result
     assert case.get("fix", "") in result.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "memory_mb"),
+    [
+        ({}, 6144),
+        ({"proc/meminfo": "MemTotal: 9 kB\n"}, None),
+        ({"a.slice/memory.max": "max\n", "a.slice/b.scope/memory.max": "2147483648\n"}, 2048),
+        ({"a.slice/memory.max": "1073741824\n", "c.scope/memory.max": "1\n"}, 1024),
+        ({"proc/self/cgroup": "4:memory:/a.slice\n0::/\n", "a.slice/memory.max": "1\n"}, 6144),
+    ],
+)
+def test_what_shared_memory_can_grow_by(tmp_path, files, memory_mb):
+    """proc(5), cgroups(7), cgroup-v2.rst."""
+    usual = {
+        "proc/meminfo": "MemAvailable: 4194304 kB\nSwapFree: 2097152 kB\n",
+        "proc/self/cgroup": "1:name=systemd:/x\n0::/a.slice/b.scope\n",
+    }
+    for name, text in {**usual, **files}.items():
+        path = tmp_path / (name if name.startswith("proc/") else f"sys/fs/cgroup/{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = resources._memory_bytes(str(tmp_path))
+    assert found == (memory_mb and memory_mb << 20)
 
 
 PAM = "session required pam_limits.so\n"
