@@ -714,6 +714,10 @@ _NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
 _VENDOR = "open a case with the vendor if it comes back"
 _RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
 _NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
+_KEEP_LOG = (
+    "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
+    "systemd-journald, or log_buf_len=16M on the kernel's command line"
+)
 _LENGTH = 70
 
 
@@ -804,6 +808,7 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
         _VENDOR,
         _RELOAD,
         _NO_ADDRESS,
+        _KEEP_LOG,
     ),
 )
 def kernel_faults(seen: Gpus, want: Policy) -> Result:
@@ -812,6 +817,7 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
     A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
     isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
     warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
+    A ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
     """
     check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
     reason = none(seen)
@@ -839,10 +845,11 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
         return warn(
             check, wanted, faults_in_words(seen, watched), source, _RELOAD if stale else _VENDOR
         )
-    # Without a journal, nobody knows what stood in the part that the ring has lost.
     begins = log.detail.partition(", which ")[2]
     lost = f" in a log that {begins}" if begins else ""
+    words = f"none{lost}"
     if faults:
         words = f"only of applications{lost}: {faults_in_words(seen, faults)}"
-        return ok(check, wanted, words, source)
-    return ok(check, wanted, f"none{lost}", source)
+    if lost and log.detail.startswith("dmesg"):
+        return warn(check, wanted, words, source, _KEEP_LOG)
+    return ok(check, wanted, words, source)
