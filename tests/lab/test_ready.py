@@ -10,6 +10,8 @@ import pytest
 
 from nodeready.inventory.nodeset import expand
 from nodeready.lab import Node
+from nodeready.lab.state import reachable_limits
+from tests.cases import cases
 from tests.command import Tool, ours, wait_for
 
 #: What a lab cannot show: see inventories/lab.py.
@@ -30,6 +32,34 @@ def prepared(
         return nodes, where
 
     return make
+
+
+@pytest.mark.parametrize("case", cases(__file__, "healthy.json"))
+def test_a_healthy_node_however_odd_is_ready(fresh_nodes, fleet, tool, case):
+    """`files`: by path, or by name in the user's home; `does`: what else makes it so; `states`:
+    the checks that are not well all the same -> the status, and the reason."""
+    user, nodes = case.get("user", "ml"), fresh_nodes(2, profile=case.get("profile", "cpu"))
+    for node in nodes:
+        if "shell" in case:
+            node.run(f"usermod -s $(command -v {case['shell']}) {user}")
+        for path, text in case.get("files", {}).items():
+            node.write(path if path.startswith("/") else f"/home/ml/{path}", text)
+        node.run(f"{case.get('does', ':')}; chown -R {user}: ~{user}")
+    where = fleet(nodes, **reachable_limits(), **WAIVED)
+    done = tool("deploy", where, "--yes", "-q")
+    assert done.status == 0, done
+    done = tool("ready", where, "--user", user, "--format", "json")
+    bad = {
+        result["check"]: (result["status"], result["actual"])
+        for report in json.loads(done.out)["nodes"]
+        for result in report["results"]
+        if result["status"] in ("fail", "warn", "unknown")
+    }
+    states = case.get("states", {})
+    assert {check: status for check, (status, _) in bad.items()} == {
+        check: status for check, (status, _reason) in states.items()
+    }, bad
+    assert done.status == 0, done
 
 
 def test_one_bad_node_is_named_and_left_out(prepared, tool, tmp_path):
