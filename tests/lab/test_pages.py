@@ -110,6 +110,8 @@ def run(home: Path, command: str) -> subprocess.CompletedProcess[str]:
         "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "NODEREADY_LAB": LAB,
+        # Nobody moves: a third sample, for jobs of slow steps, would be 8 s later.
+        "NODEREADY_SAMPLES": "2",
         "SLURM_JOB_NODELIST": "gpu[001-004]",
         "VIRTUAL_ENV": str(ROOT / ".venv"),
     }

@@ -54,11 +54,12 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes, deployed):
     assert ssh(first, second.name) == REFUSED
     assert deployed(nodes) == 3
     assert deployed(nodes) == 0
+    asked = [name for other in nodes for name in (other.name, other.address)]
+    logins = "".join(f"ssh -o BatchMode=yes {name} echo {name} '$(hostname)' &\n" for name in asked)
+    answers = {f"{name} {other.name}" for other in nodes for name in (other.name, other.address)}
     for node in nodes:
-        for other in nodes:
-            for user in ("root", "ml"):
-                assert ssh(node, other.name, user) == other.name
-                assert ssh(node, other.address, user) == other.name
+        for user in ("root", "ml"):
+            assert set(node.run(f"{logins}wait", user=user).stdout.splitlines()) == answers
     own = first.run("ls -A /home/ml/.ssh", user="ml").stdout.split()
     assert own == ["authorized_keys", "id_ed25519", "id_ed25519.pub"]
 
