@@ -54,9 +54,10 @@ def test_known_hosts_lets_every_node_reach_every_node(fresh_nodes, deployed):
     assert ssh(first, second.name) == REFUSED
     assert deployed(nodes) == 3
     assert deployed(nodes) == 0
-    asked = [name for other in nodes for name in (other.name, other.address)]
-    logins = "".join(f"ssh -o BatchMode=yes {name} echo {name} '$(hostname)' &\n" for name in asked)
-    answers = {f"{name} {other.name}" for other in nodes for name in (other.name, other.address)}
+    names = {name: other.name for other in nodes for name in (other.name, other.address)}
+    each = "ssh -o BatchMode=yes {0} echo {0} '$(hostname)' &\n"
+    logins = "".join(map(each.format, names))
+    answers = {f"{name} {hostname}" for name, hostname in names.items()}
     for node in nodes:
         for user in ("root", "ml"):
             assert set(node.run(f"{logins}wait", user=user).stdout.splitlines()) == answers
