@@ -7,7 +7,6 @@ import ctypes
 import os
 import subprocess
 import sys
-import tempfile
 import time
 
 #: Of sched.h and sys/mount.h.
@@ -116,7 +115,7 @@ def new_root():
     """An overlay over this machine's root, with this directory in it; below a tmpfs."""
     call("unshare", _NEWNS)
     mount("none", "/", "none", _PRIVATE | _REC)
-    room = tempfile.mkdtemp()
+    room = "/mnt"
     mount("none", room, "tmpfs")
     for name in ("upper", "work", "root"):
         os.mkdir(f"{room}/{name}")
