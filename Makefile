@@ -83,7 +83,7 @@ lock:
 	echo hatchling | $(COMPILE) - --constraints requirements.lock --output-file requirements-install.lock
 	$(COMPILE) --extra docs --constraints requirements.lock --output-file requirements-docs.lock
 	$(COMPILE) --extra dist --constraints requirements.lock --output-file requirements-dist.lock
-	printf 'torch\nnumpy\n' | $(PIN) - --output-file requirements-torch.lock
+	printf 'torch\nnumpy\npyzmq\ngrpcio\n' | $(PIN) - --output-file requirements-torch.lock
 
 clean:
 	rm -rf .venv .venv-torch build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -38,7 +38,12 @@ done
 # No program of its own: for jobs that really hang.
 case $what in
 lab | all)
-    [ -e /usr/lib/python3/dist-packages/torch/__init__.py ] || missing="$missing python3-torch"
+    packages="torch:python3-torch"
+    # What jobs of the nightly tests talk by.
+    [ "$what" = lab ] || packages="$packages zmq:python3-zmq grpc:python3-grpcio"
+    for pair in $packages; do
+        [ -e "/usr/lib/python3/dist-packages/${pair%%:*}/__init__.py" ] || missing="$missing ${pair#*:}"
+    done
     ;;
 esac
 python=${PYTHON:-python3}

@@ -6,6 +6,7 @@ has undone the fault. `rank-RANK` has the rank's pid, the number of its act and 
 
 import asyncio
 import atexit
+import concurrent.futures
 import contextlib
 import ctypes
 import gc
@@ -23,9 +24,11 @@ import threading
 import time
 from datetime import timedelta
 
+import protocols
 import talks
 import torch
 import torch.distributed as dist
+import wrapped
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
@@ -240,6 +243,17 @@ def all_reduce():
     dist.all_reduce(torch.ones(4))
 
 
+def join_and_reduce(act=None):
+    ACTS["join"]()
+    if act:
+        act()
+    all_reduce()
+
+
+def join_and_read():
+    join_and_reduce(read_shard)
+
+
 def large_all_reduce():
     dist.all_reduce(torch.ones(400_000))
 
@@ -316,6 +330,46 @@ def serve_rpc_and_reduce():
 
 def ask_rpc():
     start_rpc().rpc_sync("rank0", talks.read_shard, timeout=0)
+
+
+def ask_rpc_later():
+    start_rpc().rpc_async("rank0", talks.read_shard, timeout=0).wait()
+
+
+def ask_rpc_in_chain(at=None):
+    """Each asks the one before it; the first reads."""
+    from torch.distributed import rpc
+
+    at = start_rpc() and rank() if at is None else at
+    if at:
+        rpc.rpc_sync(f"rank{at - 1}", ask_rpc_in_chain, (at - 1,), timeout=0)
+    else:
+        talks.read_shard()
+
+
+def ask_own_store():
+    """A second store of the job, beside torch's."""
+    dist.TCPStore("127.0.0.1", talks.port_of(0), timeout=timedelta(hours=1)).get("vocabulary")
+
+
+def serve_own_store():
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    talks.publish(kept.port)
+    read_shard()
+
+
+def save_later():
+    """An asynchronous checkpoint, for which the next one waits."""
+    concurrent.futures.ThreadPoolExecutor(1).submit(save_checkpoint).result()
+
+
+def reduce_in_two_orders():
+    """Two threads with a group each; rank 3 begins with the other one and waits for it."""
+    groups = [dist.new_group(), dist.new_group()]
+    if rank() == last_rank():
+        groups.reverse()
+    for group in groups:
+        dist.all_reduce(torch.ones(4), group=group)
 
 
 def ask_rpc_in_group():
@@ -419,19 +473,22 @@ def project(values):
     return torch.mm(values, values) + sum(range(2000)) * 0
 
 
-def loading(number):
-    loader = iter(DataLoader(Slow(), num_workers=1))
+def loading(number, seconds=0.02):
+    loader = iter(DataLoader(Slow(seconds), num_workers=1))
     steps(number, lambda: next(loader))
     for child in multiprocessing.active_children():
         child.kill()
 
 
 class Slow(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
     def __len__(self):
         return 1_000_000
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        time.sleep(self.seconds)
         return float(index)
 
 
@@ -532,13 +589,31 @@ NUMBERED = {
     "talk_slowly": lambda number: talk(number, talks.nap(3)),
     "talk_very_slowly": lambda number: talk(number, talks.nap(15)),
     "first_evaluates": lambda number: talk(number, talks.nap(6, of=0)),
+    "talk_12": lambda number: follow(number, protocols.long_steps(12)),
+    "talk_30": lambda number: follow(number, protocols.long_steps(30)),
+    "first_evaluates_20": lambda number: follow(number, protocols.long_steps(20, of=0)),
+    "last_slow_15": lambda number: follow(number, protocols.long_steps(15, of=last_rank())),
+    "nap_12": lambda number: steps(number, lambda: time.sleep(12)),
+    "busy_15": lambda number: steps(number, lambda: busy_for(15)),
+    "first_evaluates_busy": lambda number: steps(number, lambda: rank() == 0 and busy_for(20)),
+    "first_saves": lambda number: steps(number, lambda: rank() == 0 and time.sleep(20)),
+    "load_slowly": lambda number: loading(number, 12),
+    "one_loads_slowly": lambda number: loading(number, 15 if rank() == last_rank() else 0.02),
 }
 
 
 def talk(number, pause):
     """Steps over own connections."""
-    for step in talks.steps_over_tcp(pause):
+    follow(number, talks.steps_over_tcp(pause))
+
+
+def follow(number, steps_made):
+    for step in steps_made:
         say(number, step)
+
+
+def act_of_module(name):
+    return getattr(talks, name, None) or getattr(protocols, name)
 
 
 def kill_children():
@@ -560,8 +635,10 @@ def play(names):
             try:
                 if name in NUMBERED:
                     NUMBERED[name](number)
+                elif ":" in name:
+                    wrapped.play(name)
                 else:
-                    (ACTS.get(name) or globals().get(name) or getattr(talks, name))()
+                    (ACTS.get(name) or globals().get(name) or act_of_module(name))()
             except Exception:
                 # A call that the signal has cut off, in a library that tells it in its own words.
                 if not os.path.exists("end"):

@@ -30,7 +30,7 @@ class Python:
     def has(self, module: str) -> bool:
         """Whether it can import this, by its folder."""
         folder = Path(self.path).parent.parent
-        return any(folder.glob(f"lib/python3.*/site-packages/{module}/__init__.py"))
+        return any(folder.glob(f"lib/python3*/*-packages/{module}/__init__.py"))
 
     @property
     def debian(self) -> bool:

@@ -43,6 +43,7 @@ class Scenario:
     lab:      `make test-lab` runs it
     core:     tried on every Python that has torch
     newest:   not on torch 1.13
+    module:   what the Python must have beside torch
     """
 
     name: str
@@ -64,6 +65,7 @@ class Scenario:
     lab: bool = False
     core: bool = False
     newest: bool = False
+    module: str = ""
 
     @property
     def healthy(self) -> bool:

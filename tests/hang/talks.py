@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import http.server
 import itertools
+import multiprocessing
 import os
 import queue
 import socket
@@ -343,6 +344,108 @@ def fetch_in_pool():
 def in_pool_of_pool():
     outer = concurrent.futures.ThreadPoolExecutor(1)
     outer.submit(in_pool).result()
+
+
+def wait_for_first():
+    """concurrent.futures.wait() of several, of which one reads and one is done."""
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    concurrent.futures.wait([pool.submit(abs, 1), pool.submit(read_shard)])
+
+
+def as_completed():
+    pool = concurrent.futures.ThreadPoolExecutor(2)
+    list(concurrent.futures.as_completed([pool.submit(abs, 1), pool.submit(read_shard)]))
+
+
+def poll_future():
+    """Looks again and again, with a timeout."""
+    future = concurrent.futures.ThreadPoolExecutor(1).submit(read_shard)
+    while True:
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            return future.result(timeout=1)
+
+
+def two_producers():
+    """One of two has given all that it has, and has ended; the other reads."""
+    batches = queue.Queue()
+    threading.Thread(target=batches.put, args=(1,), daemon=True).start()
+    threading.Thread(target=lambda: batches.put(read_shard()), daemon=True).start()
+    batches.get()
+    batches.get()
+
+
+def prefetch_of_prefetch():
+    """A thread decodes what another one reads."""
+    raw, decoded = queue.Queue(2), queue.Queue(2)
+    threading.Thread(target=lambda: raw.put(read_shard()), daemon=True).start()
+    threading.Thread(target=lambda: decoded.put(raw.get()), daemon=True).start()
+    decoded.get()
+
+
+def full_queue():
+    """The main thread puts, and whoever takes reads."""
+    batches = queue.Queue(1)
+
+    def upload():
+        batches.get()
+        read_shard()
+
+    threading.Thread(target=upload, daemon=True).start()
+    for number in range(3):
+        batches.put(number)
+
+
+def thread_barrier():
+    meeting = threading.Barrier(2)
+    threading.Thread(target=lambda: (read_shard(), meeting.wait()), daemon=True).start()
+    meeting.wait()
+
+
+def thread_semaphore():
+    slots = threading.Semaphore(0)
+    threading.Thread(target=lambda: (read_shard(), slots.release()), daemon=True).start()
+    slots.acquire()
+
+
+def gather_threads():
+    async def work():
+        await asyncio.gather(asyncio.to_thread(abs, 1), asyncio.to_thread(read_shard))
+
+    asyncio.run(work())
+
+
+def in_process_pool():
+    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        pool.submit(read_shard).result()
+
+
+def map_in_processes():
+    with multiprocessing.Pool(1) as pool:
+        pool.map(call, [read_shard], 1)
+
+
+def call(function):
+    function()
+
+
+def join_process():
+    process = multiprocessing.Process(target=read_shard)
+    process.start()
+    process.join()
+
+
+def take_of_process():
+    """A queue that a process fills."""
+    batches = multiprocessing.Queue()
+    multiprocessing.Process(target=read_shard, daemon=True).start()
+    batches.get()
+
+
+def ask_in_prefetcher():
+    """A prefetcher asks rank 0 over TCP, and the main thread waits for its queue."""
+    batches = queue.Queue(2)
+    threading.Thread(target=lambda: batches.put(fetch_parameters()), daemon=True).start()
+    batches.get()
 
 
 # --- Healthy: steps of their own over TCP, until the test says so.

@@ -18,10 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import processes, py_spy
+from nodeready.node.stacks import processes, py_spy, waits
 from nodeready.node.stacks.processes import HANGS, Process, contents, each
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import (
+    Computes,
     Identity,
     Rank,
     StackTable,
@@ -208,6 +209,29 @@ def holders(seen: Sequence[Process], deadline: float) -> set[int]:
 
 def _holds(pid: int) -> bool:
     return bool(_LIBRARIES.search(contents(f"/proc/{pid}/maps", _MAPS_BYTES)))
+
+
+def computes(deadline: float) -> Computes:
+    """Tells of two Pythons whether the lower one is the one that computes: it alone has torch or
+    JAX in memory; or both alike, and it alone has connections."""
+    known: dict[int, tuple[bool, bool]] = {}
+
+    def is_lower(above: Process, child: Process) -> bool:
+        new = {one.pid: one.uid for one in (above, child) if one.pid not in known}
+        for pid, signs in each(_signs, list(new), deadline, new).items():
+            if signs is not HANGS:
+                known[pid] = signs[0], signs[1]
+        if above.pid not in known or child.pid not in known:
+            return False
+        upper, lower = known[above.pid], known[child.pid]
+        return lower[0] > upper[0] or (lower[0] == upper[0] and lower[1] > upper[1])
+
+    return is_lower
+
+
+def _signs(pid: int) -> tuple[bool, bool]:
+    """Whether it has torch or JAX in memory, and whether it has connections."""
+    return _holds(pid), any(peer for _, peer in waits.sockets(pid, {}))
 
 
 def find_spawned(

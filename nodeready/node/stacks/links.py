@@ -190,7 +190,7 @@ class _Node:
         for pid in pids:
             process = self.known[pid]
             for own, peer in process.sockets:
-                if self._is_store(pid, (own, peer)):
+                if self._is_store(pid, (own, peer)) or own.startswith(waits.UNIX):
                     continue
                 if not peer:
                     bound = self._bound(process, own)

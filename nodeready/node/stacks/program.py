@@ -254,7 +254,8 @@ def _look(
     if config.match and not selection.pids:
         matched, slow = _matched(supervisor, seen, re.compile(config.match))
         problem = "; ".join(filter(None, (problem, slow)))
-    found = ranks.select(seen, selection, os.getpid(), matched)
+    computes = below.computes(_until(supervisor, supervisor.left_s / 4))
+    found = ranks.select(seen, selection, os.getpid(), matched, computes)
     if not selection.pids:
         found = _with_spawned(supervisor, config, seen, found)
     if not (found or selection.pids or config.match):

@@ -209,10 +209,21 @@ def trains(process: Process) -> bool:
     return bool(_RAY_WORKER.match(process.command))
 
 
+#: Whether a Python that another one has started is the one of both that computes.
+Computes = Callable[[Process, Process], bool]
+
+
+def _none_computes(above: Process, child: Process) -> bool:
+    return False
+
+
 class _Tree:
     """The processes of a node with their parents, children, identities and launchers."""
 
-    def __init__(self, processes: Sequence[Process], own_pid: int) -> None:
+    def __init__(
+        self, processes: Sequence[Process], own_pid: int, computes: Computes = _none_computes
+    ) -> None:
+        self.computes = computes
         self.known = {process.pid: process for process in processes}
         self.children: dict[int, list[int]] = defaultdict(list)
         for process in processes:
@@ -317,8 +328,8 @@ class _Tree:
 
     def _run_by(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
         """The Python that this one has started as a program of its own, and which computes in its
-        place: its script is among this one's words, or it has used most of the time. None: a rank
-        has helpers at most."""
+        place: its script is among this one's words, it has used most of the time, or `computes`
+        says so. None: a rank has helpers at most."""
         above = self.known[pid]
         inside = [
             child for child in self.below(pid)
@@ -332,7 +343,8 @@ class _Tree:
             given = any(os.path.basename(word) == name for word in words)
             if given or self.known[child].cpu_s > _COMPUTES * max(above.cpu_s, _IMPORT_S):
                 return child
-        return None
+        inner = [child for child in inside if self.computes(above, self.known[child])]
+        return next(iter(_topmost(inner, self.above)), None)
 
     def inner(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
         """What runs inside a wrapper: its only topmost Python, or what it waits for; else itself.
@@ -419,14 +431,16 @@ def select(
     wanted: Selection,
     own_pid: int,
     matched: Container[int] | None = None,
+    computes: Computes = _none_computes,
 ) -> list[Rank]:
     """The ranks that are asked for, by rank and number, those that have none last.
 
     own_pid: our number; we, who started us and whom we started are no ranks, unless asked for
     matched: those in whose command lines the pattern was found; None: it is looked for here
+    computes: asked of a rank's Python and one below it where their words and times do not tell
     Raises re.error for a pattern that is none.
     """
-    tree = _Tree(processes, own_pid)
+    tree = _Tree(processes, own_pid, computes)
     if wanted.pids:
         chosen = [pid for pid in wanted.pids if pid in tree.known]
         return [_rank(tree, pid) for pid in sorted(set(chosen))]

@@ -355,7 +355,8 @@ def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
 
 
 def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Own address and peer's of each connection that a process has; of a listener, own and "".
+    """Own address and peer's of each connection that a process has; of a listener, and of a socket
+    for datagrams that others are connected to, own and "".
 
     local: those of this machine (`unix_peers`)
     """
@@ -367,7 +368,8 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
                 if link.startswith("socket:["):
                     inodes.add(link[8:-1])
     names = (f"{UNIX}{inode}" for inode in inodes)
-    found = [(name, local[name]) for name in names if name in local]
+    peers = frozenset(local.values())
+    found = [(name, local.get(name, "")) for name in names if name in local or name in peers]
     for table in _TCP if inodes else ():
         for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
             words = row.split(None, 10)

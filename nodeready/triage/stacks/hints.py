@@ -388,7 +388,7 @@ _COMMON: dict[tuple[str, str], Hint] = {
     **_rows("multiprocessing/managers.py", _NETWORK),
     **_rows("zmq/sugar/socket.py", _NETWORK),
     **_rows("zmq/sugar/poll.py", _NETWORK),
-    **_rows("grpc/_channel.py", _NETWORK),
+    **_rows("grpc/_channel.py", _NETWORK), **_rows("grpc/_common.py", _LOCK),
     **_rows("pathlib.py", _FILE, "open", "read_text", "read_bytes", "stat", "exists", "iterdir"),
     **_rows("pathlib/_local.py", _FILE, "open", "read_text", "read_bytes", "stat", "exists",
             "iterdir"),
@@ -673,6 +673,8 @@ _HANDLERS = dict.fromkeys(
 )
 _IDLE_WORKERS = {
     ("worker", "multiprocessing/pool.py"): True, ("_worker", "concurrent/futures/thread.py"): True,
+    # Threads of gRPC's own that hand on what comes.
+    ("_serve", "grpc/_server.py"): True, ("channel_spin", "grpc/_channel.py"): True,
 }  # fmt: skip
 #: Where a thread of a pool stands that works.
 _POOL = {("run", "concurrent/futures/thread.py"): True}
@@ -792,7 +794,8 @@ _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"flock|lock ", _FILE_LOCK),
     (r"sleep\b", _SLEEP),
     (r"wait for (any )?child", _CHILD),
-    (r"(recv|send|connect|accept)\b", _NETWORK),
+    # A thread of a library's, as zmq's, has the connections, and wakes the caller by eventfd(2).
+    (r"(recv|send|connect|accept)\b|(read|poll|select|epoll) of eventfd$", _NETWORK),
     (r"(read|write|open|stat|access|fsync|fdatasync|getdents|rename|unlink|mkdir) of /", _FILE),
     (r"futex\b", _NATIVE),
 )  # fmt: skip
@@ -907,7 +910,7 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             if common is None and place is not None and place.text and not unknown:
                 common = place
             elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
-                common is _LOCK and place is _CHILD
+                common is _LOCK and place in (_CHILD, _NETWORK)
             ):
                 # It waits in select(), or at a lock, for what comes from elsewhere.
                 common = place

@@ -99,6 +99,7 @@ def waited_for(
     awake = {rank for one in groups if one.awake for rank in one.ranks}
     # The surest first: who waits for others keeps nobody waiting that may wait for several.
     for level in (_sure, _direct, _whole):
+        candidates: list[tuple[int, list[set[int]]]] = []
         for at, one in enumerate(groups):
             if found[at] or one.about in known or len(one.ends) < one.processes:
                 continue
@@ -107,13 +108,16 @@ def waited_for(
                 owners = [links.owner(place[0], end) for end in level(ends, one.about)]
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
-            if level is not _sure:
-                # Of any connection it is only likely: a rank that does something may use it.
-                apart = waiting | awake if level is _whole else waiting
-                sets = [ranks - apart for ranks in sets]
+            candidates.append((at, sets))
+        # Who has one other end waits for that; then who has several waits for the rest.
+        candidates.sort(key=lambda row: max(map(len, row[1]), default=0))
+        for at, ends_of in candidates:
+            # Of any connection it is only likely: a rank that does something may use it.
+            apart = {_sure: set(), _direct: waiting, _whole: waiting | awake}[level]
+            sets = [ranks - apart for ranks in ends_of]
             if all(sets) and (level is not _sure or all(len(ranks) == 1 for ranks in sets)):
                 found[at] = tuple(sorted(set().union(*sets)))
-                waiting |= one.ranks
+                waiting |= groups[at].ranks
     return found
 
 

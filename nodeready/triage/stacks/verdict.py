@@ -158,7 +158,8 @@ def _cause(group: Group) -> _Cause:
     inner = next((one for one in group.below if one.frames), None) if about == "child" else None
     if inner:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
-        return _Cause("late", f"waits for a process of its in {_place(frame)}", "look there")
+        some = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
+        return _Cause("late", f"waits for a process of its in {_place(frame)}{some}", "look there")
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for below in group.below if about == "data" or not group.frames else ():
         if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):

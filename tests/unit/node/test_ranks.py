@@ -84,7 +84,10 @@ def processes(*texts: str) -> list[Process]:
 def test_ranks_of_a_tree_of_processes(case):
     rows = processes(*case["processes"])
     for order in (rows, rows[::-1]):
-        ranks = select(order, Selection(match=case.get("match", "")), OWN)
+        ranks = select(
+            order, Selection(match=case.get("match", "")), OWN,
+            computes=lambda above, child: [above.pid, child.pid] in case.get("computes", ()),
+        )  # fmt: skip
         assert [[rank.process.pid, rank.identity.rank] for rank in ranks] == case["ranks"]
 
 

@@ -224,6 +224,13 @@ kinds[int(kind)]()
 """
     name = tmp_path / "locked"
     ours, theirs = socket.socketpair()
+    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    asker = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with datagrams, asker:
+        datagrams.bind(f"{tmp_path}/datagrams")
+        asker.connect(f"{tmp_path}/datagrams")
+        bound = f"{waits.UNIX}{os.fstat(datagrams.fileno()).st_ino}"
+        assert (bound, "") in waits.sockets(os.getpid(), waits.unix_peers())
     with open(name, "w") as held, socket.create_server(("127.0.0.1", 0)) as server, ours, theirs:
         fcntl.flock(held, fcntl.LOCK_EX)
         port = server.getsockname()[1]

@@ -142,6 +142,7 @@ FUTURE = f"{OWN} > Future.result concurrent/futures/_base.py 451 > {CONDITION}"
 IDLE_POOL = f"{BOOT} > _worker concurrent/futures/thread.py 81"
 POOL = f"{IDLE_POOL} > _WorkItem.run concurrent/futures/thread.py 58 > fetch mine.py 9"
 TQDM = f"{BOOT} > run tqdm/_monitor.py 60 > wait threading.py 3"
+GRPC = f"{BOOT} > _serve grpc/_server.py 880"
 HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
 
 
@@ -159,6 +160,7 @@ HOOK = "apply torch/autograd/function.py 307 > backward mine.py 8"
     (f"{OWN} > Event.wait threading.py 622 > {CONDITION}", {"worker": WORKS}, "", "", "work"),
     (f"{OWN} > Queue.get queue.py 171 > {CONDITION}", {"worker": WORKS}, "", "", "work"),
     (FUTURE, {"pool": POOL, "heartbeat": WORKS, "idle": IDLE_POOL}, "", "", "fetch"),
+    (f"{OWN} > wait grpc/_common.py 150 > {CONDITION}", {"": GRPC, "pool": POOL}, "", "", "fetch"),
     # A thread that waits for another one is not the one that is waited for.
     (JOIN, {"worker": WORKS, "outer": OUTER}, "", "", "work"),
 ])  # fmt: skip

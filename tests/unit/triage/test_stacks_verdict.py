@@ -215,12 +215,14 @@ CASES: list[tuple[str, Any, str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ("memory that all share, and one does not wait at", job({r: asks(r, *(f"may pid {1000 + other}" for other in range(4) if other != r)) for r in range(3)} | {3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ()),
     ("a connection that two nodes claim", job({3: asks(3, "10.0.0.9:5 10.0.0.1:6"), 1: process(1, REDUCE, REDUCE, ends=["10.0.0.9:5"]), 5: process(5, REDUCE, REDUCE, ends=["10.0.0.9:5"])}), "late", (3,), ("rank 3",), ()),
     ("a thread of a pool waits for rank 0", job({r: asks(r, "pid 1000", stack=FUTURE, thread="pool", threads_at={"pool": f"{THREAD} > _worker concurrent/futures/thread.py 83 > run concurrent/futures/thread.py 58 > fetch net.py 8 > readinto socket.py 706"}) for r in range(1, 4)} | {0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
+    ("rank 0 has all connections and waits for any, and one rank does not wait", job({0: asks(0, "pid 1001", "pid 1002", "pid 1003", thread="(whole)"), **{r: asks(r, "pid 1000", thread="(whole)") for r in (1, 2)}, 3: BLOCKED}, ranks=4), "late", (3,), ("rank 3", "3 ranks wait"), ("other group",)),
     ("a loader's workers ask rank 0", job({3: asks(3, "pid 1000", stack=LOAD, thread="(below)"), 0: BLOCKED}, ranks=4), "late", (0,), ("rank 0", "3 ranks wait"), ()),
     ("callers of a rank whose thread answers", job({0: process(0, REDUCE, REDUCE, threads_at={"": "_run_function torch/distributed/rpc/internal.py 206 > answer net.py 30"})}, usual=(RPC, RPC)), "late", (0,), ("answer net.py:30", "7 ranks wait"), ()),
     ("calls of RPC need not agree", job({0: (REDUCE, REDUCE)}, usual=(RPC, RPC)), "unclear", (), ("wait for each other",), ("must agree",)),
     # --- Processes below a rank.
     ("a wrapper whose child is stopped", job({3: {**process(3, RUN, RUN), "below": [below("T")]}}), "late", (3,), ("a signal has stopped: python train.py", "7 ranks wait"), ()),
     ("a wrapper whose child has ended", job({3: {**process(3, RUN, RUN), "below": [below("Z")]}}), "late", (3,), ("has ended", "7 ranks wait"), ()),
+    ("wrappers of which one's child can be seen", job({0: {**process(0, RUN, RUN), "below": [below("S", main=0, error="")]}}, usual=(RUN, RUN), ranks=2), "unclear", (0, 1), ("process of its in step train.py:", "(rank 0)"), ()),
     ("a wrapper whose child is traced", job({3: {**process(3, RUN, RUN), "below": [below("t")]}}), "late", (3,), ("a tracer holds",), ()),
     ("loader workers that have nothing to do", job({3: process(3, LOAD, LOAD, threads_at={"x": LOADER_IDLE}, below=[worker(main=2, error="")])}), "loader", (3,), ("waits for its data loader",), ("1 loader worker",)),
     # --- A job that may only be slow.
