@@ -264,6 +264,8 @@ _STEPS_PER_LOOK = 8192
 _MOST_DEPTH = 100
 #: Bytes of a whole number.
 _LONGEST_NUMBER = 32
+#: Where a whole number that is a key ends: it is a group's id.
+_END_OF_KEYS = 1 << 31
 _MARK, _STOP = object(), ord(".")
 _NO_PICKLE = "it is no dump: a broken pickle"
 
@@ -285,6 +287,11 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
     if not reader.stack or reader.stack[0] is _MARK:
         raise NoDumpError("it is empty" if not data else _NO_PICKLE)
     return reader.stack[-1 if whole else 0], not whole
+
+
+def _is_key(key: object) -> bool:
+    """Whether a dump's dict takes this key."""
+    return type(key) is str or (type(key) is int and 0 <= key < _END_OF_KEYS)
 
 
 class _Cut(Exception):
@@ -375,9 +382,10 @@ class _Pickle:
         into = self.stack[-1]
         if type(into) is not dict:
             raise TypeError
-        # No other key has a bound for what its hash takes.
+        # No other key has a bound for what its hash takes: whole numbers that are equal modulo
+        # 2**61 - 1 have one hash, and a dict of them takes the square of their number.
         pairs = zip(items[::2], items[1::2])
-        into.update((key, value) for key, value in pairs if type(key) in (str, int))
+        into.update((key, value) for key, value in pairs if _is_key(key))
 
     def append(self, items: list[Any]) -> None:
         into = self.stack[-1]

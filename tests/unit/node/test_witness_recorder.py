@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -160,6 +161,13 @@ HOSTILE = {
     "items of no dict": b"\x80\x02](K\x01K\x02u.",
     "a mark in the memo": b"\x80\x02(q\x01.",
     "more taken than there is": b"\x80\x02\x87.",
+    # A dict of them takes the square of their number.
+    "keys of one hash": b"\x80\x02}("
+    + b"".join(
+        b"\x8a\x0c" + (at * sys.hash_info.modulus).to_bytes(12, "little") + b"N"
+        for at in range(30_000)
+    )
+    + b"u.",
     "nothing": b"",
     "json that is none": b'{"entries": 7}',
     "json, deep": b'{"entries": [' + b"[" * 100_000,
@@ -174,12 +182,14 @@ def test_a_hostile_dump_calls_nothing_and_takes_little(name, monkeypatch):
 
     monkeypatch.setattr(os, "system", never)
     tracemalloc.start()
+    began = time.process_time()
     with contextlib.suppress(NoDumpError):
         recording = parse(HOSTILE[name])
         assert (recording.groups, recording.entries) == ((), ())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 30 << 20
+    assert time.process_time() - began < 2
 
 
 def test_lists_that_contain_themselves_are_told_in_few_words():
