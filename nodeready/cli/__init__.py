@@ -15,13 +15,13 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.options import defaults
+from nodeready.cli.config_file import defaults_of
 from nodeready.exit_codes import exit_code, raise_on_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
-#: Subcommand -> its line in the help. Its module (of the same name, but for those of _TOGETHER) is
-#: imported when it is used, so that --help is quick.
+#: Subcommand -> its line in the help. The module of the same name is imported when the command is
+#: used, so that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
@@ -40,8 +40,6 @@ _COMMANDS = {
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
-#: Subcommands that are read with another one, and are in its module.
-_TOGETHER = {"learn": "audit", "explain": "audit", "bundle": "audit", "env": "ready"}
 #: The commands that talk to nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
@@ -94,7 +92,7 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{_TOGETHER.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
@@ -111,6 +109,8 @@ class _Commands(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if self.is_the_command and not talking:
             raise_on_signals()
+        if self.is_the_command and command is not None:
+            ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if talking and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
         return name, command, rest
@@ -194,7 +194,6 @@ def main(arguments: list[str] | None = None) -> Any:
             arguments,
             prog_name="nodeready",
             standalone_mode=False,
-            default_map=defaults(),
             obj=given_path,
         )
         sys.exit(status or 0)

@@ -8,26 +8,24 @@ from typing import Any
 
 import click
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
     asking,
     format_option,
     option,
     output_directory,
-    past,
-    seconds_ago,
     since_option,
 )
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    nodes_of,
-    remember_failed,
+from nodeready.cli.targets import (
+    TargetOptions,
+    Targets,
+    local_targets,
     running_job,
-    this_machine,
+    select_targets,
 )
+from nodeready.cli.values import past, seconds_ago
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.healthcheck import here
@@ -61,14 +59,16 @@ def _write(cores: Cores, path: Path) -> None:
     write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
 
 
-def _here() -> Nodes:
+def _here() -> Targets:
     try:
-        return this_machine(here.load(None))
+        return local_targets(here.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
 
 
-def _nodes(inventory: str | None, options: Common, job: str | None, screen: Screen) -> Nodes:
+def _nodes(
+    inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
+) -> Targets:
     """The nodes of INVENTORY. By srun in the job, when it still runs; a job whose cores are looked
     for often does not."""
     steps = job if options.via == "srun" else None
@@ -78,7 +78,7 @@ def _nodes(inventory: str | None, options: Common, job: str | None, screen: Scre
         except Refused as why:
             screen.note(f"{why.message}; an allocation of our own asks the nodes")
             steps = None
-    return nodes_of(inventory, options, job=steps, tell=screen.note)
+    return select_targets(inventory, options, job=steps, tell=screen.note)
 
 
 def _code(cores: Cores) -> int:
@@ -159,7 +159,7 @@ def cores(
       nodeready cores --local
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
-    options, seconds = Common(**shared), past(since, seconds_ago)
+    options, seconds = TargetOptions(**shared), past(since, seconds_ago)
     if options.via == "ssh" and local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
     if local and options.via != "ssh":
@@ -168,7 +168,7 @@ def cores(
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
     nodes = _here() if local else _nodes(inventory, options, job, screen)
-    with nodes.carrier as carrier:
+    with nodes.transport as carrier:
         ask = ask_with_progress(carrier, screen)
         if pid is not None:
             if len(nodes.policies) != 1:
@@ -192,5 +192,5 @@ def cores(
     if not found.complete:
         screen.say_partial(found.errors)
     failed = [*found.errors, *(crash.found.reader for crash in found.unread)]
-    remember_failed(nodes, failed, lost=True, asked=None if found.complete else failed)
+    nodes.remember_failed(failed, lost=True, asked=None if found.complete else failed)
     return _code(found)

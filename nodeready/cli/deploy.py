@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nodeready.cli.conversations import converse, probe_nodes
 from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
+from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
 from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
@@ -58,7 +59,7 @@ def deploy(
       nodeready deploy inventories/prod.py --limit @last-failed --yes
       nodeready deploy inventories/prod.py --check --format json
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     try:
         chosen = select_whole(only, CHANGED)
     except SelectionError as error:
@@ -66,8 +67,8 @@ def deploy(
     report = _Report(
         options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), now(), check
     )
-    nodes = over_ssh(inventory, options)
-    with nodes.carrier:
+    nodes = ssh_targets(inventory, options)
+    with nodes.transport:
         return _deploy(nodes, report, check=check, yes=yes)
 
 
@@ -100,22 +101,22 @@ class _Report:
         return deploy_code(made)
 
 
-def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
+def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
     from nodeready.deploy.plan import run_of, run_plan
     from nodeready.subjects.context import FleetContext, judged
     from nodeready.transport.ssh import fleet_context
 
     screen = report.screen
-    looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
+    looks = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = FleetContext(nodes.policies)
-    if not nodes.carrier.interrupted:
-        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
+    if not nodes.transport.interrupted:
+        context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
     nodes_judged = {one.name: one for one in judged(looks, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
-    if nodes.carrier.interrupted:
+    if nodes.transport.interrupted:
         return _nothing_done(report, planned.values())
     if check:
         return report.tell(planned.values())
@@ -137,21 +138,21 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
     found = converse(
-        nodes.carrier,
+        nodes.transport,
         screen,
         "changing",
         lambda name: run_plan(
-            nodes_judged[name], plans[name], nodes.carrier.run, report.subjects, PROBE_TIMEOUT_S
+            nodes_judged[name], plans[name], nodes.transport.run, report.subjects, PROBE_TIMEOUT_S
         ),
         plans,
-        stopping=_STOPPING,
+        on_interrupt=_STOPPING,
     )
     runs = {name: run_of(nodes_judged[name], plans[name].refused, found[name]) for name in plans}
     done = [
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
     ]
-    return (_partial if nodes.carrier.interrupted else _finish)(report, done, nodes)
+    return (_partial if nodes.transport.interrupted else _finish)(report, done, nodes)
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
@@ -202,12 +203,12 @@ def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
     return code
 
 
-def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _partial(report: _Report, found: Sequence[Node], nodes: Targets) -> int:
     """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
     code = report.tell(found, complete=False)
     planned = [node for node in found if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
-    remember_failed(nodes, [*undone, *_again(found)])
+    nodes.remember_failed([*undone, *_again(found)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
         + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
@@ -220,11 +221,11 @@ def _again(found: Sequence[Node]) -> list[str]:
     return [n.name for n in found if n.failed] + [n.name for n in found if n.unreachable]
 
 
-def _finish(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _finish(report: _Report, found: Sequence[Node], nodes: Targets) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
     code = report.tell(found)
     again = _again(found)
-    remember_failed(nodes, again)
+    nodes.remember_failed(again)
     if again:
         report.screen.say("again on these alone: --limit @last-failed")
     return code

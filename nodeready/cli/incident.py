@@ -17,18 +17,11 @@ from typing import Any
 import click
 
 from nodeready.audit.document import Audit, NodeReport
-from nodeready.cli.audit import document as audit_document
+from nodeready.cli.audit import audit_document
+from nodeready.cli.conversations import ask_with_progress, converse
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    converse,
-    nodes_of,
-    remember_failed,
-    this_machine,
-)
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.healthcheck import here
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
@@ -53,7 +46,7 @@ _LOGS_S = 30
 
 
 @dataclass(frozen=True)
-class Writer:
+class LogWriter:
     """A process that writes a log. start_s: since boot; lines: the last that the stacks saw"""
 
     pid: int
@@ -63,11 +56,11 @@ class Writer:
 
 
 #: Node -> what its processes call a log -> those that write it. The name is shown, never opened.
-Logs = dict[str, dict[str, list[Writer]]]
+Logs = dict[str, dict[str, list[LogWriter]]]
 
 
 @dataclass
-class Taker:
+class EvidenceCollector:
     """Takes the parts of one incident, in turn.
 
     timeout: seconds for one node's stacks
@@ -76,7 +69,7 @@ class Taker:
     logs:    what the ranks write to
     """
 
-    nodes: Nodes
+    nodes: Targets
     screen: Screen
     job: str
     user: str
@@ -93,7 +86,7 @@ class Taker:
 
     def _done(self, part: Part) -> Part:
         """The part; raises Interrupted with it when the run was interrupted meanwhile."""
-        if self.nodes.carrier.interrupted:
+        if self.nodes.transport.interrupted:
             status = "missing" if part.status == "empty" else "partial"
             raise Interrupted(replace(part, status=status, why="interrupted"))
         return part
@@ -109,9 +102,9 @@ class Taker:
         """The nodes that have ranks, or may have: all, when nobody knows."""
         stacks = self.found
         if stacks is None or not stacks.processes:
-            return list(self.nodes.carrier.nodes)
+            return list(self.nodes.transport.nodes)
         there = {one.node for one in stacks.processes} | stacks.errors.keys()
-        return [name for name in self.nodes.carrier.nodes if name in there]
+        return [name for name in self.nodes.transport.nodes if name in there]
 
     # --- Stacks, and the witnesses beside them.
 
@@ -119,7 +112,7 @@ class Taker:
         """Every rank's stack in every form, with all witnesses."""
         from nodeready.inventory.slurm import job_user
 
-        carrier, started = self.nodes.carrier, now()
+        carrier, started = self.nodes.transport, now()
         owner = "" if self.user else self.owner or job_user(self.job)
         config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)
         ask = ask_with_progress(carrier, self.screen)
@@ -178,7 +171,7 @@ class Taker:
         lines = log.get("lines", ())
         is_text = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
         pid, start_s, rank = process["pid"], process["start_s"], process["rank"]
-        writer = Writer(pid, start_s, rank, tuple(lines) if is_text else ())
+        writer = LogWriter(pid, start_s, rank, tuple(lines) if is_text else ())
         self.logs[node].setdefault(path, []).append(writer)
 
     # --- The ends of the logs.
@@ -189,7 +182,7 @@ class Taker:
             return Part("logs", "missing", why="there are no stacks, which would tell the logs")
         if not self.logs:
             return Part("logs", "empty", why="no rank is known to write into a file")
-        carrier = self.nodes.carrier
+        carrier = self.nodes.transport
 
         def reading(name: str) -> Conversation[list[tuple[str, Fetched]]]:
             found = []
@@ -240,7 +233,7 @@ class Taker:
 
     def cores(self, directory: Directory) -> Part:
         """Backtraces of the job's cores."""
-        carrier, chosen = self.nodes.carrier, self._of_the_job
+        carrier, chosen = self.nodes.transport, self._of_the_job
         ask = ask_with_progress(carrier, self.screen)
         policies = {name: self.nodes.policies[name] for name in chosen}
         found: Cores = collect_cores(ask, carrier.tag, policies, 0, self.job)
@@ -267,7 +260,7 @@ class Taker:
     def audit(self, directory: Directory) -> Part:
         """What differs from the policy on the job's nodes."""
         started, selection = now(), select(subjects=here.SEEN)
-        carrier, policies = self.nodes.carrier, self.nodes.policies
+        carrier, policies = self.nodes.transport, self.nodes.policies
         found = converse(
             carrier,
             self.screen,
@@ -311,11 +304,13 @@ class Taker:
                 )
             )
         policies = {self.nodes.policies[one.name] for one in looks}
-        complete = not self.nodes.carrier.interrupted
+        complete = not self.nodes.transport.interrupted
         return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
 
 
-def take_incident(taker: Taker, directory: Directory, reason: str) -> tuple[Incident, str]:
+def take_incident(
+    taker: EvidenceCollector, directory: Directory, reason: str
+) -> tuple[Incident, str]:
     """All parts of an incident, its index and its archive; and why there is no archive, or ""."""
     started = now()
     parts, complete = kept.take(directory, taker.parts(), time.monotonic)
@@ -350,8 +345,8 @@ def take_incident(taker: Taker, directory: Directory, reason: str) -> tuple[Inci
 
 
 def nodes_of_job(
-    inventory: str | None, job: str, options: Common, *, local: bool
-) -> tuple[Nodes, str]:
+    inventory: str | None, job: str, options: TargetOptions, *, local: bool
+) -> tuple[Targets, str]:
     """The nodes, and the job by the name that its processes know. Raises Refused."""
     if local and (inventory is not None or options.via != "ssh"):
         raise Refused("--local: this machine alone, without INVENTORY or --via")
@@ -361,13 +356,13 @@ def nodes_of_job(
         raise Refused("--limit: selects from an INVENTORY, and there is none")
     if not local:
         steps = job if options.via == "srun" or inventory is None else None
-        found = nodes_of(inventory, options, job=steps, tell=options.screen().note)
+        found = select_targets(inventory, options, job=steps, tell=options.screen().note)
         return found, found.job or job
     try:
         policy = here.load(None)
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
-    return this_machine(policy, sudo=options.sudo), job
+    return local_targets(policy, sudo=options.sudo), job
 
 
 def _directory(path: Path) -> Directory:
@@ -437,18 +432,18 @@ def incident(
       nodeready incident --local --job 4711 -o hang-4711
       nodeready stacks --from hang-4711/stacks
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     if output is None:
         raise Refused("where to? Name a new directory with -o DIR")
     checked(timeout, job, user)
     screen = options.screen()
     nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = _directory(Path(output))
-    with nodes.carrier:
-        taker = Taker(nodes, screen, name, user or "", timeout)
+    with nodes.transport:
+        taker = EvidenceCollector(nodes, screen, name, user or "", timeout)
         found, problem = take_incident(taker, directory, "somebody asked for it")
     lost = {node for part in found.parts for node in part.unreached}
-    remember_failed(nodes, sorted(lost), lost=True, asked=None if found.complete else lost)
+    nodes.remember_failed(sorted(lost), lost=True, asked=None if found.complete else lost)
     if found.complete and taker.is_empty(found):
         directory.remove()
         stacks = next(part for part in found.parts if part.name == "stacks")

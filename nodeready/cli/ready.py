@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,41 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.audit.document import Audit, Ready, ready_code, slots
-from nodeready.audit.run import combined, looked_at
-from nodeready.cli.audit import document
-from nodeready.cli.options import (
-    Refused,
-    asking,
-    format_option,
-    hostfile_options,
-    option,
-    output_file,
-    policy_settings,
-    read_ports,
-    report,
-    steps_option,
-)
+from nodeready.audit.run import looked_at
+from nodeready.cli.audit import audit_document
+from nodeready.cli.conversations import ask_password
+from nodeready.cli.options import Refused, asking, hostfile_options, option, report, steps_option
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    look,
-    nodes_of,
-    password,
-    remember_failed,
-)
-from nodeready.exit_codes import exit_code
+from nodeready.cli.targets import TargetOptions, Targets, select_targets
+from nodeready.cli.values import policy_settings
 from nodeready.policy.policy import PolicyError
-from nodeready.ready import job_env
-from nodeready.reports import exports
 from nodeready.reports.monitoring import nagios_code
-from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
-from nodeready.transport.base import INTERRUPTED, Request, new_nonce
-from nodeready.transport.look import Look
+from nodeready.transport.base import INTERRUPTED
 
 if TYPE_CHECKING:
     from nodeready.ready.run import Task, Wanted
@@ -69,7 +46,7 @@ def _selected(only: str | None, skip: str | None) -> Selection:
 
 
 def _fleet(
-    nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+    nodes: Targets, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
     from nodeready.inventory.load import given_addresses
@@ -93,18 +70,18 @@ def _fleet(
 
         def ask(names: list[str]) -> bool:
             after.close()
-            return password(nodes.carrier, names)
+            return ask_password(nodes.transport, names)
 
         def together(names: tuple[str, ...]) -> Mapping[str, Collective]:
             after.close()
             return _collective(task, names, screen)
 
         task = Task(
-            nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given, together
+            nodes.transport, nodes.policies, subjects, wanted, budget_s, deadline, given, together
         )
         looks = prove(task, heard, ask)
-    audit = document(nodes, screen, selection, looks, started)
-    if nodes.carrier.interrupted:
+    audit = audit_document(nodes, screen, selection, looks, started)
+    if nodes.transport.interrupted:
         screen.say_partial(
             node.name
             for node in audit.nodes
@@ -186,7 +163,7 @@ def ready(
       nodeready ready inventories/prod.py --only proof.mesh --full-mesh
       nodeready ready --local
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     given = policy_settings(ports, user)
     if gpus is not None:
         given["gpu_count"] = gpus
@@ -204,8 +181,8 @@ def ready(
     else:
         from nodeready.ready.run import Wanted
 
-        over = nodes_of(inventory, options, given, job=job, tell=screen.note)
-        with over.carrier:
+        over = select_targets(inventory, options, given, job=job, tell=screen.note)
+        with over.transport:
             if nodes_needed is not None and nodes_needed > len(over.policies):
                 have = len(over.policies)
                 raise Refused(
@@ -215,7 +192,7 @@ def ready(
             wanted = Wanted.of(selection.checks, full=full_mesh)
             found = Ready(_fleet(over, screen, selection, wanted, budget), budget, nodes_needed)
             own_slots = over.slots
-            remember_failed(over, found.no_go)
+            over.remember_failed(found.no_go)
     if hostfile_out is not None:
         seen = {node.name: slots(node) for node in found.audit.nodes}
         rows = {name: own_slots.get(name, seen[name]) for name in found.go}
@@ -231,124 +208,3 @@ def ready(
 
 
 # --- `env`.
-
-
-def _installed(
-    nodes: Nodes, screen: Screen, looks: list[Look], python: str
-) -> dict[str, job_env.Installed]:
-    """Node -> what is installed there for jobs, of the nodes that were looked at."""
-    nonce = new_nonce()
-    names = [one.name for one in looks if one.reached]
-    asked = {
-        name: Request(name, job_env.question(python, nonce), job_env.ASK_S + 5) for name in names
-    }
-    answers = ask_with_progress(nodes.carrier, screen)("versions", asked)
-    return {
-        name: job_env.read_installed(answer.stdout, nonce)
-        if answer.ok
-        else job_env.Installed(why=answer.reason() or "no answer")
-        for name, answer in answers.items()
-    }
-
-
-def _environment(
-    looks: list[Look], nodes: Nodes, taken: str, more: tuple[job_env.Variable, ...]
-) -> job_env.Environment:
-    from nodeready.subjects.context import FleetContext
-
-    declared = nodes.policies
-    context = combined(FleetContext(declared), looks, nodes.carrier.met())
-    seen = {
-        one.name: context.completed(one.name, one.snapshot)
-        for one in looks
-        if one.snapshot and not one.error
-    }
-    return job_env.Environment(
-        taken,
-        tuple(seen),
-        job_env.grouped({one.name: one.error for one in looks if one.error}),
-        (*job_env.variables(seen, {name: declared[name] for name in seen}), *more) if seen else (),
-    )
-
-
-@click.command()
-@click.argument("inventory")
-# Its output is evaluated by shells: NODEREADY_FORMAT=json of the other commands is not for it.
-@format_option(*names("env"), help="Lines for a shell, or a form for programs.", general=False)
-@output_file("Write them to FILE, whole or not at all.")
-@option(
-    "--ports",
-    metavar="FIRST-LAST",
-    help="Choose MASTER_PORT from these, not from the policy's port_range.",
-)
-@option("--debug", is_flag=True, help="Also what makes the job debuggable.")
-@option(
-    "--python",
-    default="python3",
-    metavar="PATH",
-    help="The job's Python on the nodes, whose version of PyTorch counts for --debug.",
-)
-@option(
-    "--directory",
-    default="",
-    metavar="DIR",
-    help="With --debug: where the ranks write their flight recorders.",
-)
-@steps_option
-@asking
-def env(
-    inventory: str,
-    *,
-    format: str,
-    output: str | None,
-    ports: str | None,
-    debug: bool,
-    python: str,
-    directory: str,
-    job: str | None,
-    **shared: Any,
-) -> int:
-    """Print the exports for a job on the nodes of INVENTORY, each with its reason.
-
-    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, PDSH_RCMD_TYPE and MASTER_PORT, as the
-    nodes' networks, adapters and ports suggest. What the nodes do not agree on is not exported:
-    comments say who has what, and the exit status is 3. Never writes to a node.
-
-    With --debug also the variables that make the job debuggable (flight recorder, NCCL's
-    warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
-
-    \b
-    Examples:
-      eval "$(nodeready env 'gpu[001-064]')"
-      nodeready env inventories/prod.py --limit h100 -o job.env
-      nodeready env inventories/prod.py --ports 29600-29700 --format json
-      nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
-    """
-    options = Common(**shared)
-    given = {} if ports is None else {"port_range": read_ports(ports)}
-    refuse_unwritable(output)
-    if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
-        raise Refused(f"--directory {directory}: an absolute path of plain characters")
-    screen = options.screen()
-    taken = now()
-    nodes = nodes_of(inventory, options, given, job=job, tell=screen.note)
-    with nodes.carrier:
-        looks = look(nodes, screen, job_env.SUBJECTS)
-        if nodes.carrier.interrupted:
-            screen.say("interrupted: nothing is exported")
-            return exit_code(interrupted=True)
-        more: tuple[job_env.Variable, ...] = ()
-        if debug and any(one.reached for one in looks):
-            more = job_env.debug_variables(_installed(nodes, screen, looks, python), directory)
-        found = _environment(looks, nodes, taken, more)
-        screen.tell(show_errors(looks))
-        remember_failed(nodes, [one.name for one in looks if one.error], lost=True)
-    if found.nodes:
-        show("env", format, found, screen, output=output)
-    for line in exports.troubles(found):
-        screen.say(line)
-    return exit_code(
-        failed=any(one.error and not one.unreachable for one in looks),
-        unreachable=any(one.unreachable for one in looks),
-        check=not all(one.settled for one in found.variables),
-    )

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.options import (
-    Refused,
-    asking,
-    hostfile_options,
-    option,
-    policy_settings,
-    report,
-)
+from nodeready.cli.conversations import ask_password
+from nodeready.cli.options import Refused, asking, hostfile_options, option, report
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.start import Common, nodes_of, password, remember_failed
+from nodeready.cli.targets import TargetOptions, select_targets
+from nodeready.cli.values import policy_settings
 from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
@@ -204,7 +199,7 @@ def smoke(
       nodeready smoke inventories/prod.py --gpus 0 --engine ring    # the network alone
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     given = policy_settings(ports, user)
     chosen, environment = _gpus(gpus), _environment(env)
     words = () if prefix is None else _prefix(prefix)
@@ -222,14 +217,14 @@ def smoke(
     ):
         refuse_unwritable(file, name)
     screen = options.screen()
-    nodes = nodes_of(inventory, options, given, job=job, tell=screen.note, works=True)
+    nodes = select_targets(inventory, options, given, job=job, tell=screen.note, works=True)
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
     from nodeready.inventory.load import given_addresses
     from nodeready.smoke import run
 
-    with nodes.carrier:
+    with nodes.transport:
         task = run.Task(
-            carrier=nodes.carrier,
+            carrier=nodes.transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),
             budget_s=budget,
@@ -244,11 +239,11 @@ def smoke(
             given=given_addresses(nodes.all) if nodes.inventory is not None else {},
         )
         found = run.smoke(
-            task, screen.note, screen.progress, lambda names: password(nodes.carrier, names)
+            task, screen.note, screen.progress, lambda names: ask_password(nodes.transport, names)
         )
         own_slots = nodes.slots
     files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
     _keep(found, screen, own_slots, files)
     show("smoke", format, found, screen, output=output, silent=screen.quiet and found.good)
-    remember_failed(nodes, found.exclude)
+    nodes.remember_failed(found.exclude)
     return code(found)

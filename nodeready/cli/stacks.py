@@ -10,16 +10,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    nodes_of,
-    remember_failed,
-    this_machine,
-)
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -39,7 +33,9 @@ from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
 
 
-def _one_way(inventory: str | None, local: bool, source: str | None, options: Common) -> None:
+def _one_way(
+    inventory: str | None, local: bool, source: str | None, options: TargetOptions
+) -> None:
     """Refuse what does not say once where to look."""
     if options.via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
         raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
@@ -64,7 +60,7 @@ def _grouped(found: Captured, all_threads: bool, started: str, directory: Path |
 
 
 def _captured(
-    nodes: Nodes,
+    nodes: Targets,
     config: Config,
     screen: Screen,
     *,
@@ -78,7 +74,7 @@ def _captured(
     native = native and found.complete
     stacks = _grouped(found, all_threads, started, None if native else directory)
     if native:
-        for problem in unwind(found, ask_with_progress(nodes.carrier, screen), stacks):
+        for problem in unwind(found, ask_with_progress(nodes.transport, screen), stacks):
             screen.say(problem)
         stacks = _grouped(found, all_threads, started, directory)
     stacks = with_launchers(stacks, found)
@@ -103,7 +99,7 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
         raise Refused("--check: keeps no stacks; take -o out")
 
 
-def _checked(nodes: Nodes, config: Config, screen: Screen, form: str) -> int:
+def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
     """What the job has for whoever debugs it, shown, and the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
@@ -132,7 +128,7 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     return stacks, stacks_code(stacks)
 
 
-def _part(pids: Sequence[int], options: Common) -> str:
+def _part(pids: Sequence[int], options: TargetOptions) -> str:
     """Why ranks that nobody found are not missing; "": they are."""
     asked = {"--pid": bool(pids), "--limit": options.limit is not None}
     return " and ".join(name for name, given in asked.items() if given)
@@ -159,28 +155,28 @@ def _own_directory(output: str | None) -> Path | None:
 
 
 def _nodes(
-    inventory: str | None, local: bool, options: Common, config: Config, screen: Screen
-) -> tuple[Nodes, Config]:
+    inventory: str | None, local: bool, options: TargetOptions, config: Config, screen: Screen
+) -> tuple[Targets, Config]:
     """The way to the nodes, and what is asked for there."""
     if local:
-        nodes = this_machine(Policy())
+        nodes = local_targets(Policy())
     else:
         steps = options.via == "srun" or inventory is None
-        nodes = nodes_of(
+        nodes = select_targets(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
     from nodeready.inventory.slurm import job_user
 
     job = nodes.job or config.job
     owner = "" if config.user else job_user(job)
-    return nodes, replace(config, job=job, owner=owner, tag=nodes.carrier.tag)
+    return nodes, replace(config, job=job, owner=owner, tag=nodes.transport.tag)
 
 
-def _asked(nodes: Nodes, config: Config, screen: Screen) -> Captured:
+def _asked(nodes: Targets, config: Config, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
-    found = capture(ask_with_progress(nodes.carrier, screen), nodes.carrier.nodes, config)
+    found = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
     failed = [*found.unreached, *found.mistaken]
-    remember_failed(nodes, failed, lost=True, asked=None if found.complete else found.answers)
+    nodes.remember_failed(failed, lost=True, asked=None if found.complete else found.answers)
     return found
 
 
@@ -261,7 +257,7 @@ def stacks(
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
       nodeready stacks inventories/prod.py --job 4711 --check
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     _one_way(inventory, local, source, options)
     try:
         config = program_config(
@@ -284,7 +280,7 @@ def stacks(
     if check:
         _for_a_check(source, format, output)
         asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.carrier:
+        with asked.transport:
             return _checked(asked, wanted, screen, format)
     if source is not None and (native or locals or dump or ras):
         raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
@@ -293,7 +289,7 @@ def stacks(
         found, code = _from(source, all_threads, directory)
     else:
         asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.carrier:
+        with asked.transport:
             found, code = _captured(
                 asked,
                 wanted,

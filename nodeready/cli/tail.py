@@ -9,19 +9,11 @@ from typing import Any
 
 import click
 
-from nodeready.cli.options import (
-    Refused,
-    asking,
-    epoch_seconds,
-    option,
-    past,
-    report,
-    since_option,
-    span,
-    steps_option,
-)
+from nodeready.cli.conversations import converse
+from nodeready.cli.options import Refused, asking, option, report, since_option, steps_option
 from nodeready.cli.screen import refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, converse, nodes_of, remember_failed, this_machine
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import Config
 from nodeready.policy import Policy
@@ -59,10 +51,10 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
+def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
-    carrier = nodes.carrier
+    carrier = nodes.transport
     if carrier.one_text:
         config = replace(config, nonce=new_nonce())
 
@@ -80,7 +72,7 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     if carrier.interrupted:
         screen.say_partial(errors)
     asked = [name for name, one in found.items() if one.kind != INTERRUPTED]
-    remember_failed(nodes, [n for n in asked if n in errors], lost=True, asked=asked)
+    nodes.remember_failed([n for n in asked if n in errors], lost=True, asked=asked)
     return grouping.done(
         started=started,
         finished=now(),
@@ -160,7 +152,7 @@ def tail(
       nodeready tail inventories/prod.py '/scratch/trace*' --grep backward
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     wanted = 1 if local else 2
     if len(words) < wanted:
         raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
@@ -175,10 +167,10 @@ def tail(
     )
     refuse_unwritable(output)
     if local:
-        nodes = this_machine(Policy(), sudo=options.sudo)
+        nodes = local_targets(Policy(), sudo=options.sudo)
     else:
-        nodes = nodes_of(words[0], options, job=job, tell=options.screen().note)
-    with nodes.carrier:
+        nodes = select_targets(words[0], options, job=job, tell=options.screen().note)
+    with nodes.transport:
         found = _gathered(nodes, options, config)
     if why := _nothing(found):
         raise Refused(why)

@@ -14,19 +14,20 @@ from typing import Any
 
 import click
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.incident import (
     JOB,
     LOCAL,
     TIMEOUT,
     USER,
-    Taker,
+    EvidenceCollector,
     checked,
     nodes_of_job,
     take_incident,
 )
 from nodeready.cli.options import Refused, asking, option, output_directory
 from nodeready.cli.screen import Screen
-from nodeready.cli.start import Common, Nodes, ask_with_progress
+from nodeready.cli.targets import TargetOptions, Targets
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory, user_name
 from nodeready.node.witnesses import motion
@@ -92,7 +93,7 @@ class _Watcher:
     failed: an incident was not kept whole, or the command went wrong
     """
 
-    nodes: Nodes
+    nodes: Targets
     screen: Screen
     job: str
     user: str
@@ -111,7 +112,7 @@ class _Watcher:
 
         Raises Refused where several users claim it, and nothing tells whose it is.
         """
-        carrier, who = self.nodes.carrier, {"user": self.user, "owner": self.owner}
+        carrier, who = self.nodes.transport, {"user": self.user, "owner": self.owner}
         config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **who)
         # Nobody waits for it, so nobody is shown its progress.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
@@ -148,7 +149,9 @@ class _Watcher:
             self.screen.say(f"no incident: {why or problem}")
             self.failed = True
             return None
-        taker = Taker(self.nodes, self.screen, self.job, self.user, self.timeout, self.owner)
+        taker = EvidenceCollector(
+            self.nodes, self.screen, self.job, self.user, self.timeout, self.owner
+        )
         found, why = take_incident(taker, directory, reason)
         if why:
             self.screen.say(f"no archive: {why}")
@@ -221,7 +224,7 @@ def watch(
     """
     from nodeready.inventory.slurm import job_user
 
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     checked(timeout, job, user)
     try:
         words = shlex.split(then or "")
@@ -244,7 +247,7 @@ def watch(
         over=(lambda: _ended(job)) if nodes.job else (lambda: False),
         owner="" if user else job_user(name),
     )
-    with nodes.carrier:
+    with nodes.transport:
         try:
             return _watched(watcher, every, once)
         except KeyboardInterrupt:
@@ -269,7 +272,7 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
     while True:
         began = time.monotonic()
         look = watcher.look()
-        if look.interrupted or watcher.nodes.carrier.interrupted:
+        if look.interrupted or watcher.nodes.transport.interrupted:
             return INTERRUPTED
         if first and not look.ranks:
             _refuse_nothing(watcher, look)
@@ -295,5 +298,5 @@ def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
     for name, why in list(look.errors.items())[:10]:
         watcher.screen.say(f"{name}: {why}")
     if not look.errors:
-        where = folded(watcher.nodes.carrier.nodes)
+        where = folded(watcher.nodes.transport.nodes)
         raise Refused(f"no ranks of job {watcher.job} on {where}: start it when the job runs")
