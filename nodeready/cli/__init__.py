@@ -70,9 +70,9 @@ def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(work)
-    def patched(*args: Any, **given: Any) -> Any:
+    def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
-        return work(*args, **given)
+        return work(*args, **kwargs)
 
     return patched
 
@@ -106,14 +106,14 @@ class _Commands(click.Group):
         talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
         if talking and not {"-h", "--help"} & {*args[1:]}:
             patch()
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, arguments = super().resolve_command(ctx, args)
         if self.is_the_command and not talking:
             raise_on_signals()
         if self.is_the_command and command is not None:
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if talking and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
-        return name, command, rest
+        return name, command, arguments
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, with the words of the help, for which no command is imported."""

@@ -50,18 +50,18 @@ def audit_document(
 
     looks = looks if reading is None else reading.settled(looks)
     context = FleetContext(nodes.policies)
-    if all(one.kind != INTERRUPTED for one in looks):
+    if all(look.kind != INTERRUPTED for look in looks):
         context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
     if reading is not None:
         context = reading.combined(context, nodes.transport.met())
-        found, problem = reading.audit(
+        document, problem = reading.audit(
             *(looks, context, selection, started),
             lambda name: groups(nodes.all, name, len(nodes.all)),
             complete=not nodes.transport.interrupted,
         )
         if problem and screen.verbose:
             screen.say(problem)
-        return found
+        return document
     context = combined(context, looks, nodes.transport.met())
     problem = remember(looks, context)
     if problem and screen.verbose:
@@ -146,7 +146,7 @@ def audit(
     started = now()
     with contextlib.ExitStack() as after:
         if place is not None:
-            found, nodes = recorded_audit(
+            document, nodes = recorded_audit(
                 inventory, options, place, timeout, selection, part=bool(only or skip)
             )
         else:
@@ -157,22 +157,24 @@ def audit(
                 reading = after.enter_context(Reading(nodes.policies, find("audit", format).tell))
             with nodes.transport:
                 read = SnapshotQuestion.read if reading is None else reading.read
-                seen = probe_nodes(nodes, screen, looked_at(selection), timeout, read=read)
+                looks = probe_nodes(nodes, screen, looked_at(selection), timeout, read=read)
                 if nodes.transport.interrupted:
                     screen.say_partial(
-                        each.name for each in seen if not (each.reached or each.error)
+                        look.name for look in looks if not (look.reached or look.error)
                     )
-                found = audit_document(nodes, screen, selection, seen, started, reading=reading)
-        code = audit_code(found, fail_on)
-        failing = [node.name for node in found.nodes if node.status in FAILING]
+                document = audit_document(
+                    nodes, screen, selection, looks, started, reading=reading
+                )
+        code = audit_code(document, fail_on)
+        failing = [node.name for node in document.nodes if node.status in FAILING]
         show(
-            *("audit", format, found, screen),
+            *("audit", format, document, screen),
             output=output,
             silent=screen.quiet and not failing,
             options=Options(fail_on=fail_on),
         )
         nodes.remember_failed(failing)
-        return nagios_code(found) if format == "nagios" else code
+        return nagios_code(document) if format == "nagios" else code
 
 
 # --- `audit --recorded`: the verdicts that the nodes gave themselves.

@@ -21,17 +21,19 @@ from nodeready.text import counted
 from nodeready.transport.bundle import build
 
 
-def _one(wanted: Mapping[str, Policy]) -> Policy:
+def _one(policies: Mapping[str, Policy]) -> Policy:
     """The policy that all of these nodes have. Refused, with the keys, when they differ."""
-    if len({*wanted.values()}) == 1:
-        return next(iter(wanted.values()))
-    data = {name: as_data(policy) for name, policy in wanted.items()}
+    if len({*policies.values()}) == 1:
+        return next(iter(policies.values()))
+    data = {name: as_data(policy) for name, policy in policies.items()}
     keys = [key for key in next(iter(data.values())) if len(_values(data, key)) > 1]
-    told = "; ".join(
+    differences = "; ".join(
         f"{key} ({', '.join(f'{folded(names)}: {value}' for value, names in _values(data, key))})"
         for key in keys
     )
-    raise Refused(f"a bundle has one policy, and these nodes differ: {told}: choose by --limit")
+    raise Refused(
+        f"a bundle has one policy, and these nodes differ: {differences}: choose by --limit"
+    )
 
 
 def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, list[str]]]:
@@ -57,17 +59,19 @@ def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inven
       scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
     """
     refuse_unwritable(output)
-    policy, whose = None, "the default policy"
+    policy, source = None, "the default policy"
     if inventory is not None:
-        _, _, wanted = load_targets(
+        _, _, policies = load_targets(
             inventory, TargetOptions(limit=limit, trust_inventory=trust_inventory)
         )
-        policy = _one(wanted)
-        whose = f"the policy of {counted(len(wanted), 'node')}"
+        policy = _one(policies)
+        source = f"the policy of {counted(len(policies), 'node')}"
     elif limit is not None:
         raise Refused("--limit: of which INVENTORY?")
-    made = build(policy)
-    write_atomically(Path(output), [made], 0o755)
-    known = digest([policy or Policy()])
-    click.echo(f"nodeready: {output}: {len(made) / 1e6:.1f} MB, {whose} ({known})", err=True)
+    program = build(policy)
+    write_atomically(Path(output), [program], 0o755)
+    policy_digest = digest([policy or Policy()])
+    click.echo(
+        f"nodeready: {output}: {len(program) / 1e6:.1f} MB, {source} ({policy_digest})", err=True
+    )
     return OK

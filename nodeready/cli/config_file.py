@@ -54,13 +54,13 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
     return defaults
 
 
-def _refuse_unsafe(place: str | Path, whose: str = "") -> None:
+def _refuse_unsafe(place: str | Path, prefix: str = "") -> None:
     """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
     from nodeready import files
 
-    why = files.distrust(place, remedy=files.SET_VARIABLE)
-    if why:
-        raise Refused(f"{whose}{why}")
+    reason = files.distrust(place, remedy=files.SET_VARIABLE)
+    if reason:
+        raise Refused(f"{prefix}{reason}")
 
 
 def _refuse_unsafe_directories() -> None:

@@ -93,10 +93,10 @@ def _code(cores: Cores) -> int:
 def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
     """A core of a live process: look, ask, do it, say how the process is."""
     try:
-        seen = dumping.look()
+        crash = dumping.look()
         words = (
-            f"pid {seen.pid} ({seen.command or 'no command line'}, user {seen.user}): "
-            f"{size(seen.size_bytes)} to {seen.path}"
+            f"pid {crash.pid} ({crash.command or 'no command line'}, user {crash.user}): "
+            f"{size(crash.size_bytes)} to {crash.path}"
         )
         if not yes and not sys.stdin.isatty():
             raise Refused("--gcore pauses the process while its memory is written: --yes does it")
@@ -107,7 +107,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
                 return OK
         else:
             screen.note(f"{words}; it is paused meanwhile")
-        taken = dumping.take(seen)
+        taken = dumping.take(crash)
     except DumpError as problem:
         if problem.interrupted:
             return exit_code(interrupted=True)
@@ -118,9 +118,9 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
     if taken.continued:
         after += " (it had been left stopped, and was sent SIGCONT)"
     if taken.error:
-        screen.say(f"--gcore {seen.pid}: {taken.error}; pid {seen.pid} {after}")
+        screen.say(f"--gcore {crash.pid}: {taken.error}; pid {crash.pid} {after}")
         return exit_code(failed=True)
-    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {seen.pid} {after}")
+    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {crash.pid} {after}")
     click.echo(sanitise(taken.path))
     return exit_code(failed=not goes_on)
 
@@ -181,16 +181,16 @@ def cores(
             ((name, policy),) = nodes.policies.items()
             return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        found = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
+        cores = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
-        _write(found, into_)
-    trouble = bool(found.crashes or found.errors or found.notes)
-    if find("cores", format).styled and not (trouble or found.more or not found.complete):
-        screen.note(summary(found))
+        _write(cores, into_)
+    trouble = bool(cores.crashes or cores.errors or cores.notes)
+    if find("cores", format).styled and not (trouble or cores.more or not cores.complete):
+        screen.note(summary(cores))
     else:
-        show("cores", format, found, screen, silent=screen.quiet and not trouble)
-    if not found.complete:
-        screen.say_partial(found.errors)
-    failed = [*found.errors, *(crash.found.reader for crash in found.unread)]
-    nodes.remember_failed(failed, lost=True, asked=None if found.complete else failed)
-    return _code(found)
+        show("cores", format, cores, screen, silent=screen.quiet and not trouble)
+    if not cores.complete:
+        screen.say_partial(cores.errors)
+    failed = [*cores.errors, *(crash.found.reader for crash in cores.unread)]
+    nodes.remember_failed(failed, lost=True, names_asked=None if cores.complete else failed)
+    return _code(cores)

@@ -95,10 +95,10 @@ class _Report:
 
     def tell(self, nodes: Iterable[Node], *, complete: bool = True, silent: bool = False) -> int:
         """Show the document. Returns the exit code."""
-        made = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
+        document = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
         if not silent:
-            show("deploy", self.form, made, self.screen, options=self.options)
-        return deploy_code(made)
+            show("deploy", self.form, document, self.screen, options=self.options)
+        return deploy_code(document)
 
 
 def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
@@ -112,7 +112,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
         context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
-    nodes_judged = {one.name: one for one in judged(looks, context)}
+    nodes_judged = {look.name: look for look in judged(looks, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
@@ -120,7 +120,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
         return _nothing_done(report, planned.values())
     if check:
         return report.tell(planned.values())
-    asks = any(made.changes for made in plans.values()) and not yes
+    asks = any(plan.changes for plan in plans.values()) and not yes
     options = replace(
         report.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
     )
@@ -137,7 +137,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
             # A person has seen the plan, a program gets it.
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
-    found = converse(
+    results = converse(
         nodes.transport,
         screen,
         "changing",
@@ -147,7 +147,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
         plans,
         on_interrupt=_STOPPING,
     )
-    runs = {name: run_of(nodes_judged[name], plans[name].refused, found[name]) for name in plans}
+    runs = {name: run_of(nodes_judged[name], plans[name].refused, results[name]) for name in plans}
     done = [
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
@@ -170,22 +170,22 @@ def _node(node: Judged, plan: Plan | None) -> Node:
     """A node of the document, with its plan; None: it has none."""
     from nodeready.deploy.plan import Plan
 
-    made = Node.of(node.name, plan or Plan(), node.results)
+    report = Node.of(node.name, plan or Plan(), node.results)
     error = node.error or ("" if node.reached else NOT_LOOKED_AT)
-    return replace(made, error=error, unreachable=node.unreachable)
+    return replace(report, error=error, unreachable=node.unreachable)
 
 
 def _with_outcome(node: Node, run: PlanRun) -> Node:
     """A node of the document, with the outcome of its plan."""
     outcome = Outcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
     last = run.node
-    made = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
-    return made.judged(last.results)
+    judged_node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
+    return judged_node.judged(last.results)
 
 
 def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
     """Whether somebody wants the changes; None: interrupted."""
-    changes = sum(len(made.changes) for made in plans.values())
+    changes = sum(len(plan.changes) for plan in plans.values())
     if not sys.stdin.isatty():
         raise Refused("no terminal to ask on: add --yes, or --check to only look")
     question = f"Make {counted(changes, 'change')} on {counted(len(plans), 'node')}?"
@@ -203,12 +203,12 @@ def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
     return code
 
 
-def _partial(report: _Report, found: Sequence[Node], nodes: Targets) -> int:
+def _partial(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
     """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
-    code = report.tell(found, complete=False)
-    planned = [node for node in found if node.outcome is not None]
+    code = report.tell(nodes, complete=False)
+    planned = [node for node in nodes if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
-    nodes.remember_failed([*undone, *_again(found)])
+    targets.remember_failed([*undone, *_again(nodes)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
         + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
@@ -216,16 +216,16 @@ def _partial(report: _Report, found: Sequence[Node], nodes: Targets) -> int:
     return code
 
 
-def _again(found: Sequence[Node]) -> list[str]:
+def _again(nodes: Sequence[Node]) -> list[str]:
     """The nodes to try again."""
-    return [n.name for n in found if n.failed] + [n.name for n in found if n.unreachable]
+    return [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
 
 
-def _finish(report: _Report, found: Sequence[Node], nodes: Targets) -> int:
+def _finish(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
-    code = report.tell(found)
-    again = _again(found)
-    nodes.remember_failed(again)
+    code = report.tell(nodes)
+    again = _again(nodes)
+    targets.remember_failed(again)
     if again:
         report.screen.say("again on these alone: --limit @last-failed")
     return code

@@ -31,11 +31,11 @@ def _installed(
 ) -> dict[str, job_env.Installed]:
     """Node -> what is installed there for jobs, of the nodes that were looked at."""
     nonce = new_nonce()
-    names = [one.name for one in looks if one.reached]
-    asked = {
+    names = [look.name for look in looks if look.reached]
+    requests = {
         name: Request(name, job_env.question(python, nonce), job_env.ASK_S + 5) for name in names
     }
-    answers = ask_with_progress(nodes.transport, screen)("versions", asked)
+    answers = ask_with_progress(nodes.transport, screen)("versions", requests)
     return {
         name: job_env.read_installed(answer.stdout, nonce)
         if answer.ok
@@ -45,22 +45,27 @@ def _installed(
 
 
 def _environment(
-    looks: list[Look], nodes: Targets, taken: str, more: tuple[job_env.Variable, ...]
+    looks: list[Look], nodes: Targets, taken: str, debug_variables: tuple[job_env.Variable, ...]
 ) -> job_env.Environment:
     from nodeready.subjects.context import FleetContext
 
     declared = nodes.policies
     context = combined(FleetContext(declared), looks, nodes.transport.met())
-    seen = {
-        one.name: context.completed(one.name, one.snapshot)
-        for one in looks
-        if one.snapshot and not one.error
+    snapshots = {
+        look.name: context.completed(look.name, look.snapshot)
+        for look in looks
+        if look.snapshot and not look.error
     }
     return job_env.Environment(
         taken,
-        tuple(seen),
-        job_env.grouped({one.name: one.error for one in looks if one.error}),
-        (*job_env.variables(seen, {name: declared[name] for name in seen}), *more) if seen else (),
+        tuple(snapshots),
+        job_env.grouped({look.name: look.error for look in looks if look.error}),
+        (
+            *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
+            *debug_variables,
+        )
+        if snapshots
+        else (),
     )
 
 
@@ -118,30 +123,32 @@ def env(
       nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
     """
     options = TargetOptions(**shared)
-    given = {} if ports is None else {"port_range": read_ports(ports)}
+    settings = {} if ports is None else {"port_range": read_ports(ports)}
     refuse_unwritable(output)
     if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
         raise Refused(f"--directory {directory}: an absolute path of plain characters")
     screen = options.screen()
     taken = now()
-    nodes = select_targets(inventory, options, given, job=job, tell=screen.note)
+    nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
     with nodes.transport:
         looks = probe_nodes(nodes, screen, job_env.SUBJECTS)
         if nodes.transport.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        more: tuple[job_env.Variable, ...] = ()
-        if debug and any(one.reached for one in looks):
-            more = job_env.debug_variables(_installed(nodes, screen, looks, python), directory)
-        found = _environment(looks, nodes, taken, more)
+        debug_variables: tuple[job_env.Variable, ...] = ()
+        if debug and any(look.reached for look in looks):
+            debug_variables = job_env.debug_variables(
+                _installed(nodes, screen, looks, python), directory
+            )
+        environment = _environment(looks, nodes, taken, debug_variables)
         screen.tell(show_errors(looks))
-        nodes.remember_failed([one.name for one in looks if one.error], lost=True)
-    if found.nodes:
-        show("env", format, found, screen, output=output)
-    for line in exports.troubles(found):
+        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+    if environment.nodes:
+        show("env", format, environment, screen, output=output)
+    for line in exports.troubles(environment):
         screen.say(line)
     return exit_code(
-        failed=any(one.error and not one.unreachable for one in looks),
-        unreachable=any(one.unreachable for one in looks),
-        check=not all(one.settled for one in found.variables),
+        failed=any(look.error and not look.unreachable for look in looks),
+        unreachable=any(look.unreachable for look in looks),
+        check=not all(variable.settled for variable in environment.variables),
     )

@@ -73,18 +73,18 @@ def _page(page: Page, width: int) -> Iterator[Line]:
         from nodeready.operations import STEPS
 
         does = {step.name: step.does for step in STEPS}[page.fixed_by]
-        told = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
-        yield from _part(f"Repaired by the operation {page.fixed_by}", told, width)
+        text = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
+        yield from _part(f"Repaired by the operation {page.fixed_by}", text, width)
     by: dict[str, list[str]] = {}
-    for who, what in page.acts:
-        by.setdefault(who, []).append(what)
-    for who, whats in by.items():
+    for owner, action in page.acts:
+        by.setdefault(owner, []).append(action)
+    for owner, actions in by.items():
         yield line("")
-        yield line((who, "bold"))
-        for what in whats:
-            first, *rest = textwrap.wrap(_prose(what), width - 4, break_long_words=False)
+        yield line((owner, "bold"))
+        for action in actions:
+            first, *lines = textwrap.wrap(_prose(action), width - 4, break_long_words=False)
             yield line(f"  - {first}")
-            yield from (line(f"    {row}") for row in rest)
+            yield from (line(f"    {row}") for row in lines)
 
 
 def _listed(subjects: list[str], width: int) -> Iterator[Line]:

@@ -94,8 +94,8 @@ class EvidenceCollector:
     def is_empty(self, incident: Incident) -> bool:
         """Whether every node has answered, and none has anything of the job."""
         ranks = self.found is None or self.found.processes or self.found.errors
-        others = [part for part in incident.parts if part.name in ("logs", "cores")]
-        return not ranks and all(part.status == "empty" and not part.errors for part in others)
+        parts = [part for part in incident.parts if part.name in ("logs", "cores")]
+        return not ranks and all(part.status == "empty" and not part.errors for part in parts)
 
     @property
     def _of_the_job(self) -> list[str]:
@@ -103,8 +103,8 @@ class EvidenceCollector:
         stacks = self.found
         if stacks is None or not stacks.processes:
             return list(self.nodes.transport.nodes)
-        there = {one.node for one in stacks.processes} | stacks.errors.keys()
-        return [name for name in self.nodes.transport.nodes if name in there]
+        names = {process.node for process in stacks.processes} | stacks.errors.keys()
+        return [name for name in self.nodes.transport.nodes if name in names]
 
     # --- Stacks, and the witnesses beside them.
 
@@ -116,15 +116,15 @@ class EvidenceCollector:
         owner = "" if self.user else self.owner or job_user(self.job)
         config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)
         ask = ask_with_progress(carrier, self.screen)
-        found = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
+        captured = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
         into = directory.part("stacks")
         stacks = redacted(
             group.group(
-                archive.keep_traces(into, self._seen(found.traces())),
-                found.errors,
+                archive.keep_traces(into, self._seen(captured.traces())),
+                captured.errors,
                 started=started,
                 finished=now(),
-                complete=found.complete,
+                complete=captured.complete,
             )
         )
         self.found = stacks
@@ -134,25 +134,29 @@ class EvidenceCollector:
         }
         archive.write(into, stacks, texts)
         ranks = counted(len(stacks.processes), "process", "processes")
-        lost = tuple(found.unreached)
+        lost = tuple(captured.unreached)
         if not stacks.processes:
-            why = nothing(found) if len(found.errors) < len(found.asked) else "no node answered"
-            return self._done(
-                Part("stacks", "missing", why=why, errors=stacks.errors, unreached=lost)
+            reason = (
+                nothing(captured)
+                if len(captured.errors) < len(captured.asked)
+                else "no node answered"
             )
-        said = f"{ranks} in {counted(len(stacks.groups), 'group')}"
-        unseen = [one for one in stacks.groups if one.processes and not one.frames]
-        lack = counted(sum(one.processes for one in unseen), "process", "processes")
-        why = f"no stack of {lack}: {unseen[0].why}" if unseen else ""
+            return self._done(
+                Part("stacks", "missing", why=reason, errors=stacks.errors, unreached=lost)
+            )
+        summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
+        unseen = [group for group in stacks.groups if group.processes and not group.frames]
+        lack = counted(sum(group.processes for group in unseen), "process", "processes")
+        reason = f"no stack of {lack}: {unseen[0].why}" if unseen else ""
         return self._done(
             Part(
                 "stacks",
                 "partial" if stacks.errors or unseen else "kept",
-                said,
-                why,
+                summary,
+                reason,
                 errors=dict(stacks.errors),
                 unreached=lost,
-                failed=bool(found.mistaken),
+                failed=bool(captured.mistaken),
             )
         )
 
@@ -185,13 +189,13 @@ class EvidenceCollector:
         carrier = self.nodes.transport
 
         def reading(name: str) -> Conversation[list[tuple[str, Fetched]]]:
-            found = []
+            tails = []
             for path, writers in [*self.logs[name].items()][:_LOGS]:
-                known = tuple((writer.pid, writer.start_s) for writer in writers)
-                config = TailConfig("", "", "", _LINES, limit_s=_LOGS_S, processes=known)
-                one = yield from fetch_tail(name, config, carrier.tag)
-                found.append((path, one))
-            return found
+                processes = tuple((writer.pid, writer.start_s) for writer in writers)
+                config = TailConfig("", "", "", _LINES, limit_s=_LOGS_S, processes=processes)
+                result = yield from fetch_tail(name, config, carrier.tag)
+                tails.append((path, result))
+            return tails
 
         directory.part("logs")
         errors: dict[str, str] = {}
@@ -205,10 +209,10 @@ class EvidenceCollector:
             for path, writers in [*self.logs[name].items()][:_LOGS]:
                 answered = read.get(path, Fetched())
                 tail = answered.tail
-                files = [(one.path, one.pids, one.lines) for one in tail.files] if tail else []
+                files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
                 if tail is None or tail.unread:
-                    why = tail.unread[0].why if tail else "not read"
-                    errors.setdefault(name, answered.error or f"{path}: {why}")
+                    reason = tail.unread[0].why if tail else "not read"
+                    errors.setdefault(name, answered.error or f"{path}: {reason}")
                 if not files:
                     # What the stacks saw of it is better than nothing.
                     files = [(path, (writers[0].pid,), writers[0].lines)]
@@ -224,10 +228,10 @@ class EvidenceCollector:
                     target = f"logs/{kept.log_name(name, ranks, number)}"
                     directory.write(target, (f"{line}\n" for line in text))
                     written += 1
-        errors = {name: why for name, why in errors.items() if why}
+        errors = {name: reason for name, reason in errors.items() if reason}
         status = "partial" if errors else "kept" if written else "empty"
-        said = f"the last lines of {counted(written, 'log')}"
-        return self._done(Part("logs", status, said, errors=errors, unreached=tuple(lost)))
+        summary = f"the last lines of {counted(written, 'log')}"
+        return self._done(Part("logs", status, summary, errors=errors, unreached=tuple(lost)))
 
     # --- Cores.
 
@@ -236,24 +240,24 @@ class EvidenceCollector:
         carrier, chosen = self.nodes.transport, self._of_the_job
         ask = ask_with_progress(carrier, self.screen)
         policies = {name: self.nodes.policies[name] for name in chosen}
-        found: Cores = collect_cores(ask, carrier.tag, policies, 0, self.job)
-        errors = {name: one for name, one in found.errors.items() if one}
-        lost = tuple(found.unreachable)
-        if not found.crashes:
-            status, said = ("partial", "") if errors else ("empty", "no core of the job")
-            return self._done(Part("cores", status, said, errors=errors, unreached=lost))
-        found = redacted(found)
+        cores: Cores = collect_cores(ask, carrier.tag, policies, 0, self.job)
+        errors = {name: error for name, error in cores.errors.items() if error}
+        lost = tuple(cores.unreachable)
+        if not cores.crashes:
+            status, summary = ("partial", "") if errors else ("empty", "no core of the job")
+            return self._done(Part("cores", status, summary, errors=errors, unreached=lost))
+        cores = redacted(cores)
         directory.part("cores")
-        for crash, name in zip(found.crashes, found.file_names, strict=True):
+        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
             if crash.text:
                 directory.write(f"cores/{name}", [crash.text])
         for form in FORMATS["cores"].values():
-            text = form.render(found, Options(verbose=1))
+            text = form.render(cores, Options(verbose=1))
             directory.write(f"cores/cores{form.extension}", text)
-        said = f"{counted(len(found.crashes), 'core')} of {counted(len(found.groups), 'crash')}"
-        unread = f"{len(found.unread)} without a backtrace" if found.unread else ""
+        summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
+        unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
         status = "partial" if errors or unread else "kept"
-        return self._done(Part("cores", status, said, unread, errors, unreached=lost))
+        return self._done(Part("cores", status, summary, unread, errors, unreached=lost))
 
     # --- The audit.
 
@@ -261,7 +265,7 @@ class EvidenceCollector:
         """What differs from the policy on the job's nodes."""
         started, selection = now(), select(subjects=here.SEEN)
         carrier, policies = self.nodes.transport, self.nodes.policies
-        found = converse(
+        results = converse(
             carrier,
             self.screen,
             "looking",
@@ -270,7 +274,7 @@ class EvidenceCollector:
             ),
             self._of_the_job,
         )
-        looks = [Look.of(name, value) for name, value in found.items()]
+        looks = [Look.of(name, value) for name, value in results.items()]
         audit = self._judged(looks, selection, started)
         directory.part("audit")
         data = json.loads("".join(find("audit", "json").render(audit)))
@@ -279,31 +283,31 @@ class EvidenceCollector:
         directory.write("audit/audit.txt", (redact("", line) for line in lines))
         errors = {node.name: node.error for node in audit.nodes if node.error}
         lost = tuple(node.name for node in audit.nodes if node.status == "unreachable")
-        wrong = sum(node.status == "fail" for node in audit.nodes)
+        failing = sum(node.status == "fail" for node in audit.nodes)
         looked = counted(len(audit.nodes) - len(errors), "node")
-        said = f"{looked} looked at, {wrong} with a finding"
+        summary = f"{looked} looked at, {failing} with a finding"
         status = "partial" if errors else "kept"
-        return self._done(Part("audit", status, said, errors=errors, unreached=lost))
+        return self._done(Part("audit", status, summary, errors=errors, unreached=lost))
 
     def _judged(self, looks: list[Look], selection: Selection, started: str) -> Audit:
         if self.nodes.inventory is not None:
             return audit_document(self.nodes, self.screen, selection, looks, started)
         # Without an inventory there are no peers to compare with, and no fleet's host keys.
         reports = []
-        for one in looks:
-            policy = self.nodes.policies[one.name]
-            results = here.judge_alone(one.snapshot, policy) if one.snapshot else []
+        for look in looks:
+            policy = self.nodes.policies[look.name]
+            results = here.judge_alone(look.snapshot, policy) if look.snapshot else []
             reports.append(
                 NodeReport.of(
-                    one.name,
+                    look.name,
                     selection.of(results),
-                    snapshot=one.snapshot,
-                    seconds=round(one.seconds, 3),
-                    error=one.error,
-                    unreachable=one.unreachable,
+                    snapshot=look.snapshot,
+                    seconds=round(look.seconds, 3),
+                    error=look.error,
+                    unreachable=look.unreachable,
                 )
             )
-        policies = {self.nodes.policies[one.name] for one in looks}
+        policies = {self.nodes.policies[look.name] for look in looks}
         complete = not self.nodes.transport.interrupted
         return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
 
@@ -315,12 +319,14 @@ def take_incident(
     started = now()
     parts, complete = kept.take(directory, taker.parts(), time.monotonic)
     forms = {
-        kept.README: lambda one: find("incident", "table").render(one, Options(verbose=1)),
-        kept.DOCUMENT: lambda one: find("incident", "json").render(one),
+        kept.README: lambda document: find("incident", "table").render(
+            document, Options(verbose=1)
+        ),
+        kept.DOCUMENT: lambda document: find("incident", "json").render(document),
     }
     stacks = taker.found
 
-    def made(complete: bool) -> Incident:
+    def build(complete: bool) -> Incident:
         return Incident(
             started,
             now(),
@@ -335,10 +341,10 @@ def take_incident(
         )
 
     try:
-        return kept.finish(directory, made(complete), forms)
+        return kept.finish(directory, build(complete), forms)
     except KeyboardInterrupt:
         # The next one ends the process: what there is, is packed.
-        return kept.finish(directory, made(False), forms)
+        return kept.finish(directory, build(False), forms)
 
 
 # --- The way to the nodes.
@@ -356,8 +362,8 @@ def nodes_of_job(
         raise Refused("--limit: selects from an INVENTORY, and there is none")
     if not local:
         steps = job if options.via == "srun" or inventory is None else None
-        found = select_targets(inventory, options, job=steps, tell=options.screen().note)
-        return found, found.job or job
+        targets = select_targets(inventory, options, job=steps, tell=options.screen().note)
+        return targets, targets.job or job
     try:
         policy = here.load(None)
     except PolicyError as error:
@@ -441,15 +447,15 @@ def incident(
     directory = _directory(Path(output))
     with nodes.transport:
         taker = EvidenceCollector(nodes, screen, name, user or "", timeout)
-        found, problem = take_incident(taker, directory, "somebody asked for it")
-    lost = {node for part in found.parts for node in part.unreached}
-    nodes.remember_failed(sorted(lost), lost=True, asked=None if found.complete else lost)
-    if found.complete and taker.is_empty(found):
+        incident, problem = take_incident(taker, directory, "somebody asked for it")
+    lost = {node for part in incident.parts for node in part.unreached}
+    nodes.remember_failed(sorted(lost), lost=True, names_asked=None if incident.complete else lost)
+    if incident.complete and taker.is_empty(incident):
         directory.remove()
-        stacks = next(part for part in found.parts if part.name == "stacks")
+        stacks = next(part for part in incident.parts if part.name == "stacks")
         raise Refused(f"{stacks.why}; there is no core of it, either: nothing is kept")
     if problem:
         screen.say(f"no archive: {problem}")
-    code = kept.incident_code(found)
-    show("incident", format, found, screen, silent=screen.quiet and not code)
+    code = kept.incident_code(incident)
+    show("incident", format, incident, screen, silent=screen.quiet and not code)
     return code

@@ -64,17 +64,17 @@ def save_failed(
     lost:      the command only collects. It adds the nodes that could not be asked and forgets the
                earlier ones of that kind; the rows of a command that judges stay
     """
-    kept = [
+    rows = [
         node
         for node in load_failed()
         if (lost and not node.lost)
         or not (node.name in asked or (is_whole and node.inventory == inventory))
     ]
-    names = {node.name for node in kept}
-    kept += [
+    names = {node.name for node in rows}
+    rows += [
         FailedNode(name, lost, inventory) for name in dict.fromkeys(failed) if name not in names
     ]
     path = _state_file()
     with contextlib.suppress(OSError):
         make_directory(path.parent, 0o700)
-        write_atomically(path, [f"{node}\n" for node in kept], 0o600)
+        write_atomically(path, [f"{node}\n" for node in rows], 0o600)

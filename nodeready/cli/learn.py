@@ -47,17 +47,19 @@ def learn(inventory: str, output: str | None, force: bool, job: str | None, **sh
         looks = probe_nodes(nodes, screen, LEARNED)
         if nodes.transport.interrupted:
             raise KeyboardInterrupt
-        seen = {one.name: one.snapshot for one in looks if one.snapshot and not one.error}
+        snapshots = {
+            look.name: look.snapshot for look in looks if look.snapshot and not look.error
+        }
         screen.tell(show_errors(looks))
-        nodes.remember_failed([one.name for one in looks if one.error], lost=True)
-        if seen:
-            text = render(majority(seen), list(seen), now())
+        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+        if snapshots:
+            text = render(majority(snapshots), list(snapshots), now())
             if output is None:
                 click.echo(text, nl=False)
             else:
                 write_atomically(Path(output), [text])
                 screen.note(f"{output}: review it before you use it")
         return exit_code(
-            failed=any(one.error and not one.unreachable for one in looks),
-            unreachable=any(one.unreachable for one in looks),
+            failed=any(look.error and not look.unreachable for look in looks),
+            unreachable=any(look.unreachable for look in looks),
         )

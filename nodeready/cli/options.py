@@ -61,8 +61,8 @@ class Option(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """The value of the first variable that is set and counts here."""
-        own, *general = self.variables
-        if value := os.environ.get(own):
+        command_variable, *general = self.variables
+        if value := os.environ.get(command_variable):
             return value
         for name in general:
             value = os.environ.get(name)
@@ -109,8 +109,8 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
     word = word.partition("/")[0].replace("-", "_").upper()
 
     def decorate(command: Command) -> Command:
-        own = f"NODEREADY_{command.__name__.upper()}_{word}"
-        variables = (own, f"NODEREADY_{word}") if general else (own,)
+        command_variable = f"NODEREADY_{command.__name__.upper()}_{word}"
+        variables = (command_variable, f"NODEREADY_{word}") if general else (command_variable,)
         return click.option(*names, cls=Option, variables=variables, **settings)(command)
 
     return decorate
@@ -175,24 +175,24 @@ def report(
     return lambda command: form(output(command))
 
 
-def hostfile_options(what: str) -> Callable[[Command], Command]:
+def hostfile_options(nodes: str) -> Callable[[Command], Command]:
     """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
 
     what: the nodes that are written
     """
     from nodeready.inventory.hostfile import FORMS as forms
 
-    out = option("--hostfile-out", metavar="FILE", help=f"Write the {what} nodes to FILE.")
+    out = option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE.")
     form = option(
         "--hostfile-format",
         type=click.Choice(list(forms)),
         default="hostfile",
-        help="; ".join(f"{name}, for {who}" for name, who in forms.items()) + ".",
+        help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
     )
     return lambda command: out(form(command))
 
 
-def since_option(what: str) -> Callable[[Command], Command]:
+def since_option(things: str) -> Callable[[Command], Command]:
     """``--since WHEN``, which ``past`` reads.
 
     what: what is newer than that
@@ -200,7 +200,7 @@ def since_option(what: str) -> Callable[[Command], Command]:
     return option(
         "--since",
         metavar="WHEN",
-        help=f"Only {what} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
+        help=f"Only {things} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
     )
 
 

@@ -46,7 +46,7 @@ def _selected(only: str | None, skip: str | None) -> Selection:
 
 
 def _fleet(
-    nodes: Targets, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+    nodes: Targets, screen: Screen, selection: Selection, request: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
     from nodeready.inventory.load import given_addresses
@@ -55,18 +55,18 @@ def _fleet(
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
     deadline = time.monotonic() + time_s
-    given = given_addresses(nodes.all) if nodes.inventory is not None else {}
-    left = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
+    addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
+    pending = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as after:
-        done = {"look": after.enter_context(screen.progress("looking", left["look"]))}
+        done = {"look": after.enter_context(screen.progress("looking", pending["look"]))}
 
-        def heard(name: str, what: str) -> None:
-            left[what].discard(name)
-            if what in done:
-                done[what](name)
-            if what == "look" and not left["look"] and "proofs" not in done:
+        def heard(name: str, stage: str) -> None:
+            pending[stage].discard(name)
+            if stage in done:
+                done[stage](name)
+            if stage == "look" and not pending["look"] and "proofs" not in done:
                 after.close()
-                done["proofs"] = after.enter_context(screen.progress("proving", left["proofs"]))
+                done["proofs"] = after.enter_context(screen.progress("proving", pending["proofs"]))
 
         def ask(names: list[str]) -> bool:
             after.close()
@@ -77,7 +77,14 @@ def _fleet(
             return _collective(task, names, screen)
 
         task = Task(
-            nodes.transport, nodes.policies, subjects, wanted, budget_s, deadline, given, together
+            nodes.transport,
+            nodes.policies,
+            subjects,
+            request,
+            budget_s,
+            deadline,
+            addresses,
+            together,
         )
         looks = prove(task, heard, ask)
     audit = audit_document(nodes, screen, selection, looks, started)
@@ -99,12 +106,12 @@ def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[s
     return judge.proved(run.smoke(wanted, screen.note, screen.progress))
 
 
-def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
+def _here(settings: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
     from nodeready.healthcheck import here
 
     try:
-        policy = replace(here.load(None), **given)
+        policy = replace(here.load(None), **settings)
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
     return here.ready(policy, selection, budget_s).audit
@@ -164,9 +171,9 @@ def ready(
       nodeready ready --local
     """
     options = TargetOptions(**shared)
-    given = policy_settings(ports, user)
+    settings = policy_settings(ports, user)
     if gpus is not None:
-        given["gpu_count"] = gpus
+        settings["gpu_count"] = gpus
     selection = _selected(only, skip)
     if local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
@@ -177,11 +184,11 @@ def ready(
     if inventory is None:
         if options.limit is not None:
             raise Refused("--limit: --local is about this machine alone")
-        found = Ready(_here(given, selection, budget), budget, nodes_needed)
+        document = Ready(_here(settings, selection, budget), budget, nodes_needed)
     else:
         from nodeready.ready.run import Wanted
 
-        over = select_targets(inventory, options, given, job=job, tell=screen.note)
+        over = select_targets(inventory, options, settings, job=job, tell=screen.note)
         with over.transport:
             if nodes_needed is not None and nodes_needed > len(over.policies):
                 have = len(over.policies)
@@ -189,22 +196,24 @@ def ready(
                     f"--nodes-needed {nodes_needed}: {counted(have, 'node')} "
                     f"{'is' if have == 1 else 'are'} selected"
                 )
-            wanted = Wanted.of(selection.checks, full=full_mesh)
-            found = Ready(_fleet(over, screen, selection, wanted, budget), budget, nodes_needed)
+            request = Wanted.of(selection.checks, full=full_mesh)
+            document = Ready(
+                _fleet(over, screen, selection, request, budget), budget, nodes_needed
+            )
             own_slots = over.slots
-            over.remember_failed(found.no_go)
+            over.remember_failed(document.no_go)
     if hostfile_out is not None:
-        seen = {node.name: slots(node) for node in found.audit.nodes}
-        rows = {name: own_slots.get(name, seen[name]) for name in found.go}
-        complete = found.audit.complete
+        observed_slots = {node.name: slots(node) for node in document.audit.nodes}
+        rows = {name: own_slots.get(name, observed_slots[name]) for name in document.go}
+        complete = document.audit.complete
         problem = write_hostfile(
-            hostfile_out, hostfile_format, rows, found.no_go, complete=complete
+            hostfile_out, hostfile_format, rows, document.no_go, complete=complete
         )
         if problem:
             screen.say(problem)
-    silent = screen.quiet and found.enough and not found.no_go
-    show("ready", format, found, screen, output=output, silent=silent)
-    return nagios_code(found.audit) if format == "nagios" else ready_code(found)
+    silent = screen.quiet and document.enough and not document.no_go
+    show("ready", format, document, screen, output=output, silent=silent)
+    return nagios_code(document.audit) if format == "nagios" else ready_code(document)
 
 
 # --- `env`.

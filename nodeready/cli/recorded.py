@@ -44,15 +44,15 @@ _ASKING = (
 def recorded_source(words: str, token_file: str | None) -> Source:
     """What ``--recorded`` names. Raises Refused, also for options that ask a node."""
     context = click.get_current_context()
-    given = {
+    options_given = {
         name
         for name in context.params
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     }
     for name in _ASKING:
-        if name in given:
+        if name in options_given:
             raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
-    if "recorded" in given and re.match(r"[A-Za-z]+://[^/]*@", words):
+    if "recorded" in options_given and re.match(r"[A-Za-z]+://[^/]*@", words):
         raise Refused(
             "--recorded: a password on the command line is seen by everybody: put the URL into "
             "NODEREADY_AUDIT_RECORDED or config.toml, or a token into --token-file"
@@ -102,26 +102,28 @@ def recorded_audit(
     from nodeready.subjects.gate.files import own
     from nodeready.subjects.ssh_client.known_hosts import Names
 
-    alone = {check for one in SUBJECTS.values() if one.alone for check in one.ids()}
-    if not {*selection.checks} & {*alone, *OF_VERDICTS}:
+    checks_of_nodes = {
+        check for subject in SUBJECTS.values() if subject.alone for check in subject.ids()
+    }
+    if not {*selection.checks} & {*checks_of_nodes, *OF_VERDICTS}:
         raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
     interrupt_on_signals()
     started, screen = now(), options.screen()
     loaded, _, policies = load_targets(words, options)
     endpoints = {host.name: endpoint(host) for host in loaded}
-    for name, one in endpoints.items():
-        if one.local:
-            endpoints[name] = one._replace(names=(*one.names, os.uname().nodename))
-    asked = Asked(policies, own, selection, everything=not part, version=__version__)
+    for name, endpoint_ in endpoints.items():
+        if endpoint_.local:
+            endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
+    question = Asked(policies, own, selection, everything=not part, version=__version__)
     names, total = Names(endpoints), len(loaded)
     try:
-        heard, partial = collect(place, names, len(policies), limit_s)
+        recorded_verdicts, partial = collect(place, names, len(policies), limit_s)
     except SourceError as problem:
         raise click.ClickException(str(problem)) from None
-    found, strangers = sorted_out(heard, names)
+    verdicts, strangers = sorted_out(recorded_verdicts, names)
     moment = time.time()
     reports_, about = reports(
-        found, asked, lambda name: groups(loaded, name, total), place, moment
+        verdicts, question, lambda name: groups(loaded, name, total), place, moment
     )
     if partial:
         screen.say(f"{place.shown}: says that its answer is partial: verdicts may be missing")
@@ -130,7 +132,7 @@ def recorded_audit(
             f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory:"
             f" {folded(strangers)}"
         )
-    if any(one.actual == NO_TEXT for node in reports_ for one in node.results):
+    if any(result.actual == NO_TEXT for node in reports_ for result in node.results):
         screen.note(
             "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
         )

@@ -50,8 +50,8 @@ def _console(stream: TextIO, color: str) -> Console:
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            with open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), self.file.fileno())
+            with open(os.devnull, "wb") as devnull:
+                os.dup2(devnull.fileno(), self.file.fileno())
 
     terminal = stream.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -110,10 +110,10 @@ class Screen:
                 self.out.print(line, soft_wrap=True)
                 continue
             indent = len(plain) - len(plain.lstrip()) + 4
-            first, *rest = line.wrap(self.out, self.width - indent)
+            first, *parts = line.wrap(self.out, self.width - indent)
             self.out.print(first, soft_wrap=True)
-            for piece in rest:
-                self.out.print(Text(" " * indent) + piece, soft_wrap=True)
+            for part in parts:
+                self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
     def tell(self, lines: Iterable[Line]) -> None:
         """Lines beside the results, to standard error."""
@@ -143,9 +143,9 @@ class Screen:
             self.say(waiting.sentence())
 
     @contextmanager
-    def progress(self, what: str, names: Iterable[str]) -> Iterator[Waiting]:
+    def progress(self, activity: str, names: Iterable[str]) -> Iterator[Waiting]:
         """Count nodes while they finish; the ones still missing are named."""
-        waiting = Waiting(what, set(names))
+        waiting = Waiting(activity, set(names))
         moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if self.quiet or not waiting.left or not (moving or self.verbose):
             yield waiting
@@ -181,9 +181,9 @@ class Waiting:
     """
 
     def __init__(
-        self, what: str, left: set[str], clock: Callable[[], float] = time.monotonic
+        self, activity: str, pending: set[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.what, self.left, self.total = what, left, len(left)
+        self.what, self.left, self.total = activity, pending, len(pending)
         self.failed = 0
         self.clock = clock
         self.began = self.moved = clock()
@@ -230,16 +230,16 @@ class Waiting:
 
     def line(self, width: int) -> str:
         """For a terminal: as much as has room, what matters most first."""
-        pace, left = self._pace()
+        pace, remaining = self._pace()
         shown = {
             "count": f"{self.what:<8} {self.done}/{self.total}",
             "share": f"{100 * self.done // self.total} %" if self.total >= _MANY else "",
             "pace": pace,
             "failed": f"{self.failed} failed" if self.failed else "",
-            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), left))),
+            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), remaining))),
         }
-        beside = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
-        shown["last"] = self.last(max(24, min(60, width - beside)))
+        reserved = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
+        shown["last"] = self.last(max(24, min(60, width - reserved)))
         chosen, room = {"count"}, width - len(shown["count"])
         for key in ("last", "failed", "time", "share", "pace"):
             if shown[key] and len(shown[key]) + 2 <= room:
@@ -249,18 +249,18 @@ class Waiting:
 
     def sentence(self) -> str:
         """For a log: a line of its own."""
-        more = ", ".join(filter(None, self._pace()))
+        details = ", ".join(filter(None, self._pace()))
         if self.failed:
-            more = ", ".join(filter(None, (f"{self.failed} failed", more)))
-        text = f"{self.what}: {self.done} of {self.total} nodes{more and f', {more}'}."
+            details = ", ".join(filter(None, (f"{self.failed} failed", details)))
+        text = f"{self.what}: {self.done} of {self.total} nodes{details and f', {details}'}."
         return f"{text} {self.last(200)}".rstrip()
 
 
 def _clock(seconds: float) -> str:
     """``0:41``, ``12:05``, ``1:02:03``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
 
 
 def refuse_unwritable(output: str | None, name: str = "-o") -> None:
@@ -284,7 +284,7 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
 
 
 def write_hostfile(
-    path: str, form: str, ready: Mapping[str, int], others: Iterable[str], *, complete: bool
+    path: str, form: str, ready: Mapping[str, int], rejected: Iterable[str], *, complete: bool
 ) -> str:
     """Write the file of ``--hostfile-out``; returns what to say when there is nothing to write.
 
@@ -294,14 +294,14 @@ def write_hostfile(
         return f"no node is ready: {path} is left as it is"
     if not complete:
         return f"interrupted: {path} is left as it is"
-    write_atomically(Path(path), [hostfile.text(form, ready, others)])
+    write_atomically(Path(path), [hostfile.text(form, ready, rejected)])
     return ""
 
 
 def show(
     document: str,
     form: str,
-    made: Any,
+    document_: Any,
     screen: Screen,
     *,
     output: str | None = None,
@@ -317,12 +317,14 @@ def show(
     mode:     of a new FILE: 0600 for what a job works on, which no other user may read
     Raises OSError when FILE cannot be written.
     """
-    found = registry.find(document, form)
-    asked = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
+    form_ = registry.find(document, form)
+    shown_options = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
     if output is not None:
-        write_atomically(Path(output), found.render(made, asked), mode)
-    elif not found.styled:
-        for piece in found.render(made, asked):
-            click.echo(piece, nl=False)
+        write_atomically(Path(output), form_.render(document_, shown_options), mode)
+    elif not form_.styled:
+        for part in form_.render(document_, shown_options):
+            click.echo(part, nl=False)
     elif not silent:
-        screen.show(found.lines(made, replace(asked, width=screen.width, lines=screen.lines)))
+        screen.show(
+            form_.lines(document_, replace(shown_options, width=screen.width, lines=screen.lines))
+        )

@@ -45,17 +45,19 @@ def _one_way(
         raise Refused("--limit: selects from an INVENTORY, and there is none")
 
 
-def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
-    each = found.traces()
+def _grouped(
+    captured: Captured, all_threads: bool, started: str, directory: Path | None
+) -> Stacks:
+    traces = captured.traces()
     if directory is not None:
-        each = archive.keep_traces(directory, each)
+        traces = archive.keep_traces(directory, traces)
     return group.group(
-        each,
-        found.errors,
+        traces,
+        captured.errors,
         all_threads=all_threads,
         started=started,
         finished=now(),
-        complete=found.complete,
+        complete=captured.complete,
     )
 
 
@@ -70,22 +72,22 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    found = _asked(nodes, config, screen)
-    native = native and found.complete
-    stacks = _grouped(found, all_threads, started, None if native else directory)
+    captured = _asked(nodes, config, screen)
+    native = native and captured.complete
+    stacks = _grouped(captured, all_threads, started, None if native else directory)
     if native:
-        for problem in unwind(found, ask_with_progress(nodes.transport, screen), stacks):
+        for problem in unwind(captured, ask_with_progress(nodes.transport, screen), stacks):
             screen.say(problem)
-        stacks = _grouped(found, all_threads, started, directory)
-    stacks = with_launchers(stacks, found)
-    if not found.complete:
-        screen.say_partial(name for name in found.asked if name not in found.answers)
-    if not stacks.processes and len(found.errors) < len(found.asked):
-        if not found.errors:
-            raise Refused(nothing(found))
-        screen.say(nothing(found))
+        stacks = _grouped(captured, all_threads, started, directory)
+    stacks = with_launchers(stacks, captured)
+    if not captured.complete:
+        screen.say_partial(name for name in captured.asked if name not in captured.answers)
+    if not stacks.processes and len(captured.errors) < len(captured.asked):
+        if not captured.errors:
+            raise Refused(nothing(captured))
+        screen.say(nothing(captured))
     return stacks, stacks_code(
-        stacks, unreachable=bool(found.unreached), failed=bool(found.mistaken)
+        stacks, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
     )
 
 
@@ -103,24 +105,30 @@ def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
     """What the job has for whoever debugs it, shown, and the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
-    found = _asked(nodes, config, screen)
-    made = debuggable.judge(
-        found.traces(), found.errors, started=started, finished=now(), complete=found.complete
+    captured = _asked(nodes, config, screen)
+    document = debuggable.judge(
+        captured.traces(),
+        captured.errors,
+        started=started,
+        finished=now(),
+        complete=captured.complete,
     )
-    if not made.findings and not made.errors:
-        raise Refused(nothing(found))
-    code = debuggable.code(made, unreachable=bool(found.unreached), failed=bool(found.mistaken))
-    show("debuggable", form, made, screen, silent=screen.quiet and not code)
+    if not document.findings and not document.errors:
+        raise Refused(nothing(captured))
+    code = debuggable.code(
+        document, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
+    )
+    show("debuggable", form, document, screen, silent=screen.quiet and not code)
     return code
 
 
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
     """What was captured before, grouped again."""
     try:
-        each, errors = archive.read(Path(source))
+        traces, errors = archive.read(Path(source))
         if directory is not None:
-            each = archive.keep_traces(directory, each)
-        stacks = group.group(each, errors, all_threads=all_threads)
+            traces = archive.keep_traces(directory, traces)
+        stacks = group.group(traces, errors, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.errors:
@@ -130,8 +138,8 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
 
 def _part(pids: Sequence[int], options: TargetOptions) -> str:
     """Why ranks that nobody found are not missing; "": they are."""
-    asked = {"--pid": bool(pids), "--limit": options.limit is not None}
-    return " and ".join(name for name, given in asked.items() if given)
+    options_given = {"--pid": bool(pids), "--limit": options.limit is not None}
+    return " and ".join(name for name, is_given in options_given.items() if is_given)
 
 
 def _asked_for(*names: str) -> bool:
@@ -176,7 +184,7 @@ def _asked(nodes: Targets, config: Config, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
     found = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
     failed = [*found.unreached, *found.mistaken]
-    nodes.remember_failed(failed, lost=True, asked=None if found.complete else found.answers)
+    nodes.remember_failed(failed, lost=True, names_asked=None if found.complete else found.answers)
     return found
 
 
@@ -279,20 +287,20 @@ def stacks(
     screen = options.screen()
     if check:
         _for_a_check(source, format, output)
-        asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.transport:
-            return _checked(asked, wanted, screen, format)
+        targets, config_ = _nodes(inventory, local, options, config, screen)
+        with targets.transport:
+            return _checked(targets, config_, screen, format)
     if source is not None and (native or locals or dump or ras):
         raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
     directory = _own_directory(output)
     if source is not None:
-        found, code = _from(source, all_threads, directory)
+        document, code = _from(source, all_threads, directory)
     else:
-        asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.transport:
-            found, code = _captured(
-                asked,
-                wanted,
+        targets, config_ = _nodes(inventory, local, options, config, screen)
+        with targets.transport:
+            document, code = _captured(
+                targets,
+                config_,
                 screen,
                 native=native,
                 all_threads=all_threads,
@@ -300,9 +308,9 @@ def stacks(
             )
     if directory is not None:
         # A table is for the terminal; every other form is kept.
-        kept = [form for form in FORMATS["stacks"].values() if not form.styled]
-        texts = {f"stacks{form.extension}": form.render(found) for form in kept}
-        archive.write(directory, found, texts)
-    well = not code and found.verdict is not None and found.verdict.kind == "not-stuck"
-    show("stacks", format, found, screen, silent=screen.quiet and well)
+        forms = [form for form in FORMATS["stacks"].values() if not form.styled]
+        texts = {f"stacks{form.extension}": form.render(document) for form in forms}
+        archive.write(directory, document, texts)
+    well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
+    show("stacks", format, document, screen, silent=screen.quiet and well)
     return code

@@ -59,27 +59,28 @@ def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
         config = replace(config, nonce=new_nonce())
 
     def reading(name: str) -> Conversation[Fetched]:
-        found = yield from fetch_tail(name, config, carrier.tag)
-        if found.tail is not None:
+        result = yield from fetch_tail(name, config, carrier.tag)
+        if result.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.
-            grouping.add(name, found.tail)
-        return replace(found, tail=None)
+            grouping.add(name, result.tail)
+        return replace(result, tail=None)
 
-    found = {
-        name: fetched(one) for name, one in converse(carrier, screen, "reading", reading).items()
+    results = {
+        name: fetched(result)
+        for name, result in converse(carrier, screen, "reading", reading).items()
     }
-    errors = {name: one for name, one in found.items() if one.error}
+    errors = {name: result for name, result in results.items() if result.error}
     if carrier.interrupted:
         screen.say_partial(errors)
-    asked = [name for name, one in found.items() if one.kind != INTERRUPTED]
-    nodes.remember_failed([n for n in asked if n in errors], lost=True, asked=asked)
+    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
+    nodes.remember_failed([n for n in names if n in errors], lost=True, names_asked=names)
     return grouping.done(
         started=started,
         finished=now(),
         pattern=config.pattern,
         grep=config.grep,
-        unreachable={name: one.error for name, one in errors.items() if one.unreachable},
-        failed={name: one.error for name, one in errors.items() if not one.unreachable},
+        unreachable={name: result.error for name, result in errors.items() if result.unreachable},
+        failed={name: result.error for name, result in errors.items() if not result.unreachable},
         complete=not carrier.interrupted,
     )
 
@@ -91,12 +92,12 @@ def _nothing(tail: Tail) -> str:
         return ""
     if kinds & {"lines", "stopped", "unreadable"}:
         return ""
-    why = {group.why for group in tail.groups if group.kind == "no-file"}
+    reasons = {group.why for group in tail.groups if group.kind == "no-file"}
     skipped = [group for group in tail.groups if group.kind == "skipped"]
     if skipped:
         return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].why}"
-    where = folded([node for group in tail.groups for node in group.nodes])
-    return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
+    names = folded([node for group in tail.groups for node in group.nodes])
+    return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"
 
 
 @click.command()
@@ -153,11 +154,13 @@ def tail(
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
     options = TargetOptions(**shared)
-    wanted = 1 if local else 2
-    if len(words) < wanted:
+    expected_count = 1 if local else 2
+    if len(words) < expected_count:
         raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
-    if len(words) > wanted:
-        raise Refused(f"{len(words) - wanted + 1} PATTERNs: quote it, so that the nodes expand it")
+    if len(words) > expected_count:
+        raise Refused(
+            f"{len(words) - expected_count + 1} PATTERNs: quote it, so that the nodes expand it"
+        )
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     config = Config(
@@ -171,13 +174,13 @@ def tail(
     else:
         nodes = select_targets(words[0], options, job=job, tell=options.screen().note)
     with nodes.transport:
-        found = _gathered(nodes, options, config)
-    if why := _nothing(found):
-        raise Refused(why)
-    show("tail", format, found, options.screen(), output=output, mode=0o600)
+        tail_ = _gathered(nodes, options, config)
+    if reason := _nothing(tail_):
+        raise Refused(reason)
+    show("tail", format, tail_, options.screen(), output=output, mode=0o600)
     return exit_code(
-        interrupted=not found.complete,
-        failed=bool(found.failed),
-        unreachable=bool(found.unreachable),
-        check=not found.whole,
+        interrupted=not tail_.complete,
+        failed=bool(tail_.failed),
+        unreachable=bool(tail_.unreachable),
+        check=not tail_.whole,
     )

@@ -96,7 +96,11 @@ class Targets:
         return {name: int(host.slots) for name, host in data.items() if host.get("slots")}
 
     def remember_failed(
-        self, failed: Iterable[str], *, lost: bool = False, asked: Iterable[str] | None = None
+        self,
+        failed: Iterable[str],
+        *,
+        lost: bool = False,
+        names_asked: Iterable[str] | None = None,
     ) -> None:
         """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
 
@@ -105,7 +109,7 @@ class Targets:
         if self.inventory is None and not self.job:
             return  # this machine alone
         file = "" if self.inventory is None else self.inventory.file
-        names = set(self.policies if asked is None else asked)
+        names = set(self.policies if names_asked is None else names_asked)
         is_whole = self.inventory is not None and len(names) == len(self.inventory)
         save_failed(failed, names, file, is_whole=is_whole, lost=lost)
 
@@ -229,8 +233,8 @@ def select_targets(
         from nodeready.transport.clush.carrier import Clush
 
         names = {host.name for host in hosts}
-        others = [host for host in loaded if host.name not in names]
-        transport = Clush(hosts, config, others=others, topology=options.topology, tell=tell)
+        unselected = [host for host in loaded if host.name not in names]
+        transport = Clush(hosts, config, others=unselected, topology=options.topology, tell=tell)
     else:
         from nodeready.transport.ssh import Fleet, Sharded
 

@@ -22,10 +22,10 @@ def span(words: str) -> int:
     Raises ValueError with what it should be.
     """
     match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
-    found = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
-    if not 0 < found <= _MOST_S:
+    seconds = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
+    if not 0 < seconds <= _MOST_S:
         raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
-    return found
+    return seconds
 
 
 def seconds_ago(words: str, now: datetime) -> float:
@@ -43,14 +43,14 @@ def seconds_ago(words: str, now: datetime) -> float:
             text = f"{now.date().isoformat()} {text:0>5}"
         # Before Python 3.11, fromisoformat does not know the Z.
         moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-        found = (moment if moment.tzinfo else moment.astimezone()).timestamp()
+        timestamp = (moment if moment.tzinfo else moment.astimezone()).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ValueError(
             "must be a moment or a span, such as 08:30, 2026-03-01 08:30 or 2h"
         ) from None
-    if found >= now.timestamp():
+    if timestamp >= now.timestamp():
         raise ValueError("is not in the past")
-    return now.timestamp() - found
+    return now.timestamp() - timestamp
 
 
 def epoch_seconds(words: str, now: datetime) -> float:
@@ -79,13 +79,13 @@ def read_ports(words: str) -> tuple[int, int]:
 
 def policy_settings(ports: str | None, user: str | None) -> dict[str, Any]:
     """The settings of the policy that ``--ports`` and ``--user`` give. Raises Refused."""
-    given: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if ports is not None:
-        given["port_range"] = read_ports(ports)
+        settings["port_range"] = read_ports(ports)
     if user is not None:
         from nodeready.policy.fields import USER_NAME
 
         if not re.fullmatch(USER_NAME, user):
             raise Refused(f"--user {user}: is no user name")
-        given["job_user"] = user
-    return given
+        settings["job_user"] = user
+    return settings

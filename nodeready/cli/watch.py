@@ -46,12 +46,12 @@ def _default_place() -> Path:
     return Path(base) / "nodeready" / "incidents"
 
 
-def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
+def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
     """Run the user's command, told by variables what was found. Returns whether it went well."""
-    verdict = found.verdict
-    told = {
-        "NODEREADY_INCIDENT": found.archive.removesuffix(".tar.gz"),
-        "NODEREADY_JOB": found.job,
+    verdict = incident.verdict
+    variables = {
+        "NODEREADY_INCIDENT": incident.archive.removesuffix(".tar.gz"),
+        "NODEREADY_JOB": incident.job,
         "NODEREADY_VERDICT": sanitise(
             f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
         ),
@@ -61,7 +61,7 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
             words,
             stdin=subprocess.DEVNULL,
             stdout=2,
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
             start_new_session=True,
         )
     except OSError as problem:
@@ -112,8 +112,8 @@ class _Watcher:
 
         Raises Refused where several users claim it, and nothing tells whose it is.
         """
-        carrier, who = self.nodes.transport, {"user": self.user, "owner": self.owner}
-        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **who)
+        carrier, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
+        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
         # Nobody waits for it, so nobody is shown its progress.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
         look = watching.take(ask, carrier.nodes, config, time.monotonic())
@@ -129,46 +129,50 @@ class _Watcher:
     def tell(self) -> None:
         """What is seen, when it has changed: the kind of it, not the numbers in it."""
         words = self.watch.words
-        what = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
-        if what != self._said:
-            self._said = what
+        summary = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
+        if summary != self._said:
+            self._said = summary
             click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
 
     def fire(self) -> Incident | None:
         """Take an incident and run the user's command."""
         still_s = self.watch.judgement.still_s
-        told = self.watch.intervals[-1].signs
-        seen = "; ".join(sign.text for sign in told if sign.moves is False)
-        reason = f"nothing has moved for {still_s:.0f} s: {seen}"
+        signs = self.watch.intervals[-1].signs
+        still = "; ".join(sign.text for sign in signs if sign.moves is False)
+        reason = f"nothing has moved for {still_s:.0f} s: {still}"
         path = self.place / kept.directory_name(self.job, now())
         try:
             make_directory(self.place, 0o700)
             directory = kept.prepare(path)
         except (ForeignDirectory, OSError) as problem:
-            why = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
-            self.screen.say(f"no incident: {why or problem}")
+            problem_text = (
+                f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
+            )
+            self.screen.say(f"no incident: {problem_text or problem}")
             self.failed = True
             return None
         taker = EvidenceCollector(
             self.nodes, self.screen, self.job, self.user, self.timeout, self.owner
         )
-        found, why = take_incident(taker, directory, reason)
-        if why:
-            self.screen.say(f"no archive: {why}")
-        verdict = found.verdict
-        what = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
+        incident, problem_text = take_incident(taker, directory, reason)
+        if problem_text:
+            self.screen.say(f"no archive: {problem_text}")
+        verdict = incident.verdict
+        summary = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
         click.echo(
-            sanitise(f"{now()} job {self.job}: incident {found.archive or path}: {what}", 2000)
+            sanitise(
+                f"{now()} job {self.job}: incident {incident.archive or path}: {summary}", 2000
+            )
         )
-        self.failed = self.failed or not found.archive
+        self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
             # The dearer witness has the last word: nobody is woken for a job that goes on.
             self.screen.note("its stacks say that the job goes on: that was no hang")
-            return found
+            return incident
         self.hangs += 1
-        if self.then and found.complete:
-            self.failed = not _run_then(self.then, found, self.screen) or self.failed
-        return found
+        if self.then and incident.complete:
+            self.failed = not _run_then(self.then, incident, self.screen) or self.failed
+        return incident
 
 
 @click.command()
@@ -285,8 +289,8 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
         if judgement.kind == "gone":
             return exit_code(failed=watcher.failed)
         if judgement.fire:
-            found = watcher.fire()
-            if found is not None and not found.complete:
+            incident = watcher.fire()
+            if incident is not None and not incident.complete:
                 return INTERRUPTED
             if once and watcher.hangs:
                 return exit_code(failed=watcher.failed, check=True)
@@ -295,8 +299,8 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
 
 def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
     """Say why there is nothing to watch. Raises Refused where every node has answered."""
-    for name, why in list(look.errors.items())[:10]:
-        watcher.screen.say(f"{name}: {why}")
+    for name, reason in list(look.errors.items())[:10]:
+        watcher.screen.say(f"{name}: {reason}")
     if not look.errors:
-        where = folded(watcher.nodes.transport.nodes)
-        raise Refused(f"no ranks of job {watcher.job} on {where}: start it when the job runs")
+        names = folded(watcher.nodes.transport.nodes)
+        raise Refused(f"no ranks of job {watcher.job} on {names}: start it when the job runs")

@@ -27,7 +27,10 @@ def fail(words: str, names: str, limit: str | None = None, **options: object) ->
 
 
 def chosen(words: str, limit: str = "@last-failed", **options: bool) -> list[str]:
-    return [h.name for h in targets.load_targets(words, targets.TargetOptions(limit=limit, **options))[1]]
+    return [
+        h.name
+        for h in targets.load_targets(words, targets.TargetOptions(limit=limit, **options))[1]
+    ]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/last_failed.json"))
