@@ -1,4 +1,4 @@
-"""The `nodeready` command: its subcommands, and the one way from an error to a line and a code."""
+"""The `nodeready` command: its subcommands, and its errors as a line and an exit code."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
-    "smoke": "A collective over all nodes before a job, and who spoils it.",
-    "run": "One rank of a job, started so that its hang can be looked into.",
-    "deploy": "Make every node as the policy wants it.",
+    "smoke": "A collective over all nodes; names the faulty node, GPU or link.",
+    "run": "Start one rank of a job so that its hang can be debugged.",
+    "deploy": "Make every node conform to the policy.",
     "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
-    "env": "The exports for a job that the nodes' facts suggest.",
-    "learn": "What most nodes have in common, as a policy to review.",
-    "stacks": "Who holds a hung job up, and where every rank stands.",
+    "env": "Environment variables for a job, from the nodes' facts.",
+    "learn": "The majority of the nodes' facts, as a policy to review.",
+    "stacks": "The stack of every rank of a hung job; the odd rank out first.",
     "incident": "The evidence of a hung job, in one archive.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
-#: The commands that talk to nodes.
+#: The commands that contact nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
     *("incident", "watch", "smoke"),
@@ -64,7 +64,7 @@ def patch() -> None:
 
 
 def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The work of a command that talks to nodes, never without the patched standard library.
+    """The callback of a command that contacts nodes, with the standard library patched before it.
 
     A word that looks like --help may be the value of another option.
     """
@@ -99,9 +99,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; what talks to nodes is imported into a patched standard library.
+        """As click does. A command that contacts nodes is imported after gevent's patches.
 
-        Not for --help and completion, which talk to nobody.
+        Not for --help and completion, which contact no node.
         """
         talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
         if talking and not {"-h", "--help"} & {*args[1:]}:
@@ -181,8 +181,8 @@ def complain(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
-    # What we start is what it is everywhere, not what lies in the current directory. What `run`
-    # starts is the user's own: it gets the path back.
+    # Programs are found in the system's directories, never in the current one. `run` starts the
+    # user's program, so it gets the original PATH back.
     given_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -21,7 +21,7 @@ from nodeready.text import counted
 from nodeready.transport.bundle import build
 
 
-def _one(policies: Mapping[str, Policy]) -> Policy:
+def _common_policy(policies: Mapping[str, Policy]) -> Policy:
     """The policy that all of these nodes have. Refused, with the keys, when they differ."""
     if len({*policies.values()}) == 1:
         return next(iter(policies.values()))
@@ -64,7 +64,7 @@ def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inven
         _, _, policies = load_targets(
             inventory, TargetOptions(limit=limit, trust_inventory=trust_inventory)
         )
-        policy = _one(policies)
+        policy = _common_policy(policies)
         source = f"the policy of {counted(len(policies), 'node')}"
     elif limit is not None:
         raise Refused("--limit: of which INVENTORY?")

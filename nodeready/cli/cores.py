@@ -59,7 +59,7 @@ def _write(cores: Cores, path: Path) -> None:
     write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
 
 
-def _here() -> Targets:
+def _local_targets() -> Targets:
     try:
         return local_targets(here.load(None))
     except PolicyError as error:
@@ -167,7 +167,7 @@ def cores(
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
-    nodes = _here() if local else _nodes(inventory, options, job, screen)
+    nodes = _local_targets() if local else _nodes(inventory, options, job, screen)
     with nodes.transport as carrier:
         ask = ask_with_progress(carrier, screen)
         if pid is not None:
@@ -192,5 +192,5 @@ def cores(
     if not cores.complete:
         screen.say_partial(cores.errors)
     failed = [*cores.errors, *(crash.found.reader for crash in cores.unread)]
-    nodes.remember_failed(failed, lost=True, names_asked=None if cores.complete else failed)
+    nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
     return _code(cores)

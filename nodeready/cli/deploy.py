@@ -74,11 +74,11 @@ def deploy(
 
 @dataclass(frozen=True)
 class _Report:
-    """Where and how one run of the command is told.
+    """Where and how one run of the command is reported.
 
     form:     of the document
     subjects: those that were chosen
-    check:    only the plan is wanted, or somebody said no
+    check:    only the plan, by --check or because the user declined
     """
 
     screen: Screen
@@ -184,7 +184,7 @@ def _with_outcome(node: Node, run: PlanRun) -> Node:
 
 
 def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
-    """Whether somebody wants the changes; None: interrupted."""
+    """Whether the user confirms the changes; None: interrupted."""
     changes = sum(len(plan.changes) for plan in plans.values())
     if not sys.stdin.isatty():
         raise Refused("no terminal to ask on: add --yes, or --check to only look")

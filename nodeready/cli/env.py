@@ -71,7 +71,7 @@ def _environment(
 
 @click.command()
 @click.argument("inventory")
-# Its output is evaluated by shells: NODEREADY_FORMAT=json of the other commands is not for it.
+# Shells evaluate its output: NODEREADY_FORMAT=json of the other commands does not apply.
 @format_option(*names("env"), help="Lines for a shell, or a form for programs.", general=False)
 @output_file("Write them to FILE, whole or not at all.")
 @option(

@@ -55,7 +55,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
 
 
 def _part(title: str, text: str, width: int) -> Iterator[Line]:
-    """A title of its own line, its text below it."""
+    """A title on a line, its text below it."""
     yield line("")
     yield line((title, "bold"))
     yield from _wrapped(text, width, "  ")

@@ -1,16 +1,9 @@
-"""`nodeready incident`: the evidence of a hang, before it is gone.
-
-The one place where stacks, logs, cores and the audit of a job meet: triage and audit do not know
-each other.
-"""
+"""`nodeready incident`: the evidence of a hang, before it is gone."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,331 +16,91 @@ from nodeready.cli.options import Refused, asking, format_option, option, output
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.healthcheck import here
-from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import Selection, select
-from nodeready.text import counted, now, redact, redacted, sanitise
-from nodeready.transport.base import UNREACHED, Conversation
+from nodeready.text import now, redact, redacted
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
-from nodeready.triage.cores import Cores, collect_cores
-from nodeready.triage.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
-from nodeready.triage.logs import Fetched, fetch_tail, fetched
-from nodeready.triage.stacks import archive, group
-from nodeready.triage.stacks.collect import SearchError, capture, nothing, program_config
-from nodeready.triage.stacks.document import Stacks, fold_ranks
-from nodeready.triage.stacks.trace import Trace
-
-#: Lines of each log, and logs of each node, that are kept.
-_LINES, _LOGS = 1000, 64
-#: Seconds for the logs of one node.
-_LOGS_S = 30
+from nodeready.triage.collector import EvidenceCollector
+from nodeready.triage.incident import Directory, ForeignDirectory
+from nodeready.triage.stacks.collect import SearchError, program_config
 
 
-@dataclass(frozen=True)
-class LogWriter:
-    """A process that writes a log. start_s: since boot; lines: the last that the stacks saw"""
+def collector(
+    targets: Targets, screen: Screen, job: str, user: str, timeout_s: int, *, owner: str = ""
+) -> EvidenceCollector:
+    """What collects the evidence of this job from these nodes; see EvidenceCollector."""
+    transport = targets.transport
 
-    pid: int
-    start_s: float
-    rank: int | None
-    lines: tuple[str, ...]
-
-
-#: Node -> what its processes call a log -> those that write it. The name is shown, never opened.
-Logs = dict[str, dict[str, list[LogWriter]]]
-
-
-@dataclass
-class EvidenceCollector:
-    """Takes the parts of one incident, in turn.
-
-    timeout: seconds for one node's stacks
-    owner:   uid of the user whose job it is; "": not known yet
-    found:   the stacks, once they are taken
-    logs:    what the ranks write to
-    """
-
-    nodes: Targets
-    screen: Screen
-    job: str
-    user: str
-    timeout: int
-    owner: str = ""
-    found: Stacks | None = None
-    logs: Logs = field(default_factory=lambda: defaultdict(dict))
-
-    def parts(self) -> Mapping[str, kept.Taking]:
-        """By name, in their order."""
-        return {
-            "stacks": self.stacks, "logs": self.tails, "cores": self.cores, "audit": self.audit,
-        }  # fmt: skip
-
-    def _done(self, part: Part) -> Part:
-        """The part; raises Interrupted with it when the run was interrupted meanwhile."""
-        if self.nodes.transport.interrupted:
-            status = "missing" if part.status == "empty" else "partial"
-            raise Interrupted(replace(part, status=status, why="interrupted"))
-        return part
-
-    def is_empty(self, incident: Incident) -> bool:
-        """Whether every node has answered, and none has anything of the job."""
-        ranks = self.found is None or self.found.processes or self.found.errors
-        parts = [part for part in incident.parts if part.name in ("logs", "cores")]
-        return not ranks and all(part.status == "empty" and not part.errors for part in parts)
-
-    @property
-    def _of_the_job(self) -> list[str]:
-        """The nodes that have ranks, or may have: all, when nobody knows."""
-        stacks = self.found
-        if stacks is None or not stacks.processes:
-            return list(self.nodes.transport.nodes)
-        names = {process.node for process in stacks.processes} | stacks.errors.keys()
-        return [name for name in self.nodes.transport.nodes if name in names]
-
-    # --- Stacks, and the witnesses beside them.
-
-    def stacks(self, directory: Directory) -> Part:
-        """Every rank's stack in every form, with all witnesses."""
-        from nodeready.inventory.slurm import job_user
-
-        carrier, started = self.nodes.transport, now()
-        owner = "" if self.user else self.owner or job_user(self.job)
-        config = program_config(self.timeout, job=self.job, user=self.user, owner=owner)
-        ask = ask_with_progress(carrier, self.screen)
-        captured = capture(ask, carrier.nodes, replace(config, tag=carrier.tag))
-        into = directory.part("stacks")
-        stacks = redacted(
-            group.group(
-                archive.keep_traces(into, self._seen(captured.traces())),
-                captured.errors,
-                started=started,
-                finished=now(),
-                complete=captured.complete,
-            )
-        )
-        self.found = stacks
-        forms = FORMATS["stacks"].values()
-        texts = {
-            f"stacks{form.extension}": form.render(stacks, Options(verbose=1)) for form in forms
-        }
-        archive.write(into, stacks, texts)
-        ranks = counted(len(stacks.processes), "process", "processes")
-        lost = tuple(captured.unreached)
-        if not stacks.processes:
-            reason = (
-                nothing(captured)
-                if len(captured.errors) < len(captured.asked)
-                else "no node answered"
-            )
-            return self._done(
-                Part("stacks", "missing", why=reason, errors=stacks.errors, unreached=lost)
-            )
-        summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
-        unseen = [group for group in stacks.groups if group.processes and not group.frames]
-        lack = counted(sum(group.processes for group in unseen), "process", "processes")
-        reason = f"no stack of {lack}: {unseen[0].why}" if unseen else ""
-        return self._done(
-            Part(
-                "stacks",
-                "partial" if stacks.errors or unseen else "kept",
-                summary,
-                reason,
-                errors=dict(stacks.errors),
-                unreached=lost,
-                failed=bool(captured.mistaken),
-            )
-        )
-
-    def _seen(self, traces: Iterator[Trace]) -> Iterator[Trace]:
-        """The traces without secrets; where the ranks write to is noted before."""
-        for trace in traces:
-            for process in trace["processes"]:
-                self._note_log(trace["node"], process)
-            yield redacted(trace)
-
-    def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
-        log = process.get("witnesses", {}).get("logs")
-        path = log.get("path") if isinstance(log, dict) else None
-        if not isinstance(path, str) or not path.startswith("/"):
-            return
-        lines = log.get("lines", ())
-        is_text = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
-        pid, start_s, rank = process["pid"], process["start_s"], process["rank"]
-        writer = LogWriter(pid, start_s, rank, tuple(lines) if is_text else ())
-        self.logs[node].setdefault(path, []).append(writer)
-
-    # --- The ends of the logs.
-
-    def tails(self, directory: Directory) -> Part:
-        """The last lines of what the ranks write to."""
-        if self.found is None:
-            return Part("logs", "missing", why="there are no stacks, which would tell the logs")
-        if not self.logs:
-            return Part("logs", "empty", why="no rank is known to write into a file")
-        carrier = self.nodes.transport
-
-        def reading(name: str) -> Conversation[list[tuple[str, Fetched]]]:
-            tails = []
-            for path, writers in [*self.logs[name].items()][:_LOGS]:
-                processes = tuple((writer.pid, writer.start_s) for writer in writers)
-                config = TailConfig("", "", "", _LINES, limit_s=_LOGS_S, processes=processes)
-                result = yield from fetch_tail(name, config, carrier.tag)
-                tails.append((path, result))
-            return tails
-
-        directory.part("logs")
-        errors: dict[str, str] = {}
-        written, lost = 0, set[str]()
-        for name, answer in converse(carrier, self.screen, "logs", reading, self.logs).items():
-            rows = answer if isinstance(answer, list) else []
-            if not isinstance(answer, list):
-                errors[name] = fetched(answer).error
-                lost.update({name} if answer.kind in UNREACHED else ())
-            number, read = 0, dict(rows)
-            for path, writers in [*self.logs[name].items()][:_LOGS]:
-                answered = read.get(path, Fetched())
-                tail = answered.tail
-                files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
-                if tail is None or tail.unread:
-                    reason = tail.unread[0].why if tail else "not read"
-                    errors.setdefault(name, answered.error or f"{path}: {reason}")
-                if not files:
-                    # What the stacks saw of it is better than nothing.
-                    files = [(path, (writers[0].pid,), writers[0].lines)]
-                for shown, pids, lines in files:
-                    number += 1
-                    if not lines:
-                        continue
-                    ranks = sorted(
-                        {w.rank for w in writers if w.pid in pids and w.rank is not None}
-                    )
-                    head = f"{name}:{shown}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
-                    text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
-                    target = f"logs/{kept.log_name(name, ranks, number)}"
-                    directory.write(target, (f"{line}\n" for line in text))
-                    written += 1
-        errors = {name: reason for name, reason in errors.items() if reason}
-        status = "partial" if errors else "kept" if written else "empty"
-        summary = f"the last lines of {counted(written, 'log')}"
-        return self._done(Part("logs", status, summary, errors=errors, unreached=tuple(lost)))
-
-    # --- Cores.
-
-    def cores(self, directory: Directory) -> Part:
-        """Backtraces of the job's cores."""
-        carrier, chosen = self.nodes.transport, self._of_the_job
-        ask = ask_with_progress(carrier, self.screen)
-        policies = {name: self.nodes.policies[name] for name in chosen}
-        cores: Cores = collect_cores(ask, carrier.tag, policies, 0, self.job)
-        errors = {name: error for name, error in cores.errors.items() if error}
-        lost = tuple(cores.unreachable)
-        if not cores.crashes:
-            status, summary = ("partial", "") if errors else ("empty", "no core of the job")
-            return self._done(Part("cores", status, summary, errors=errors, unreached=lost))
-        cores = redacted(cores)
-        directory.part("cores")
-        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
-            if crash.text:
-                directory.write(f"cores/{name}", [crash.text])
-        for form in FORMATS["cores"].values():
-            text = form.render(cores, Options(verbose=1))
-            directory.write(f"cores/cores{form.extension}", text)
-        summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
-        unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
-        status = "partial" if errors or unread else "kept"
-        return self._done(Part("cores", status, summary, unread, errors, unreached=lost))
-
-    # --- The audit.
-
-    def audit(self, directory: Directory) -> Part:
-        """What differs from the policy on the job's nodes."""
+    def audit_nodes(names: list[str]) -> Audit:
         started, selection = now(), select(subjects=here.SEEN)
-        carrier, policies = self.nodes.transport, self.nodes.policies
         results = converse(
-            carrier,
-            self.screen,
+            transport,
+            screen,
             "looking",
             lambda name: look_at(
-                name, policies[name], selection.subjects, PROBE_TIMEOUT_S, nonce=carrier.nonce
+                name,
+                targets.policies[name],
+                selection.subjects,
+                PROBE_TIMEOUT_S,
+                nonce=transport.nonce,
             ),
-            self._of_the_job,
+            names,
         )
-        looks = [Look.of(name, value) for name, value in results.items()]
-        audit = self._judged(looks, selection, started)
-        directory.part("audit")
-        data = json.loads("".join(find("audit", "json").render(audit)))
-        directory.write("audit/audit.json", [json.dumps(redacted(data), indent=1), "\n"])
-        lines = find("audit", "table").render(audit, Options(verbose=1))
-        directory.write("audit/audit.txt", (redact("", line) for line in lines))
-        errors = {node.name: node.error for node in audit.nodes if node.error}
-        lost = tuple(node.name for node in audit.nodes if node.status == "unreachable")
-        failing = sum(node.status == "fail" for node in audit.nodes)
-        looked = counted(len(audit.nodes) - len(errors), "node")
-        summary = f"{looked} looked at, {failing} with a finding"
-        status = "partial" if errors else "kept"
-        return self._done(Part("audit", status, summary, errors=errors, unreached=lost))
+        looks = [Look.of(name, result) for name, result in results.items()]
+        if targets.inventory is not None:
+            return audit_document(targets, screen, selection, looks, started)
+        return _audit_alone(looks, targets, selection, started)
 
-    def _judged(self, looks: list[Look], selection: Selection, started: str) -> Audit:
-        if self.nodes.inventory is not None:
-            return audit_document(self.nodes, self.screen, selection, looks, started)
-        # Without an inventory there are no peers to compare with, and no fleet's host keys.
-        reports = []
-        for look in looks:
-            policy = self.nodes.policies[look.name]
-            results = here.judge_alone(look.snapshot, policy) if look.snapshot else []
-            reports.append(
-                NodeReport.of(
-                    look.name,
-                    selection.of(results),
-                    snapshot=look.snapshot,
-                    seconds=round(look.seconds, 3),
-                    error=look.error,
-                    unreachable=look.unreachable,
-                )
-            )
-        policies = {self.nodes.policies[look.name] for look in looks}
-        complete = not self.nodes.transport.interrupted
-        return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
-
-
-def take_incident(
-    taker: EvidenceCollector, directory: Directory, reason: str
-) -> tuple[Incident, str]:
-    """All parts of an incident, its index and its archive; and why there is no archive, or ""."""
-    started = now()
-    parts, complete = kept.take(directory, taker.parts(), time.monotonic)
-    forms = {
-        kept.README: lambda document: find("incident", "table").render(
-            document, Options(verbose=1)
+    return EvidenceCollector(
+        transport,
+        targets.policies,
+        job,
+        user,
+        timeout_s,
+        ask_with_progress(transport, screen),
+        lambda activity, conversation, names: converse(
+            transport, screen, activity, conversation, names
         ),
-        kept.DOCUMENT: lambda document: find("incident", "json").render(document),
-    }
-    stacks = taker.found
+        render,
+        audit_nodes,
+        owner,
+    )
 
-    def build(complete: bool) -> Incident:
-        return Incident(
-            started,
-            now(),
-            taker.job,
-            stacks.user if stacks else "",
-            reason,
-            complete,
-            stacks.verdict if stacks else None,
-            stacks.advice if stacks else (),
-            parts,
-            "",
+
+def _audit_alone(looks: list[Look], targets: Targets, selection: Selection, started: str) -> Audit:
+    """The audit of nodes without an inventory: no peers to compare with, no fleet's host keys."""
+    reports = []
+    for look in looks:
+        policy = targets.policies[look.name]
+        results = here.judge_alone(look.snapshot, policy) if look.snapshot else []
+        reports.append(
+            NodeReport.of(
+                look.name,
+                selection.of(results),
+                snapshot=look.snapshot,
+                seconds=round(look.seconds, 3),
+                error=look.error,
+                unreachable=look.unreachable,
+            )
         )
-
-    try:
-        return kept.finish(directory, build(complete), forms)
-    except KeyboardInterrupt:
-        # The next one ends the process: what there is, is packed.
-        return kept.finish(directory, build(False), forms)
+    policies = {targets.policies[look.name] for look in looks}
+    complete = not targets.transport.interrupted
+    return Audit(started, now(), digest(policies), tuple(reports), complete=complete)
 
 
-# --- The way to the nodes.
+def render(kind: str, document: Any) -> dict[str, Iterable[str]]:
+    """File extension -> that format of the document. An audit: JSON and table, no secrets."""
+    options = Options(verbose=1)
+    if kind == "audit":
+        data = json.loads("".join(find("audit", "json").render(document)))
+        table = find("audit", "table").render(document, options)
+        return {
+            ".json": [json.dumps(redacted(data), indent=1), "\n"],
+            ".txt": (redact("", line) for line in table),
+        }
+    return {form.extension: form.render(document, options) for form in FORMATS[kind].values()}
 
 
 def nodes_of_job(
@@ -446,11 +199,11 @@ def incident(
     nodes, name = nodes_of_job(inventory, job, options, local=local)
     directory = _directory(Path(output))
     with nodes.transport:
-        taker = EvidenceCollector(nodes, screen, name, user or "", timeout)
-        incident, problem = take_incident(taker, directory, "somebody asked for it")
+        evidence = collector(nodes, screen, name, user or "", timeout)
+        incident, problem = evidence.collect(directory, "taken on request")
     lost = {node for part in incident.parts for node in part.unreached}
-    nodes.remember_failed(sorted(lost), lost=True, names_asked=None if incident.complete else lost)
-    if incident.complete and taker.is_empty(incident):
+    nodes.remember_failed(sorted(lost), lost=True, reached=None if incident.complete else lost)
+    if incident.complete and evidence.is_empty(incident):
         directory.remove()
         stacks = next(part for part in incident.parts if part.name == "stacks")
         raise Refused(f"{stacks.why}; there is no core of it, either: nothing is kept")

@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
 
-Python runs a signal's handler in whatever greenlet runs: in the work on some node, or in gevent's
-loop, which would print a traceback. Until `interrupt_on_signals`, while a command is imported and
-reads its arguments, a signal ends the process at once (exit_codes.leave_on_signals).
+Python runs a signal's handler in the greenlet that happens to run: in the work on some node, or in
+gevent's loop, which would print a traceback. Until `interrupt_on_signals`, while a command is
+imported and reads its arguments, a signal ends the process at once (exit_codes.leave_on_signals).
 """
 
 from __future__ import annotations

@@ -124,13 +124,13 @@ def down_(context: click.Context, name: str, every: bool) -> None:
         raise click.UsageError("--name and --all exclude each other")
     ended = []
     try:
-        for one in state.names() if every else [name]:
-            if down(one):
-                ended.append(one)
+        for lab_name in state.names() if every else [name]:
+            if down(lab_name):
+                ended.append(lab_name)
     except LabError as error:
         raise click.ClickException(str(error)) from None
-    for one in ended:
-        click.echo(f"{one}: ended")
+    for lab_name in ended:
+        click.echo(f"{lab_name}: ended")
     if not ended:
         click.echo("no lab runs" if every else f"{name}: no such lab runs")
 

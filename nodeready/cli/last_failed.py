@@ -51,7 +51,7 @@ def load_failed() -> list[FailedNode]:
 
 
 def save_failed(
-    failed: Iterable[str], asked: Set[str], inventory: str, *, is_whole: bool, lost: bool
+    failed: Iterable[str], reached: Set[str], inventory: str, *, is_whole: bool, lost: bool
 ) -> None:
     """Update the state file with the result of a run. A full home is not an error.
 
@@ -68,7 +68,7 @@ def save_failed(
         node
         for node in load_failed()
         if (lost and not node.lost)
-        or not (node.name in asked or (is_whole and node.inventory == inventory))
+        or not (node.name in reached or (is_whole and node.inventory == inventory))
     ]
     names = {node.name for node in rows}
     rows += [

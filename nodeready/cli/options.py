@@ -40,7 +40,7 @@ FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope",
 
 class Option(click.Option):
     """An option with two variables: the command's own, and a general one behind it. One with a
-    value is given once: click would take the last of several and drop the others in silence.
+    value is given once: click would silently take the last of several.
 
     variables: their names, the command's first
     takes:     which values of the general variable count here; None: all. One that does not count

@@ -40,7 +40,7 @@ def _selected(only: str | None, skip: str | None) -> Selection:
         raise Refused(str(error)) from None
     checks = chosen.checks
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
-        # Without the user's session the others do not apply: that must not look like success.
+        # Without the user's session the other proofs are na, which would look like success.
         checks = (*checks, "proof.user")
     return Selection(checks)
 
@@ -60,7 +60,7 @@ def _fleet(
     with ExitStack() as after:
         done = {"look": after.enter_context(screen.progress("looking", pending["look"]))}
 
-        def heard(name: str, stage: str) -> None:
+        def on_done(name: str, stage: str) -> None:
             pending[stage].discard(name)
             if stage in done:
                 done[stage](name)
@@ -86,7 +86,7 @@ def _fleet(
             addresses,
             together,
         )
-        looks = prove(task, heard, ask)
+        looks = prove(task, on_done, ask)
     audit = audit_document(nodes, screen, selection, looks, started)
     if nodes.transport.interrupted:
         screen.say_partial(
@@ -102,11 +102,11 @@ def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[s
     from nodeready.smoke import judge, run
 
     policies = {name: task.policies[name] for name in names}
-    wanted = run.Task(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
-    return judge.proved(run.smoke(wanted, screen.note, screen.progress))
+    smoke_task = run.Task(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
+    return judge.proved(run.smoke(smoke_task, screen.note, screen.progress))
 
 
-def _here(settings: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
+def _local_audit(settings: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
     from nodeready.healthcheck import here
 
@@ -184,7 +184,7 @@ def ready(
     if inventory is None:
         if options.limit is not None:
             raise Refused("--limit: --local is about this machine alone")
-        document = Ready(_here(settings, selection, budget), budget, nodes_needed)
+        document = Ready(_local_audit(settings, selection, budget), budget, nodes_needed)
     else:
         from nodeready.ready.run import Wanted
 

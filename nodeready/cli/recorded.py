@@ -92,7 +92,7 @@ def recorded_audit(
     *,
     part: bool,
 ) -> tuple[Audit, Targets]:
-    """The audit that the nodes' last verdicts make, and the nodes, whom nobody asked.
+    """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
 
     part: --only or --skip left checks out
 

@@ -187,11 +187,11 @@ def smoke(
     output: str | None,
     **shared: Any,
 ) -> int:
-    """Run one collective over all nodes of INVENTORY, and name who spoils it.
+    """Run one collective over all nodes of INVENTORY; name the faulty node, GPU or link.
 
-    The ranks meet, reduce, gather and send as the job's will, with the job's own PyTorch where the
-    nodes have one. When that fails, smaller tests find out whose fault it is: a node, a GPU, a
-    pair of nodes, or nobody but their number. Only idle GPUs are used, and nothing is left.
+    The ranks meet, reduce, gather and send as the job's ranks will, with the job's own PyTorch
+    where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU, a
+    pair of nodes, or only their number. It uses idle GPUs only and leaves nothing behind.
 
     \b
     Examples:

@@ -72,7 +72,7 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    captured = _asked(nodes, config, screen)
+    captured = _capture(nodes, config, screen)
     native = native and captured.complete
     stacks = _grouped(captured, all_threads, started, None if native else directory)
     if native:
@@ -92,7 +92,7 @@ def _captured(
 
 
 def _for_a_check(source: str | None, form: str, output: str | None) -> None:
-    """Refuse what a check has no use for."""
+    """Refuse options that a check does not use."""
     if source is not None:
         raise Refused("--check: looks at a job that runs; take --from out")
     if form not in FORMATS["debuggable"]:
@@ -102,10 +102,10 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
 
 
 def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
-    """What the job has for whoever debugs it, shown, and the exit code."""
+    """Show what the job offers for debugging; returns the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
-    captured = _asked(nodes, config, screen)
+    captured = _capture(nodes, config, screen)
     document = debuggable.judge(
         captured.traces(),
         captured.errors,
@@ -123,7 +123,7 @@ def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
 
 
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
-    """What was captured before, grouped again."""
+    """Group what was captured before."""
     try:
         traces, errors = archive.read(Path(source))
         if directory is not None:
@@ -137,7 +137,7 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
 
 
 def _part(pids: Sequence[int], options: TargetOptions) -> str:
-    """Why ranks that nobody found are not missing; "": they are."""
+    """The options that explain absent ranks, which are not missing then; "": none."""
     options_given = {"--pid": bool(pids), "--limit": options.limit is not None}
     return " and ".join(name for name, is_given in options_given.items() if is_given)
 
@@ -180,12 +180,14 @@ def _nodes(
     return nodes, replace(config, job=job, owner=owner, tag=nodes.transport.tag)
 
 
-def _asked(nodes: Targets, config: Config, screen: Screen) -> Captured:
+def _capture(nodes: Targets, config: Config, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
-    found = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
-    failed = [*found.unreached, *found.mistaken]
-    nodes.remember_failed(failed, lost=True, names_asked=None if found.complete else found.answers)
-    return found
+    captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
+    failed = [*captured.unreached, *captured.mistaken]
+    nodes.remember_failed(
+        failed, lost=True, reached=None if captured.complete else captured.answers
+    )
+    return captured
 
 
 @click.command()

@@ -73,7 +73,7 @@ def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
     if carrier.interrupted:
         screen.say_partial(errors)
     names = [name for name, result in results.items() if result.kind != INTERRUPTED]
-    nodes.remember_failed([n for n in names if n in errors], lost=True, names_asked=names)
+    nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
     return grouping.done(
         started=started,
         finished=now(),
@@ -85,8 +85,8 @@ def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
     )
 
 
-def _nothing(tail: Tail) -> str:
-    """Why there is no file anywhere, in one line; "" when there is one, or nobody can tell."""
+def _no_file_reason(tail: Tail) -> str:
+    """Why no node has a file, in one line; "" when one has, or when that is unknown."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
         return ""
@@ -140,9 +140,9 @@ def tail(
     """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.
 
     Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
-    addresses and the node's name do not make them differ. Files that were last written more than a
-    minute before the others stand on top. Below stands what PyTorch's watchdogs say, the rank that
-    is least far first. PATTERN is an absolute path with *, ?, [...] and **,
+    addresses and the node's name count as equal. Files that were last written more than a minute
+    before most files come first. The messages of PyTorch's watchdogs follow, the rank with the
+    least progress first. PATTERN is an absolute path with *, ?, [...] and **,
     quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
     a file.
 
@@ -175,7 +175,7 @@ def tail(
         nodes = select_targets(words[0], options, job=job, tell=options.screen().note)
     with nodes.transport:
         tail_ = _gathered(nodes, options, config)
-    if reason := _nothing(tail_):
+    if reason := _no_file_reason(tail_):
         raise Refused(reason)
     show("tail", format, tail_, options.screen(), output=output, mode=0o600)
     return exit_code(

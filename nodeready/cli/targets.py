@@ -100,7 +100,7 @@ class Targets:
         failed: Iterable[str],
         *,
         lost: bool = False,
-        names_asked: Iterable[str] | None = None,
+        reached: Iterable[str] | None = None,
     ) -> None:
         """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
 
@@ -109,7 +109,7 @@ class Targets:
         if self.inventory is None and not self.job:
             return  # this machine alone
         file = "" if self.inventory is None else self.inventory.file
-        names = set(self.policies if names_asked is None else names_asked)
+        names = set(self.policies if reached is None else reached)
         is_whole = self.inventory is not None and len(names) == len(self.inventory)
         save_failed(failed, names, file, is_whole=is_whole, lost=lost)
 

@@ -20,10 +20,9 @@ from nodeready.cli.incident import (
     LOCAL,
     TIMEOUT,
     USER,
-    EvidenceCollector,
     checked,
+    collector,
     nodes_of_job,
-    take_incident,
 )
 from nodeready.cli.options import Refused, asking, option, output_directory
 from nodeready.cli.screen import Screen
@@ -47,7 +46,7 @@ def _default_place() -> Path:
 
 
 def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
-    """Run the user's command, told by variables what was found. Returns whether it went well."""
+    """Run the user's command with the verdict in its environment; whether it succeeded."""
     verdict = incident.verdict
     variables = {
         "NODEREADY_INCIDENT": incident.archive.removesuffix(".tar.gz"),
@@ -85,12 +84,12 @@ def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
 class _Watcher:
     """One job while it is watched.
 
-    place:  where incidents go
+    place:  the directory of the incidents
     then:   the user's command
-    over:   whether the job has ended, by somebody else's word than its processes'
-    owner:  uid of the user whose job it is; "": not known yet
-    hangs:  how many there were
-    failed: an incident was not kept whole, or the command went wrong
+    over:   tells whether the job has ended, without its processes: Slurm, for example
+    owner:  uid of the job's user; "": not known yet
+    hangs:  their number
+    failed: an incident is incomplete, or the command failed
     """
 
     nodes: Targets
@@ -100,21 +99,21 @@ class _Watcher:
     timeout: int
     watch: watching.Watch
     place: Path
-    then: list[str]
+    command: list[str]
     over: Callable[[], bool]
     owner: str = ""
     failed: bool = False
     hangs: int = 0
-    _said: str = ""
+    _last_summary: str = ""
 
     def look(self) -> watching.Look:
-        """One look at all nodes: at the ranks of the job's user, whoever else claims the job.
+        """Look once at the ranks of the job's user on all nodes; other claimants are left out.
 
-        Raises Refused where several users claim it, and nothing tells whose it is.
+        Raises Refused where several users claim the job and its owner is unknown.
         """
         carrier, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
         config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
-        # Nobody waits for it, so nobody is shown its progress.
+        # It runs unattended: progress would fill the log.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
         look = watching.take(ask, carrier.nodes, config, time.monotonic())
         users = look.users
@@ -127,11 +126,11 @@ class _Watcher:
         return look.of(users[0])
 
     def tell(self) -> None:
-        """What is seen, when it has changed: the kind of it, not the numbers in it."""
+        """Print the judgement when its kind has changed, not only its numbers."""
         words = self.watch.words
         summary = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
-        if summary != self._said:
-            self._said = summary
+        if summary != self._last_summary:
+            self._last_summary = summary
             click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
 
     def fire(self) -> Incident | None:
@@ -151,10 +150,10 @@ class _Watcher:
             self.screen.say(f"no incident: {problem_text or problem}")
             self.failed = True
             return None
-        taker = EvidenceCollector(
-            self.nodes, self.screen, self.job, self.user, self.timeout, self.owner
+        evidence = collector(
+            self.nodes, self.screen, self.job, self.user, self.timeout, owner=self.owner
         )
-        incident, problem_text = take_incident(taker, directory, reason)
+        incident, problem_text = evidence.collect(directory, reason)
         if problem_text:
             self.screen.say(f"no archive: {problem_text}")
         verdict = incident.verdict
@@ -166,12 +165,12 @@ class _Watcher:
         )
         self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
-            # The dearer witness has the last word: nobody is woken for a job that goes on.
+            # The stacks cost more and know more: they overrule the watch.
             self.screen.note("its stacks say that the job goes on: that was no hang")
             return incident
         self.hangs += 1
-        if self.then and incident.complete:
-            self.failed = not _run_then(self.then, incident, self.screen) or self.failed
+        if self.command and incident.complete:
+            self.failed = not _run_then(self.command, incident, self.screen) or self.failed
         return incident
 
 

@@ -40,7 +40,7 @@ def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
         if "file" in step:
             (tmp_path / step["of"]).write_text(step["file"] + "\n")
         if "failed" in step:
-            options = {key: step[key] for key in ("lost", "asked", "limit") if key in step}
+            options = {key: step[key] for key in ("lost", "reached", "limit") if key in step}
             fail(step["of"], step["failed"], **options)
             assert [row.partition("\t")[0] for row in state.read_text().splitlines()] == (
                 step["kept"]
