@@ -238,9 +238,9 @@ def _reasons(node: NodeReport) -> tuple[str, ...]:
     return tuple(reasons(node.results))
 
 
-def slots(node: NodeReport) -> int:
-    """The job's processes that a node holds: its GPUs; 1 where there is none."""
-    gpus = node.snapshot.subjects.get("gpus") if node.snapshot else None
+def slots(snapshot: Snapshot | None) -> int:
+    """The job's processes that a node holds: one per GPU; 1 without a GPU."""
+    gpus = snapshot.subjects.get("gpus") if snapshot else None
     return max(1, len(gpus.gpus)) if isinstance(gpus, Gpus) else 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from textwrap import wrap
 from typing import Any
 
-from nodeready.audit.document import NodeReport, Outlier
+from nodeready.audit.document import Outlier
 from nodeready.inventory.nodeset import fold
 from nodeready.policy.policy import PolicyError, check_settings, kind_of, reason
 from nodeready.subjects.base import Unknown
@@ -77,25 +77,6 @@ def _in_group(group: str, facts: Mapping[str, Facts]) -> Iterator[Outlier]:
 def differing(peers: Mapping[str, Mapping[str, Facts]]) -> tuple[Outlier, ...]:
     """What nodes of a group do not have in common with most of it; by group, then by name."""
     return tuple(outlier for group in peers for outlier in _in_group(group, peers[group]))
-
-
-def find(nodes: Iterable[NodeReport], subjects: Iterable[str]) -> tuple[Outlier, ...]:
-    """What nodes of the same groups do not have in common with most of them.
-
-    Nodes are peers when they are in the same groups of the inventory. A fact has a majority when
-    more than half of the peers that tell it have one value.
-    """
-    chosen = tuple(subjects)
-    same: dict[Any, Mapping[str, Any]] = {}
-    peers: dict[str, dict[str, Facts]] = {}
-    for node in nodes:
-        if node.snapshot is not None:
-            group = ",".join(node.groups) or ALL
-            peers.setdefault(group, {})[node.name] = {
-                subject: same.setdefault((subject, key_of(facts)), facts)
-                for subject, facts in compared(node.snapshot, chosen).items()
-            }
-    return differing(peers)
 
 
 def key_of(facts: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -1,6 +1,4 @@
-"""`nodeready audit`, `learn`, `explain`, `bundle`: what differs, what most nodes share, what a
-check means, and the node's own program that audits it there. None of them changes a node.
-"""
+"""`nodeready audit`: what differs from the policy, on every node. Never changes a node."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from typing import Any
 import click
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
-from nodeready.audit.reading import Reading, readers
-from nodeready.audit.run import audit_of, combined, groups, looked_at, remember
+from nodeready.audit.fleet import distinguishing_groups, probed_subjects
+from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.options import Refused, asking, option, report, steps_option
 from nodeready.cli.recorded import recorded_audit, recorded_source
@@ -26,54 +24,41 @@ from nodeready.subjects.registry import (
 )
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
-from nodeready.transport.look import PROBE_TIMEOUT_S, Look, SnapshotQuestion
+from nodeready.transport.look import PROBE_TIMEOUT_S, Look
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 
 
 def audit_document(
-    nodes: Targets,
+    targets: Targets,
     screen: Screen,
     selection: Selection,
     looks: list[Look],
-    started: str,
     *,
-    reading: Reading | None = None,
+    started: str,
+    workers: AuditWorkers,
 ) -> Audit:
-    """The audit of these looks: completed by what all nodes tell, judged, and compared.
-
-    reading: has their snapshots; None: the looks have
-    """
-    from nodeready.subjects.context import FleetContext, judged
+    """The audit of these looks. workers: they have the snapshots, or take them from the looks"""
+    from nodeready.subjects.context import FleetContext
     from nodeready.transport.ssh import fleet_context
 
-    looks = looks if reading is None else reading.settled(looks)
-    context = FleetContext(nodes.policies)
+    transport, inventory = targets.transport, targets.all
+    looks = workers.settle(looks)
+    context = FleetContext(targets.policies)
     if all(look.kind != INTERRUPTED for look in looks):
-        context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
-    if reading is not None:
-        context = reading.combined(context, nodes.transport.met())
-        document, problem = reading.audit(
-            *(looks, context, selection, started),
-            lambda name: groups(nodes.all, name, len(nodes.all)),
-            complete=not nodes.transport.interrupted,
-        )
-        if problem and screen.verbose:
-            screen.say(problem)
-        return document
-    context = combined(context, looks, nodes.transport.met())
-    problem = remember(looks, context)
-    if problem and screen.verbose:
-        screen.say(problem)
-    return audit_of(
-        judged(looks, context),
+        context = fleet_context(transport, targets.policies, looks, inventory)
+    document, problem = workers.audit(
+        looks,
+        workers.complete(context, transport.met()),
         selection,
         started,
-        nodes.all,
-        nodes.policies,
-        complete=not nodes.transport.interrupted,
+        lambda name: distinguishing_groups(inventory, name, len(inventory)),
+        complete=not transport.interrupted,
     )
+    if problem and screen.verbose:
+        screen.say(problem)
+    return document
 
 
 @click.command()
@@ -151,19 +136,17 @@ def audit(
             )
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note)
-            reading = None
-            if readers(len(nodes.policies)):
-                # The readers are made before any connection is.
-                reading = after.enter_context(Reading(nodes.policies, find("audit", format).tell))
+            # The workers are forked before any connection is made.
+            workers = after.enter_context(AuditWorkers(nodes.policies, find("audit", format).tell))
             with nodes.transport:
-                read = SnapshotQuestion.read if reading is None else reading.read
-                looks = probe_nodes(nodes, screen, looked_at(selection), timeout, read=read)
+                subjects = probed_subjects(selection)
+                looks = probe_nodes(nodes, screen, subjects, timeout, read=workers.read)
                 if nodes.transport.interrupted:
                     screen.say_partial(
                         look.name for look in looks if not (look.reached or look.error)
                     )
                 document = audit_document(
-                    nodes, screen, selection, looks, started, reading=reading
+                    nodes, screen, selection, looks, started=started, workers=workers
                 )
         code = audit_code(document, fail_on)
         failing = [node.name for node in document.nodes if node.status in FAILING]

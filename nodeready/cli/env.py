@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.audit.run import combined
+from nodeready.audit.fleet import complete
 from nodeready.cli.conversations import ask_with_progress, probe_nodes
 from nodeready.cli.options import Refused, asking, format_option, option, output_file, steps_option
 from nodeready.cli.screen import Screen, refuse_unwritable, show
@@ -50,7 +50,7 @@ def _environment(
     from nodeready.subjects.context import FleetContext
 
     declared = nodes.policies
-    context = combined(FleetContext(declared), looks, nodes.transport.met())
+    context = complete(FleetContext(declared), looks, nodes.transport.met())
     snapshots = {
         look.name: context.completed(look.name, look.snapshot)
         for look in looks

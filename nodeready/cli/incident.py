@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nodeready.audit.document import Audit, NodeReport
+from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
@@ -33,7 +35,8 @@ def collector(
     """What collects the evidence of this job from these nodes; see EvidenceCollector."""
     transport = targets.transport
 
-    def audit_nodes(names: list[str]) -> Audit:
+    @contextmanager
+    def audit_nodes(names: list[str]) -> Iterator[Audit]:
         started, selection = now(), select(subjects=here.SEEN)
         results = converse(
             transport,
@@ -50,8 +53,12 @@ def collector(
         )
         looks = [Look.of(name, result) for name, result in results.items()]
         if targets.inventory is not None:
-            return audit_document(targets, screen, selection, looks, started)
-        return _audit_alone(looks, targets, selection, started)
+            with AuditWorkers(targets.policies, find("audit", "json").tell, 0) as workers:
+                yield audit_document(
+                    targets, screen, selection, looks, started=started, workers=workers
+                )
+        else:
+            yield _audit_alone(looks, targets, selection, started)
 
     return EvidenceCollector(
         transport,

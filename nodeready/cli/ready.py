@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from nodeready.audit.document import Audit, Ready, ready_code, slots
-from nodeready.audit.run import looked_at
+from nodeready.audit.fleet import probed_subjects
+from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.options import Refused, asking, hostfile_options, option, report, steps_option
@@ -20,10 +21,11 @@ from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.policy.policy import PolicyError
 from nodeready.reports.monitoring import nagios_code
-from nodeready.reports.registry import names
+from nodeready.reports.registry import find, names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED
+from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
     from nodeready.ready.run import Task, Wanted
@@ -45,16 +47,14 @@ def _selected(only: str | None, skip: str | None) -> Selection:
     return Selection(checks)
 
 
-def _fleet(
-    nodes: Targets, screen: Screen, selection: Selection, request: Wanted, budget_s: int
-) -> Audit:
-    """Look and prove until the budget is spent, and judge what there is."""
+def _prove_fleet(
+    nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: Wanted, budget_s: int
+) -> list[Look]:
+    """Probe and prove until the budget is spent."""
     from nodeready.inventory.load import given_addresses
     from nodeready.ready.run import Task, prove
 
-    started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
-    subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
-    deadline = time.monotonic() + time_s
+    deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
     pending = {"look": set(nodes.policies), "proofs": set(nodes.policies)}
     with ExitStack() as after:
@@ -86,15 +86,41 @@ def _fleet(
             addresses,
             together,
         )
-        looks = prove(task, on_done, ask)
-    audit = audit_document(nodes, screen, selection, looks, started)
-    if nodes.transport.interrupted:
+        return prove(task, on_done, ask)
+
+
+def _fleet_audit(
+    targets: Targets,
+    screen: Screen,
+    selection: Selection,
+    workers: AuditWorkers,
+    *,
+    budget_s: int,
+    nodes_needed: int | None,
+    full_mesh: bool,
+) -> tuple[Audit, dict[str, int]]:
+    """The audit with the proofs of all nodes, and their slots. Raises Refused."""
+    from nodeready.ready.run import Wanted
+
+    started = now()
+    subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
+    with targets.transport:
+        if nodes_needed is not None and nodes_needed > len(targets.policies):
+            count = len(targets.policies)
+            raise Refused(
+                f"--nodes-needed {nodes_needed}: {counted(count, 'node')} "
+                f"{'is' if count == 1 else 'are'} selected"
+            )
+        request = Wanted.of(selection.checks, full=full_mesh)
+        looks = _prove_fleet(targets, screen, subjects, request, budget_s)
+        audit = audit_document(targets, screen, selection, looks, started=started, workers=workers)
+    if targets.transport.interrupted:
         screen.say_partial(
             node.name
             for node in audit.nodes
             if node.error or any(result.actual == INTERRUPTED for result in node.results)
         )
-    return audit
+    return audit, {look.name: slots(look.snapshot) for look in looks} | targets.slots
 
 
 def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
@@ -180,40 +206,36 @@ def ready(
     for name, path in (("-o", output), ("--hostfile-out", hostfile_out)):
         refuse_unwritable(path, name)
     screen = options.screen()
-    own_slots: dict[str, int] = {}
-    if inventory is None:
-        if options.limit is not None:
-            raise Refused("--limit: --local is about this machine alone")
-        document = Ready(_local_audit(settings, selection, budget), budget, nodes_needed)
-    else:
-        from nodeready.ready.run import Wanted
-
-        over = select_targets(inventory, options, settings, job=job, tell=screen.note)
-        with over.transport:
-            if nodes_needed is not None and nodes_needed > len(over.policies):
-                have = len(over.policies)
-                raise Refused(
-                    f"--nodes-needed {nodes_needed}: {counted(have, 'node')} "
-                    f"{'is' if have == 1 else 'are'} selected"
-                )
-            request = Wanted.of(selection.checks, full=full_mesh)
-            document = Ready(
-                _fleet(over, screen, selection, request, budget), budget, nodes_needed
+    with ExitStack() as after:
+        if inventory is None:
+            if options.limit is not None:
+                raise Refused("--limit: --local is about this machine alone")
+            audit = _local_audit(settings, selection, budget)
+            slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
+        else:
+            targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
+            workers = after.enter_context(
+                AuditWorkers(targets.policies, find("ready", format).tell, 0)
             )
-            own_slots = over.slots
-            over.remember_failed(document.no_go)
-    if hostfile_out is not None:
-        observed_slots = {node.name: slots(node) for node in document.audit.nodes}
-        rows = {name: own_slots.get(name, observed_slots[name]) for name in document.go}
-        complete = document.audit.complete
-        problem = write_hostfile(
-            hostfile_out, hostfile_format, rows, document.no_go, complete=complete
-        )
-        if problem:
-            screen.say(problem)
-    silent = screen.quiet and document.enough and not document.no_go
-    show("ready", format, document, screen, output=output, silent=silent)
-    return nagios_code(document.audit) if format == "nagios" else ready_code(document)
-
-
-# --- `env`.
+            audit, slots_of = _fleet_audit(
+                targets,
+                screen,
+                selection,
+                workers,
+                budget_s=budget,
+                nodes_needed=nodes_needed,
+                full_mesh=full_mesh,
+            )
+        document = Ready(audit, budget, nodes_needed)
+        if inventory is not None:
+            targets.remember_failed(document.no_go)
+        if hostfile_out is not None:
+            rows = {name: slots_of[name] for name in document.go}
+            problem = write_hostfile(
+                hostfile_out, hostfile_format, rows, document.no_go, complete=audit.complete
+            )
+            if problem:
+                screen.say(problem)
+        silent = screen.quiet and document.enough and not document.no_go
+        show("ready", format, document, screen, output=output, silent=silent)
+        return nagios_code(audit) if format == "nagios" else ready_code(document)

@@ -10,6 +10,7 @@ import click
 
 from nodeready import __version__
 from nodeready.audit.document import Audit
+from nodeready.audit.fleet import distinguishing_groups
 from nodeready.audit.recorded import (
     NO_TEXT,
     OF_VERDICTS,
@@ -20,7 +21,6 @@ from nodeready.audit.recorded import (
     sorted_out,
     source,
 )
-from nodeready.audit.run import groups
 from nodeready.audit.verdict import SourceError
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
@@ -123,7 +123,7 @@ def recorded_audit(
     verdicts, strangers = sorted_out(recorded_verdicts, names)
     moment = time.time()
     reports_, about = reports(
-        verdicts, question, lambda name: groups(loaded, name, total), place, moment
+        verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment
     )
     if partial:
         screen.say(f"{place.shown}: says that its answer is partial: verdicts may be missing")

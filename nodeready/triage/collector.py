@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -68,7 +69,7 @@ class EvidenceCollector:
     timeout_s:   for the stacks of one node
     ask, converse: reach the nodes, with progress
     render:      makes the files of a document
-    audit_nodes: makes the audit document of these nodes
+    audit_nodes: the audit document of these nodes, while it is entered
     owner:       uid of the job's user; "": not known yet
     found:       the stacks, once they are taken
     logs:        the logs of the ranks, from the stacks
@@ -82,7 +83,7 @@ class EvidenceCollector:
     ask: Asks
     converse: Converse
     render: Render
-    audit_nodes: Callable[[list[str]], Any]
+    audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
     owner: str = ""
     found: Stacks | None = None
     logs: Logs = field(default_factory=lambda: defaultdict(dict))
@@ -295,10 +296,10 @@ class EvidenceCollector:
 
     def audit(self, directory: Directory) -> Part:
         """What differs from the policy on the job's nodes."""
-        audit = self.audit_nodes(self._job_nodes)
-        directory.part("audit")
-        for extension, pieces in self.render("audit", audit).items():
-            directory.write(f"audit/audit{extension}", pieces)
+        with self.audit_nodes(self._job_nodes) as audit:
+            directory.part("audit")
+            for extension, pieces in self.render("audit", audit).items():
+                directory.write(f"audit/audit{extension}", pieces)
         errors = {node.name: node.error for node in audit.nodes if node.error}
         unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
         failing = sum(node.status == "fail" for node in audit.nodes)
