@@ -1,7 +1,7 @@
 """Reads the answers of nodes and judges the nodes, in a worker process or in the control process.
 
 Observations, facts and counters stay in a file of the judge. The control process gets what the
-fleet needs of an answer, and later the results, of which repeated ones are numbers.
+fleet needs of an answer, and later the results; repeated results are numbers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _SharedPart(NamedTuple):
 
 
 class _PackedObservation(NamedTuple):
-    """An observation: its class and fields, of which some are a `_SharedPart`."""
+    """An observation: its class and its fields; a shared field is a `_SharedPart`."""
 
     kind: type
     fields: dict[str, Any]
@@ -176,7 +176,7 @@ class AnswerJudge:
         self.moment = 0.0
 
     def do(self, order: tuple[Any, ...]) -> Any:
-        """Do one order of the control process; returns its answer, None where there is none."""
+        """Do one order of the control process; returns its answer, if it has one."""
         kind, *arguments = order
         if kind == "read":
             policy, subjects, nonce, answer = arguments

@@ -26,7 +26,7 @@ from nodeready.subjects.context import Counted
 from nodeready.subjects.registry import COUNTING
 
 FILES = 64
-#: A larger file is not one of ours: ten thousand nodes make some 400 kB in each file.
+#: A larger file is foreign: ten thousand nodes make some 400 kB in each file.
 MAX_FILE_BYTES = 64 << 20
 #: Seconds after which the counters of a node are forgotten: it is gone or was renamed.
 KEPT_S = 90 * 86400
@@ -47,7 +47,7 @@ def _names_by_file(names: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _open(path: Path) -> IO[bytes] | None:
-    """The file; None when it is not one of ours. Raises OSError."""
+    """The file; None for a foreign one. Raises OSError."""
     # To open a named pipe could block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - the caller closes it

@@ -65,7 +65,7 @@ def _unique_addresses(claimed: Sequence[Set[str]], met: Mapping[str, Met]) -> tu
     claim no more addresses than the median node.
     """
     maximum = statistics.median_high(map(len, claimed))
-    counts = Counter(address for own in claimed for address in sorted(own)[:maximum])
+    counts = Counter(address for addresses in claimed for address in sorted(addresses)[:maximum])
     reached = {peer.address for peer in met.values()} & counts.keys()
     unique = {address for address, count in counts.items() if count == 1}
     return tuple(sorted(unique | reached))

@@ -200,7 +200,13 @@ class _Rows(Sequence[NodeReport]):
                 return os.pread(self._files[file], size, start).decode("ascii")
 
         return NodeReport(
-            row.name, row.status, row.seconds, row.error, row.groups, results, told=read_facts
+            row.name,
+            row.status,
+            row.seconds,
+            row.error,
+            row.groups,
+            results,
+            read_facts=read_facts,
         )
 
 
@@ -500,7 +506,7 @@ class AuditWorkers:
     ) -> tuple[Audit, str]:
         """The audit of settled looks, and why some counters could not be kept, or ""."""
         self._broadcast(("context", context.addresses, context.moment))
-        counting = [name for name, (_, told) in self._summaries.items() if told.has_counters]
+        counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
         with counters.Earlier(counting) as earlier:
             for look in looks:
                 if look.snapshot is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from nodeready.audit.peers import majority, render
+from nodeready.audit.learned import majority, render
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.options import Refused, asking, option, output_file, steps_option
 from nodeready.cli.targets import TargetOptions, select_targets

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.audit import peers
+from nodeready.audit import learned, peers
 from nodeready.audit.document import NodeReport, Outlier
 from nodeready.audit.fleet import complete
 from nodeready.policy.policy import make_policy
@@ -90,7 +90,7 @@ def learn(subjects):
 
     def learn(**nodes: object) -> tuple[str, dict[str, object]]:
         observed = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
-        text = peers.render(peers.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
+        text = learned.render(learned.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
         settings: dict[str, object] = {}
         exec(text, {"__builtins__": {}}, settings)  # as pyinfra does with a group_data file
         make_policy(settings)
