@@ -54,7 +54,8 @@ from nodeready.subjects.registry import Selection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import now
-from nodeready.transport.base import FAILED, Answer, Met, forget_others, own
+from nodeready.transport.base import FAILED, Answer, Met
+from nodeready.transport.inherited import close_inherited, register_for_fork
 from nodeready.transport.look import NOT_LOOKED_AT, Look, SnapshotQuestion
 from nodeready.transport.processes import Frames
 
@@ -280,7 +281,7 @@ class AuditWorkers:
             if pid == 0:
                 status = 1
                 try:
-                    forget_others()
+                    close_inherited()
                     for pair in pairs:
                         for end in pair:
                             if end is not theirs:
@@ -292,7 +293,7 @@ class AuditWorkers:
                 finally:
                     # Without the exit handlers of the control process.
                     os._exit(status)
-            frames = own(Frames(socket.socket(fileno=os.dup(ours.fileno()))))
+            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(ours.fileno()))))
             self._workers.append(_Worker(judge.number, pid, frames))
         for pair in pairs:
             for end in pair:

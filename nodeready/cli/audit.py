@@ -41,7 +41,7 @@ def audit_document(
 ) -> Audit:
     """The audit of these looks. workers: they have the snapshots, or take them from the looks"""
     from nodeready.subjects.context import FleetContext
-    from nodeready.transport.ssh import fleet_context
+    from nodeready.transport.fleet_context import fleet_context
 
     transport, inventory = targets.transport, targets.all
     looks = workers.settle(looks)

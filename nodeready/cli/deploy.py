@@ -105,7 +105,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
     from nodeready.deploy.plan import run_of, run_plan
     from nodeready.subjects.context import FleetContext, judged
-    from nodeready.transport.ssh import fleet_context
+    from nodeready.transport.fleet_context import fleet_context
 
     screen = report.screen
     looks = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nodeready.cli.screen import Screen
     from nodeready.inventory.load import NodeInventory
-    from nodeready.transport.allocation import Job
+    from nodeready.transport.allocation import RunningJob
 
 #: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
 #: a core (docs/benchmarks.md): 256 handshakes take 1.5 s.
@@ -236,14 +236,14 @@ def select_targets(
         unselected = [host for host in loaded if host.name not in names]
         transport = Clush(hosts, config, others=unselected, topology=options.topology, tell=tell)
     else:
-        from nodeready.transport.ssh import Fleet, Sharded
+        from nodeready.transport.ssh import Fleet, ShardedSsh
 
         cores = len(os.sched_getaffinity(0))
         count = options.ssh_processes or max(1, min(cores, len(hosts) // NODES_PER_PROCESS))
         transport = (
             Fleet(loaded, hosts, config)
             if count == 1
-            else Sharded(loaded, hosts, config, min(count, len(hosts)))
+            else ShardedSsh(loaded, hosts, config, min(count, len(hosts)))
         )
     return Targets(transport, policies, loaded)
 
@@ -327,7 +327,7 @@ def _own_job(hosts: Iterable[Host]) -> str:
     return number if {host.name for host in hosts} <= job_nodes else ""
 
 
-def running_job(job: str) -> Job:
+def running_job(job: str) -> RunningJob:
     """The running job of ``--job``. Raises Refused."""
     from nodeready.transport.allocation import SrunError, running
 

@@ -14,7 +14,7 @@ from nodeready.cli import targets
 from nodeready.cli.options import Refused
 from nodeready.smoke import run as smoke_run
 from nodeready.smoke.document import Smoke
-from nodeready.transport.allocation import Job
+from nodeready.transport.allocation import RunningJob
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, made
@@ -189,7 +189,7 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     carrier = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
     monkeypatch.setattr(command, "select_targets", targets.select_targets)
-    monkeypatch.setattr(targets, "running_job", lambda words: Job("7", ("a", "b")))
+    monkeypatch.setattr(targets, "running_job", lambda words: RunningJob("7", ("a", "b")))
 
     def steps(job, tell, *, works=False, sudo=False):
         asked.append((job.number, works))
