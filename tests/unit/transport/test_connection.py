@@ -297,7 +297,7 @@ def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeyp
     calls, failures = [], [Failure(error="gone"), None]
     monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
     monkeypatch.setattr(ssh, "rights_of", lambda host: calls.append("become") or "rights")
-    monkeypatch.setattr(ssh, "_met", lambda host: "met")
+    monkeypatch.setattr(ssh, "ssh_peer", lambda host: "met")
     link = ssh.NodeConnection(host := SimpleNamespace(connected=False))
     assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
     assert (link.connect(), link.met, link.rights) == (None, "met", "rights")
