@@ -36,7 +36,7 @@ from benchmarks import machine, report, table
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
 from nodeready import shell
-from nodeready.audit.reading import Reading
+from nodeready.audit.workers import AuditWorkers
 from nodeready.lab import Lab, down
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS
@@ -389,19 +389,19 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     tell = next(iter(formats.values())).tell
     render: dict[str, float] = {}
     begun = time.perf_counter()
-    with Reading(policies, tell) as reading:
+    with AuditWorkers(policies, tell) as workers:
         looks = []
         for name, (nonce, text) in zip(policies, _answers(directory / "answers"), strict=True):
             asked = SnapshotQuestion(Request(name, "", 60), policies[name], chosen, nonce)
-            looks.append(Look(name, reading.read(asked, Reply(text)), seconds=1.0))
-        looks = reading.settled(looks)
+            looks.append(Look(name, workers.read(asked, Reply(text)), seconds=1.0))
+        looks = workers.settle(looks)
         read = time.perf_counter()
         snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
         endpoints = {name: Endpoint() for name in policies}
         wanted = expectations(policies, snapshots, endpoints, bytes, lambda name: "")
-        context = reading.combined(FleetContext(wanted), {})
+        context = workers.complete(FleetContext(wanted), {})
         combined = time.perf_counter()
-        audit, _ = reading.audit(looks, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
+        audit, _ = workers.audit(looks, context, selection, "2026-01-01T00:00:00Z", lambda _: ())
         judged = time.perf_counter()
         if len(audit.nodes) != nodes or audit.summary["nodes"]["failed"]:
             raise BenchmarkError(f"not what is measured: {audit.summary}")
@@ -410,7 +410,7 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
             with (directory / f"report{form.extension}").open("w", encoding="utf-8") as out:
                 out.writelines(form.render(audit))
             render[name] = time.perf_counter() - moment
-        count = reading.count
+        count = workers.count
     cpu = sum(
         used.ru_utime + used.ru_stime
         for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

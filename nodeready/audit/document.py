@@ -23,7 +23,7 @@ from nodeready.text import sanitise
 # --- The document of an audit.
 
 #: Statuses of a node beside those of its results: it was not reached, or was lost on the way; it
-#: could not be looked at for another reason (sudo, an interrupt, a mistake of ours).
+#: could not be probed for another reason (sudo, an interrupt, a bug).
 UNREACHABLE, FAILED = "unreachable", "failed"
 #: The statuses of a node, worst first.
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
@@ -37,10 +37,9 @@ class NodeReport:
     seconds: wall time of its look, connection included; 0 when there was none
     error:   one line when it could not be looked at, else ""
     groups:  of the inventory that it is in
-    age_s:   of a recorded verdict: how old it is; None: the node was asked, or there is none
-    counts:  of a recorded verdict: status -> how many more results have it, of which nothing else
-             is known
-    told:    gives the facts in the words of the run's format, where another process made them
+    age_s:   of a recorded verdict; None: the node was probed, or has no verdict
+    counts:  of a recorded verdict: status -> number of further results with only a status
+    read_facts: gives the facts as text of the run's format, where a worker made that text
     """
 
     name: str
@@ -52,7 +51,7 @@ class NodeReport:
     snapshot: Snapshot | None = field(default=None, repr=False)
     age_s: float | None = None
     counts: tuple[tuple[str, int], ...] = ()
-    told: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    read_facts: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -76,17 +75,17 @@ class NodeReport:
     @property
     def statuses(self) -> Counter[str]:
         """Status -> how many of its results have it."""
-        found = Counter(result.status for result in self.results)
-        found.update(dict(self.counts))
-        return found
+        counts = Counter(result.status for result in self.results)
+        counts.update(dict(self.counts))
+        return counts
 
     @property
     def facts(self) -> dict[str, Any]:
         """Subject -> what was observed of it, as plain data; made anew each time."""
         if self.snapshot is None:
             return {}
-        seen = self.snapshot.subjects
-        return {name: plain(seen[name]) for name in SUBJECTS if name in seen}
+        subjects = self.snapshot.subjects
+        return {name: plain(subjects[name]) for name in SUBJECTS if name in subjects}
 
 
 @dataclass(frozen=True)
@@ -109,14 +108,14 @@ class Outlier:
 
 @dataclass(frozen=True)
 class Recorded:
-    """From where the verdicts are that the nodes gave themselves, when none was asked.
+    """The source of the verdicts that the nodes gave themselves, when no node was probed.
 
     source:   the directory, or the address of Prometheus
     texts:    whether the results have their texts: metrics have none
     believed: nodes with a verdict that is believed
     stale:    nodes whose verdict is too old, or from the future
-    missing:  nodes of which there is none
-    newest_s, oldest_s: the ages of those that are believed; None: there is none
+    missing:  nodes without a verdict
+    newest_s, oldest_s: ages of the believed verdicts; None: without any
     """
 
     source: str
@@ -162,7 +161,7 @@ class Audit:
 
 # --- Readiness: whether a node may get a job, and why not. The node's own program asks, too.
 
-#: The statuses with which a node gets no job. What nobody could observe is no pass.
+#: The statuses with which a node gets no job. What could not be observed does not pass.
 STOPPING: tuple[str, ...] = ("fail", "unknown")
 #: Characters of one reason: Slurm and a prolog's log have a line for all of them.
 _LENGTH = 160
@@ -182,12 +181,12 @@ def reasons(results: Iterable[Result]) -> list[str]:
     results = list(results)
     if not results:
         return ["nothing was looked at"]
-    found = [
+    ranked = [
         (STOPPING.index(result.status), _line(result))
         for result in results
         if result.status in STOPPING
     ]
-    return [line for _, line in sorted(found, key=lambda row: row[0])]
+    return [line for _, line in sorted(ranked, key=lambda row: row[0])]
 
 
 def _line(result: Result) -> str:
@@ -218,14 +217,14 @@ class Ready:
 
     @cached_property
     def no_go(self) -> Mapping[str, tuple[str, ...]]:
-        """The others, each with its reasons: ``CHECK: what is``, ``unreachable: why``."""
+        """The nodes that are not ready, with reasons: ``CHECK: actual``, ``unreachable: ...``."""
         return {node.name: _reasons(node) for node in self.audit.nodes if not _ready(node)}
 
     @property
     def enough(self) -> bool:
         """Whether the job can start."""
-        wanted = len(self.audit.nodes) if self.needed is None else self.needed
-        return self.audit.complete and len(self.go) >= max(1, wanted)
+        needed = len(self.audit.nodes) if self.needed is None else self.needed
+        return self.audit.complete and len(self.go) >= max(1, needed)
 
 
 def _ready(node: NodeReport) -> bool:
@@ -238,9 +237,9 @@ def _reasons(node: NodeReport) -> tuple[str, ...]:
     return tuple(reasons(node.results))
 
 
-def slots(node: NodeReport) -> int:
-    """The job's processes that a node holds: its GPUs; 1 where there is none."""
-    gpus = node.snapshot.subjects.get("gpus") if node.snapshot else None
+def slots(snapshot: Snapshot | None) -> int:
+    """The job's processes that a node holds: one per GPU; 1 without a GPU."""
+    gpus = snapshot.subjects.get("gpus") if snapshot else None
     return max(1, len(gpus.gpus)) if isinstance(gpus, Gpus) else 1
 
 

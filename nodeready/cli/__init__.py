@@ -1,4 +1,4 @@
-"""The `nodeready` command: its subcommands, and the one way from an error to a line and a code."""
+"""The `nodeready` command: its subcommands, and its errors as a line and an exit code."""
 
 from __future__ import annotations
 
@@ -15,34 +15,32 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
-from nodeready.cli.options import defaults
+from nodeready.cli.config_file import defaults_of
 from nodeready.exit_codes import exit_code, raise_on_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
-#: Subcommand -> its line in the help. Its module (of the same name, but for those of _TOGETHER) is
-#: imported when it is used, so that --help is quick.
+#: Subcommand -> its line in the help. The module of the same name is imported when the command is
+#: used, so that --help is quick.
 _COMMANDS = {
     "completion": "Completion for bash, zsh or fish.",
     "audit": "What differs from the policy, on every node.",
     "ready": "Go or no-go for every node, proven, before a job.",
-    "smoke": "A collective over all nodes before a job, and who spoils it.",
-    "run": "One rank of a job, started so that its hang can be looked into.",
-    "deploy": "Make every node as the policy wants it.",
+    "smoke": "A collective over all nodes; names the faulty node, GPU or link.",
+    "run": "Start one rank of a job so that its hang can be debugged.",
+    "deploy": "Make every node conform to the policy.",
     "cores": "Where each core file's program crashed, on every node.",
     "bundle": "The node's own program as one file, with a policy.",
-    "env": "The exports for a job that the nodes' facts suggest.",
-    "learn": "What most nodes have in common, as a policy to review.",
-    "stacks": "Who holds a hung job up, and where every rank stands.",
+    "env": "Environment variables for a job, from the nodes' facts.",
+    "learn": "The majority of the nodes' facts, as a policy to review.",
+    "stacks": "The stack of every rank of a hung job; the odd rank out first.",
     "incident": "The evidence of a hung job, in one archive.",
     "watch": "Watch a job, and keep the evidence when it hangs.",
     "explain": "What a check means, and what repairs it.",
     "tail": "The last lines of every rank's log, over all nodes, grouped.",
     "lab": "A cluster of real SSH nodes on this machine.",
 }
-#: Subcommands that are read with another one, and are in its module.
-_TOGETHER = {"learn": "audit", "explain": "audit", "bundle": "audit", "env": "ready"}
-#: The commands that talk to nodes.
+#: The commands that contact nodes.
 _TALKING = (
     *("audit", "ready", "deploy", "env", "learn", "tail", "stacks", "cores"),
     *("incident", "watch", "smoke"),
@@ -66,15 +64,15 @@ def patch() -> None:
 
 
 def _patched(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The work of a command that talks to nodes, never without the patched standard library.
+    """The callback of a command that contacts nodes, with the standard library patched before it.
 
     A word that looks like --help may be the value of another option.
     """
 
     @functools.wraps(work)
-    def patched(*args: Any, **given: Any) -> Any:
+    def patched(*args: Any, **kwargs: Any) -> Any:
         patch()
-        return work(*args, **given)
+        return work(*args, **kwargs)
 
     return patched
 
@@ -94,26 +92,28 @@ class _Commands(click.Group):
             return completion
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"nodeready.cli.{_TOGETHER.get(cmd_name, cmd_name)}")
+        module = importlib.import_module(f"nodeready.cli.{cmd_name}")
         command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; what talks to nodes is imported into a patched standard library.
+        """As click does. A command that contacts nodes is imported after gevent's patches.
 
-        Not for --help and completion, which talk to nobody.
+        Not for --help and completion, which contact no node.
         """
         talking = self.is_the_command and args[0] in _TALKING and not ctx.resilient_parsing
         if talking and not {"-h", "--help"} & {*args[1:]}:
             patch()
-        name, command, rest = super().resolve_command(ctx, args)
+        name, command, arguments = super().resolve_command(ctx, args)
         if self.is_the_command and not talking:
             raise_on_signals()
+        if self.is_the_command and command is not None:
+            ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if talking and command is not None and command.callback is not None:
             command.callback = _patched(command.callback)
-        return name, command, rest
+        return name, command, arguments
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """As click does, with the words of the help, for which no command is imported."""
@@ -181,8 +181,8 @@ def complain(text: str) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command line; ends the process with the documented exit code."""
-    # What we start is what it is everywhere, not what lies in the current directory. What `run`
-    # starts is the user's own: it gets the path back.
+    # Programs are found in the system's directories, never in the current one. `run` starts the
+    # user's program, so it gets the original PATH back.
     given_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -194,7 +194,6 @@ def main(arguments: list[str] | None = None) -> Any:
             arguments,
             prog_name="nodeready",
             standalone_mode=False,
-            default_map=defaults(),
             obj=given_path,
         )
         sys.exit(status or 0)

@@ -8,26 +8,24 @@ from typing import Any
 
 import click
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import (
     Refused,
     asking,
     format_option,
     option,
     output_directory,
-    past,
-    seconds_ago,
     since_option,
 )
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    nodes_of,
-    remember_failed,
+from nodeready.cli.targets import (
+    TargetOptions,
+    Targets,
+    local_targets,
     running_job,
-    this_machine,
+    select_targets,
 )
+from nodeready.cli.values import past, seconds_ago
 from nodeready.exit_codes import OK, exit_code
 from nodeready.files import own_directory, write_atomically
 from nodeready.healthcheck import here
@@ -61,14 +59,16 @@ def _write(cores: Cores, path: Path) -> None:
     write_atomically(path / "cores.json", find("cores", "json").render(cores), _MODE)
 
 
-def _here() -> Nodes:
+def _local_targets() -> Targets:
     try:
-        return this_machine(here.load(None))
+        return local_targets(here.load(None))
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
 
 
-def _nodes(inventory: str | None, options: Common, job: str | None, screen: Screen) -> Nodes:
+def _nodes(
+    inventory: str | None, options: TargetOptions, job: str | None, screen: Screen
+) -> Targets:
     """The nodes of INVENTORY. By srun in the job, when it still runs; a job whose cores are looked
     for often does not."""
     steps = job if options.via == "srun" else None
@@ -78,7 +78,7 @@ def _nodes(inventory: str | None, options: Common, job: str | None, screen: Scre
         except Refused as why:
             screen.note(f"{why.message}; an allocation of our own asks the nodes")
             steps = None
-    return nodes_of(inventory, options, job=steps, tell=screen.note)
+    return select_targets(inventory, options, job=steps, tell=screen.note)
 
 
 def _code(cores: Cores) -> int:
@@ -93,10 +93,10 @@ def _code(cores: Cores) -> int:
 def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
     """A core of a live process: look, ask, do it, say how the process is."""
     try:
-        seen = dumping.look()
+        crash = dumping.look()
         words = (
-            f"pid {seen.pid} ({seen.command or 'no command line'}, user {seen.user}): "
-            f"{size(seen.size_bytes)} to {seen.path}"
+            f"pid {crash.pid} ({crash.command or 'no command line'}, user {crash.user}): "
+            f"{size(crash.size_bytes)} to {crash.path}"
         )
         if not yes and not sys.stdin.isatty():
             raise Refused("--gcore pauses the process while its memory is written: --yes does it")
@@ -107,7 +107,7 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
                 return OK
         else:
             screen.note(f"{words}; it is paused meanwhile")
-        taken = dumping.take(seen)
+        taken = dumping.take(crash)
     except DumpError as problem:
         if problem.interrupted:
             return exit_code(interrupted=True)
@@ -118,9 +118,9 @@ def _dump(dumping: Dumping, screen: Screen, yes: bool) -> int:
     if taken.continued:
         after += " (it had been left stopped, and was sent SIGCONT)"
     if taken.error:
-        screen.say(f"--gcore {seen.pid}: {taken.error}; pid {seen.pid} {after}")
+        screen.say(f"--gcore {crash.pid}: {taken.error}; pid {crash.pid} {after}")
         return exit_code(failed=True)
-    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {seen.pid} {after}")
+    screen.note(f"{size(taken.size_bytes)} in {taken.seconds} s; pid {crash.pid} {after}")
     click.echo(sanitise(taken.path))
     return exit_code(failed=not goes_on)
 
@@ -159,7 +159,7 @@ def cores(
       nodeready cores --local
       nodeready cores inventories/prod.py --limit gpu007 --gcore 12345
     """
-    options, seconds = Common(**shared), past(since, seconds_ago)
+    options, seconds = TargetOptions(**shared), past(since, seconds_ago)
     if options.via == "ssh" and local == (inventory is not None):
         raise Refused("an INVENTORY or --local, one of both")
     if local and options.via != "ssh":
@@ -167,8 +167,8 @@ def cores(
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     screen = options.screen()
-    nodes = _here() if local else _nodes(inventory, options, job, screen)
-    with nodes.carrier as carrier:
+    nodes = _local_targets() if local else _nodes(inventory, options, job, screen)
+    with nodes.transport as carrier:
         ask = ask_with_progress(carrier, screen)
         if pid is not None:
             if len(nodes.policies) != 1:
@@ -181,16 +181,16 @@ def cores(
             ((name, policy),) = nodes.policies.items()
             return _dump(Dumping(ask, carrier.tag, name, policy, pid, into), screen, yes)
         into_ = _directory(output) if output is not None else None
-        found = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
+        cores = collect_cores(ask, carrier.tag, nodes.policies, seconds, job or "")
     if into_ is not None:
-        _write(found, into_)
-    trouble = bool(found.crashes or found.errors or found.notes)
-    if find("cores", format).styled and not (trouble or found.more or not found.complete):
-        screen.note(summary(found))
+        _write(cores, into_)
+    trouble = bool(cores.crashes or cores.errors or cores.notes)
+    if find("cores", format).styled and not (trouble or cores.more or not cores.complete):
+        screen.note(summary(cores))
     else:
-        show("cores", format, found, screen, silent=screen.quiet and not trouble)
-    if not found.complete:
-        screen.say_partial(found.errors)
-    failed = [*found.errors, *(crash.found.reader for crash in found.unread)]
-    remember_failed(nodes, failed, lost=True, asked=None if found.complete else failed)
-    return _code(found)
+        show("cores", format, cores, screen, silent=screen.quiet and not trouble)
+    if not cores.complete:
+        screen.say_partial(cores.errors)
+    failed = [*cores.errors, *(crash.found.reader for crash in cores.unread)]
+    nodes.remember_failed(failed, lost=True, reached=None if cores.complete else failed)
+    return _code(cores)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nodeready.cli.conversations import converse, probe_nodes
 from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
+from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
 from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
 from nodeready.reports.plan import show_plan
 from nodeready.reports.registry import Options, find, names
@@ -58,7 +59,7 @@ def deploy(
       nodeready deploy inventories/prod.py --limit @last-failed --yes
       nodeready deploy inventories/prod.py --check --format json
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     try:
         chosen = select_whole(only, CHANGED)
     except SelectionError as error:
@@ -66,18 +67,18 @@ def deploy(
     report = _Report(
         options.screen(), format, chosen, Options(diff=diff, quiet=options.quiet), now(), check
     )
-    nodes = over_ssh(inventory, options)
-    with nodes.carrier:
+    nodes = ssh_targets(inventory, options)
+    with nodes.transport:
         return _deploy(nodes, report, check=check, yes=yes)
 
 
 @dataclass(frozen=True)
 class _Report:
-    """Where and how one run of the command is told.
+    """Where and how one run of the command is reported.
 
     form:     of the document
     subjects: those that were chosen
-    check:    only the plan is wanted, or somebody said no
+    check:    only the plan, by --check or because the user declined
     """
 
     screen: Screen
@@ -94,32 +95,32 @@ class _Report:
 
     def tell(self, nodes: Iterable[Node], *, complete: bool = True, silent: bool = False) -> int:
         """Show the document. Returns the exit code."""
-        made = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
+        document = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
         if not silent:
-            show("deploy", self.form, made, self.screen, options=self.options)
-        return deploy_code(made)
+            show("deploy", self.form, document, self.screen, options=self.options)
+        return deploy_code(document)
 
 
-def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
+def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
     from nodeready.deploy.plan import run_of, run_plan
     from nodeready.subjects.context import FleetContext, judged
-    from nodeready.transport.ssh import fleet_context
+    from nodeready.transport.fleet_context import fleet_context
 
     screen = report.screen
-    looks = look(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
+    looks = probe_nodes(nodes, screen, report.subjects, PROBE_TIMEOUT_S, _STOPPING)
     context = FleetContext(nodes.policies)
-    if not nodes.carrier.interrupted:
-        context = fleet_context(nodes.carrier, nodes.policies, looks, nodes.all)
-    nodes_judged = {one.name: one for one in judged(looks, context)}
+    if not nodes.transport.interrupted:
+        context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
+    nodes_judged = {look.name: look for look in judged(looks, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}
-    if nodes.carrier.interrupted:
+    if nodes.transport.interrupted:
         return _nothing_done(report, planned.values())
     if check:
         return report.tell(planned.values())
-    asks = any(made.changes for made in plans.values()) and not yes
+    asks = any(plan.changes for plan in plans.values()) and not yes
     options = replace(
         report.options, verbose=screen.verbose, width=screen.width, lines=screen.lines
     )
@@ -136,22 +137,22 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
             # A person has seen the plan, a program gets it.
             screen.say("nothing was changed")
             return replace(report, check=True).tell(planned.values(), silent=report.styled)
-    found = converse(
-        nodes.carrier,
+    results = converse(
+        nodes.transport,
         screen,
         "changing",
         lambda name: run_plan(
-            nodes_judged[name], plans[name], nodes.carrier.run, report.subjects, PROBE_TIMEOUT_S
+            nodes_judged[name], plans[name], nodes.transport.run, report.subjects, PROBE_TIMEOUT_S
         ),
         plans,
-        stopping=_STOPPING,
+        on_interrupt=_STOPPING,
     )
-    runs = {name: run_of(nodes_judged[name], plans[name].refused, found[name]) for name in plans}
+    runs = {name: run_of(nodes_judged[name], plans[name].refused, results[name]) for name in plans}
     done = [
         _with_outcome(planned[name], runs[name]) if name in runs else planned[name]
         for name in nodes_judged
     ]
-    return (_partial if nodes.carrier.interrupted else _finish)(report, done, nodes)
+    return (_partial if nodes.transport.interrupted else _finish)(report, done, nodes)
 
 
 def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
@@ -169,22 +170,22 @@ def _node(node: Judged, plan: Plan | None) -> Node:
     """A node of the document, with its plan; None: it has none."""
     from nodeready.deploy.plan import Plan
 
-    made = Node.of(node.name, plan or Plan(), node.results)
+    report = Node.of(node.name, plan or Plan(), node.results)
     error = node.error or ("" if node.reached else NOT_LOOKED_AT)
-    return replace(made, error=error, unreachable=node.unreachable)
+    return replace(report, error=error, unreachable=node.unreachable)
 
 
 def _with_outcome(node: Node, run: PlanRun) -> Node:
     """A node of the document, with the outcome of its plan."""
     outcome = Outcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
     last = run.node
-    made = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
-    return made.judged(last.results)
+    judged_node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
+    return judged_node.judged(last.results)
 
 
 def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
-    """Whether somebody wants the changes; None: interrupted."""
-    changes = sum(len(made.changes) for made in plans.values())
+    """Whether the user confirms the changes; None: interrupted."""
+    changes = sum(len(plan.changes) for plan in plans.values())
     if not sys.stdin.isatty():
         raise Refused("no terminal to ask on: add --yes, or --check to only look")
     question = f"Make {counted(changes, 'change')} on {counted(len(plans), 'node')}?"
@@ -202,12 +203,12 @@ def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
     return code
 
 
-def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _partial(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
     """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
-    code = report.tell(found, complete=False)
-    planned = [node for node in found if node.outcome is not None]
+    code = report.tell(nodes, complete=False)
+    planned = [node for node in nodes if node.outcome is not None]
     undone = [node.name for node in planned if node.outcome and not node.outcome.complete]
-    remember_failed(nodes, [*undone, *_again(found)])
+    targets.remember_failed([*undone, *_again(nodes)])
     report.screen.say(
         f"partial: {len(planned) - len(undone)} of {len(planned)} nodes were completed"
         + (f"; not {folded(undone)} (--limit @last-failed)" if undone else "")
@@ -215,16 +216,16 @@ def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
     return code
 
 
-def _again(found: Sequence[Node]) -> list[str]:
+def _again(nodes: Sequence[Node]) -> list[str]:
     """The nodes to try again."""
-    return [n.name for n in found if n.failed] + [n.name for n in found if n.unreachable]
+    return [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
 
 
-def _finish(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _finish(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
-    code = report.tell(found)
-    again = _again(found)
-    remember_failed(nodes, again)
+    code = report.tell(nodes)
+    again = _again(nodes)
+    targets.remember_failed(again)
     if again:
         report.screen.say("again on these alone: --limit @last-failed")
     return code

@@ -86,26 +86,26 @@ def up(nodes: int, profile: str | None, fault: str | None, slurm: bool, name: st
             f"no fault {fault!r}; see `nodeready lab up --fault list`", param_hint="--fault"
         )
     progress = _Progress()
-    wrong = "" if fault == "none" else fault
+    node_fault = "" if fault == "none" else fault
     try:
-        made = Lab.up(name, nodes, profile, progress=progress, fault=wrong, slurm=slurm)
+        lab = Lab.up(name, nodes, profile, progress=progress, fault=node_fault, slurm=slurm)
     except LabError as error:
         raise click.ClickException(str(error)) from None
     finally:
         progress.end()
-    folded = fold(node.name for node in made.nodes)
-    if made.started == len(made.nodes):
-        click.echo(f"{name}: {made.started} nodes up: {folded}")
-    elif made.started:
-        click.echo(f"{name}: {made.started} of {len(made.nodes)} nodes started: {folded}")
+    folded = fold(node.name for node in lab.nodes)
+    if lab.started == len(lab.nodes):
+        click.echo(f"{name}: {lab.started} nodes up: {folded}")
+    elif lab.started:
+        click.echo(f"{name}: {lab.started} of {len(lab.nodes)} nodes started: {folded}")
     else:
-        click.echo(f"{name}: already up, {len(made.nodes)} nodes: {folded}")
-    for note in _faults(made):
+        click.echo(f"{name}: already up, {len(lab.nodes)} nodes: {folded}")
+    for note in _faults(lab):
         click.echo(note)
-    for note in _slurm(made):
+    for note in _slurm(lab):
         click.echo(note)
-    click.echo(f"log in: {_login(made)}")
-    if made.started and not can_raise_limits():
+    click.echo(f"log in: {_login(lab)}")
+    if lab.started and not can_raise_limits():
         click.echo(
             "nodeready: this machine lacks CAP_SYS_RESOURCE: limits on the nodes cannot be raised "
             "above its own",
@@ -124,13 +124,13 @@ def down_(context: click.Context, name: str, every: bool) -> None:
         raise click.UsageError("--name and --all exclude each other")
     ended = []
     try:
-        for one in state.names() if every else [name]:
-            if down(one):
-                ended.append(one)
+        for lab_name in state.names() if every else [name]:
+            if down(lab_name):
+                ended.append(lab_name)
     except LabError as error:
         raise click.ClickException(str(error)) from None
-    for one in ended:
-        click.echo(f"{one}: ended")
+    for lab_name in ended:
+        click.echo(f"{lab_name}: ended")
     if not ended:
         click.echo("no lab runs" if every else f"{name}: no such lab runs")
 
@@ -143,37 +143,37 @@ def status() -> None:
     trouble = False
     for name in state.names():
         try:
-            found = Lab.load(name)
+            lab = Lab.load(name)
         except LabError as error:
             trouble = True
             notes.append(f"{name}: {error}")
             continue
-        if found is None:
+        if lab is None:
             trouble = True
             if state.is_locked(state.directory(name)):
                 notes.append(f"{name}: another command is starting or ending it")
             else:
                 notes.append(f"{name}: unfinished; clean up: nodeready lab down --name {name}")
             continue
-        states = {node.name: node.status for node in found.nodes}
-        good = [node for node, one in states.items() if one == "up"]
-        first, last = found.nodes[0].address, found.nodes[-1].address
+        states = {node.name: node.status for node in lab.nodes}
+        good = [node for node, state in states.items() if state == "up"]
+        first, last = lab.nodes[0].address, lab.nodes[-1].address
         rows.append(
-            (name, found.profile, f"{len(good)}/{len(states)}", fold(states), f"{first}-{last}")
+            (name, lab.profile, f"{len(good)}/{len(states)}", fold(states), f"{first}-{last}")
         )
         for bad in ("dead", "no sshd"):
-            if named := [node for node, one in states.items() if one == bad]:
+            if named := [node for node, state in states.items() if state == bad]:
                 trouble = True
                 notes.append(f"{name}: {bad}: {fold(named)}; dead nodes start with `lab up`")
-        if found.controller and found.controller.status != "up":
+        if lab.controller and lab.controller.status != "up":
             trouble = True
-            bad = found.controller.status
-            notes.append(f"{name}: {bad}: {found.controller.name}; dead ones start with `lab up`")
-        notes += [f"{name}: {note}" for note in [*_faults(found), *_slurm(found)]]
+            bad = lab.controller.status
+            notes.append(f"{name}: {bad}: {lab.controller.name}; dead ones start with `lab up`")
+        notes += [f"{name}: {note}" for note in [*_faults(lab), *_slurm(lab)]]
         inventory = "inventories/lab.py"
         if name != "lab":
             inventory = f"NODEREADY_LAB={name} {inventory}"
-        notes += [f"{name}: log in: {_login(found)}", f"{name}: inventory: {inventory}"]
+        notes += [f"{name}: log in: {_login(lab)}", f"{name}: inventory: {inventory}"]
     if len(rows) > 1:
         _table(rows)
     elif not notes:
@@ -207,36 +207,36 @@ def _fault_list(profile: str | None) -> Iterator[str]:
         for fault in listed:
             only = "" if fault.profiles == profiles else f" ({_profiles(fault.profiles)})"
             first = f"  {fault.name:{width}}  "
-            rest = " " * len(first)
+            indent = " " * len(first)
             text = f"{fault.about}{only}"
-            yield from textwrap.wrap(text, wide, initial_indent=first, subsequent_indent=rest)
+            yield from textwrap.wrap(text, wide, initial_indent=first, subsequent_indent=indent)
 
 
 def _profiles(profiles: Sequence[str]) -> str:
     return "all profiles" if tuple(profiles) == tuple(PROFILES) else ", ".join(profiles)
 
 
-def _faults(found: Lab) -> list[str]:
+def _faults(lab: Lab) -> list[str]:
     """What is wrong on purpose, a line for each node."""
     return [
         f"fault on {node.name}: {node.fault}: {FAULTS[node.fault].about}"
-        for node in found.nodes
+        for node in lab.nodes
         if node.fault in FAULTS
     ]
 
 
-def _slurm(found: Lab) -> list[str]:
+def _slurm(lab: Lab) -> list[str]:
     """How to use its Slurm, if it has one."""
-    if found.controller is None:
+    if lab.controller is None:
         return []
     return [
-        f"Slurm: on every node and on {found.controller.name}; "
-        f"from here: SLURM_CONF={found.slurm_conf} sinfo"
+        f"Slurm: on every node and on {lab.controller.name}; "
+        f"from here: SLURM_CONF={lab.slurm_conf} sinfo"
     ]
 
 
-def _login(found: Lab) -> str:
-    return f"ssh -F {found.ssh_config} {found.nodes[0].name}"
+def _login(lab: Lab) -> str:
+    return f"ssh -F {lab.ssh_config} {lab.nodes[0].name}"
 
 
 class _Progress:

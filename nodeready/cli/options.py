@@ -8,11 +8,8 @@ beats the general one.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
-from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -20,9 +17,9 @@ import click
 from nodeready.exit_codes import USAGE
 
 if sys.version_info >= (3, 11):
-    import tomllib
+    pass
 else:
-    import tomli as tomllib
+    pass
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -43,7 +40,7 @@ FORMS = ("table", "json", "junit", "prometheus", "nagios", "html", "speedscope",
 
 class Option(click.Option):
     """An option with two variables: the command's own, and a general one behind it. One with a
-    value is given once: click would take the last of several and drop the others in silence.
+    value is given once: click would silently take the last of several.
 
     variables: their names, the command's first
     takes:     which values of the general variable count here; None: all. One that does not count
@@ -64,8 +61,8 @@ class Option(click.Option):
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """The value of the first variable that is set and counts here."""
-        own, *general = self.variables
-        if value := os.environ.get(own):
+        command_variable, *general = self.variables
+        if value := os.environ.get(command_variable):
             return value
         for name in general:
             value = os.environ.get(name)
@@ -112,8 +109,8 @@ def option(*names: str, general: bool = True, **settings: Any) -> Callable[[Comm
     word = word.partition("/")[0].replace("-", "_").upper()
 
     def decorate(command: Command) -> Command:
-        own = f"NODEREADY_{command.__name__.upper()}_{word}"
-        variables = (own, f"NODEREADY_{word}") if general else (own,)
+        command_variable = f"NODEREADY_{command.__name__.upper()}_{word}"
+        variables = (command_variable, f"NODEREADY_{word}") if general else (command_variable,)
         return click.option(*names, cls=Option, variables=variables, **settings)(command)
 
     return decorate
@@ -178,24 +175,24 @@ def report(
     return lambda command: form(output(command))
 
 
-def hostfile_options(what: str) -> Callable[[Command], Command]:
+def hostfile_options(nodes: str) -> Callable[[Command], Command]:
     """``--hostfile-out FILE`` and ``--hostfile-format``, for `screen.write_hostfile`.
 
     what: the nodes that are written
     """
     from nodeready.inventory.hostfile import FORMS as forms
 
-    out = option("--hostfile-out", metavar="FILE", help=f"Write the {what} nodes to FILE.")
+    out = option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE.")
     form = option(
         "--hostfile-format",
         type=click.Choice(list(forms)),
         default="hostfile",
-        help="; ".join(f"{name}, for {who}" for name, who in forms.items()) + ".",
+        help="; ".join(f"{name}, for {reader}" for name, reader in forms.items()) + ".",
     )
     return lambda command: out(form(command))
 
 
-def since_option(what: str) -> Callable[[Command], Command]:
+def since_option(things: str) -> Callable[[Command], Command]:
     """``--since WHEN``, which ``past`` reads.
 
     what: what is newer than that
@@ -203,22 +200,8 @@ def since_option(what: str) -> Callable[[Command], Command]:
     return option(
         "--since",
         metavar="WHEN",
-        help=f"Only {what} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
+        help=f"Only {things} since then: 2h, 3d, 08:30, 2026-03-01, 2026-03-01 08:30.",
     )
-
-
-def policy_settings(ports: str | None, user: str | None) -> dict[str, Any]:
-    """The settings of the policy that ``--ports`` and ``--user`` give. Raises Refused."""
-    given: dict[str, Any] = {}
-    if ports is not None:
-        given["port_range"] = read_ports(ports)
-    if user is not None:
-        from nodeready.policy.fields import USER_NAME
-
-        if not re.fullmatch(USER_NAME, user):
-            raise Refused(f"--user {user}: is no user name")
-        given["job_user"] = user
-    return given
 
 
 def trust_option(command: Command) -> Command:
@@ -262,6 +245,15 @@ def common(command: Command) -> Command:
     ):
         command = decorate(command)
     return command
+
+
+def common_options() -> tuple[str, ...]:
+    """The names of the options of `common`."""
+
+    def command() -> None: ...
+
+    params: list[click.Parameter] = common(command).__click_params__  # type: ignore[attr-defined]
+    return tuple(str(param.name) for param in reversed(params))
 
 
 #: Ways to the nodes of an INVENTORY, or of a job.
@@ -308,196 +300,5 @@ def steps_option(command: Command) -> Command:
 
 # --- What a person writes for a span of time, a moment, or ports, and its value.
 
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-#: Longer ago than this nothing was written that anybody looks for.
-_MOST_S = 100 * 366 * 86400
-
-
-def span(words: str) -> int:
-    """``90``, ``90s``, ``10m``, ``2h``, ``3d``, ``1w``; in seconds.
-
-    Raises ValueError with what it should be.
-    """
-    match = re.fullmatch(r"([0-9]{1,12})([smhdw]?)", words.strip())
-    found = int(match[1]) * _UNITS[match[2] or "s"] if match else 0
-    if not 0 < found <= _MOST_S:
-        raise ValueError("must be a span of time, such as 90s, 10m, 2h, 3d or 1w")
-    return found
-
-
-def seconds_ago(words: str, now: datetime) -> float:
-    """How many seconds before now a moment was: a span such as ``2h``, ``08:30`` of today,
-    ``2026-03-01``, ``2026-03-01 08:30``, ``2026-03-01T08:30:00Z``; without a zone, of this
-    machine's.
-
-    now: with its zone. Raises ValueError with what it should be.
-    """
-    text = words.strip()
-    try:
-        if re.fullmatch(r"[0-9]+[smhdw]", text):
-            return span(text)
-        if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", text):
-            text = f"{now.date().isoformat()} {text:0>5}"
-        # Before Python 3.11, fromisoformat does not know the Z.
-        moment = datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text))
-        found = (moment if moment.tzinfo else moment.astimezone()).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise ValueError(
-            "must be a moment or a span, such as 08:30, 2026-03-01 08:30 or 2h"
-        ) from None
-    if found >= now.timestamp():
-        raise ValueError("is not in the past")
-    return now.timestamp() - found
-
-
-def epoch_seconds(words: str, now: datetime) -> float:
-    """The same moment in seconds since 1970. Raises ValueError with what it should be."""
-    return now.timestamp() - seconds_ago(words, now)
-
-
-def past(since: str | None, read: Callable[[str, datetime], float]) -> float:
-    """``--since`` as `seconds_ago` or `epoch_seconds` reads it; 0 for None. Raises Refused."""
-    try:
-        return read(since, datetime.now().astimezone()) if since is not None else 0
-    except ValueError as error:
-        raise Refused(f"--since {since}: {error}") from None
-
-
-def read_ports(words: str) -> tuple[int, int]:
-    """``--ports FIRST-LAST``. Raises Refused."""
-    # The policy takes a fifth of the time of --help, which has no use for it.
-    from nodeready.policy.fields import port_range
-
-    try:
-        return port_range(words)
-    except ValueError as error:
-        raise Refused(f"--ports {words}: {error}") from None
-
 
 # --- Defaults from files: the user's file wins over the system's, a flag or variable over both.
-
-SYSTEM = Path("/etc/nodeready/config.toml")
-
-_COMMON = ("limit", "sudo", "trust_inventory", "ssh_user", "ssh_key", "color", "quiet", "verbose")
-_ASKING = (*_COMMON, "via", "salloc", "topology", "ssh_processes")
-#: command -> the options that a file may set
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "audit": (
-        *_ASKING,
-        *("job", "format", "output", "only", "skip", "fail_on", "timeout", "recorded"),
-        "token_file",
-    ),
-    "ready": (
-        *_ASKING,
-        *("local", "job", "format", "output", "only", "skip", "budget", "user", "ports", "gpus"),
-        *("nodes_needed", "hostfile_out", "hostfile_format", "full_mesh"),
-    ),
-    "smoke": (
-        *_ASKING,
-        *("job", "format", "output", "budget", "user", "ports", "gpus", "ranks", "engine"),
-        *("python", "prefix", "env", "busy", "full"),
-        *("exclude_out", "hostfile_out", "hostfile_format"),
-    ),
-    "stacks": (
-        *_ASKING,
-        *("local", "source", "job", "user", "pids", "match", "native", "all_threads"),
-        *("locals", "dump", "ras", "check"),
-        "samples",
-        *("interval", "timeout", "output", "format"),
-    ),
-    "cores": (*_ASKING, "local", "format", "output", "since", "job", "pid", "yes"),
-    "incident": (*_ASKING, "local", "job", "user", "timeout", "output", "format"),
-    "watch": (
-        *_ASKING,
-        *("local", "job", "user", "timeout", "output", "every", "confirm", "then", "once"),
-    ),
-    "bundle": ("limit", "trust_inventory", "output"),
-    "env": (*_ASKING, "job", "format", "output", "ports", "debug", "python", "directory"),
-    "tail": (
-        *_ASKING,
-        *("local", "job", "format", "output", "lines", "grep", "newer", "since", "max_files"),
-    ),
-    "learn": (*_ASKING, "job", "output", "force"),
-    "deploy": (*_COMMON, "format", "only", "check", "diff", "yes"),
-}
-#: Options that may be given several times: in a file, a list, whose words may have commas.
-_SEVERAL = ("pids", "env")
-
-
-def user_file() -> Path:
-    """``$XDG_CONFIG_HOME/nodeready/config.toml``, or under ~/.config."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(base) / "nodeready" / "config.toml"
-
-
-def defaults() -> dict[str, dict[str, Any]]:
-    """click's default map: per command the option values of both files.
-
-    Top-level keys are options of all commands (``limit = "gpu[001-064]"``), a table is one
-    command's (``[deploy]``). Raises Refused for a file that cannot be used.
-    """
-    _refuse_strange_directories()
-    found: dict[str, dict[str, Any]] = {name: {} for name in OPTIONS}
-    for path in (SYSTEM, user_file()):
-        data = _read(path)
-        tables = {key: value for key, value in data.items() if isinstance(value, dict)}
-        for key, value in data.items():
-            if key not in tables:
-                name = _name(path, key, _COMMON)
-                for options in found.values():
-                    options[name] = _value(name, value)
-        for command, table in tables.items():
-            if command not in OPTIONS:
-                raise Refused(f"{path}: [{command}] is no command of nodeready")
-            for key, value in table.items():
-                name = _name(path, key, OPTIONS[command])
-                found[command][name] = _value(name, value)
-    return found
-
-
-def _refuse_stranger(place: str | Path, whose: str = "") -> None:
-    """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
-    from nodeready import files
-
-    why = files.distrust(place, remedy=files.SET_VARIABLE)
-    if why:
-        raise Refused(f"{whose}{why}")
-
-
-def _refuse_strange_directories() -> None:
-    """Raises Refused where root's variables lead into a directory that others can change.
-
-    What was kept there is read again: a py-spy for the nodes, the nodes that failed.
-    """
-    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
-        if place := os.environ.get(name):
-            _refuse_stranger(place, f"{name}: ")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    _refuse_stranger(path)
-    try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-        return data
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise Refused(f"{path}: {error}") from None
-
-
-def _name(path: Path, key: str, known: tuple[str, ...]) -> str:
-    name = key.replace("-", "_")
-    if name not in known:
-        from nodeready.policy.fields import closest
-
-        close = closest(name, known)
-        advice = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
-        raise Refused(f"{path}: unknown option {key}: {advice}")
-    return name
-
-
-def _value(name: str, value: Any) -> Any:
-    """A list stands for the comma-separated words of the command line."""
-    if name in _SEVERAL:
-        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
-    return ",".join(map(str, value)) if isinstance(value, list) else value

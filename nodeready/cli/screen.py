@@ -33,11 +33,12 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 #: How often the line on a terminal is drawn, in a second.
 REDRAWN_HZ = 5
-#: Nodes of which a pace says something; seconds after which it does; seconds without any node
-#: after which that is said.
-_MANY, _SURE_S, _STILL_S = 64, 2.0, 10.0
+#: A rate is shown from this number of nodes on, and after this time.
+_MIN_NODES_FOR_RATE, _MIN_S_FOR_RATE = 64, 2.0
+#: The time since the last node is shown from here on.
+_STALL_S = 10.0
 #: Nodes that are worked on at once: when fewer are left, all of them have begun.
-_AT_ONCE = 256
+_PARALLEL_NODES = 256
 #: Columns of a result in a pipe: nothing wraps there.
 UNLIMITED = 100_000
 
@@ -46,12 +47,12 @@ def _console(stream: TextIO, color: str) -> Console:
     from rich.console import Console
 
     class PatientConsole(Console):
-        """A console whose reader may go away (`| head -1`): the work on the nodes goes on."""
+        """A console that outlives its reader (`| head -1`): the work on the nodes continues."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            with open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), self.file.fileno())
+            with open(os.devnull, "wb") as devnull:
+                os.dup2(devnull.fileno(), self.file.fileno())
 
     terminal = stream.isatty()
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -101,7 +102,7 @@ class Screen:
         return max(SCREEN, self.out.height - 2) if sys.stdout.isatty() else 0
 
     def show(self, lines: Iterable[Line]) -> None:
-        """Results, to standard output. On a terminal, a long line goes on below its own text."""
+        """Print results to standard output. On a terminal, long lines are wrapped and indented."""
         from rich.text import Text
 
         for line in map(_text, lines):
@@ -110,18 +111,18 @@ class Screen:
                 self.out.print(line, soft_wrap=True)
                 continue
             indent = len(plain) - len(plain.lstrip()) + 4
-            first, *rest = line.wrap(self.out, self.width - indent)
+            first, *parts = line.wrap(self.out, self.width - indent)
             self.out.print(first, soft_wrap=True)
-            for piece in rest:
-                self.out.print(Text(" " * indent) + piece, soft_wrap=True)
+            for part in parts:
+                self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
     def tell(self, lines: Iterable[Line]) -> None:
-        """Lines beside the results, to standard error."""
+        """Print lines to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)
 
     def say(self, text: str, style: str = "") -> None:
-        """One line beside the results, to standard error."""
+        """Print one line to standard error."""
         from rich.text import Text
 
         self.err.print(Text(f"nodeready: {sanitise(text)}", style=style), soft_wrap=True)
@@ -137,15 +138,15 @@ class Screen:
         without = f"; not {registry.nodes(names)}" if names else ""
         self.say(f"interrupted: the results are partial{without}")
 
-    def _tell(self, waiting: Waiting) -> None:
-        """A plain line every few seconds: how many are done, and which are not."""
+    def _tell(self, waiting: NodeProgress) -> None:
+        """Print a plain line every few seconds: how many nodes are done, and which are pending."""
         while not waiting.over.wait(PLAIN_EVERY_S):
             self.say(waiting.sentence())
 
     @contextmanager
-    def progress(self, what: str, names: Iterable[str]) -> Iterator[Waiting]:
-        """Count nodes while they finish; the ones still missing are named."""
-        waiting = Waiting(what, set(names))
+    def progress(self, activity: str, names: Iterable[str]) -> Iterator[NodeProgress]:
+        """Count nodes while they finish, and name the pending ones."""
+        waiting = NodeProgress(activity, set(names))
         moving = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if self.quiet or not waiting.left or not (moving or self.verbose):
             yield waiting
@@ -173,17 +174,16 @@ class Screen:
                 yield waiting
 
 
-class Waiting:
-    """The nodes that are not done yet. That one is done costs nothing but a look-up: what is shown
-    is made when it is drawn.
+class NodeProgress:
+    """The pending nodes of one activity. Its text is made when it is drawn.
 
-    clock: seconds, as `time.monotonic` has them
+    clock: seconds, as `time.monotonic`
     """
 
     def __init__(
-        self, what: str, left: set[str], clock: Callable[[], float] = time.monotonic
+        self, activity: str, pending: set[str], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.what, self.left, self.total = what, left, len(left)
+        self.activity, self.left, self.total = activity, pending, len(pending)
         self.failed = 0
         self.clock = clock
         self.began = self.moved = clock()
@@ -202,16 +202,16 @@ class Waiting:
 
     @property
     def few(self) -> bool:
-        """Whether those that are left are the slow ones, and not those whose turn has not come."""
-        return 0 < len(self.left) <= max(8, min(_AT_ONCE, self.total // 10))
+        """Whether every pending node has begun, so that the pending ones are the slow ones."""
+        return 0 < len(self.left) <= max(8, min(_PARALLEL_NODES, self.total // 10))
 
     def last(self, width: int) -> str:
-        """The slowest nodes, once few are left, and how long nothing has come from them."""
+        """The slowest nodes, once few are pending, and the time since the last node finished."""
         if not self.few:
             return ""
         names = sorted(self.left)
         still = self.clock() - self.moved
-        since = f", {still:.0f} s" if still >= _STILL_S else ""
+        since = f", {still:.0f} s" if still >= _STALL_S else ""
         many = f"{len(names)}: " if len(names) > 1 else ""
         text = fold(names)
         room = width - len(f"waiting for {many}{since}")
@@ -220,26 +220,28 @@ class Waiting:
         return f"waiting for {many}{text}{since}"[:width]
 
     def _pace(self) -> tuple[str, str]:
-        """Nodes a second, and how long the others take at this pace; "" while nobody knows."""
+        """Nodes per second, and the time for the pending nodes; "" while unknown."""
         took = self.clock() - self.began
-        if self.total < _MANY or took < _SURE_S or not self.done:
+        if self.total < _MIN_NODES_FOR_RATE or took < _MIN_S_FOR_RATE or not self.done:
             return "", ""
         rate = self.done / took
         shown = f"{rate:.0f}/s" if rate >= 10 else f"{rate:.1f}/s"
         return shown, "" if self.few or not self.left else f"{_clock(len(self.left) / rate)} left"
 
     def line(self, width: int) -> str:
-        """For a terminal: as much as has room, what matters most first."""
-        pace, left = self._pace()
+        """The line for a terminal: what fits, the important things first."""
+        pace, remaining = self._pace()
         shown = {
-            "count": f"{self.what:<8} {self.done}/{self.total}",
-            "share": f"{100 * self.done // self.total} %" if self.total >= _MANY else "",
+            "count": f"{self.activity:<8} {self.done}/{self.total}",
+            "share": f"{100 * self.done // self.total} %"
+            if self.total >= _MIN_NODES_FOR_RATE
+            else "",
             "pace": pace,
             "failed": f"{self.failed} failed" if self.failed else "",
-            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), left))),
+            "time": ", ".join(filter(None, (_clock(self.clock() - self.began), remaining))),
         }
-        beside = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
-        shown["last"] = self.last(max(24, min(60, width - beside)))
+        reserved = sum(len(shown[key]) + 2 for key in ("count", "failed", "time"))
+        shown["last"] = self.last(max(24, min(60, width - reserved)))
         chosen, room = {"count"}, width - len(shown["count"])
         for key in ("last", "failed", "time", "share", "pace"):
             if shown[key] and len(shown[key]) + 2 <= room:
@@ -248,23 +250,23 @@ class Waiting:
         return "  ".join(text for key, text in shown.items() if key in chosen)[:width]
 
     def sentence(self) -> str:
-        """For a log: a line of its own."""
-        more = ", ".join(filter(None, self._pace()))
+        """The line for a log."""
+        details = ", ".join(filter(None, self._pace()))
         if self.failed:
-            more = ", ".join(filter(None, (f"{self.failed} failed", more)))
-        text = f"{self.what}: {self.done} of {self.total} nodes{more and f', {more}'}."
+            details = ", ".join(filter(None, (f"{self.failed} failed", details)))
+        text = f"{self.activity}: {self.done} of {self.total} nodes{details and f', {details}'}."
         return f"{text} {self.last(200)}".rstrip()
 
 
 def _clock(seconds: float) -> str:
     """``0:41``, ``12:05``, ``1:02:03``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds_left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
 
 
 def refuse_unwritable(output: str | None, name: str = "-o") -> None:
-    """Raises Refused for a file that cannot be written, before any node is looked at."""
+    """Raises Refused for a file that cannot be written, before any node is contacted."""
     if output is None:
         return
     try:
@@ -272,7 +274,7 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
     except NotFollowed as problem:
         raise Refused(f"{name} {problem.filename}: {problem.strerror}") from None
     except OSError:
-        # In better words below.
+        # The words below are better.
         pass
     path = Path(os.path.realpath(output))
     if path.is_dir():
@@ -284,24 +286,24 @@ def refuse_unwritable(output: str | None, name: str = "-o") -> None:
 
 
 def write_hostfile(
-    path: str, form: str, ready: Mapping[str, int], others: Iterable[str], *, complete: bool
+    path: str, form: str, ready: Mapping[str, int], rejected: Iterable[str], *, complete: bool
 ) -> str:
-    """Write the file of ``--hostfile-out``; returns what to say when there is nothing to write.
+    """Write the file of ``--hostfile-out``. Returns why nothing was written, or "".
 
-    ready, others: as `hostfile.text` takes them
+    ready, rejected: as for `hostfile.text`
     """
     if not ready:
         return f"no node is ready: {path} is left as it is"
     if not complete:
         return f"interrupted: {path} is left as it is"
-    write_atomically(Path(path), [hostfile.text(form, ready, others)])
+    write_atomically(Path(path), [hostfile.text(form, ready, rejected)])
     return ""
 
 
 def show(
-    document: str,
+    kind: str,
     form: str,
-    made: Any,
+    document: Any,
     screen: Screen,
     *,
     output: str | None = None,
@@ -309,20 +311,24 @@ def show(
     options: Options = PLAIN,
     mode: int = 0o644,
 ) -> None:
-    """A command's document in one of its formats, to FILE of ``-o`` or to standard output.
+    """Write a document in one of its formats to FILE of ``-o``, or to standard output.
 
-    document: whose formats these are, as in `registry.FORMATS`
-    silent:   a person is told nothing (-q, and all is well); a file and a program still are
-    options:  beside those that the screen tells
-    mode:     of a new FILE: 0600 for what a job works on, which no other user may read
+    kind:    of the document, as in `registry.FORMATS`
+    silent:  print no table (-q, and all is well); files and machine formats are still written
+    options: beside those of the screen
+    mode:    of a new FILE: 0600 for a job's data, which no other user may read
     Raises OSError when FILE cannot be written.
     """
-    found = registry.find(document, form)
-    asked = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
+    renderer = registry.find(kind, form)
+    shown_options = replace(options, verbose=screen.verbose, width=PLAIN.width, lines=0)
     if output is not None:
-        write_atomically(Path(output), found.render(made, asked), mode)
-    elif not found.styled:
-        for piece in found.render(made, asked):
-            click.echo(piece, nl=False)
+        write_atomically(Path(output), renderer.render(document, shown_options), mode)
+    elif not renderer.styled:
+        for part in renderer.render(document, shown_options):
+            click.echo(part, nl=False)
     elif not silent:
-        screen.show(found.lines(made, replace(asked, width=screen.width, lines=screen.lines)))
+        screen.show(
+            renderer.lines(
+                document, replace(shown_options, width=screen.width, lines=screen.lines)
+            )
+        )

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nodeready.cli.options import (
-    Refused,
-    asking,
-    hostfile_options,
-    option,
-    policy_settings,
-    report,
-)
+from nodeready.cli.conversations import ask_password
+from nodeready.cli.options import Refused, asking, hostfile_options, option, report
 from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
-from nodeready.cli.start import Common, nodes_of, password, remember_failed
+from nodeready.cli.targets import TargetOptions, select_targets
+from nodeready.cli.values import policy_settings
 from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
@@ -41,16 +36,16 @@ def _gpus(words: str) -> tuple[int, ...] | int | None:
         return None
     if re.fullmatch(r"[0-9]{1,3}", words) and int(words) <= _MOST_GPUS:
         return int(words)
-    found: list[int] = []
-    for piece in words.split(",") if "," in words or "-" in words else ():
-        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", piece.strip())
+    ranks: list[int] = []
+    for part in words.split(",") if "," in words or "-" in words else ():
+        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip())
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < _MOST_GPUS:
             break
-        found += range(first, last + 1)
+        ranks += range(first, last + 1)
     else:
-        if found and len({*found}) == len(found):
-            return tuple(found)
+        if ranks and len({*ranks}) == len(ranks):
+            return tuple(ranks)
     raise Refused(
         f"--gpus {words}: must be all, how many (4), or the numbers of at least two, each once "
         "(0,3 or 0-3)"
@@ -60,27 +55,27 @@ def _gpus(words: str) -> tuple[int, ...] | int | None:
 def _prefix(words: str) -> tuple[str, ...]:
     """``--prefix``, as a shell splits it. Raises Refused."""
     try:
-        found = tuple(shlex.split(words))
+        parts = tuple(shlex.split(words))
     except ValueError as error:
         raise Refused(f"--prefix {words}: {str(error).lower()}") from None
-    if not found:
+    if not parts:
         raise Refused("--prefix: names no command, such as 'apptainer exec --nv job.sif'")
-    return found
+    return parts
 
 
 def _environment(rows: tuple[str, ...]) -> tuple[str, ...]:
     """``--env``, each once. Raises Refused."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for row in rows:
         name, equals, _ = row.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise Refused(f"--env {row}: must be NAME=VALUE")
         if "\n" in row or "\0" in row:
             raise Refused(f"--env {name}: its value must be one line")
-        if name in found:
+        if name in variables:
             raise Refused(f"--env {name}: is given twice")
-        found[name] = row
-    return tuple(found.values())
+        variables[name] = row
+    return tuple(variables.values())
 
 
 def _python(path: str) -> str:
@@ -93,17 +88,19 @@ def _python(path: str) -> str:
 
 
 def _keep(
-    found: Smoke, screen: Screen, own_slots: dict[str, int], files: list[tuple[str | None, str]]
+    document: Smoke, screen: Screen, own_slots: dict[str, int], files: list[tuple[str | None, str]]
 ) -> None:
     """Write the files that were asked for; say what is not written. files: path and form"""
     slots = {
         node.name: own_slots.get(node.name) or node.slots or len(node.gpus) or 1
-        for node in found.nodes
+        for node in document.nodes
     }
-    good = {name: slots[name] for name in found.go}
+    good = {name: slots[name] for name in document.go}
     for path, form in files:
         if path is not None:
-            problem = write_hostfile(path, form, good, found.exclude, complete=found.complete)
+            problem = write_hostfile(
+                path, form, good, document.exclude, complete=document.complete
+            )
             if problem:
                 screen.say(problem)
 
@@ -190,11 +187,11 @@ def smoke(
     output: str | None,
     **shared: Any,
 ) -> int:
-    """Run one collective over all nodes of INVENTORY, and name who spoils it.
+    """Run one collective over all nodes of INVENTORY; name the faulty node, GPU or link.
 
-    The ranks meet, reduce, gather and send as the job's will, with the job's own PyTorch where the
-    nodes have one. When that fails, smaller tests find out whose fault it is: a node, a GPU, a
-    pair of nodes, or nobody but their number. Only idle GPUs are used, and nothing is left.
+    The ranks meet, reduce, gather and send as the job's ranks will, with the job's own PyTorch
+    where the nodes have one. When that fails, smaller tests locate the fault: a node, a GPU, a
+    pair of nodes, or only their number. It uses idle GPUs only and leaves nothing behind.
 
     \b
     Examples:
@@ -204,8 +201,8 @@ def smoke(
       nodeready smoke inventories/prod.py --gpus 0 --engine ring    # the network alone
       nodeready smoke --job 4711                                    # in a job, without ssh
     """
-    options = Common(**shared)
-    given = policy_settings(ports, user)
+    options = TargetOptions(**shared)
+    settings = policy_settings(ports, user)
     chosen, environment = _gpus(gpus), _environment(env)
     words = () if prefix is None else _prefix(prefix)
     path = "" if python is None else _python(python)
@@ -222,14 +219,14 @@ def smoke(
     ):
         refuse_unwritable(file, name)
     screen = options.screen()
-    nodes = nodes_of(inventory, options, given, job=job, tell=screen.note, works=True)
+    nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
     from nodeready.inventory.load import given_addresses
     from nodeready.smoke import run
 
-    with nodes.carrier:
+    with nodes.transport:
         task = run.Task(
-            carrier=nodes.carrier,
+            carrier=nodes.transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),
             budget_s=budget,
@@ -243,12 +240,12 @@ def smoke(
             environment=environment,
             given=given_addresses(nodes.all) if nodes.inventory is not None else {},
         )
-        found = run.smoke(
-            task, screen.note, screen.progress, lambda names: password(nodes.carrier, names)
+        document = run.smoke(
+            task, screen.note, screen.progress, lambda names: ask_password(nodes.transport, names)
         )
         own_slots = nodes.slots
     files = [(exclude_out, "exclude"), (hostfile_out, hostfile_format)]
-    _keep(found, screen, own_slots, files)
-    show("smoke", format, found, screen, output=output, silent=screen.quiet and found.good)
-    remember_failed(nodes, found.exclude)
-    return code(found)
+    _keep(document, screen, own_slots, files)
+    show("smoke", format, document, screen, output=output, silent=screen.quiet and document.good)
+    nodes.remember_failed(document.exclude)
+    return code(document)

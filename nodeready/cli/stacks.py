@@ -10,16 +10,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
 from nodeready.cli.screen import Screen, show
-from nodeready.cli.start import (
-    Common,
-    Nodes,
-    ask_with_progress,
-    nodes_of,
-    remember_failed,
-    this_machine,
-)
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.node.stacks.program import Config
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS, names
@@ -39,7 +33,9 @@ from nodeready.triage.stacks.document import Stacks, stacks_code
 from nodeready.triage.stacks.trace import TraceError
 
 
-def _one_way(inventory: str | None, local: bool, source: str | None, options: Common) -> None:
+def _one_way(
+    inventory: str | None, local: bool, source: str | None, options: TargetOptions
+) -> None:
     """Refuse what does not say once where to look."""
     if options.via == "ssh" and sum((inventory is not None, local, source is not None)) != 1:
         raise Refused("an INVENTORY, --local, --from DIR, or --via srun --job ID: one of these")
@@ -49,22 +45,24 @@ def _one_way(inventory: str | None, local: bool, source: str | None, options: Co
         raise Refused("--limit: selects from an INVENTORY, and there is none")
 
 
-def _grouped(found: Captured, all_threads: bool, started: str, directory: Path | None) -> Stacks:
-    each = found.traces()
+def _grouped(
+    captured: Captured, all_threads: bool, started: str, directory: Path | None
+) -> Stacks:
+    traces = captured.traces()
     if directory is not None:
-        each = archive.keep_traces(directory, each)
+        traces = archive.keep_traces(directory, traces)
     return group.group(
-        each,
-        found.errors,
+        traces,
+        captured.errors,
         all_threads=all_threads,
         started=started,
         finished=now(),
-        complete=found.complete,
+        complete=captured.complete,
     )
 
 
 def _captured(
-    nodes: Nodes,
+    nodes: Targets,
     config: Config,
     screen: Screen,
     *,
@@ -74,27 +72,27 @@ def _captured(
 ) -> tuple[Stacks, int]:
     """Both rounds, the document, and the exit code."""
     started = now()
-    found = _asked(nodes, config, screen)
-    native = native and found.complete
-    stacks = _grouped(found, all_threads, started, None if native else directory)
+    captured = _capture(nodes, config, screen)
+    native = native and captured.complete
+    stacks = _grouped(captured, all_threads, started, None if native else directory)
     if native:
-        for problem in unwind(found, ask_with_progress(nodes.carrier, screen), stacks):
+        for problem in unwind(captured, ask_with_progress(nodes.transport, screen), stacks):
             screen.say(problem)
-        stacks = _grouped(found, all_threads, started, directory)
-    stacks = with_launchers(stacks, found)
-    if not found.complete:
-        screen.say_partial(name for name in found.asked if name not in found.answers)
-    if not stacks.processes and len(found.errors) < len(found.asked):
-        if not found.errors:
-            raise Refused(nothing(found))
-        screen.say(nothing(found))
+        stacks = _grouped(captured, all_threads, started, directory)
+    stacks = with_launchers(stacks, captured)
+    if not captured.complete:
+        screen.say_partial(name for name in captured.asked if name not in captured.answers)
+    if not stacks.processes and len(captured.errors) < len(captured.asked):
+        if not captured.errors:
+            raise Refused(nothing(captured))
+        screen.say(nothing(captured))
     return stacks, stacks_code(
-        stacks, unreachable=bool(found.unreached), failed=bool(found.mistaken)
+        stacks, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
     )
 
 
 def _for_a_check(source: str | None, form: str, output: str | None) -> None:
-    """Refuse what a check has no use for."""
+    """Refuse options that a check does not use."""
     if source is not None:
         raise Refused("--check: looks at a job that runs; take --from out")
     if form not in FORMATS["debuggable"]:
@@ -103,28 +101,34 @@ def _for_a_check(source: str | None, form: str, output: str | None) -> None:
         raise Refused("--check: keeps no stacks; take -o out")
 
 
-def _checked(nodes: Nodes, config: Config, screen: Screen, form: str) -> int:
-    """What the job has for whoever debugs it, shown, and the exit code."""
+def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
+    """Show what the job offers for debugging; returns the exit code."""
     started = now()
     config = replace(config, check=True, samples=1)
-    found = _asked(nodes, config, screen)
-    made = debuggable.judge(
-        found.traces(), found.errors, started=started, finished=now(), complete=found.complete
+    captured = _capture(nodes, config, screen)
+    document = debuggable.judge(
+        captured.traces(),
+        captured.errors,
+        started=started,
+        finished=now(),
+        complete=captured.complete,
     )
-    if not made.findings and not made.errors:
-        raise Refused(nothing(found))
-    code = debuggable.code(made, unreachable=bool(found.unreached), failed=bool(found.mistaken))
-    show("debuggable", form, made, screen, silent=screen.quiet and not code)
+    if not document.findings and not document.errors:
+        raise Refused(nothing(captured))
+    code = debuggable.code(
+        document, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
+    )
+    show("debuggable", form, document, screen, silent=screen.quiet and not code)
     return code
 
 
 def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stacks, int]:
-    """What was captured before, grouped again."""
+    """Group what was captured before."""
     try:
-        each, errors = archive.read(Path(source))
+        traces, errors = archive.read(Path(source))
         if directory is not None:
-            each = archive.keep_traces(directory, each)
-        stacks = group.group(each, errors, all_threads=all_threads)
+            traces = archive.keep_traces(directory, traces)
+        stacks = group.group(traces, errors, all_threads=all_threads)
     except TraceError as problem:
         raise Refused(f"--from {problem}") from None
     if not stacks.processes and not stacks.errors:
@@ -132,10 +136,10 @@ def _from(source: str, all_threads: bool, directory: Path | None) -> tuple[Stack
     return stacks, stacks_code(stacks)
 
 
-def _part(pids: Sequence[int], options: Common) -> str:
-    """Why ranks that nobody found are not missing; "": they are."""
-    asked = {"--pid": bool(pids), "--limit": options.limit is not None}
-    return " and ".join(name for name, given in asked.items() if given)
+def _part(pids: Sequence[int], options: TargetOptions) -> str:
+    """The options that explain absent ranks, which are not missing then; "": none."""
+    options_given = {"--pid": bool(pids), "--limit": options.limit is not None}
+    return " and ".join(name for name, is_given in options_given.items() if is_given)
 
 
 def _asked_for(*names: str) -> bool:
@@ -159,29 +163,31 @@ def _own_directory(output: str | None) -> Path | None:
 
 
 def _nodes(
-    inventory: str | None, local: bool, options: Common, config: Config, screen: Screen
-) -> tuple[Nodes, Config]:
+    inventory: str | None, local: bool, options: TargetOptions, config: Config, screen: Screen
+) -> tuple[Targets, Config]:
     """The way to the nodes, and what is asked for there."""
     if local:
-        nodes = this_machine(Policy())
+        nodes = local_targets(Policy())
     else:
         steps = options.via == "srun" or inventory is None
-        nodes = nodes_of(
+        nodes = select_targets(
             inventory, options, job=(config.job or None) if steps else None, tell=screen.note
         )
     from nodeready.inventory.slurm import job_user
 
     job = nodes.job or config.job
     owner = "" if config.user else job_user(job)
-    return nodes, replace(config, job=job, owner=owner, tag=nodes.carrier.tag)
+    return nodes, replace(config, job=job, owner=owner, tag=nodes.transport.tag)
 
 
-def _asked(nodes: Nodes, config: Config, screen: Screen) -> Captured:
+def _capture(nodes: Targets, config: Config, screen: Screen) -> Captured:
     """Both rounds; the nodes that gave no answer are kept for ``--limit @last-failed``."""
-    found = capture(ask_with_progress(nodes.carrier, screen), nodes.carrier.nodes, config)
-    failed = [*found.unreached, *found.mistaken]
-    remember_failed(nodes, failed, lost=True, asked=None if found.complete else found.answers)
-    return found
+    captured = capture(ask_with_progress(nodes.transport, screen), nodes.transport.nodes, config)
+    failed = [*captured.unreached, *captured.mistaken]
+    nodes.remember_failed(
+        failed, lost=True, reached=None if captured.complete else captured.answers
+    )
+    return captured
 
 
 @click.command()
@@ -261,7 +267,7 @@ def stacks(
       nodeready stacks --from hang-2026-11-21 --format html >hang.html
       nodeready stacks inventories/prod.py --job 4711 --check
     """
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     _one_way(inventory, local, source, options)
     try:
         config = program_config(
@@ -283,20 +289,20 @@ def stacks(
     screen = options.screen()
     if check:
         _for_a_check(source, format, output)
-        asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.carrier:
-            return _checked(asked, wanted, screen, format)
+        targets, config_ = _nodes(inventory, local, options, config, screen)
+        with targets.transport:
+            return _checked(targets, config_, screen, format)
     if source is not None and (native or locals or dump or ras):
         raise Refused("--from: no node is asked; take --native, --locals, --dump and --ras out")
     directory = _own_directory(output)
     if source is not None:
-        found, code = _from(source, all_threads, directory)
+        document, code = _from(source, all_threads, directory)
     else:
-        asked, wanted = _nodes(inventory, local, options, config, screen)
-        with asked.carrier:
-            found, code = _captured(
-                asked,
-                wanted,
+        targets, config_ = _nodes(inventory, local, options, config, screen)
+        with targets.transport:
+            document, code = _captured(
+                targets,
+                config_,
                 screen,
                 native=native,
                 all_threads=all_threads,
@@ -304,9 +310,9 @@ def stacks(
             )
     if directory is not None:
         # A table is for the terminal; every other form is kept.
-        kept = [form for form in FORMATS["stacks"].values() if not form.styled]
-        texts = {f"stacks{form.extension}": form.render(found) for form in kept}
-        archive.write(directory, found, texts)
-    well = not code and found.verdict is not None and found.verdict.kind == "not-stuck"
-    show("stacks", format, found, screen, silent=screen.quiet and well)
+        forms = [form for form in FORMATS["stacks"].values() if not form.styled]
+        texts = {f"stacks{form.extension}": form.render(document) for form in forms}
+        archive.write(directory, document, texts)
+    well = not code and document.verdict is not None and document.verdict.kind == "not-stuck"
+    show("stacks", format, document, screen, silent=screen.quiet and well)
     return code

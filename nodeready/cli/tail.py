@@ -9,19 +9,11 @@ from typing import Any
 
 import click
 
-from nodeready.cli.options import (
-    Refused,
-    asking,
-    epoch_seconds,
-    option,
-    past,
-    report,
-    since_option,
-    span,
-    steps_option,
-)
+from nodeready.cli.conversations import converse
+from nodeready.cli.options import Refused, asking, option, report, since_option, steps_option
 from nodeready.cli.screen import refuse_unwritable, show
-from nodeready.cli.start import Common, Nodes, converse, nodes_of, remember_failed, this_machine
+from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
+from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import Config
 from nodeready.policy import Policy
@@ -59,52 +51,53 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
+def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
-    carrier = nodes.carrier
+    carrier = nodes.transport
     if carrier.one_text:
         config = replace(config, nonce=new_nonce())
 
     def reading(name: str) -> Conversation[Fetched]:
-        found = yield from fetch_tail(name, config, carrier.tag)
-        if found.tail is not None:
+        result = yield from fetch_tail(name, config, carrier.tag)
+        if result.tail is not None:
             # Grouped as they come: equal lines of many nodes are kept once.
-            grouping.add(name, found.tail)
-        return replace(found, tail=None)
+            grouping.add(name, result.tail)
+        return replace(result, tail=None)
 
-    found = {
-        name: fetched(one) for name, one in converse(carrier, screen, "reading", reading).items()
+    results = {
+        name: fetched(result)
+        for name, result in converse(carrier, screen, "reading", reading).items()
     }
-    errors = {name: one for name, one in found.items() if one.error}
+    errors = {name: result for name, result in results.items() if result.error}
     if carrier.interrupted:
         screen.say_partial(errors)
-    asked = [name for name, one in found.items() if one.kind != INTERRUPTED]
-    remember_failed(nodes, [n for n in asked if n in errors], lost=True, asked=asked)
+    names = [name for name, result in results.items() if result.kind != INTERRUPTED]
+    nodes.remember_failed([n for n in names if n in errors], lost=True, reached=names)
     return grouping.done(
         started=started,
         finished=now(),
         pattern=config.pattern,
         grep=config.grep,
-        unreachable={name: one.error for name, one in errors.items() if one.unreachable},
-        failed={name: one.error for name, one in errors.items() if not one.unreachable},
+        unreachable={name: result.error for name, result in errors.items() if result.unreachable},
+        failed={name: result.error for name, result in errors.items() if not result.unreachable},
         complete=not carrier.interrupted,
     )
 
 
-def _nothing(tail: Tail) -> str:
-    """Why there is no file anywhere, in one line; "" when there is one, or nobody can tell."""
+def _no_file_reason(tail: Tail) -> str:
+    """Why no node has a file, in one line; "" when one has, or when that is unknown."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
         return ""
     if kinds & {"lines", "stopped", "unreadable"}:
         return ""
-    why = {group.why for group in tail.groups if group.kind == "no-file"}
+    reasons = {group.why for group in tail.groups if group.kind == "no-file"}
     skipped = [group for group in tail.groups if group.kind == "skipped"]
     if skipped:
         return f"{tail.pattern}: no file to read: {skipped[0].example} {skipped[0].why}"
-    where = folded([node for group in tail.groups for node in group.nodes])
-    return f"{tail.pattern}: {' or '.join(sorted(why))}, on {where}"
+    names = folded([node for group in tail.groups for node in group.nodes])
+    return f"{tail.pattern}: {' or '.join(sorted(reasons))}, on {names}"
 
 
 @click.command()
@@ -147,9 +140,9 @@ def tail(
     """Show the last lines of all files that match PATTERN on the nodes of INVENTORY.
 
     Files with equal lines are shown once, the odd one out first; times, ranks, process numbers,
-    addresses and the node's name do not make them differ. Files that were last written more than a
-    minute before the others stand on top. Below stands what PyTorch's watchdogs say, the rank that
-    is least far first. PATTERN is an absolute path with *, ?, [...] and **,
+    addresses and the node's name count as equal. Files that were last written more than a minute
+    before most files come first. The messages of PyTorch's watchdogs follow, the rank with the
+    least progress first. PATTERN is an absolute path with *, ?, [...] and **,
     quoted so that the nodes expand it, and not your shell. Reads only, at most the last 256 KB of
     a file.
 
@@ -160,12 +153,14 @@ def tail(
       nodeready tail inventories/prod.py '/scratch/trace*' --grep backward
       nodeready tail --local '/tmp/torchelastic_*/**/stderr.log'
     """
-    options = Common(**shared)
-    wanted = 1 if local else 2
-    if len(words) < wanted:
+    options = TargetOptions(**shared)
+    expected_count = 1 if local else 2
+    if len(words) < expected_count:
         raise click.UsageError("Missing PATTERN." if local else "Missing INVENTORY or PATTERN.")
-    if len(words) > wanted:
-        raise Refused(f"{len(words) - wanted + 1} PATTERNs: quote it, so that the nodes expand it")
+    if len(words) > expected_count:
+        raise Refused(
+            f"{len(words) - expected_count + 1} PATTERNs: quote it, so that the nodes expand it"
+        )
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
     config = Config(
@@ -175,17 +170,17 @@ def tail(
     )
     refuse_unwritable(output)
     if local:
-        nodes = this_machine(Policy(), sudo=options.sudo)
+        nodes = local_targets(Policy(), sudo=options.sudo)
     else:
-        nodes = nodes_of(words[0], options, job=job, tell=options.screen().note)
-    with nodes.carrier:
-        found = _gathered(nodes, options, config)
-    if why := _nothing(found):
-        raise Refused(why)
-    show("tail", format, found, options.screen(), output=output, mode=0o600)
+        nodes = select_targets(words[0], options, job=job, tell=options.screen().note)
+    with nodes.transport:
+        tail_ = _gathered(nodes, options, config)
+    if reason := _no_file_reason(tail_):
+        raise Refused(reason)
+    show("tail", format, tail_, options.screen(), output=output, mode=0o600)
     return exit_code(
-        interrupted=not found.complete,
-        failed=bool(found.failed),
-        unreachable=bool(found.unreachable),
-        check=not found.whole,
+        interrupted=not tail_.complete,
+        failed=bool(tail_.failed),
+        unreachable=bool(tail_.unreachable),
+        check=not tail_.whole,
     )

@@ -14,19 +14,19 @@ from typing import Any
 
 import click
 
+from nodeready.cli.conversations import ask_with_progress
 from nodeready.cli.incident import (
     JOB,
     LOCAL,
     TIMEOUT,
     USER,
-    Taker,
     checked,
+    collector,
     nodes_of_job,
-    take_incident,
 )
 from nodeready.cli.options import Refused, asking, option, output_directory
 from nodeready.cli.screen import Screen
-from nodeready.cli.start import Common, Nodes, ask_with_progress
+from nodeready.cli.targets import TargetOptions, Targets
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory, user_name
 from nodeready.node.witnesses import motion
@@ -45,12 +45,12 @@ def _default_place() -> Path:
     return Path(base) / "nodeready" / "incidents"
 
 
-def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
-    """Run the user's command, told by variables what was found. Returns whether it went well."""
-    verdict = found.verdict
-    told = {
-        "NODEREADY_INCIDENT": found.archive.removesuffix(".tar.gz"),
-        "NODEREADY_JOB": found.job,
+def _run_then(words: list[str], incident: Incident, screen: Screen) -> bool:
+    """Run the user's command with the verdict in its environment; whether it succeeded."""
+    verdict = incident.verdict
+    variables = {
+        "NODEREADY_INCIDENT": incident.archive.removesuffix(".tar.gz"),
+        "NODEREADY_JOB": incident.job,
         "NODEREADY_VERDICT": sanitise(
             f"{verdict.kind}: {verdict.text}" if verdict else "unclear", 4000
         ),
@@ -60,7 +60,7 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
             words,
             stdin=subprocess.DEVNULL,
             stdout=2,
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
             start_new_session=True,
         )
     except OSError as problem:
@@ -84,36 +84,36 @@ def _run_then(words: list[str], found: Incident, screen: Screen) -> bool:
 class _Watcher:
     """One job while it is watched.
 
-    place:  where incidents go
+    place:  the directory of the incidents
     then:   the user's command
-    over:   whether the job has ended, by somebody else's word than its processes'
-    owner:  uid of the user whose job it is; "": not known yet
-    hangs:  how many there were
-    failed: an incident was not kept whole, or the command went wrong
+    over:   tells whether the job has ended, without its processes: Slurm, for example
+    owner:  uid of the job's user; "": not known yet
+    hangs:  their number
+    failed: an incident is incomplete, or the command failed
     """
 
-    nodes: Nodes
+    nodes: Targets
     screen: Screen
     job: str
     user: str
     timeout: int
     watch: watching.Watch
     place: Path
-    then: list[str]
+    command: list[str]
     over: Callable[[], bool]
     owner: str = ""
     failed: bool = False
     hangs: int = 0
-    _said: str = ""
+    _last_summary: str = ""
 
     def look(self) -> watching.Look:
-        """One look at all nodes: at the ranks of the job's user, whoever else claims the job.
+        """Look once at the ranks of the job's user on all nodes; other claimants are left out.
 
-        Raises Refused where several users claim it, and nothing tells whose it is.
+        Raises Refused where several users claim the job and its owner is unknown.
         """
-        carrier, who = self.nodes.carrier, {"user": self.user, "owner": self.owner}
-        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **who)
-        # Nobody waits for it, so nobody is shown its progress.
+        carrier, owner_options = self.nodes.transport, {"user": self.user, "owner": self.owner}
+        config = motion.Config("", carrier.tag, watching.LIMIT_S, self.job, **owner_options)
+        # It runs unattended: progress would fill the log.
         ask = ask_with_progress(carrier, Screen("never", quiet=True))
         look = watching.take(ask, carrier.nodes, config, time.monotonic())
         users = look.users
@@ -126,46 +126,52 @@ class _Watcher:
         return look.of(users[0])
 
     def tell(self) -> None:
-        """What is seen, when it has changed: the kind of it, not the numbers in it."""
+        """Print the judgement when its kind has changed, not only its numbers."""
         words = self.watch.words
-        what = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
-        if what != self._said:
-            self._said = what
+        summary = f"{self.watch.judgement.kind} {words.partition(': ')[2].partition(':')[0]}"
+        if summary != self._last_summary:
+            self._last_summary = summary
             click.echo(sanitise(f"{now()} job {self.job}: {words}", 1000))
 
     def fire(self) -> Incident | None:
         """Take an incident and run the user's command."""
         still_s = self.watch.judgement.still_s
-        told = self.watch.intervals[-1].signs
-        seen = "; ".join(sign.text for sign in told if sign.moves is False)
-        reason = f"nothing has moved for {still_s:.0f} s: {seen}"
+        signs = self.watch.intervals[-1].signs
+        still = "; ".join(sign.text for sign in signs if sign.moves is False)
+        reason = f"nothing has moved for {still_s:.0f} s: {still}"
         path = self.place / kept.directory_name(self.job, now())
         try:
             make_directory(self.place, 0o700)
             directory = kept.prepare(path)
         except (ForeignDirectory, OSError) as problem:
-            why = f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
-            self.screen.say(f"no incident: {why or problem}")
+            problem_text = (
+                f"{problem.filename}: {problem.strerror}" if isinstance(problem, OSError) else ""
+            )
+            self.screen.say(f"no incident: {problem_text or problem}")
             self.failed = True
             return None
-        taker = Taker(self.nodes, self.screen, self.job, self.user, self.timeout, self.owner)
-        found, why = take_incident(taker, directory, reason)
-        if why:
-            self.screen.say(f"no archive: {why}")
-        verdict = found.verdict
-        what = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
-        click.echo(
-            sanitise(f"{now()} job {self.job}: incident {found.archive or path}: {what}", 2000)
+        evidence = collector(
+            self.nodes, self.screen, self.job, self.user, self.timeout, owner=self.owner
         )
-        self.failed = self.failed or not found.archive
+        incident, problem_text = evidence.collect(directory, reason)
+        if problem_text:
+            self.screen.say(f"no archive: {problem_text}")
+        verdict = incident.verdict
+        summary = f"{verdict.kind}: {verdict.text}" if verdict else "no verdict"
+        click.echo(
+            sanitise(
+                f"{now()} job {self.job}: incident {incident.archive or path}: {summary}", 2000
+            )
+        )
+        self.failed = self.failed or not incident.archive
         if verdict is not None and verdict.kind == "not-stuck":
-            # The dearer witness has the last word: nobody is woken for a job that goes on.
+            # The stacks cost more and know more: they overrule the watch.
             self.screen.note("its stacks say that the job goes on: that was no hang")
-            return found
+            return incident
         self.hangs += 1
-        if self.then and found.complete:
-            self.failed = not _run_then(self.then, found, self.screen) or self.failed
-        return found
+        if self.command and incident.complete:
+            self.failed = not _run_then(self.command, incident, self.screen) or self.failed
+        return incident
 
 
 @click.command()
@@ -221,7 +227,7 @@ def watch(
     """
     from nodeready.inventory.slurm import job_user
 
-    options = Common(**shared)
+    options = TargetOptions(**shared)
     checked(timeout, job, user)
     try:
         words = shlex.split(then or "")
@@ -244,7 +250,7 @@ def watch(
         over=(lambda: _ended(job)) if nodes.job else (lambda: False),
         owner="" if user else job_user(name),
     )
-    with nodes.carrier:
+    with nodes.transport:
         try:
             return _watched(watcher, every, once)
         except KeyboardInterrupt:
@@ -269,7 +275,7 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
     while True:
         began = time.monotonic()
         look = watcher.look()
-        if look.interrupted or watcher.nodes.carrier.interrupted:
+        if look.interrupted or watcher.nodes.transport.interrupted:
             return INTERRUPTED
         if first and not look.ranks:
             _refuse_nothing(watcher, look)
@@ -282,8 +288,8 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
         if judgement.kind == "gone":
             return exit_code(failed=watcher.failed)
         if judgement.fire:
-            found = watcher.fire()
-            if found is not None and not found.complete:
+            incident = watcher.fire()
+            if incident is not None and not incident.complete:
                 return INTERRUPTED
             if once and watcher.hangs:
                 return exit_code(failed=watcher.failed, check=True)
@@ -292,8 +298,8 @@ def _watched(watcher: _Watcher, every: float, once: bool) -> int:
 
 def _refuse_nothing(watcher: _Watcher, look: watching.Look) -> None:
     """Say why there is nothing to watch. Raises Refused where every node has answered."""
-    for name, why in list(look.errors.items())[:10]:
-        watcher.screen.say(f"{name}: {why}")
+    for name, reason in list(look.errors.items())[:10]:
+        watcher.screen.say(f"{name}: {reason}")
     if not look.errors:
-        where = folded(watcher.nodes.carrier.nodes)
-        raise Refused(f"no ranks of job {watcher.job} on {where}: start it when the job runs")
+        names = folded(watcher.nodes.transport.nodes)
+        raise Refused(f"no ranks of job {watcher.job} on {names}: start it when the job runs")

@@ -29,9 +29,11 @@ from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.wire import plain
-from nodeready.transport.base import Conversation, Key, collect, with_sudo
+from nodeready.transport.base import Conversation, Key, collect
+from nodeready.transport.fleet_context import fleet_context
 from nodeready.transport.look import Look, look_at, question
-from nodeready.transport.ssh import Connected, fleet_context
+from nodeready.transport.ssh import Connected
+from nodeready.transport.sudo import with_sudo
 
 
 @dataclass

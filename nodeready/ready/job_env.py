@@ -1,7 +1,7 @@
 """The variables that the nodes' facts suggest for a job's environment, each with its reason.
 
 Pure: the snapshots of all nodes go in, completed by the addresses of the other nodes
-(`nodeready.audit.run.combined`).
+(`nodeready.audit.fleet.complete`).
 
 NCCL_SOCKET_IFNAME  ``=eth1``: exactly this interface; without "=" it would be a prefix, so that
                     eth1 meant eth10 as well (NCCL user guide, environment variables)

@@ -183,7 +183,7 @@ def _result(result: Result) -> dict[str, str]:
 
 def _node(node: NodeReport) -> str:
     seen = node.snapshot.subjects if node.snapshot else {}
-    told = facts(seen) if node.told is None else node.told()
+    told = facts(seen) if node.read_facts is None else node.read_facts()
     head = {
         "name": node.name,
         "status": node.status,

@@ -49,7 +49,7 @@ class SrunError(NoWay):
 
 
 @dataclass(frozen=True)
-class Job:
+class RunningJob:
     """A running job.
 
     number:  what Slurm calls SLURM_JOB_ID
@@ -60,7 +60,7 @@ class Job:
     nodes: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, names: Iterable[str]) -> Job:
+    def of(self, names: Iterable[str]) -> RunningJob:
         """The job as the way to these nodes, which stay in the job's own order."""
         wanted = dict.fromkeys(names)
         here = tuple(name for name in self.nodes if name in wanted)
@@ -69,7 +69,7 @@ class Job:
         return replace(self, nodes=here, refused=refused)
 
 
-def running(words: str, environ: dict[str, str] | None = None) -> Job:
+def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
     """The running job of ``--job``. Raises SrunError when there is none, and without Slurm."""
     if not _JOB.fullmatch(words):
         raise SrunError(f"--job {words}: is no number of a Slurm job")
@@ -92,7 +92,7 @@ def running(words: str, environ: dict[str, str] | None = None) -> Job:
                     f"--job {words}: is {user}'s: Slurm starts a step in it for nobody but "
                     f"{user}; ask as {user} (sudo -u {user} ...), or over ssh as root"
                 )
-            return Job(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
+            return RunningJob(number, tuple(slurm.job_nodes(nodes, path, slurm.TIMEOUT_S)))
     except InventoryError as error:
         if "Invalid job id" in str(error):
             raise SrunError(f"--job {words}: Slurm knows no such job") from None
@@ -115,7 +115,7 @@ def _own_name() -> str:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _NodeState:
     """What Slurm says of a node. partitions: of those that are up, the names"""
 
     state: str
@@ -136,21 +136,21 @@ class _Seen:
         return f"is {self.state}{why}"
 
 
-def _state_of(nodes: Sequence[str], path: str) -> dict[str, _Seen]:
+def _state_of(nodes: Sequence[str], path: str) -> dict[str, _NodeState]:
     """Node -> what Slurm says of it; nodes that Slurm does not know are missing."""
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
-    found: dict[str, _Seen] = {}
+    found: dict[str, _NodeState] = {}
     for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
         name, partition, up, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
         idle = (*cpus.split("/"), "", "")[1]
         earlier = found[name].partitions if name in found else ()
         mine = (partition,) if up == "up" else ()
         number = int(idle) if idle.isdigit() else 0
-        found[name] = _Seen(state, number, sanitise(reason, 200), (*earlier, *mine))
+        found[name] = _NodeState(state, number, sanitise(reason, 200), (*earlier, *mine))
     return found
 
 
-def unusable(job: Job, nodes: Sequence[str]) -> dict[str, str]:
+def unusable(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
     """Those of a job's nodes on which Slurm can start no step any more, and why; none where Slurm
     does not answer. A node that Slurm has lost leaves the job."""
     path = os.environ.get("PATH", os.defpath)
@@ -174,7 +174,7 @@ def unusable(job: Job, nodes: Sequence[str]) -> dict[str, str]:
 
 def allocate(
     nodes: Sequence[str], given: str = "", tell: Callable[[str], None] = lambda text: None
-) -> Job:
+) -> RunningJob:
     """A job of our own on those of these nodes that Slurm can give now. End it with `release`.
 
     given: more options for salloc(1): ``--reservation=maintenance --account=ops``
@@ -209,7 +209,7 @@ def allocate(
                 number, error = _granted(free, more, tell)
         told = {name: f"Slurm: {why}" for name, why in refused.items()}
         if not free:
-            return Job("", (), told)
+            return RunningJob("", (), told)
         if not number:
             raise SrunError(f"salloc: {error}")
         return replace(running(number), refused=told)
@@ -271,14 +271,14 @@ def _granted(
         text = said.decode("utf-8", "replace")
         granted = re.search(r"Granted job allocation ([0-9]+)", text)
         if granted and child.returncode:
-            release(Job(granted[1], ()), tell)
+            release(RunningJob(granted[1], ()), tell)
     if granted and not child.returncode:
         return granted[1], ""
     rows = [row.removeprefix("salloc: ").removeprefix("error: ") for row in text.splitlines()]
     return "", sanitise(rows[-1], 200) if rows else f"ended with exit status {child.returncode}"
 
 
-def release(job: Job, tell: Callable[[str], None] = lambda text: None) -> None:
+def release(job: RunningJob, tell: Callable[[str], None] = lambda text: None) -> None:
     """End a job of our own. tell: gets a line when Slurm does not answer: the job ends later."""
     if not job.number:
         return

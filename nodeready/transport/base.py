@@ -12,14 +12,11 @@ at least a ``nonce``, a ``tag`` and ``limit_s`` (`nodeready.node.payload`): `req
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, Union
-from weakref import WeakSet
+from typing import Any, Generic, NamedTuple, TypeVar, Union
 
-from nodeready import shell
 from nodeready.node import payload
 from nodeready.subjects import wire
 
@@ -346,45 +343,6 @@ def collect(
     return {**dict.fromkeys(conversations, interrupted()), **found}
 
 
-def with_sudo(command: str, password: str) -> str:
-    """``command`` as root. In English, so that a refusal can be told from the command's own words.
-
-    With a password, which is the first line of the input, and of no command line: a node that
-    wants none would leave it to the command, hence the first test there.
-    """
-    if not password:
-        return f"env LC_ALL=C sudo -n -H {command}"
-    line = (
-        "LC_ALL=C; export LC_ALL; "
-        "if sudo -n -k -H true </dev/null 2>/dev/null; "
-        'then read -r nr_password; exec sudo -n -H "$@"; fi; '
-        'exec sudo -k -S -p "" -H "$@"'
-    )
-    return f"sh -c {shell.quote(line)} sh {command}"
-
-
-def sudo_error(stderr: str) -> tuple[str, str]:
-    """What sudo's own words (in English) mean, and their kind; "" twice when it has not refused.
-
-    Its warnings (``unable to resolve host``) are none of these: the command ran.
-    """
-    for line in stderr.splitlines():
-        ours = re.match(r"sudo(-rs)?: ", line)
-        if ours and re.search(r"(password|interactive authentication) is required", line):
-            return "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD", SUDO
-        if re.search(
-            r"^sudo(-rs)?: .*(incorrect (password|authentication)|no password was)", line
-        ):
-            return "sudo refused the password", REFUSED
-        if re.search(r" is not (in the sudoers file|allowed to )|may not run sudo", line):
-            return f"sudo: {line.strip()}", REFUSED
-        if re.search(r"^env: .*sudo.*No such file|^sh: .*sudo: not found", line):
-            return "sudo is not installed", REFUSED
-        if ours and re.search(r"must have a tty|terminal is required", line):
-            return line.strip(), REFUSED
-    return "", ""
-
-
 def lock_holder() -> str:
     """USER@HOST of whoever runs this: the holder's line in a node's lock."""
     import getpass
@@ -447,26 +405,3 @@ def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
 
 # --- What a copy of this process has no use for: the ends of others' sockets and pipes. A child
 # that kept one would keep that other from noticing the end of the parent.
-
-
-class Own(Protocol):
-    """An end of ours. forget: closes it here, and leaves what is at the other end alone."""
-
-    def forget(self) -> None: ...
-
-
-OneEnd = TypeVar("OneEnd", bound=Own)
-_OWNED: WeakSet[Any] = WeakSet()
-
-
-def own(end: OneEnd) -> OneEnd:
-    """This end is this process's alone."""
-    _OWNED.add(end)
-    return end
-
-
-def forget_others() -> None:
-    """In a copy of the process that had these ends: close them."""
-    for end in list(_OWNED):
-        end.forget()
-    _OWNED.clear()

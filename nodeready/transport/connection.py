@@ -43,7 +43,7 @@ from paramiko.ssh_exception import AuthenticationException
 
 from nodeready import shell
 from nodeready.transport.local import end_session
-from nodeready.transport.ssh_config import Settings, Unusable
+from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
 # --- paramiko's connection, within bounds.
 
@@ -68,7 +68,7 @@ _SECRET_BITS = 512
 ENDLESS = "sends without end"
 
 
-class _Socket:
+class _FairSocket:
     """A connection's socket for paramiko: bounded, and fair to the other connections."""
 
     def __init__(self, sock: Any) -> None:
@@ -102,7 +102,7 @@ class _Packets(Packetizer):
     """paramiko's packets, with lengths and counts that a packet can have."""
 
     def __init__(self, sock: Any) -> None:
-        self.bounds = _Socket(sock)
+        self.bounds = _FairSocket(sock)
         #: The last line in front of the sshd's banner: why it will not talk to us.
         self.before_banner = ""
         super().__init__(cast("Any", self.bounds))
@@ -138,18 +138,18 @@ def _count(kind: int, message: Message) -> int:
     return count
 
 
-class _Group(KexGex):
+class _DhGroup(KexGex):
     """A group of the sshd's choice, with a secret of a sensible length."""
 
     def _generate_x(self) -> None:
         self.x = secrets.randbits(_SECRET_BITS) | 1 << (_SECRET_BITS - 1)
 
 
-class _GroupSHA256(_Group, KexGexSHA256):
+class _GroupSHA256(_DhGroup, KexGexSHA256):
     """The same, with the other digest."""
 
 
-class Refusal(Exception):
+class JumpRefusal(Exception):
     """A jump host's sshd did not open a way on. code: RFC 4254, section 5.1; text: its words"""
 
     def __init__(self, code: int, text: str) -> None:
@@ -163,7 +163,7 @@ class Bounded(Transport):
 
     _kex_info = {
         **Transport._kex_info,  # type: ignore[attr-defined]
-        **{one.name: one for one in (_Group, _GroupSHA256)},
+        **{one.name: one for one in (_DhGroup, _GroupSHA256)},
     }
 
     def __init__(self, sock: Any, **how: Any) -> None:
@@ -209,7 +209,7 @@ class Bounded(Transport):
             if time.monotonic() > until:
                 raise TimeoutError("timed out")
         if number in self._refused:
-            raise Refusal(*self._refused.pop(number))
+            raise JumpRefusal(*self._refused.pop(number))
         if not self.active:
             raise EOFError("connection lost")
         return cast("Channel", channel)
@@ -264,17 +264,17 @@ _LISTS = {
 }
 
 
-def restrict(transport: Any, settings: Settings) -> None:
+def restrict(transport: Any, settings: SshSettings) -> None:
     """Leave the algorithms that ssh_config allows, in its order. Raises Unusable for none."""
     for key, name in _LISTS.items():
         if key in settings.said:
             have = getattr(transport, f"_preferred_{name}")
-            wanted = settings.one(key).split(",")
+            wanted = settings.first(key).split(",")
             # The newer name of the same (RFC 8731).
             wanted += [f"{one}@libssh.org" for one in wanted if one == "curve25519-sha256"]
             left = tuple(one for one in wanted if one in have)
             if not left:
-                raise Unusable(
+                raise SshConfigError(
                     f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
                     "here allows"
                 )
@@ -298,18 +298,20 @@ def keep(transport: Any) -> None:
 # --- What a connection goes over: TCP, a ProxyCommand, a connection that ssh has already.
 
 
-def connected(places: list[tuple[int, Any]], settings: Settings, limit_s: float) -> socket.socket:
+def connected(
+    places: list[tuple[int, Any]], settings: SshSettings, limit_s: float
+) -> socket.socket:
     """A TCP connection to the first of the addresses that takes one. Raises OSError."""
-    own = settings.one("connecttimeout")
+    own = settings.first("connecttimeout")
     limit_s = min(limit_s, float(own)) if own.isdigit() and int(own) else limit_s
     problem: OSError = OSError("no address")
     for family, place in places:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(limit_s)
-            if address := settings.one("bindaddress"):
+            if address := settings.first("bindaddress"):
                 sock.bind((address, 0))
-            if interface := settings.one("bindinterface"):
+            if interface := settings.first("bindinterface"):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
             sock.connect(place)
             return sock
@@ -369,9 +371,9 @@ class Proxy:
         self._said.close()
 
 
-def master(settings: Settings) -> str:
+def master(settings: SshSettings) -> str:
     """The socket of ssh's own connection to the node that is alive (ControlMaster); "": none."""
-    path = settings.files("controlpath")[0] if settings.one("controlpath") else ""
+    path = settings.files("controlpath")[0] if settings.first("controlpath") else ""
     try:
         status = os.stat(path)
         ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
@@ -380,7 +382,7 @@ def master(settings: Settings) -> str:
     return path if ours and answers(path) else ""
 
 
-def by_socket(settings: Settings, path: str) -> list[str]:
+def by_socket(settings: SshSettings, path: str) -> list[str]:
     """The words of ssh over a master's connection, which never makes one of its own."""
     search = shell.search_path(os.environ.get("PATH", ""))
     words = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]

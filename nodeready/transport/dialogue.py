@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nodeready.transport.base import Channel, sudo_error
+from nodeready.transport.base import Channel
+from nodeready.transport.sudo import sudo_error
 
 #: One line, and all lines together; more than that is no answer of ours.
 _LINE_BYTES = 256 << 10

@@ -18,12 +18,12 @@ from paramiko import Message, MissingHostKeyPolicy, PKey, SSHException
 from pyinfra.connectors.sshuserclient.client import AskPolicy
 
 from nodeready.subjects.ssh_client.facts import matches
-from nodeready.transport.ssh_config import Unusable
+from nodeready.transport.ssh_config import SshConfigError
 
 # --- What known_hosts files say.
 
 
-class _Known(NamedTuple):
+class _KnownKey(NamedTuple):
     """A line of known_hosts. mark: ``@cert-authority``, ``@revoked`` or ``""``"""
 
     mark: str
@@ -41,9 +41,9 @@ class KnownHosts:
 
     def __init__(self, files: Iterable[str], shared: Iterable[str] = ()) -> None:
         self.files, others = tuple(files), {*shared}
-        self._plain: dict[str, list[_Known]] = {}
-        self._others: list[_Known] = []
-        self._hashed: list[tuple[bytes, bytes, _Known]] = []
+        self._plain: dict[str, list[_KnownKey]] = {}
+        self._others: list[_KnownKey] = []
+        self._hashed: list[tuple[bytes, bytes, _KnownKey]] = []
         for path in self.files:
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -53,7 +53,7 @@ class KnownHosts:
             except OSError as problem:
                 if path in others:
                     continue
-                raise Unusable(f"known hosts {path}: {problem.strerror}") from None
+                raise SshConfigError(f"known hosts {path}: {problem.strerror}") from None
             for row in rows:
                 self.add(row)
 
@@ -63,7 +63,7 @@ class KnownHosts:
         if len(words) < 3 or words[0].startswith("#"):
             return
         try:
-            one = _Known(mark, words[0], words[1], base64.b64decode(words[2], validate=True))
+            one = _KnownKey(mark, words[0], words[1], base64.b64decode(words[2], validate=True))
         except (binascii.Error, ValueError):
             return
         if one.hosts.startswith("|1|"):
@@ -76,7 +76,7 @@ class KnownHosts:
             for name in one.hosts.lower().split(","):
                 self._plain.setdefault(name, []).append(one)
 
-    def about(self, name: str) -> list[_Known]:
+    def about(self, name: str) -> list[_KnownKey]:
         """The lines about a host, ``host`` or ``[host]:port``."""
         name = name.lower()
         found = list(self._plain.get(name, ()))

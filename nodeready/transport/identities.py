@@ -20,12 +20,12 @@ from paramiko.ssh_exception import AuthenticationException, BadAuthenticationTyp
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.transport.host_keys import NUMBERS
-from nodeready.transport.ssh_config import Login, Settings, Unusable, expand
+from nodeready.transport.ssh_config import Login, SshConfigError, SshSettings, expand
 
 # --- What files hold.
 
 
-class Identity(NamedTuple):
+class SshIdentity(NamedTuple):
     """What an IdentityFile holds. public: its public key; b"": not known"""
 
     path: str
@@ -58,7 +58,7 @@ def _inside(data: bytes) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def identity(path: str, passphrase: str = "") -> Identity | None:
+def identity(path: str, passphrase: str = "") -> SshIdentity | None:
     """What the file holds; None: it is not there. Raises ConnectError for what is no key."""
     try:
         with open(path, "rb") as file:
@@ -69,28 +69,28 @@ def identity(path: str, passphrase: str = "") -> Identity | None:
         certificate = _public_file(f"{path}-cert.pub")
         if public is None and certificate is None:
             return None
-        return Identity(path, None, public.key_blob if public else b"", certificate)
+        return SshIdentity(path, None, public.key_blob if public else b"", certificate)
     except OSError as problem:
         raise ConnectError(f"{path}: {problem.strerror}") from None
     stem = path.removesuffix(".pub")
     certificate = _public_file(f"{stem}-cert.pub") or _public_file(f"{path}-cert.pub")
     public = _public_file(path)
     if public is not None:
-        return Identity(path, None, public.key_blob, certificate)
+        return SshIdentity(path, None, public.key_blob, certificate)
     try:
         key = PKey.from_path(path, passphrase.encode() or None)
     except (PasswordRequiredException, TypeError):
         beside = _public_file(f"{path}.pub")
-        return Identity(
+        return SshIdentity(
             path, None, _inside(data) or (beside.key_blob if beside else b""), certificate, True
         )
     except Exception as problem:  # noqa: BLE001 - whatever the library says of a file that is none
         if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
-            return Identity(path, None, _inside(data), certificate, True)
+            return SshIdentity(path, None, _inside(data), certificate, True)
         raise ConnectError(f"Invalid private key file: {path}") from None
     # A certificate that lies beside the key is offered on its own, before the key.
     key.public_blob = None
-    return Identity(path, key, key.asbytes(), certificate)
+    return SshIdentity(path, key, key.asbytes(), certificate)
 
 
 # --- What an agent holds.
@@ -162,7 +162,7 @@ def _key_of(certificate: PublicBlob) -> bytes:
 
 
 def offered(
-    identities: Sequence[Identity],
+    identities: Sequence[SshIdentity],
     certificates: Sequence[PublicBlob],
     agent: Sequence[AgentKey],
     only: bool,
@@ -210,12 +210,12 @@ def offered(
 class Keys:
     """Tries the identities at one sshd (paramiko's auth_strategy)."""
 
-    def __init__(self, agent: Callable[[str], Agent], login: Login, settings: Settings) -> None:
+    def __init__(self, agent: Callable[[str], Agent], login: Login, settings: SshSettings) -> None:
         self._agent_at, self._login, self._settings = agent, login, settings
         self.names: list[str] = []
         self._locked = ""
 
-    def _identities(self) -> list[Identity]:
+    def _identities(self) -> list[SshIdentity]:
         settings, login = self._settings, self._login
         if login.key:
             one = identity(os.path.expanduser(login.key), login.phrase)
@@ -239,7 +239,7 @@ class Keys:
         return found
 
     def _agent(self) -> tuple[AgentKey, ...]:
-        path = self._settings.one("identityagent")
+        path = self._settings.first("identityagent")
         if not self._login.agent or self._settings.values.get("identityagent") == ("none",):
             return ()
         if path.startswith("$") and not path.startswith("${"):
@@ -254,14 +254,14 @@ class Keys:
         """Raises AuthenticationException, ConnectError, SSHException, Unusable."""
         settings, login = self._settings, self._login
         identities = self._identities()
-        only = bool(login.key) or settings.one("identitiesonly") == "yes"
+        only = bool(login.key) or settings.first("identitiesonly") == "yes"
         files = () if login.key else settings.files("certificatefile")
         certificates = [one for one in map(_public_file, files) if one is not None]
         keys = offered(identities, certificates, self._agent(), only)
-        if settings.one("pubkeyauthentication") in ("no", "false"):
+        if settings.first("pubkeyauthentication") in ("no", "false"):
             keys = iter(())
             if not login.password:
-                raise Unusable(
+                raise SshConfigError(
                     f"{login.name}: PubkeyAuthentication no in the ssh configuration here, and "
                     "nodeready logs in with keys"
                 )

@@ -34,10 +34,9 @@ from nodeready.transport.base import (
     Reply,
     Request,
     interrupted,
-    sudo_error,
-    with_sudo,
 )
 from nodeready.transport.dialogue import PIECE, Dialogue
+from nodeready.transport.sudo import sudo_error, with_sudo
 
 #: Seconds from a TERM to a KILL.
 PATIENCE_S = 2.0
@@ -72,7 +71,7 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-class Child:
+class LocalProcess:
     """A command that runs on this machine. `end` must be called in the end."""
 
     def __init__(self, command: shell.Command, max_bytes: int) -> None:
@@ -190,7 +189,7 @@ class Child:
 
 def run(command: shell.Command, limit_s: int, max_bytes: int) -> Answer:
     """Run a command here and wait for its answer, a little longer than its own limit."""
-    child = Child(command, max_bytes)
+    child = LocalProcess(command, max_bytes)
     try:
         until = child.began + limit_s + 2 * shell.KILL_AFTER_S
         while not child.whole and (left := until - time.monotonic()) > 0:
@@ -240,7 +239,7 @@ class Local(Carrier):
         self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
     ) -> Iterator[tuple[Key, Found | Failure]]:
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
-        running: dict[Key, Child] = {}
+        running: dict[Key, LocalProcess] = {}
         try:
             for key, one in exchanges.items():
                 one.begin()
@@ -260,15 +259,15 @@ class Local(Carrier):
         finally:
             self._end(running)
 
-    def _ask(self, key: Key, one: Exchange[Found], running: dict[Key, Child]) -> None:
+    def _ask(self, key: Key, one: Exchange[Found], running: dict[Key, LocalProcess]) -> None:
         if not one.over:
             assert one.request is not None
-            running[key] = Child(self._command(one.request), one.request.max_bytes)
+            running[key] = LocalProcess(self._command(one.request), one.request.max_bytes)
 
     def _wait(
         self,
         exchanges: dict[Key, Exchange[Found]],
-        running: dict[Key, Child],
+        running: dict[Key, LocalProcess],
         deadline: float | None,
     ) -> None:
         """Read until one child has ended its output or has no time left; answer for it."""
@@ -299,7 +298,7 @@ class Local(Carrier):
                     one.answer(answer)
                 self._ask(key, one, running)
 
-    def _end(self, running: dict[Key, Child]) -> None:
+    def _end(self, running: dict[Key, LocalProcess]) -> None:
         for child in running.values():
             child.end()
         running.clear()

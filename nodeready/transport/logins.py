@@ -32,9 +32,9 @@ from nodeready.transport.connection import (
     HUNG_UP,
     TALKING,
     Bounded,
+    JumpRefusal,
     Neighbours,
     Proxy,
-    Refusal,
     by_socket,
     carries_others,
     connect_error,
@@ -47,9 +47,9 @@ from nodeready.transport.host_keys import HostKey, KnownHosts
 from nodeready.transport.identities import Agent, Keys
 from nodeready.transport.ssh_config import (
     Login,
-    Settings,
     SshConfig,
-    Unusable,
+    SshConfigError,
+    SshSettings,
     expand,
     jump_of,
     place,
@@ -107,7 +107,7 @@ class Patience:
 _NOBODY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 
-class Gate:
+class HandshakeLimiter:
     """One address, and the turns at it. failed: when, and why nobody gets through
 
     shared: several of the run's names lead there
@@ -171,7 +171,7 @@ class Client(SSHClient):
     def __init__(self) -> None:
         super().__init__()
         self.stage = CONNECTING
-        self.settings: Settings | None = None
+        self.settings: SshSettings | None = None
         self.known = ""
         self.identities = ""
         #: The jump host in front of the node, and the connection to it that is used.
@@ -194,7 +194,7 @@ class Client(SSHClient):
 class Jump:
     """A jump host, and the connections to it that all nodes behind it share."""
 
-    def __init__(self, ways: Ways, login: Login, before: tuple[str, ...]) -> None:
+    def __init__(self, ways: SshLogins, login: Login, before: tuple[str, ...]) -> None:
         self._ways, self._login, self._before = ways, login, before
         self._lines: list[Client] = []
         self._full: dict[int, int] = {}
@@ -214,10 +214,10 @@ class Jump:
             found = self._free()
             if found is None:
                 if self._down is not None and time.monotonic() - self._down[0] < DOWN_S:
-                    raise Unusable(self._down[1])
+                    raise SshConfigError(self._down[1])
                 try:
                     found = self._made()
-                except Unusable as problem:
+                except SshConfigError as problem:
                     self._down = (time.monotonic(), str(problem))
                     raise
                 self._lines.append(found)
@@ -245,7 +245,7 @@ class Jump:
                 client.close()
                 raise
             words = self._ways.words(client, self._login, client.stage)
-        except Unusable as problem:
+        except SshConfigError as problem:
             words = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
             words = self._ways.words(client, self._login, text_of(problem))
@@ -259,11 +259,11 @@ class Jump:
             host, port = client.settings.hostname, client.settings.port
             words = words.removeprefix(f"{host}: ").removeprefix(f"[{host}]:{port}: ")
         words = words.removeprefix(f"{self.name}: ")
-        raise Unusable(
+        raise SshConfigError(
             words if words.startswith("jump host ") else f"jump host {self.name}: {words}"
         )
 
-    def by_master(self, target: Settings) -> Proxy | None:
+    def by_master(self, target: SshSettings) -> Proxy | None:
         """A way on over the connection that ssh has to the jump host already; None: it has none.
 
         Raises Unusable.
@@ -276,7 +276,7 @@ class Jump:
         blame = f"jump host {self.name}: the master of ssh does not let us through"
         return Proxy(shell.join([*words, "--", settings.name]), blame)
 
-    def open(self, settings: Settings, client: Client, patience: Patience) -> Channel:
+    def open(self, settings: SshSettings, client: Client, patience: Patience) -> Channel:
         """A way on to the client's host. Raises Unusable, SSHException, OSError, EOFError."""
         host = settings.hostname
         while True:
@@ -285,20 +285,20 @@ class Jump:
             client.jump = self
             try:
                 channel = transport.forward(host, settings.port, self._ways.limit_s)
-            except Refusal as refusal:
+            except JumpRefusal as refusal:
                 others = self.count(line)
                 if refusal.code != _CONNECT_FAILED and others > 0:
                     # Not for what is asked: there are others, and it is one too many.
                     self._full[id(line)] = others
                     continue
                 if refusal.code != _CONNECT_FAILED:
-                    raise Unusable(
+                    raise SshConfigError(
                         f"jump host {self.name}: lets nobody through to {host} ({refusal})"
                     ) from None
                 raise OSError(str(refusal)) from None
             except EOFError:
                 if not _alive(line):
-                    raise Unusable(f"jump host {self.name}: connection lost") from None
+                    raise SshConfigError(f"jump host {self.name}: connection lost") from None
                 raise
             client.line, client.stage = line, BANNER
             return channel
@@ -324,7 +324,7 @@ def text_of(error: BaseException) -> str:
 # --- What the nodes of a run share.
 
 
-class Ways:
+class SshLogins:
     """The ways from this machine to the nodes of a run, and what they share.
 
     limit_s: seconds of our own for one connection
@@ -335,12 +335,12 @@ class Ways:
         self.limit_s, self._tell = limit_s, tell
         self._configs: dict[str, SshConfig] = {}
         self._known: dict[tuple[str, ...], KnownHosts] = {}
-        self._gates: dict[Any, Gate] = {}
+        self._gates: dict[Any, HandshakeLimiter] = {}
         self._jumps: dict[Login, Jump] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = Neighbours(tell)
 
-    def settings(self, login: Login) -> Settings:
+    def settings(self, login: Login) -> SshSettings:
         """What ssh_config says about it. Raises Unusable."""
         if login.config not in self._configs:
             self._configs[login.config] = SshConfig(login.config)
@@ -405,7 +405,7 @@ class Ways:
                         gate.was_dropped()
                     if client.stage != BANNER or attempt >= most:
                         if proxy is not None and client.stage == BANNER:
-                            raise Unusable(proxy.words()) from None
+                            raise SshConfigError(proxy.words()) from None
                         raise
             # Dropped before its banner: sshd has too many at once that have not logged in yet.
             client.close()
@@ -417,19 +417,21 @@ class Ways:
         self,
         client: Client,
         login: Login,
-        settings: Settings,
+        settings: SshSettings,
         patience: Patience,
         before: tuple[str, ...],
-    ) -> Iterator[tuple[Any, Gate | None]]:
+    ) -> Iterator[tuple[Any, HandshakeLimiter | None]]:
         """A connection to the sshd, not yet spoken over, and the turn at its address."""
-        jumps = login.jumps if login.jumps is not None else settings.one("proxyjump")
-        command = "" if jumps else settings.one("proxycommand")
+        jumps = login.jumps if login.jumps is not None else settings.first("proxyjump")
+        command = "" if jumps else settings.first("proxycommand")
         if command:
             jumps, file = jump_of(command)
             login = replace(login, config=file) if jumps else login
         if jumps and jumps != login.name:
             jump = self._jump(jumps, login, before)
-            gate = self._gates.setdefault((jump, settings.hostname, settings.port), Gate())
+            gate = self._gates.setdefault(
+                (jump, settings.hostname, settings.port), HandshakeLimiter()
+            )
             with gate.turn(client, patience):
                 client.proxy = jump.by_master(settings)
                 client.stage = BANNER
@@ -440,9 +442,9 @@ class Ways:
                     yield client.proxy.sock, gate
             return
         if command:
-            if settings.one("proxyusefdpass") == "yes":
-                raise Unusable(f"{login.name}: nodeready has no ProxyUseFdpass")
-            gate = self._gates.setdefault(("command", command), Gate())
+            if settings.first("proxyusefdpass") == "yes":
+                raise SshConfigError(f"{login.name}: nodeready has no ProxyUseFdpass")
+            gate = self._gates.setdefault(("command", command), HandshakeLimiter())
             with gate.turn(client, patience):
                 blame = f"{login.name}: the ProxyCommand of the ssh configuration here fails"
                 client.proxy = Proxy(expand(command, settings.tokens()), blame)
@@ -450,17 +452,17 @@ class Ways:
                 yield client.proxy.sock, gate
             return
         places = self._places(settings)
-        way = settings.one("bindaddress"), settings.one("bindinterface")
-        gate = self._gates.setdefault((places[0][1][:2], way), Gate())
+        way = settings.first("bindaddress"), settings.first("bindinterface")
+        gate = self._gates.setdefault((places[0][1][:2], way), HandshakeLimiter())
         with gate.turn(client, patience):
             sock = connected(places, settings, self.limit_s)
             client.stage = BANNER
             yield sock, gate
 
-    def _places(self, settings: Settings) -> list[tuple[int, Any]]:
+    def _places(self, settings: SshSettings) -> list[tuple[int, Any]]:
         """The addresses of the host, in the resolver's order. Raises OSError, Unusable."""
         families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        wanted = settings.one("addressfamily")
+        wanted = settings.first("addressfamily")
         family = families.get(wanted, socket.AF_UNSPEC)
         ask = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
         try:
@@ -469,7 +471,7 @@ class Ways:
             # The resolver says the same of a name that nobody knows.
             if not family or not ask(socket.AF_UNSPEC, socket.SOCK_STREAM):
                 raise
-            raise Unusable(
+            raise SshConfigError(
                 f"{settings.name}: AddressFamily {wanted} of the ssh configuration here leaves "
                 f"{settings.hostname} no address"
             ) from None
@@ -481,7 +483,9 @@ class Ways:
         user, host, port = place(last)
         chain = (*before, login.name)
         if host in before or len(chain) > _MOST_HOPS:
-            raise Unusable(f"{login.name}: ProxyJump of the ssh configuration goes in a circle")
+            raise SshConfigError(
+                f"{login.name}: ProxyJump of the ssh configuration goes in a circle"
+            )
         hop = Login(
             host,
             login.config,
@@ -495,8 +499,8 @@ class Ways:
             self._jumps[hop] = Jump(self, hop, chain)
         return self._jumps[hop]
 
-    def _host_key(self, login: Login, settings: Settings) -> HostKey:
-        alias = settings.one("hostkeyalias")
+    def _host_key(self, login: Login, settings: SshSettings) -> HostKey:
+        alias = settings.first("hostkeyalias")
         host, port = settings.hostname.lower(), settings.port
         if login.known:
             files: tuple[str, ...] = (os.path.expanduser(login.known),)
@@ -505,7 +509,7 @@ class Ways:
             files += (os.path.expanduser(login.further),) if login.further else ()
         if files not in self._known:
             self._known[files] = KnownHosts(files, settings.files("globalknownhostsfile"))
-        strict = login.strict or settings.one("stricthostkeychecking")
+        strict = login.strict or settings.first("stricthostkeychecking")
         if not login.strict:
             # Nobody sits there to be asked about 1,000 nodes.
             strict = "yes" if strict in ("yes", "true") else "accept-new"
@@ -513,7 +517,12 @@ class Ways:
         return HostKey(self._known[files], name, alias or host, strict)
 
     def _log_in(
-        self, client: Client, login: Login, settings: Settings, sock: Any, how: Mapping[str, Any]
+        self,
+        client: Client,
+        login: Login,
+        settings: SshSettings,
+        sock: Any,
+        how: Mapping[str, Any],
     ) -> None:
         judge = self._host_key(login, settings)
         keys = Keys(self.agent, login, settings)

@@ -45,17 +45,16 @@ from nodeready.transport.base import (
     Key,
     Met,
     Request,
-    forget_others,
     interrupted,
     mistake,
     node_of,
-    own,
 )
+from nodeready.transport.inherited import close_inherited, register_for_fork
 
 _LENGTH = struct.Struct("!I")
 #: Bytes of one frame. An answer is at most `base.ANSWER_BYTES` and its standard error; the first
 #: questions to all nodes of a child are one frame, 100 KB for each node that is asked its own.
-_MOST = 1 << 30
+_MAX_FRAME_BYTES = 1 << 30
 #: Seconds beyond its own limit for a child to say that it is done.
 _GRACE_S = 3.0
 
@@ -81,7 +80,7 @@ class Frames:
         if head is None:
             return None
         (size,) = _LENGTH.unpack(head)
-        data = self._take(size) if size <= _MOST else None
+        data = self._take(size) if size <= _MAX_FRAME_BYTES else None
         return None if data is None else cast("tuple[Any, ...]", pickle.loads(data))
 
     def _take(self, count: int) -> bytes | None:
@@ -111,7 +110,7 @@ class Frames:
 # --- The parent's end.
 
 
-class Peer:
+class WorkerProcess:
     """A child and the way to it.
 
     nodes: that it asks
@@ -119,7 +118,7 @@ class Peer:
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
-        self.nodes, self.pid, self.frames = tuple(nodes), pid, own(Frames(sock))
+        self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
         #: Why it answers no more; "": it does.
         self.gone = ""
         #: What we ended it for, as it is said of it; "": we did not.
@@ -150,7 +149,7 @@ class Peer:
         return "ended"
 
 
-class Processes(Carrier):
+class WorkerTransport(Carrier):
     """Nodes that children ask. The children live from entering to leaving.
 
     what: the word for a child in the words of a failure
@@ -160,18 +159,18 @@ class Processes(Carrier):
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         super().__init__(nodes, run)
-        self._peers: list[Peer] = []
-        self._peer_of: dict[str, Peer] = {}
+        self._peers: list[WorkerProcess] = []
+        self._peer_of: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count()
         # What each call, channel and question waits for.
         self._waiting: dict[int, Queue[Any]] = {}
         self._readers: list[Any] = []
 
     @abstractmethod
-    def start(self) -> list[Peer]:
+    def start(self) -> list[WorkerProcess]:
         """Start the children. Every node has one."""
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> WorkerTransport:
         self._peers = self.start()
         self._peer_of = {name: peer for peer in self._peers for name in peer.nodes}
         self._readers = [gevent.spawn(self._read, peer) for peer in self._peers]
@@ -190,7 +189,7 @@ class Processes(Carrier):
         """A child has a line for the user."""
         return
 
-    def _read(self, peer: Peer) -> None:
+    def _read(self, peer: WorkerProcess) -> None:
         """Hand on what the child says, until it ends."""
         why = ""
         while (frame := peer.frames.receive()) is not None:
@@ -241,12 +240,12 @@ class Processes(Carrier):
             except Empty:
                 # The children have the same deadline, and are late themselves.
                 for key in list(exchanges):
-                    yield key, _last(exchanges.pop(key), Failure(kind=LATE, error=LATE_WORDS))
+                    yield key, _end_with(exchanges.pop(key), Failure(kind=LATE, error=LATE_WORDS))
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
                 self._stop(call)
                 for key in list(exchanges):
-                    yield key, _last(exchanges.pop(key), interrupted())
+                    yield key, _end_with(exchanges.pop(key), interrupted())
             finally:
                 if exchanges and not stopped:
                     stopped = True
@@ -263,7 +262,7 @@ class Processes(Carrier):
         self, call: int, exchanges: dict[Key, Exchange[Found]], deadline: float | None
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Put every conversation's first question; yields those that have none."""
-        asked: dict[Peer, list[tuple[Key, Request]]] = {}
+        asked: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
         for key, one in list(exchanges.items()):
             one.begin()
             if one.over:
@@ -279,18 +278,18 @@ class Processes(Carrier):
 
     @staticmethod
     def _gone(
-        peer: Peer, exchanges: dict[Key, Exchange[Found]]
+        peer: WorkerProcess, exchanges: dict[Key, Exchange[Found]]
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Every conversation of a child that is gone fails with the reason."""
         mine = set(peer.nodes)
         for key in [key for key in exchanges if node_of(key) in mine]:
-            yield key, _last(exchanges.pop(key), Failure(kind=FAILED, error=peer.gone))
+            yield key, _end_with(exchanges.pop(key), Failure(kind=FAILED, error=peer.gone))
 
     def open(self, request: Request) -> Channel:
         """See Carrier."""
         return _RemoteChannel(self, request)
 
-    def question(self, peer: Peer, *words: Any, limit_s: float) -> Any:
+    def question(self, peer: WorkerProcess, *words: Any, limit_s: float) -> Any:
         """What the child answers to this; None: nothing in this time."""
         with self._wait() as (number, frames):
             peer.send(words[0], number, *words[1:])
@@ -304,7 +303,7 @@ class Processes(Carrier):
                     return None if frame[0] == "gone" else frame[2]
         return None
 
-    def peer_of(self, name: str) -> Peer:
+    def peer_of(self, name: str) -> WorkerProcess:
         """The child that asks this node."""
         return self._peer_of[name]
 
@@ -324,7 +323,7 @@ class Processes(Carrier):
         return found
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
-        of: dict[Peer, list[str]] = {}
+        of: dict[WorkerProcess, list[str]] = {}
         for name in nodes:
             of.setdefault(self._peer_of[name], []).append(name)
         for peer, names in of.items():
@@ -334,7 +333,7 @@ class Processes(Carrier):
 class _RemoteChannel(Channel):
     """A channel that a child holds."""
 
-    def __init__(self, carrier: Processes, request: Request) -> None:
+    def __init__(self, carrier: WorkerTransport, request: Request) -> None:
         self.error = ""
         self._carrier, self._peer = carrier, carrier.peer_of(request.node)
         self._name = os.urandom(8).hex()
@@ -360,7 +359,7 @@ class _RemoteChannel(Channel):
         self._peer.send("close", self._name)
 
 
-def _last(one: Exchange[Any], failure: Failure) -> Any:
+def _end_with(one: Exchange[Any], failure: Failure) -> Any:
     """What a conversation returns that gets this for its last answer."""
     if not one.over:
         one.end(failure)
@@ -385,7 +384,7 @@ def _reap(pid: int, until: float) -> None:
 # --- The child's end, of a carrier that works under gevent.
 
 
-def forked(nodes: Sequence[str], made: Callable[[], Carrier]) -> Peer:
+def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProcess:
     """A child that is a copy of this process, in a session of its own, and asks these nodes.
 
     made: makes the child's carrier, in the child
@@ -394,7 +393,7 @@ def forked(nodes: Sequence[str], made: Callable[[], Carrier]) -> Peer:
     pid = gevent.os.fork_gevent()
     if pid:
         theirs.close()
-        return Peer(nodes, ours, pid)
+        return WorkerProcess(nodes, ours, pid)
     status, frames = 1, Frames(theirs)
     try:
         # Ctrl-C is for the parent, which tells us.
@@ -402,7 +401,7 @@ def forked(nodes: Sequence[str], made: Callable[[], Carrier]) -> Peer:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         ours.close()
-        forget_others()
+        close_inherited()
         with made() as carrier:
             serve(carrier, frames)
         status = 0
@@ -415,10 +414,10 @@ def forked(nodes: Sequence[str], made: Callable[[], Carrier]) -> Peer:
 
 def serve(carrier: Carrier, frames: Frames) -> None:
     """Do what the parent's frames say, until it says that all is done, or is gone."""
-    _Served(carrier, frames).serve()
+    _WorkerServer(carrier, frames).serve()
 
 
-class _Served:
+class _WorkerServer:
     """The carrier of a child, and what the parent has going on with it."""
 
     def __init__(self, carrier: Carrier, frames: Frames) -> None:
@@ -427,7 +426,7 @@ class _Served:
         self._stopped: set[int] = set()
         # What a conversation, or a channel, gets from the parent next.
         self._questions: dict[tuple[int, Key], Queue[Request | None]] = {}
-        self._channels: dict[str, _Held] = {}
+        self._channels: dict[str, _HeldChannel] = {}
 
     def serve(self) -> None:
         does: dict[str, Callable[..., None]] = {
@@ -487,7 +486,7 @@ class _Served:
             going.kill(KeyboardInterrupt, block=False)
 
     def _open(self, name: str, request: Request) -> None:
-        self._channels[name] = _Held(self._carrier, request)
+        self._channels[name] = _HeldChannel(self._carrier, request)
 
     def _line(self, name: str, line: str) -> None:
         self._channels[name].lines.put(line)
@@ -511,7 +510,7 @@ class _Served:
         self._say("met", number, dict(self._carrier.met()))
 
 
-class _Held:
+class _HeldChannel:
     """A channel of the parent's: lines go out in their order, and reading waits beside that.
 
     lines: what is to be sent; None: close it

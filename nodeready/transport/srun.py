@@ -26,7 +26,7 @@ from gevent.queue import Empty, Queue
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
-from nodeready.transport.allocation import Job, allocate, release, unusable
+from nodeready.transport.allocation import RunningJob, allocate, release, unusable
 from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
@@ -50,10 +50,9 @@ from nodeready.transport.base import (
     interrupted,
     mistake,
     node_of,
-    sudo_error,
-    with_sudo,
 )
 from nodeready.transport.dialogue import Dialogue
+from nodeready.transport.sudo import sudo_error, with_sudo
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
@@ -93,7 +92,7 @@ class Srun(Carrier):
 
     def __init__(
         self,
-        job: Job,
+        job: RunningJob,
         tell: Callable[[str], None] = lambda text: None,
         *,
         works: bool = False,
@@ -112,7 +111,7 @@ class Srun(Carrier):
         An interrupt ends the steps, and nothing else of the job.
         """
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
-        turns: _Turns = _Turns(self)
+        turns: _SrunTurns = _SrunTurns(self)
         try:
             for key, one in list(exchanges.items()):
                 one.begin()
@@ -216,10 +215,10 @@ class Srun(Carrier):
         """See Carrier. A step on the one node; it ends with its input, and that with us."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 
-        def begin() -> _Step:
+        def begin() -> _SrunStep:
             if why := self.job.refused.get(request.node):
                 raise ValueError(why)
-            return _Step(self, request.node, line)
+            return _SrunStep(self, request.node, line)
 
         return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
 
@@ -331,7 +330,7 @@ class _Going:
     greenlet: Any
 
 
-class _Turns:
+class _SrunTurns:
     """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
 
     def __init__(self, carrier: Srun) -> None:
@@ -400,7 +399,7 @@ class OwnJob(Srun):
         works: bool = False,
         sudo: bool = False,
     ) -> None:
-        super().__init__(Job("", tuple(nodes)), tell, works=works, sudo=sudo)
+        super().__init__(RunningJob("", tuple(nodes)), tell, works=works, sudo=sudo)
         self._given = given
 
     def __enter__(self) -> OwnJob:
@@ -433,7 +432,7 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[BufferedIOBase, ...]:
     return tuple(cast("BufferedIOBase", one) for one in streams)
 
 
-class _Step:
+class _SrunStep:
     """A step on one node as a Stream. No other node waits until this one has begun, so that
     everything goes over srun's standard input, which srun forwards when the task is there.
     """

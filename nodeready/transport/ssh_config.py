@@ -78,7 +78,7 @@ _HOST = re.compile(r"(?!-)[^\s'\"`$\\;&<>|(){}\x00-\x1f\x7f]+")
 _USER = re.compile(r"(?!-)[^\s'\"`;&<>|(){}\x00-\x1f\x7f]+")
 
 
-class Unusable(ConnectError):
+class SshConfigError(ConnectError):
     """There is no way to a node, for a reason that is told as it is."""
 
 
@@ -93,7 +93,7 @@ def expand(text: str, tokens: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SshSettings:
     """What ssh_config says about a name.
 
     values: keyword in small letters -> its lines; identities and agents with their tokens
@@ -107,7 +107,7 @@ class Settings:
     values: Mapping[str, tuple[str, ...]]
     said: frozenset[str] = frozenset()
 
-    def one(self, key: str) -> str:
+    def first(self, key: str) -> str:
         """The first value; "" for none."""
         value = (self.values.get(key) or ("",))[0]
         return "" if value.lower() == "none" else value
@@ -124,7 +124,7 @@ class Settings:
             "h": self.hostname, "n": self.name, "p": str(self.port), "r": self.user,
             "u": pwd.getpwuid(os.getuid()).pw_name, "i": str(os.getuid()), "d": _home(),
             "l": local, "L": local.partition(".")[0], "%": "%",
-            "k": self.one("hostkeyalias") or self.name, "j": self.one("proxyjump"),
+            "k": self.first("hostkeyalias") or self.name, "j": self.first("proxyjump"),
         }  # fmt: skip
         told = local + self.hostname + str(self.port) + self.user + (first["j"] if jump else "")
         return {**first, "C": hashlib.sha1(told.encode()).hexdigest()}
@@ -150,7 +150,7 @@ class SshConfig:
         self._elsewhere = _home() != pwd.getpwuid(os.getuid()).pw_dir
         self._named: int | None = None
         self._rows: list[str] = []
-        self._found: dict[Any, tuple[Settings, Mapping[str, str]] | None] = {}
+        self._found: dict[Any, tuple[SshSettings, Mapping[str, str]] | None] = {}
         self._asking: dict[Any, BoundedSemaphore] = {}
         self._usual: Mapping[str, tuple[str, ...]] | None = None
         self._index()
@@ -193,14 +193,14 @@ class SshConfig:
         found = [at for at in found if good.issuperset(self._lines[at].when)]
         return sorted([*self._everywhere, *found])
 
-    def about(self, name: str, user: str = "", port: int = 0) -> Settings:
+    def about(self, name: str, user: str = "", port: int = 0) -> SshSettings:
         """What holds for ``ssh [-l user] [-p port] name``. Raises Unusable."""
         if not _HOST.fullmatch(name):
-            raise Unusable(f"{name!r} can be no host of ssh")
+            raise SshConfigError(f"{name!r} can be no host of ssh")
         if user and not _USER.fullmatch(user):
-            raise Unusable(f"{user!r} can be no user of ssh")
+            raise SshConfigError(f"{user!r} can be no user of ssh")
         if self.file and not os.access(self.file, os.R_OK):
-            raise Unusable(f"the ssh configuration here: {self.file} cannot be read")
+            raise SshConfigError(f"the ssh configuration here: {self.file} cannot be read")
         if self._ssh is None:
             return self._without_ssh(name, user, port)
         active = self._active(name)
@@ -217,7 +217,7 @@ class SshConfig:
 
     def _once(
         self, key: Any, name: str, user: str, port: int, lines: list[Any]
-    ) -> tuple[Settings, Mapping[str, str]] | None:
+    ) -> tuple[SshSettings, Mapping[str, str]] | None:
         """The answer for this key, asked for once; None: it holds for this name alone."""
         if key not in self._found:
             with self._asking.setdefault(key, BoundedSemaphore()):
@@ -226,11 +226,11 @@ class SshConfig:
                     self._found[key] = _templates(settings, lines)
         return self._found[key]
 
-    def _settings(self, name: str, user: str, port: int) -> Settings:
+    def _settings(self, name: str, user: str, port: int) -> SshSettings:
         if self._usual is None:
             try:
                 self._usual = self._ask("nodeready", "", 0, "/dev/null")
-            except Unusable:
+            except SshConfigError:
                 # Another ssh than OpenSSH's, or one of before 6.8.
                 self._ssh = None
                 return self._without_ssh(name, user, port)
@@ -239,7 +239,7 @@ class SshConfig:
         if "userknownhostsfile" not in said:
             # By $HOME, as all that is not told otherwise.
             values["userknownhostsfile"] = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-        return Settings(
+        return SshSettings(
             name,
             values.get("hostname", (name,))[0],
             values.get("user", ("",))[0],
@@ -293,7 +293,7 @@ class SshConfig:
             why = said[0] if said else "ssh -G fails"
             if match := re.match(r"/proc/\d+/fd/\d+:? line (\d+): ", why):
                 why = f"{self._rows[int(match[1]) - 1]}: {why[match.end() :]}"
-            raise Unusable(f"the ssh configuration here: {why}")
+            raise SshConfigError(f"the ssh configuration here: {why}")
         found: dict[str, list[str]] = {}
         for row in told.decode("utf-8", "surrogateescape").splitlines():
             key, _, value = row.partition(" ")
@@ -302,7 +302,7 @@ class SshConfig:
             found[key] = _words(" ".join(found.get(key, [])))
         return {key: tuple(value) for key, value in found.items()}
 
-    def _without_ssh(self, name: str, user: str, port: int) -> Settings:
+    def _without_ssh(self, name: str, user: str, port: int) -> SshSettings:
         """The same by pyinfra's reader, which knows less: this machine has no ssh."""
         read = get_ssh_config(self.file or None)
         values: dict[str, tuple[str, ...]] = {
@@ -313,7 +313,7 @@ class SshConfig:
         for key, value in said.items():
             values[key] = tuple(value) if isinstance(value, list) else (value,)
         values["userknownhostsfile"] = tuple(_words(" ".join(values["userknownhostsfile"])))
-        return Settings(
+        return SshSettings(
             name,
             values.get("hostname", (name,))[0],
             user or values.get("user", (getpass.getuser(),))[0],
@@ -338,7 +338,9 @@ def _is_names(criterion: str) -> bool:
     return criterion.startswith("originalhost ")
 
 
-def _templates(settings: Settings, lines: list[Any]) -> tuple[Settings, Mapping[str, str]] | None:
+def _templates(
+    settings: SshSettings, lines: list[Any]
+) -> tuple[SshSettings, Mapping[str, str]] | None:
     """The settings with what depends on the name in them; None where we cannot tell how."""
     first: dict[str, str] = {}
     for line in lines:
@@ -360,7 +362,7 @@ def _templates(settings: Settings, lines: list[Any]) -> tuple[Settings, Mapping[
 _UNTOUCHED = frozenset({"identityfile", "certificatefile", "proxycommand", "remotecommand"})
 
 
-def _for(shared: tuple[Settings, Mapping[str, str]], name: str, hostname: str) -> Settings:
+def _for(shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str) -> SshSettings:
     """What was told about another name for which the same lines hold, for this one."""
     settings, templates = shared
     made = expand(hostname, {"h": name, "n": name, "%": "%"})
@@ -383,7 +385,7 @@ def place(text: str) -> tuple[str, str, int]:
     user, _, rest = rest.rpartition("@")
     match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?|(.*:.*:.*)", rest)
     if match is None or user.startswith("-"):
-        raise Unusable(f"jump host {text!r} is none")
+        raise SshConfigError(f"jump host {text!r} is none")
     return user, match[1] or match[2] or match[4], int(match[3] or 0)
 
 

@@ -1,9 +1,8 @@
 """An incident: all evidence of a hang in one directory and one archive, without its secrets.
 
-The parts are taken by whoever has the nodes (`nodeready.cli.incident`): this file keeps them, one
-at a time, so that a part that fails costs no other; names in an index what is there, what is
-missing and why; and packs all of it. Whatever a node or user said goes through
-`nodeready.text.redacted` first.
+`nodeready.triage.collector` collects the parts from the nodes. This module keeps them, one at a
+time, so that a failing part costs no other; writes an index of what is there, what is missing and
+why; and packs all files. Text from nodes and users goes through `nodeready.text.redacted` first.
 """
 
 from __future__ import annotations

@@ -19,14 +19,7 @@ from nodeready.node.tail import Tail as NodeTail
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
-from nodeready.transport.base import (
-    FAILED,
-    UNREACHED,
-    Conversation,
-    Failure,
-    new_nonce,
-    request,
-)
+from nodeready.transport.base import FAILED, UNREACHED, Conversation, Failure, new_nonce, request
 
 # --- The rank of a log file, by its path and its lines.
 

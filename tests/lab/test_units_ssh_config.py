@@ -85,7 +85,7 @@ def test_names_for_which_the_same_lines_hold_share_one_question(
     assert len(asked) == 3
     assert [found["gpu7"].hostname, found["gpu13"].hostname] == ["10.1.0.7", "10.1.0.13"]
     assert (found["gpu7"].port, found["gpu13"].port, found["gpu130"].port) == (22, 2222, 22)
-    assert len({one.one("controlpath") for one in found.values()}) == 200
+    assert len({one.first("controlpath") for one in found.values()}) == 200
     # Another user is another question, and so is each name of a file that asks for more.
     assert config.about("gpu7", "bob").user == "bob"
     assert len(asked) == 4

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from nodeready.cli import cli, start
+from nodeready.cli import cli, targets
 from nodeready.inventory import load as inventory
 from nodeready.policy import Policy
 from nodeready.transport.base import LOST, UNREACHABLE, Answer, Reply, Request
@@ -59,11 +59,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any, capsys: Any) -> Callable
     ) -> Done:
         carrier = Fake(nodes)
         policies = dict.fromkeys(nodes, policy or Policy())
-        nodes_of = start.Nodes(carrier, policies, inventory.load(",".join(nodes)))
+        nodes_of = targets.Targets(carrier, policies, inventory.load(",".join(nodes)))
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         module = sys.modules[command.callback.__module__]
-        way = "over_ssh" if name == "deploy" else "nodes_of"
+        way = "ssh_targets" if name == "deploy" else "select_targets"
         monkeypatch.setattr(module, way, lambda *given, **how: nodes_of)
         code = command.main(["nodes", *words], standalone_mode=False)
         printed = capsys.readouterr()

@@ -22,15 +22,15 @@ from gevent.queue import Empty, Queue
 from nodeready import shell
 from nodeready.transport.base import NoWay, Request
 from nodeready.transport.clush.ways import (
-    Plan,
-    Way,
+    ClushPlan,
+    SshTarget,
     absolute,
+    ssh_target,
     topology_file,
-    way,
     without_own_keys,
 )
 from nodeready.transport.dialogue import Dialogue, Stream
-from nodeready.transport.processes import Peer, Processes
+from nodeready.transport.processes import WorkerProcess, WorkerTransport
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
@@ -43,7 +43,7 @@ class ClushError(NoWay):
     """ClusterShell cannot be used here; one line."""
 
 
-class Clush(Processes):
+class Clush(WorkerTransport):
     """The nodes of an inventory, asked by ClusterShell.
 
     hosts:    pyinfra's, the selected ones
@@ -73,7 +73,7 @@ class Clush(Processes):
         run: str = "",
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
-        self._ways = without_own_keys(way(host, sudo) for host in hosts)
+        self._ways = without_own_keys(ssh_target(host, sudo) for host in hosts)
         super().__init__((one.name for one in self._ways), run)
         if not which("ssh"):
             raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
@@ -84,15 +84,15 @@ class Clush(Processes):
                     pass
             except OSError as problem:
                 raise ClushError(f"{topology}: {problem.strerror}") from None
-        gateways = (*self._ways, *(way(host) for host in others))
-        self._plan = Plan(
+        gateways = (*self._ways, *(ssh_target(host) for host in others))
+        self._plan = ClushPlan(
             tuple(self._ways), gateways, self.tag, absolute(found) if found else "", fanout
         )
         self._way_of = {one.name: one for one in self._ways}
         self._tell = tell
         self._watching: Any = None
 
-    def start(self) -> list[Peer]:
+    def start(self) -> list[WorkerProcess]:
         """A fresh interpreter, in a session of its own: Ctrl-C is for us to hand on."""
         ours, theirs = gevent.socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
@@ -110,7 +110,7 @@ class Clush(Processes):
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )
         theirs.close()
-        peer = Peer(self.nodes, ours, pid)
+        peer = WorkerProcess(self.nodes, ours, pid)
         peer.send("begin", self._plan)
         return [peer]
 
@@ -142,7 +142,7 @@ class Clush(Processes):
         names = tuple(nodes)
         super().use_password(password, names)
         for name in names:
-            self._way_of[name] = Way(**{**self._way_of[name].__dict__, "password": password})
+            self._way_of[name] = SshTarget(**{**self._way_of[name].__dict__, "password": password})
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""

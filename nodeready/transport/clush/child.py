@@ -35,17 +35,25 @@ from nodeready.transport.base import (
     mistake,
     node_of,
 )
-from nodeready.transport.clush.command import Ask, Job, Ssh, Talk
+from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
 from nodeready.transport.clush.gateway import (
     BOUNDS,
-    Gate,
+    Gateway,
     Hold,
     bound,
     decoded,
     gateway_command,
     remedy,
 )
-from nodeready.transport.clush.ways import COMMON, CONNECT_S, LOGIN_S, Plan, Way, rows, tree_of
+from nodeready.transport.clush.ways import (
+    COMMON,
+    CONNECT_S,
+    LOGIN_S,
+    ClushPlan,
+    SshTarget,
+    rows,
+    tree_of,
+)
 from nodeready.transport.processes import Frames
 
 #: ssh programs at once on one gateway, unless the user says how many.
@@ -67,25 +75,25 @@ class _Inbox(EventHandler):  # type: ignore[misc]
         self._go(None)
 
 
-class Child:
+class ClushProcess:
     """ClusterShell's process."""
 
-    def __init__(self, frames: Frames, plan: Plan) -> None:
+    def __init__(self, frames: Frames, plan: ClushPlan) -> None:
         self._frames = frames
         self._ways = {one.name: one for one in plan.ways}
         self._gateway_ways = {one.name: one for one in plan.gateways}
         self.tag, self._fanout = plan.tag, plan.fanout
         self.invoke = gateway_command(os.environ)
-        self.jobs: set[Job] = set()
-        self.talks: dict[int, Talk] = {}
-        self.gates: dict[str, Gate] = {}
+        self.jobs: set[Batch] = set()
+        self.talks: dict[int, OpenSession] = {}
+        self.gates: dict[str, Gateway] = {}
         #: The nodes on which something of this run may run.
         self.reached: set[str] = set()
         #: Node -> the gateways of which any leads there; and how many nodes want one.
         self._row_of: dict[str, tuple[str, ...]] = {}
         self._wanted: Counter[tuple[str, ...]] = Counter()
-        self._calls: dict[int, tuple[float | None, dict[Key, Ask]]] = {}
-        self._waiting: list[Ask | Talk] = []
+        self._calls: dict[int, tuple[float | None, dict[Key, Question]]] = {}
+        self._waiting: list[Question | OpenSession] = []
         self._gathering = False
         self._timers: list[Any] = []
         #: Gateways that the user has been told of.
@@ -94,7 +102,7 @@ class Child:
         self.task = task_self()
         self._prepare(plan)
 
-    def _prepare(self, plan: Plan) -> None:
+    def _prepare(self, plan: ClushPlan) -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -129,7 +137,7 @@ class Child:
         base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
         return base + sum(1 for one in self.talks.values() if one.by)
 
-    def gateway_way(self, name: str) -> Way:
+    def gateway_way(self, name: str) -> SshTarget:
         """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
         if name in self._gateway_ways:
             return self._gateway_ways[name]
@@ -138,7 +146,7 @@ class Child:
         options = [*COMMON, "-oStrictHostKeyChecking=accept-new"]
         options += [f"-oUser={user}"] if user else []
         options += [f"-oIdentityFile={key}"] if key else []
-        return Way(name, name, tuple(options), user, key)
+        return SshTarget(name, name, tuple(options), user, key)
 
     # The parent.
 
@@ -192,7 +200,7 @@ class Child:
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:
-            self._ways[name] = Way(**{**self._ways[name].__dict__, "password": password})
+            self._ways[name] = SshTarget(**{**self._ways[name].__dict__, "password": password})
 
     # Questions.
 
@@ -221,7 +229,7 @@ class Child:
         def put(answer: Answer) -> None:
             self.say("answer", call, key, answer)
 
-        one = asks[key] = Ask(request, self._ways[node_of(key)], self.tag, put, call)
+        one = asks[key] = Question(request, self._ways[node_of(key)], self.tag, put, call)
         if one.to.refused:
             one.answer(Failure(kind=REFUSED, error=one.to.refused))
         elif deadline is not None and time.monotonic() > deadline:
@@ -234,8 +242,10 @@ class Child:
         _, asks = self._calls.pop(call, (None, {}))
         self._give_up(asks.values(), lambda one: Failure(kind=LATE, error=LATE_WORDS), False)
 
-    def _give_up(self, asks: Iterable[Ask], failure: Callable[[Ask], Failure], tell: bool) -> None:
-        of: dict[Job | None, list[Ask]] = defaultdict(list)
+    def _give_up(
+        self, asks: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
+    ) -> None:
+        of: dict[Batch | None, list[Question]] = defaultdict(list)
         for one in asks:
             if not one.over:
                 if not tell:
@@ -269,7 +279,7 @@ class Child:
         if self._waiting:
             self._go()
 
-    def gate_closed(self, gate: Gate, fit: bool) -> None:
+    def gate_closed(self, gate: Gateway, fit: bool) -> None:
         """Tell of a gateway once, in one line."""
         if gate.name not in self._bad:
             self._bad.add(gate.name)
@@ -284,12 +294,12 @@ class Child:
         waiting, self._waiting = self._waiting, []
         names = {one.to.name for one in waiting}
         self._wanted = Counter(self._row_of[name] for name in names if name in self._row_of)
-        ready: defaultdict[Any, list[Ask]] = defaultdict(list)
+        ready: defaultdict[Any, list[Question]] = defaultdict(list)
         for one in waiting:
             by = self._by(one)
             if by is None:
                 self._waiting.append(one)
-            elif isinstance(one, Talk):
+            elif isinstance(one, OpenSession):
                 one.start(by)
             else:
                 one.by = by
@@ -305,17 +315,17 @@ class Child:
         for batch in ready.values():
             self._start(batch)
 
-    def _start(self, batch: list[Ask]) -> None:
+    def _start(self, batch: list[Question]) -> None:
         # A node that is asked the same twice is two commands.
         first = {one.to.name: one for one in reversed(batch)}
-        job = Job(self, list(reversed(first.values())))
+        job = Batch(self, list(reversed(first.values())))
         self.jobs.add(job)
         job.start(batch[0].tag != self.tag and len(batch) < self.room // 2)
         rest = [one for one in batch if first[one.to.name] is not one]
         if rest:
             self._start(rest)
 
-    def _by(self, one: Ask | Talk) -> str | None:
+    def _by(self, one: Question | OpenSession) -> str | None:
         """The gateway for a node; "": none; None: that is not known yet."""
         to = one.to
         row = self._row_of.get(to.name)
@@ -333,8 +343,8 @@ class Child:
             return ""
         return min(fit, key=lambda gate: gate.load + self._planned[gate.name]).name
 
-    def _open_gate(self, name: str) -> Gate:
-        gate = self.gates[name] = Gate(self, name)
+    def _open_gate(self, name: str) -> Gateway:
+        gate = self.gates[name] = Gateway(self, name)
         to = self.gateway_way(name)
         worker = Ssh({name: to}, gate, None, self.invoke)
         worker.nodes = NodeSet(name)
@@ -350,7 +360,7 @@ class Child:
 
     def _open(self, number: int, request: Request) -> None:
         to = self._ways[request.node]
-        talk = self.talks[number] = Talk(self, number, request, to)
+        talk = self.talks[number] = OpenSession(self, number, request, to)
         if to.refused:
             talk.end(to.refused)
             return
@@ -401,12 +411,12 @@ class Child:
             return
         for name in sorted(left):
             request = Request(name, script, 3)
-            self._waiting.append(Ask(request, self._ways[name], "nodeready:end", over(name)))
+            self._waiting.append(Question(request, self._ways[name], "nodeready:end", over(name)))
         self._go()
         self.later(limit_s, finish)
 
 
-def _late(one: Ask) -> Failure:
+def _late(one: Question) -> Failure:
     return Failure(kind=LATE if one.began else UNREACHABLE, error=LATE_WORDS)
 
 
@@ -425,7 +435,7 @@ def main(number: int) -> None:
     if begin is None:
         return
     try:
-        Child(frames, begin[1]).run()
+        ClushProcess(frames, begin[1]).run()
     except Exception as problem:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
             frames.send("mistake", -1, mistake(problem))

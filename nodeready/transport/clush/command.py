@@ -32,14 +32,13 @@ from nodeready.transport.base import (
     Failure,
     Reply,
     Request,
-    sudo_error,
-    with_sudo,
 )
 from nodeready.transport.clush.gateway import FLOOD, GATEWAY_GONE
-from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, Way
+from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
+from nodeready.transport.sudo import sudo_error, with_sudo
 
 if TYPE_CHECKING:
-    from nodeready.transport.clush.child import Child
+    from nodeready.transport.clush.child import ClushProcess
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
@@ -68,7 +67,7 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
     return f"sh -c {quote(inner)}"
 
 
-def command(request: Request, tag: str, to: Way) -> tuple[str, bytes]:
+def command(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]:
     """The line that runs a request on a node, without frames, and its input.
 
     The tag is in no process's command line but those on the node: not in that of an ssh, which
@@ -84,7 +83,7 @@ def command(request: Request, tag: str, to: Way) -> tuple[str, bytes]:
 
 
 @dataclass
-class Heard:
+class NodeOutput:
     """What a node said to one request, line by line.
 
     began: of time.monotonic(): the line runs; 0: not yet
@@ -136,7 +135,7 @@ class Heard:
         return base64.b64decode(b"".join(self._text), validate=True)
 
     def answer(
-        self, request: Request, to: Way, status: int | None, seconds: float, by: str = ""
+        self, request: Request, to: SshTarget, status: int | None, seconds: float, by: str = ""
     ) -> Answer:
         """The node's answer, when its ssh has ended.
 
@@ -192,7 +191,11 @@ class Ssh(ExecWorker):  # type: ignore[misc]
             return ["ssh", *to.options, "--", to.to, self.command], None
 
     def __init__(
-        self, ways: Mapping[str, Way], handler: EventHandler, timeout: float | None, line: str
+        self,
+        ways: Mapping[str, SshTarget],
+        handler: EventHandler,
+        timeout: float | None,
+        line: str,
     ) -> None:
         self.ways = ways
         # ClusterShell folds a set of nodes, which takes long for names of many numbers.
@@ -214,7 +217,7 @@ class Ssh(ExecWorker):  # type: ignore[misc]
                 client.abort()
 
 
-class Tree(TreeWorker):  # type: ignore[misc]
+class GatewayTree(TreeWorker):  # type: ignore[misc]
     """Nodes behind gateways, each already given to one.
 
     through: gateway -> its nodes
@@ -253,7 +256,7 @@ class Tree(TreeWorker):  # type: ignore[misc]
 
 
 @dataclass(eq=False)
-class Ask:
+class Question:
     """One question to one node, and what came of it until now.
 
     put:   gets the answer, once
@@ -262,7 +265,7 @@ class Ask:
     """
 
     request: Request
-    to: Way
+    to: SshTarget
     tag: str
     put: Callable[[Answer], None]
     call: int = -1
@@ -279,16 +282,16 @@ class Ask:
             self.put(answer)
 
 
-class Job(EventHandler):  # type: ignore[misc]
+class Batch(EventHandler):  # type: ignore[misc]
     """One worker of ClusterShell's: the same line and input for all its nodes."""
 
-    def __init__(self, child: Child, asks: list[Ask]) -> None:
+    def __init__(self, child: ClushProcess, asks: list[Question]) -> None:
         self._child = child
         self.asks = {one.to.name: one for one in asks}
         first = asks[0]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.heard = {name: Heard(nonce.encode()) for name in self.asks}
+        self.heard = {name: NodeOutput(nonce.encode()) for name in self.asks}
         line, self.stdin = command(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
@@ -310,7 +313,7 @@ class Job(EventHandler):  # type: ignore[misc]
                 turns = -(-gate.load // self._child.gateway_fanout())
                 for name in names:
                     self.asks[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
-            self.worker = Tree(through, self, limit_s, self.line, self._child.invoke)
+            self.worker = GatewayTree(through, self, limit_s, self.line, self._child.invoke)
         else:
             ways = {name: one.to for name, one in self.asks.items()}
             self.worker = Ssh(ways, self, limit_s, self.line)
@@ -391,7 +394,7 @@ class Job(EventHandler):  # type: ignore[misc]
         if late:
             self.worker.end([name for name, _ in late])
 
-    def end(self, asks: Iterable[Ask], failure: Callable[[Ask], Failure]) -> None:
+    def end(self, asks: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
         """Stop waiting for these."""
         names = [name for name, one in self.asks.items() if one in asks and name in self.heard]
         for name in names:
@@ -399,10 +402,10 @@ class Job(EventHandler):  # type: ignore[misc]
         self.worker.end(names)
 
 
-class Talk(EventHandler):  # type: ignore[misc]
+class OpenSession(EventHandler):  # type: ignore[misc]
     """A command that is spoken with: its lines go to the parent."""
 
-    def __init__(self, child: Child, number: int, request: Request, to: Way) -> None:
+    def __init__(self, child: ClushProcess, number: int, request: Request, to: SshTarget) -> None:
         self._child, self._number, self.to = child, number, to
         self.request, self.user, self.by = request, to.user, ""
         self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
@@ -415,7 +418,7 @@ class Talk(EventHandler):  # type: ignore[misc]
         name, self.by = self.to.name, by
         if by:
             self._child.gates[by].load += 1
-            self._worker = Tree({by: [name]}, self, None, self._line, self._child.invoke)
+            self._worker = GatewayTree({by: [name]}, self, None, self._line, self._child.invoke)
         else:
             self._worker = Ssh({name: self.to}, self, None, self._line)
             self._worker._fanout = FANOUT_UNLIMITED

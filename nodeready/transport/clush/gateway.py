@@ -33,7 +33,7 @@ from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES
 from nodeready.transport.clush.ways import COMMON, CONNECT_S
 
 if TYPE_CHECKING:
-    from nodeready.transport.clush.child import Child
+    from nodeready.transport.clush.child import ClushProcess
 
 #: Bytes that one ssh may print: the largest answer, as text of base64, and what a login prints.
 MOST_BYTES = (ANSWER_BYTES * 4 // 3) + (2 << 20)
@@ -122,7 +122,7 @@ def _gateway(version: str, bounds: tuple[Any, ...]) -> None:
     bound(*bounds)
     invoked: Any = []
 
-    class Tree(TreeWorker):  # type: ignore[misc]
+    class GatewayChannelTree(TreeWorker):  # type: ignore[misc]
         def __init__(self, *words: Any, **named: Any) -> None:
             TreeWorker.__init__(self, *words, **named)
             self.invoke_gateway = invoked[-1]
@@ -187,7 +187,7 @@ def _gateway(version: str, bounds: tuple[Any, ...]) -> None:
             else:
                 Alone.recv_ctl(self, msg)
 
-    Gateway.TreeWorker, Gateway.GatewayChannel = Tree, Several
+    Gateway.TreeWorker, Gateway.GatewayChannel = GatewayChannelTree, Several
     Gateway.gateway_main()
 
 
@@ -230,13 +230,13 @@ class Hold:
         return
 
 
-class Gate(Propagation.PropagationChannel):  # type: ignore[misc]
+class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
     """The connection to one gateway, and what is known of it.
 
     state: "asked", "fit", or "" when it is not used (any more), and then ``why``
     """
 
-    def __init__(self, child: Child, name: str) -> None:
+    def __init__(self, child: ClushProcess, name: str) -> None:
         super().__init__(child.task, NodeSet(name))
         self.name, self.state, self.why = name, "asked", ""
         self.since = time.monotonic()

@@ -31,7 +31,7 @@ ALIVE_S, ALIVE_COUNT = 5, 5
 
 
 @dataclass(frozen=True)
-class Way:
+class SshTarget:
     """How ssh reaches a node, as the inventory has it.
 
     to:       the destination for ssh here: an address, or the name
@@ -120,7 +120,7 @@ _PYINFRAS = (
 )  # fmt: skip
 
 
-def way(host: Host, sudo: bool = False) -> Way:
+def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
     """How to reach a host of an inventory. sudo: pyinfra's configuration asks for it"""
     data: Any = host.data
     name = str(host.name)
@@ -151,7 +151,7 @@ def way(host: Host, sudo: bool = False) -> Way:
         refused = f"{only[0]} is for pyinfra's own ssh: ask with --via ssh"
     elif only := [one for one in _PYINFRAS if data.get(one)]:
         refused = f"{only[0]} is pyinfra's: ask with --via ssh"
-    return Way(
+    return SshTarget(
         name=name,
         to=to,
         options=tuple(options),
@@ -185,20 +185,20 @@ def _strict(told: str) -> str:
     return "yes" if told in ("yes", "ask") else "accept-new"
 
 
-def without_own_keys(ways: Iterable[Way]) -> list[Way]:
+def without_own_keys(ways: Iterable[SshTarget]) -> list[SshTarget]:
     """The same, where a node with another key than most is asked directly: no gateway has it."""
     ways = list(ways)
     usual = Counter(one.key for one in ways).most_common(1)
     return [
         one
         if one.alone or one.key == usual[0][0]
-        else Way(**{**one.__dict__, "alone": "a key of its own"})
+        else SshTarget(**{**one.__dict__, "alone": "a key of its own"})
         for one in ways
     ]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClushPlan:
     """What ClusterShell's process is told first.
 
     gateways: how to reach the hosts of the inventory, of which some may be gateways
@@ -206,8 +206,8 @@ class Plan:
     fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
     """
 
-    ways: tuple[Way, ...]
-    gateways: tuple[Way, ...]
+    ways: tuple[SshTarget, ...]
+    gateways: tuple[SshTarget, ...]
     tag: str
     topology: str
     fanout: int

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.audit import peers
+from nodeready.audit import learned, peers
 from nodeready.audit.document import NodeReport, Outlier
-from nodeready.audit.run import combined
+from nodeready.audit.fleet import complete
 from nodeready.policy.policy import make_policy
 from nodeready.subjects import registry
 from nodeready.subjects.base import Unknown
@@ -39,7 +39,16 @@ def node(name: str, observed: object, group: str = "h100", subject: str = "ptrac
 
 
 def find(*nodes: NodeReport) -> list[Outlier]:
-    return list(peers.find(nodes, ("ptrace", "limits")))
+    groups: dict[str, dict[str, peers.Facts]] = {}
+    same: dict[object, object] = {}
+    for report in nodes:
+        if report.snapshot is not None:
+            facts = peers.compared(report.snapshot, ("ptrace", "limits"))
+            groups.setdefault(",".join(report.groups) or peers.ALL, {})[report.name] = {
+                subject: same.setdefault((subject, peers.key_of(value)), value)
+                for subject, value in facts.items()
+            }
+    return list(peers.differing(groups))
 
 
 @pytest.mark.usefixtures("subjects")
@@ -81,7 +90,7 @@ def learn(subjects):
 
     def learn(**nodes: object) -> tuple[str, dict[str, object]]:
         observed = {name: Snapshot({"ptrace": settings}) for name, settings in nodes.items()}
-        text = peers.render(peers.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
+        text = learned.render(learned.majority(observed), list(nodes), "2026-01-01T00:00:00Z")
         settings: dict[str, object] = {}
         exec(text, {"__builtins__": {}}, settings)  # as pyinfra does with a group_data file
         make_policy(settings)
@@ -160,7 +169,7 @@ def look(name, *addresses):
 
 def addresses(*looks, reached=None):
     peers_met = {name: Met(address, "") for name, address in (reached or {}).items()}
-    return combined(FleetContext({}), looks, peers_met).addresses
+    return complete(FleetContext({}), looks, peers_met).addresses
 
 
 def test_an_address_of_several_nodes_leads_to_none():

@@ -7,7 +7,7 @@ import os
 import click
 import pytest
 
-from nodeready.cli import cli, options
+from nodeready.cli import cli, config_file
 from nodeready.cli.options import FORMS, Option, Refused
 from nodeready.exit_codes import USAGE
 
@@ -17,22 +17,27 @@ from nodeready.exit_codes import USAGE
 @pytest.fixture
 def write(tmp_path, monkeypatch):
     """``write(system, user)``: write both files."""
-    monkeypatch.setattr(options, "SYSTEM", tmp_path / "system.toml")
+    monkeypatch.setattr(config_file, "SYSTEM", tmp_path / "system.toml")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
     def both(system: str, user: str) -> None:
         (tmp_path / "system.toml").write_text(system)
         (tmp_path / "nodeready").mkdir()
-        options.user_file().write_text(user)
+        config_file.user_file().write_text(user)
 
     return both
 
 
+def defaults(name: str) -> dict[str, object]:
+    command = cli.get_command(click.Context(cli), name)
+    return config_file.defaults_of(command, cli.list_commands(click.Context(cli)))
+
+
 def test_the_file_of_the_user_wins_over_that_of_the_system(write):
     write('sudo = true\nlimit = "a"\n[deploy]\ndiff = true\n', 'limit = "b"\n')
-    defaults = options.defaults()
-    assert defaults["deploy"] == {"sudo": True, "limit": "b", "diff": True}
-    assert defaults["audit"] == {"sudo": True, "limit": "b"}
+    assert defaults("deploy") == {"sudo": True, "limit": "b", "diff": True}
+    assert defaults("audit") == {"sudo": True, "limit": "b"}
+    assert defaults("bundle") == {"limit": "b"}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_the_file_of_the_user_wins_over_that_of_the_system(write):
 )  # fmt: skip
 def test_a_value_is_that_of_its_option(write, text, command, values):
     write("", f"[{command}]\n{text}\n")
-    assert options.defaults()[command] == values
+    assert defaults(command) == values
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,9 @@ def test_a_value_is_that_of_its_option(write, text, command, values):
 def test_a_mistake_is_named_with_its_file(write, text, words):
     write("", text)
     with pytest.raises(Refused) as refused:
-        options.defaults()
+        defaults("deploy")
     assert refused.value.exit_code == USAGE
-    assert str(options.user_file()) in refused.value.message
+    assert str(config_file.user_file()) in refused.value.message
     assert words in refused.value.message
 
 
@@ -81,12 +86,6 @@ COMMAND_OPTIONS: list[tuple[str, Option]] = [
     for option in command.params
     if isinstance(option, Option)
 ]
-
-
-def test_every_option_may_stand_in_a_file():
-    for name, known in options.OPTIONS.items():
-        shown = {one.name for one in COMMANDS[name].params if one.param_type_name == "option"}
-        assert shown - {"help"} == {*known}, name
 
 
 def value(name: str, option: str) -> object:

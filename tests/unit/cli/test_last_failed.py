@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.cli import start
+from nodeready.cli import targets
 from nodeready.cli.options import Refused
 from nodeready.inventory.nodeset import expand
 from tests.cases import cases
@@ -21,13 +21,16 @@ def state(tmp_path, monkeypatch):
 
 def fail(words: str, names: str, limit: str | None = None, **options: object) -> None:
     """A run in which these nodes fail."""
-    loaded, _, policies = start.declared(words, start.Common(limit=limit))
-    nodes = start.Nodes(Fake(dict.fromkeys(policies, AWAY)), policies, loaded)
-    start.remember_failed(nodes, expand(names), **options)
+    loaded, _, policies = targets.load_targets(words, targets.TargetOptions(limit=limit))
+    nodes = targets.Targets(Fake(dict.fromkeys(policies, AWAY)), policies, loaded)
+    nodes.remember_failed(expand(names), **options)
 
 
 def chosen(words: str, limit: str = "@last-failed", **options: bool) -> list[str]:
-    return [h.name for h in start.declared(words, start.Common(limit=limit, **options))[1]]
+    return [
+        h.name
+        for h in targets.load_targets(words, targets.TargetOptions(limit=limit, **options))[1]
+    ]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/last_failed.json"))
@@ -37,7 +40,7 @@ def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
         if "file" in step:
             (tmp_path / step["of"]).write_text(step["file"] + "\n")
         if "failed" in step:
-            options = {key: step[key] for key in ("lost", "asked", "limit") if key in step}
+            options = {key: step[key] for key in ("lost", "reached", "limit") if key in step}
             fail(step["of"], step["failed"], **options)
             assert [row.partition("\t")[0] for row in state.read_text().splitlines()] == (
                 step["kept"]
@@ -56,7 +59,7 @@ def test_the_next_run_selects_the_failed_nodes(case, tmp_path, state, capsys):
 
 def test_this_machine_is_no_node_to_ask_again():
     fail("n[1-2]", "n1")
-    start.remember_failed(start.this_machine(start.Policy()), ["n2"])
+    targets.local_targets(targets.Policy()).remember_failed(["n2"])
     assert chosen("n[1-2]") == ["n1"]
 
 

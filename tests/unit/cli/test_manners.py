@@ -12,7 +12,7 @@ import pytest
 import nodeready
 from nodeready.cli import screen
 from nodeready.cli.options import Refused
-from nodeready.cli.screen import Waiting
+from nodeready.cli.screen import NodeProgress
 from nodeready.reports.registry import Line
 from tests.command import Terminal
 
@@ -93,10 +93,10 @@ def test_an_output_that_cannot_be_a_file_is_refused(name, words, tmp_path):
 # --- Progress: the line for 10,000 nodes while they are asked.
 
 
-def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> Waiting:
+def asked(total: int, left: list[int], seconds: float, failed: int = 0) -> NodeProgress:
     """A progress of `total` nodes, of which all but `left` are done after `seconds`."""
     names = [f"gpu{number:05d}" for number in range(total)]
-    waiting = Waiting("looking", set(names), lambda: 0.0)
+    waiting = NodeProgress("looking", set(names), lambda: 0.0)
     waiting.clock = lambda: seconds
     for place, number in enumerate(sorted({*range(total)} - {*left})):
         waiting(names[number], place < failed)

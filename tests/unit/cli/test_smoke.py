@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from nodeready.cli import smoke as command
-from nodeready.cli import start
+from nodeready.cli import targets
 from nodeready.cli.options import Refused
 from nodeready.smoke import run as smoke_run
 from nodeready.smoke.document import Smoke
-from nodeready.transport.allocation import Job
+from nodeready.transport.allocation import RunningJob
 from tests.fake import Fake
 from tests.unit.commands import AWAY
 from tests.unit.reports.test_smoke_table import GPU, NODE, made
@@ -130,8 +130,8 @@ def test_a_mistake_is_one_line_before_any_node(words, error, monkeypatch):
     def refuse(*_):
         raise AssertionError("a node was asked")
 
-    monkeypatch.setattr(start, "declared", refuse)
-    monkeypatch.setattr(start, "running_job", refuse)
+    monkeypatch.setattr(targets, "load_targets", refuse)
+    monkeypatch.setattr(targets, "running_job", refuse)
     with pytest.raises(Refused) as mistake:
         command.smoke.main(words, standalone_mode=False)
     assert mistake.value.exit_code == 2
@@ -188,8 +188,8 @@ def test_a_job_is_tested_by_steps_of_its_own(smoke, monkeypatch):
     smoke(GO)
     carrier = Fake({"a": AWAY, "b": AWAY})
     asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(command, "nodes_of", start.nodes_of)
-    monkeypatch.setattr(start, "running_job", lambda words: Job("7", ("a", "b")))
+    monkeypatch.setattr(command, "select_targets", targets.select_targets)
+    monkeypatch.setattr(targets, "running_job", lambda words: RunningJob("7", ("a", "b")))
 
     def steps(job, tell, *, works=False, sudo=False):
         asked.append((job.number, works))

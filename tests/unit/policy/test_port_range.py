@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.cli.options import Refused, read_ports
+from nodeready.cli.options import Refused
+from nodeready.cli.values import read_ports
 from nodeready.policy.fields import port_range
 
 

@@ -15,13 +15,13 @@ import pytest
 from ClusterShell import Communication
 
 from nodeready.transport.base import Failure, Reply, Request
-from nodeready.transport.clush.command import Heard, command, framed
+from nodeready.transport.clush.command import NodeOutput, command, framed
 from nodeready.transport.clush.gateway import FLOOD, decoded, gateway_command
-from nodeready.transport.clush.ways import Way, translated, way, without_own_keys
+from nodeready.transport.clush.ways import SshTarget, ssh_target, translated, without_own_keys
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"
-WAY = Way("n1", "n1", user="root", key="/k")
+WAY = SshTarget("n1", "n1", user="root", key="/k")
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ssh_errors.json"))
@@ -36,7 +36,7 @@ def test_an_error_of_ssh_has_the_words_of_the_other_carrier(case):
 
 
 def lines_of(out=(), error=()):
-    lines = Heard(NONCE.encode())
+    lines = NodeOutput(NONCE.encode())
     for row in out:
         lines.out(row)
     for row in error:
@@ -77,7 +77,11 @@ def test_a_flood_is_cut_on_the_node_and_a_login_that_runs_nothing_answers_in_its
 
 def test_the_tag_is_in_no_command_line_but_the_commands_own():
     """An ssh's command line has the line: it runs on a machine that may be a node, too."""
-    for to in (WAY, Way("n1", "n1", sudo=True), Way("n1", "n1", sudo=True, password="secret")):
+    for to in (
+        WAY,
+        SshTarget("n1", "n1", sudo=True),
+        SshTarget("n1", "n1", sudo=True, password="secret"),
+    ):
         line, stdin = command(Request("n1", "true", 9), "nodeready:abc", to)
         assert "nodeready:abc" not in framed(line, NONCE, 9)
         assert shlex.split(line)[-1] == "nodeready:abc"
@@ -107,15 +111,17 @@ def host(name="n1", **data):
 
 def test_the_data_of_an_inventory_are_options_of_ssh():
     data = {"ssh_hostname": "10.0.0.1", "ssh_port": 2222, "ssh_user": "ops", "ssh_key": "/keys/id"}
-    own = way(host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no"))
+    own = ssh_target(
+        host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
+    )
     assert (own.to, own.shown, own.alone) == ("10.0.0.1", "[10.0.0.1]:2222", "a port of its own")
     for word in ("Port=2222", "User=ops", "IdentityFile=/keys/id", "UserKnownHostsFile=/known"):
         assert f"-o{word}" in own.options
     # Never the word with which ssh takes a key that has changed.
     assert "-oStrictHostKeyChecking=accept-new" in own.options
     assert "-oBatchMode=yes" in own.options
-    ways = [way(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
-    ways.append(way(host("n9", ssh_key="/keys/its own")))
+    ways = [ssh_target(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
+    ways.append(ssh_target(host("n9", ssh_key="/keys/its own")))
     assert [item.alone for item in without_own_keys(ways)] == ["", "", "", "a key of its own"]
 
 
@@ -125,8 +131,8 @@ def test_data_that_only_pyinfra_can_use_are_refused():
         ("n1", {"_doas": True}, "_doas is pyinfra's"),
         ("@local", {}, "@local is a connector of pyinfra's"),
     ):
-        assert way(host(name, **data)).refused == f"{why}: ask with --via ssh"
-    assert way(host()).refused == ""
+        assert ssh_target(host(name, **data)).refused == f"{why}: ask with --via ssh"
+    assert ssh_target(host()).refused == ""
 
 
 def test_a_message_of_a_gateway_runs_nothing_here(tmp_path):

@@ -24,9 +24,9 @@ from nodeready.transport import ssh
 from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
 from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
-from nodeready.transport.identities import Identity, offered
-from nodeready.transport.logins import HANDSHAKES, Client, Gate, Patience
-from nodeready.transport.ssh_config import SshConfig, Unusable, expand, jump_of, place
+from nodeready.transport.identities import SshIdentity, offered
+from nodeready.transport.logins import HANDSHAKES, Client, HandshakeLimiter, Patience
+from nodeready.transport.ssh_config import SshConfig, SshConfigError, expand, jump_of, place
 from tests.cases import cases
 
 
@@ -34,7 +34,7 @@ def test_a_text_that_is_no_name_never_gets_to_ssh(monkeypatch):
     monkeypatch.setattr(SshConfig, "_ask", lambda *how: pytest.fail(f"asked: {how}"))
     for text in ("-oProxyCommand=x", "a b", "a;b", "$(x)", "a\nb", "a`b`", "a|b"):
         for name, user in ((text, ""), ("a", text), ("", "")):
-            with pytest.raises(Unusable, match="can be no"):
+            with pytest.raises(SshConfigError, match="can be no"):
                 SshConfig("/dev/null").about(name, user)
 
 
@@ -79,7 +79,7 @@ def test_the_answer_of_ssh_is_read_by_its_lines(tmp_path, monkeypatch):
     assert (settings.hostname, settings.port, settings.user) == ("gpu1", 2222, "bob")
     assert settings.values["identityfile"] == ("~/.ssh/a b", "~/.ssh/c")
     assert settings.values["userknownhostsfile"] == ("/a", "/b c")
-    with pytest.raises(Unusable, match="broken line 3: Bad configuration option: y"):
+    with pytest.raises(SshConfigError, match="broken line 3: Bad configuration option: y"):
         SshConfig(str(tmp_path / "broken")).about("gpu1")
 
 
@@ -202,7 +202,7 @@ def test_keys_that_are_known_are_asked_for_first(tmp_path):
 def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     directory = tmp_path / "known"
     directory.mkdir()
-    with pytest.raises(Unusable, match="known hosts"):
+    with pytest.raises(SshConfigError, match="known hosts"):
         KnownHosts([str(directory)])
     assert KnownHosts([str(directory)], shared=[str(directory)]).about("x") == []
 
@@ -219,7 +219,10 @@ class Held:
 
 def test_keys_are_offered_in_the_order_of_ssh():
     named, further, filed = key(), key(), key()
-    identities = [Identity("f", filed, filed.asbytes()), Identity("n.pub", None, named.asbytes())]
+    identities = [
+        SshIdentity("f", filed, filed.asbytes()),
+        SshIdentity("n.pub", None, named.asbytes()),
+    ]
     agent = [Held(further), Held(named)]
     blobs = [item.asbytes() for item in offered(identities, [], agent, only=False)]  # type: ignore[arg-type]
     assert blobs == [named.asbytes(), further.asbytes(), filed.asbytes()]
@@ -228,7 +231,7 @@ def test_keys_are_offered_in_the_order_of_ssh():
 
 
 def test_an_address_has_few_turns_and_is_dead_for_all_at_once():
-    gate, at_once, most, tries = Gate(), 0, 0, 0
+    gate, at_once, most, tries = HandshakeLimiter(), 0, 0, 0
 
     def turn(error: int) -> str:
         nonlocal at_once, most, tries
@@ -285,7 +288,7 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
     calls, told = [], []
     monkeypatch.setattr(ssh.resource, "getrlimit", lambda which: limits)
     monkeypatch.setattr(ssh.resource, "setrlimit", lambda which, pair: calls.append(pair))
-    made, parallel = ssh._room_for(8, 4, told.append)
+    made, parallel = ssh._connection_slots(8, 4, told.append)
     assert (made.most, parallel, calls) == (*room, [raised] * bool(raised))
     assert [line.partition(";")[0] for line in told] == words
 
@@ -293,9 +296,9 @@ def test_room_for_as_many_nodes_as_there_are_descriptors(monkeypatch, limits, ro
 def test_a_link_asks_for_its_rights_once_and_again_only_if_it_is_told_to(monkeypatch):
     calls, failures = [], [Failure(error="gone"), None]
     monkeypatch.setattr(ssh, "connect", lambda host: calls.append("connect") or failures.pop(0))
-    monkeypatch.setattr(ssh, "become", lambda host: calls.append("become") or "rights")
-    monkeypatch.setattr(ssh, "_met", lambda host: "met")
-    link = ssh._Link(host := SimpleNamespace(connected=False))
+    monkeypatch.setattr(ssh, "rights_of", lambda host: calls.append("become") or "rights")
+    monkeypatch.setattr(ssh, "ssh_peer", lambda host: "met")
+    link = ssh.NodeConnection(host := SimpleNamespace(connected=False))
     assert (link.connect().error, link.connect(again=False).error) == ("gone", "gone")
     assert (link.connect(), link.met, link.rights) == (None, "met", "rights")
     host.connected = True

@@ -10,7 +10,7 @@ import pytest
 from nodeready.transport import allocation
 from nodeready.transport.allocation import SrunError, running
 from nodeready.transport.base import ANSWER_BYTES, OUTPUT, Answer, Reply, Request
-from nodeready.transport.srun import Job, Srun, StepOutput
+from nodeready.transport.srun import RunningJob, Srun, StepOutput
 from tests.cases import cases
 
 NONCE = "nodeready-00"
@@ -153,7 +153,7 @@ def test_an_older_slurm_is_asked_without_overlap(program):
         "srun", OLD.format(log="/dev/null") + 'SLURMD_NODENAME=gpu1 sh -c "$last" | sed "s/^/0: /"'
     )
     notes: list[str] = []
-    steps = Srun(Job("1", ("gpu1",)), notes.append)
+    steps = Srun(RunningJob("1", ("gpu1",)), notes.append)
     for _ in range(2):
         ((name, answer),) = steps.ask([Request("gpu1", "echo here", 10)])
         assert (name, answer.ok) == ("gpu1", True)
@@ -169,7 +169,7 @@ def test_an_older_slurm_gets_every_line_again(tmp_path, program, works, steps):
     """Each refusal ends a srun, and no line is lost."""
     log, long = tmp_path / "log", "x" * 100_000
     program("srun", OLD.format(log=log) + 'exec sh -c "$last"')
-    with Srun(Job("1", ("gpu1",)), works=works) as carrier:
+    with Srun(RunningJob("1", ("gpu1",)), works=works) as carrier:
         channel = carrier.open(Request("gpu1", ECHO, 20, "first\n", "M "))
         for sent, told in ((long, "M first"), ("last", f"M {long}")):
             channel.send_line(sent)

@@ -30,7 +30,7 @@ FORMS = {
 
 def incident(*parts: Part, **given: object) -> incidents.Incident:
     whole = incidents.Incident(
-        *(STARTED, STARTED, "4711", "ada", "somebody asked for it", True, VERDICT, (), parts),
+        *(STARTED, STARTED, "4711", "ada", "taken on request", True, VERDICT, (), parts),
         archive="/tmp/hang.tar.gz",
     )
     return replace(whole, **given)
@@ -160,7 +160,7 @@ def test_the_index_begins_with_the_verdict():
     part = Part("cores", "empty", "no core of the job")
     rows = "".join(find("incident", "table").render(incident(part))).splitlines()
     assert rows[:3] == [
-        "job 4711 of ada, 2026-11-21T03:00:00Z: somebody asked for it",
+        "job 4711 of ada, 2026-11-21T03:00:00Z: taken on request",
         f"late: {VERDICT.text}",
         "          suspect: rank 3 on gpu001: it waits for no rank",
     ]

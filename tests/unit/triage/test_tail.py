@@ -13,8 +13,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready.cli import options
-from nodeready.cli.options import Refused, past
+from nodeready.cli import values
+from nodeready.cli.options import Refused
+from nodeready.cli.values import past
 from nodeready.node import tail as node_tail
 from nodeready.node.tail import Config, File, Mounts, Tail, Unread, read_tail
 from nodeready.node.witnesses.logs import Report
@@ -142,7 +143,7 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
     ("00:05", datetime(2026, 3, 1, 0, 5).astimezone()),
 ])  # fmt: skip
 def test_a_moment(words, moment):
-    assert options.epoch_seconds(words, NOW) == moment.timestamp()
+    assert values.epoch_seconds(words, NOW) == moment.timestamp()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +151,9 @@ def test_a_moment(words, moment):
     [("90", 90), ("90s", 90), ("10m", 600), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
 )
 def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words, seconds):
-    assert options.span(words) == seconds
+    assert values.span(words) == seconds
     if not words.isdecimal():
-        assert options.seconds_ago(words, NOW) == seconds
+        assert values.seconds_ago(words, NOW) == seconds
 
 
 @pytest.mark.parametrize(
@@ -163,8 +164,8 @@ def test_a_span_is_so_long_ago_and_no_part_of_a_second_longer(words, seconds):
 )  # fmt: skip
 def test_what_is_no_moment_in_the_past(words):
     with pytest.raises(ValueError, match=r"must be|not in the past"):
-        options.seconds_ago(words, NOW)
-    for how in (options.seconds_ago, options.epoch_seconds):
+        values.seconds_ago(words, NOW)
+    for how in (values.seconds_ago, values.epoch_seconds):
         assert past(None, how) == 0
         with pytest.raises(Refused, match=r"^--since 2x: "):
             past("2x", how)

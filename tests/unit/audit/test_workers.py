@@ -1,4 +1,4 @@
-"""The readers beside the control process: the same document, whichever process read a node."""
+"""The workers of an audit: the same document, whichever process read a node."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.audit import reading
-from nodeready.audit import run as runs
+from nodeready.audit import answer_judge, fleet, workers
 from nodeready.cli import audit as command
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
@@ -71,7 +70,7 @@ def healthy(count: int) -> dict[str, Does]:
     return {f"gpu{number:03}": shows(own("h100", number)) for number in range(count)}
 
 
-def fleet(size: int = 6) -> dict[str, Does]:
+def nodes_of(size: int = 6) -> dict[str, Does]:
     mads = {f"mad{number:03}": shows(mad(number)) for number in range(size)}
     amds = {f"amd{number:03}": shows(own("mi300x", number)) for number in range(3)}
     others = {"away": AWAY, "dead": DIES, "hung": hangs, "odd": says("hi"), "cut": half}
@@ -80,21 +79,20 @@ def fleet(size: int = 6) -> dict[str, Does]:
 
 @pytest.fixture
 def audited(run, monkeypatch, tmp_path):
-    """``audited(nodes, processes, form)``: the second audit of these nodes, an hour after the
-    first; processes None: none, and no Reading.
+    """``audited(nodes, count, form)``: the second audit of these nodes, an hour after the first,
+    with so many workers.
     """
     count = 0
 
-    def go(nodes: Mapping[str, Does], processes: int | None, form: str, **more: Any) -> Any:
+    def go(nodes: Mapping[str, Does], workers_count: int, form: str, **more: Any) -> Any:
         nonlocal count
         count += 1
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / str(count)))
-        for module in (command, reading):
-            monkeypatch.setattr(module, "readers", lambda nodes: processes or 0)
-        for module in (command, runs, reading):
+        monkeypatch.setattr(workers, "worker_count", lambda nodes: workers_count)
+        for module in (command, workers):
             monkeypatch.setattr(module, "now", lambda: "2026-01-01T00:00:00Z")
         for moment in (EARLIER, NOW):
-            monkeypatch.setattr(runs.time, "time", lambda moment=moment: moment)
+            monkeypatch.setattr(fleet.time, "time", lambda moment=moment: moment)
             done = run(nodes, "audit", "--format", form, **more)
         return done
 
@@ -109,27 +107,21 @@ def audited(run, monkeypatch, tmp_path):
     ],
 )
 def test_the_document_is_the_same_whichever_process_reads(audited, form, counts, size):
-    alone = audited(fleet(size), None, form, policy=POLICY)
+    alone = audited(nodes_of(size), 0, form, policy=POLICY)
     assert alone.code == (2 if form == "nagios" else 4)
     for processes in counts:
-        beside = audited(fleet(size), processes, form, policy=POLICY)
+        beside = audited(nodes_of(size), processes, form, policy=POLICY)
         assert (beside.code, beside.out) == (alone.code, alone.out)
-
-
-def test_the_control_process_reads_what_no_reader_is_free_for(audited, monkeypatch):
-    alone = audited(fleet(), None, "json")
-    monkeypatch.setattr(reading.Reading, "_free", lambda self, ahead: None)
-    assert audited(fleet(), 1, "json").out == alone.out
 
 
 @pytest.mark.parametrize("size", [6, pytest.param(40, marks=pytest.mark.nightly)])
 def test_no_earlier_node_changes_a_later_one(audited, monkeypatch, size):
-    together = rows(audited(fleet(size), None, "json"))
-    for name, does in fleet(size).items():
+    together = rows(audited(nodes_of(size), 0, "json"))
+    for name, does in nodes_of(size).items():
         if name.startswith("mad"):
             monkeypatch.setattr(snapshot, "_SHARED", {})
             monkeypatch.setattr(snapshot, "_shared_bytes", 0)
-            assert rows(audited({name: does}, None, "json"))[name] == together[name]
+            assert rows(audited({name: does}, 0, "json"))[name] == together[name]
 
 
 def rows(done: Any) -> dict[str, Any]:
@@ -147,7 +139,7 @@ def rows(done: Any) -> dict[str, Any]:
     }
 
 
-def test_a_reader_that_is_killed_costs_the_node_whose_answer_it_read(audited, monkeypatch):
+def test_a_worker_that_is_killed_costs_the_node_whose_answer_it_read(audited, monkeypatch):
     real = snapshot.read
 
     def read(answer: str, *more: Any) -> Any:
@@ -157,10 +149,8 @@ def test_a_reader_that_is_killed_costs_the_node_whose_answer_it_read(audited, mo
         return observed
 
     nodes = healthy(12)
-    whole = rows(audited(nodes, None, "json"))
-    monkeypatch.setattr(reading.snapshot, "read", read)
-    # What the control process reads itself must not end it.
-    monkeypatch.setattr(reading, "_AHEAD", 1000)
+    whole = rows(audited(nodes, 0, "json"))
+    monkeypatch.setattr(answer_judge.snapshot, "read", read)
     done = audited(nodes, 2, "json")
     (failed,) = [n for n in json.loads(done.out)["nodes"] if n["status"] == "failed"]
     assert failed["name"] == "gpu005"
@@ -172,15 +162,15 @@ def test_a_reader_that_is_killed_costs_the_node_whose_answer_it_read(audited, mo
 
 
 def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monkeypatch):
-    real = reading._PROBES["gate"]
+    real = answer_judge.PROBE_OF["gate"]
 
     def parse(outputs: Mapping[str, Any], policy: Policy) -> Any:
         while "forever" in outputs["gate"].text:
             pass
         return real.parse(outputs, policy)
 
-    monkeypatch.setitem(reading._PROBES, "gate", replace(real, parse=parse))
-    monkeypatch.setattr(reading, "_SLOW_S", 0.2)
+    monkeypatch.setitem(answer_judge.PROBE_OF, "gate", replace(real, parse=parse))
+    monkeypatch.setattr(workers, "_SLOW_S", 0.2)
     nodes = {**healthy(2), "slow": shows({**own("h100", 7), "gate": "forever"})}
     unknown = [
         (node["name"], result["actual"])
@@ -193,14 +183,13 @@ def test_a_parser_that_does_not_end_costs_its_subject_on_that_node(audited, monk
 
 def test_an_interrupt_leaves_partial_results_and_no_process(audited, monkeypatch):
     pids: list[int] = []
-    real = reading.Reading._fork
+    real = workers._Worker.__init__
 
-    def fork(self: reading.Reading, reader: Any) -> Any:
-        process = real(self, reader)
-        pids.append(process.pid)
-        return process
+    def init(self: Any, number: int, pid: int, frames: Any) -> None:
+        pids.append(pid)
+        real(self, number, pid, frames)
 
-    monkeypatch.setattr(reading.Reading, "_fork", fork)
+    monkeypatch.setattr(workers._Worker, "__init__", init)
     done = audited({**healthy(4), "stop": interrupts, "later": AWAY}, 2, "json")
     assert done.code == 130
     assert "interrupted: the results are partial; not later,stop" in done.err

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.cli import _COMMANDS, cli, start
+from nodeready.cli import _COMMANDS, cli, targets
 from nodeready.cli.options import Refused
 
 #: Packages that take long to load: only commands that talk to nodes or show a table need them.
@@ -87,10 +87,10 @@ def test_every_command_of_the_list_is_there():
 def test_a_user_without_a_name_is_told_before_any_node_is_asked(monkeypatch, tmp_path):
     """A container's ``-u``: ssh says the same. This machine can be looked at without a name."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(start, "interrupt_on_signals", lambda: None)
-    monkeypatch.setattr(start.os, "getuid", lambda: 4_000_000)
-    common = start.Common(quiet=True)
-    for ask in (start.over_ssh, start.nodes_of):
+    monkeypatch.setattr(targets, "interrupt_on_signals", lambda: None)
+    monkeypatch.setattr(targets.os, "getuid", lambda: 4_000_000)
+    common = targets.TargetOptions(quiet=True)
+    for ask in (targets.ssh_targets, targets.select_targets):
         with pytest.raises(Refused, match="no user has the id 4000000: ssh needs a name"):
             ask("gpu001", common)
         assert [*ask("@local", common).policies] == ["@local"]

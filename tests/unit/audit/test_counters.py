@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from nodeready.audit import run
+from nodeready.audit import counters
 from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Unknown
@@ -41,28 +41,33 @@ def snapshot_of(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
     return Snapshot({"rdma": devices, "host": Host(boot_id), "nics": Unknown("timed out")})
 
 
+def keep(samples: dict[str, Counted]) -> str:
+    newest = max(sample.time for sample in samples.values())
+    return counters.keep(samples, lambda name: counters.sample_text(samples[name]), newest)
+
+
 LOOK = counted(snapshot_of(), 1000.0)
 ONE = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
 
 
 def test_the_next_look_has_the_counters_of_the_last(state):
-    assert run.previous(["gpu1"]) == {}
-    assert run.keep({"gpu1": LOOK}) == ""
+    assert counters.load(["gpu1"]) == {}
+    assert keep({"gpu1": LOOK}) == ""
     (line,) = next(state.iterdir()).read_text().splitlines()
     name, _, data = line.split("\t")
     assert (json.loads(name), json.loads(data)["boot_id"]) == ("gpu1", BOOT)
-    earlier = run.previous(["gpu1", "gpu2"])
+    earlier = counters.load(["gpu1", "gpu2"])
     assert list(earlier) == ["gpu1"]
-    counters = with_counters(snapshot_of(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
-    assert counters.seconds == 60.5
-    assert counters.values["mlx5_0/1.link_downed"] == 0
-    run.keep({"gpu1": counted(snapshot_of(downed=3), 2000.0)})
-    assert run.previous(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
+    before = with_counters(snapshot_of(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
+    assert before.seconds == 60.5
+    assert before.values["mlx5_0/1.link_downed"] == 0
+    keep({"gpu1": counted(snapshot_of(downed=3), 2000.0)})
+    assert counters.load(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
     # A look at one subject keeps the other, of the same boot.
-    run.keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
-    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    run.keep({"gpu1": counted(snapshot_of(OTHER), 1000.0)})
-    assert sorted(run.previous(["gpu1"])["gpu1"].taken) == ["rdma"]
+    keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
+    assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
+    keep({"gpu1": counted(snapshot_of(OTHER), 1000.0)})
+    assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
 def test_another_boot_or_clock_has_no_history():
@@ -91,8 +96,8 @@ def test_nothing_to_keep():
 
 def test_names_are_data(state):
     names = ["../../x", "a/b", "a\tb\nc", "\x1b[31m", "é\udcff", "", "x" * 5000, "@local"]
-    assert run.keep(dict.fromkeys(names, ONE)) == ""
-    assert run.previous(names) == dict.fromkeys(names, ONE)
+    assert keep(dict.fromkeys(names, ONE)) == ""
+    assert counters.load(names) == dict.fromkeys(names, ONE)
     assert {path.parent for path in state.parents[1].rglob("*") if path.is_file()} == {state}
     for path in state.iterdir():
         assert len(path.name) == 2
@@ -101,13 +106,13 @@ def test_names_are_data(state):
 
 def test_other_nodes_stay_and_old_ones_go(state):
     names = [f"gpu{number:04}" for number in range(500)]
-    run.keep(dict.fromkeys(names, ONE))
-    assert len(list(state.iterdir())) == run.FILES
-    run.keep({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
-    assert len(run.previous(names)) == 500
-    for late, count in ((1000.0 + run.KEPT_S, 500), (1000.0 + run.KEPT_S + 1, 499)):
-        run.keep({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
-        assert len(run.previous(names)) == count
+    keep(dict.fromkeys(names, ONE))
+    assert len(list(state.iterdir())) == counters.FILES
+    keep({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
+    assert len(counters.load(names)) == 500
+    for late, count in ((1000.0 + counters.KEPT_S, 500), (1000.0 + counters.KEPT_S + 1, 499)):
+        keep({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
+        assert len(counters.load(names)) == count
 
 
 ROW = '"gpu1"\t1000\t{"boot_id":"b","taken":{"rdma":[1000.0,{"a":1}]}}\n'
@@ -131,28 +136,28 @@ DAMAGED = {
 def test_a_damaged_row_is_as_if_it_were_not_there(state, name):
     content = DAMAGED.get(name, "").encode() or b"\xff\xfe\x00" * (name == "no UTF-8")
     look = Counted("b", {"rdma": (1000.0, {"a": 1})})
-    run.keep({"gpu1": look})
+    keep({"gpu1": look})
     (path,) = state.iterdir()
     assert path.read_text() == ROW
     path.write_bytes(content)
-    assert run.previous(["gpu1"]) == {}
+    assert counters.load(["gpu1"]) == {}
     # Other rows of the file stay.
     path.write_bytes(content + b"\n" + ROW.encode())
-    assert run.previous(["gpu1"]) == {"gpu1": look}
-    assert run.keep({"gpu1": look}) == ""
-    assert run.previous(["gpu1"]) == {"gpu1": look}
+    assert counters.load(["gpu1"]) == {"gpu1": look}
+    assert keep({"gpu1": look}) == ""
+    assert counters.load(["gpu1"]) == {"gpu1": look}
 
 
 def test_a_file_that_cannot_be_read_or_written_is_no_error(state):
-    run.keep({"gpu1": ONE})
+    keep({"gpu1": ONE})
     (path,) = state.iterdir()
     for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("/dev/zero", place)):
         (path.rmdir if path.is_dir() else path.unlink)()
         make(path)
-        assert run.previous(["gpu1"]) == {}
-        assert str(path) in run.keep({"gpu1": ONE})
+        assert counters.load(["gpu1"]) == {}
+        assert str(path) in keep({"gpu1": ONE})
     path.unlink()
     state.rmdir()
     state.write_text("a file where the directory belongs")
-    assert run.previous(["gpu1"]) == {}
-    assert str(state) in run.keep({"gpu1": ONE})
+    assert counters.load(["gpu1"]) == {}
+    assert str(state) in keep({"gpu1": ONE})

@@ -1,0 +1,356 @@
+"""Reads the answers of nodes and judges the nodes, in a worker process or in the control process.
+
+Observations, facts and counters stay in a file of the judge. The control process gets what the
+fleet needs of an answer, and later the results; repeated results are numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple
+
+from nodeready.audit import counters
+from nodeready.audit.peers import compared, key_of
+from nodeready.policy import Policy
+from nodeready.subjects import snapshot
+from nodeready.subjects.context import COMPLETED, FleetContext, addresses_of, counted, identity_of
+from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot, judge
+
+#: Values of these types may be large and equal on many nodes.
+_LARGE_TYPES = (tuple, Mapping)
+#: Shared parts that a judge remembers.
+_MAX_PARTS = 1024
+#: Judged observations that a judge remembers.
+_MAX_JUDGED = 512
+#: Hashes that an interner remembers, and values that have a number.
+_MAX_HASHES, _MAX_NUMBERED = 1 << 16, 1 << 15
+
+PROBE_OF = {probe.subject: probe for probe in PROBES}
+SUBJECT_NAMES = tuple(SUBJECTS)
+NUMBER_OF = {name: number for number, name in enumerate(SUBJECTS)}
+
+#: Makes the text of one subject's observation for the run's format.
+FactsText = Callable[[Any], str]
+
+#: What a completed policy adds to the declared one: its class, and field -> (whether the value is
+#: shared with all judges, its number there or the value).
+PolicyDelta = tuple[type[Policy], dict[str, tuple[bool, Any]]]
+
+#: Start and size in a judge's file.
+Place = tuple[int, int]
+
+
+class AnswerSummary(NamedTuple):
+    """What the fleet needs of an answer before all nodes have answered.
+
+    place:        of the record in the judge's file
+    addresses:    of the node's interfaces; None: not observed
+    has_counters: whether a subject with counters was observed
+    identity:     the node's names, addresses and keys, for the fleet's known hosts
+    """
+
+    place: Place
+    addresses: frozenset[str] | None
+    has_counters: bool
+    identity: Any
+
+
+class NodeOrder(NamedTuple):
+    """What a judge needs to judge a node.
+
+    file, place: of the record of its answer
+    policy:      number of the declared policy
+    delta:       what the completed policy adds
+    earlier:     the counters of the last audit, as JSON; "": none
+    """
+
+    name: str
+    file: int
+    place: Place
+    policy: int
+    delta: PolicyDelta | None
+    earlier: str
+
+
+class NodeOutcome(NamedTuple):
+    """A judged node. A code is a number in a table of the judge that made it, or the value itself.
+
+    results:  (judge, number of the subject, codes), in no order
+    compared: (judge, number of the subject, code) of the facts that peers should share
+    facts:    place of the text of its facts in the file of the judge that made this
+    counters: place of the text of its counters there
+    """
+
+    results: list[tuple[int, int, tuple[Any, ...]]]
+    compared: list[tuple[int, int, Any]]
+    facts: Place | None
+    counters: Place | None
+
+
+class _SharedPart(NamedTuple):
+    """The place of a value that many nodes share."""
+
+    file: int
+    start: int
+    size: int
+
+
+class _PackedObservation(NamedTuple):
+    """An observation: its class and its fields; a shared field is a `_SharedPart`."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _BootFact:
+    """The part of the host's observation that the counters need."""
+
+    boot_id: str
+
+
+class Interner:
+    """Numbers for repeated values: a value crosses to the control process once, then its number.
+
+    new: the values that got a number since `AnswerJudge.take_new`
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._by_id: dict[int, int] = {}
+        self._values: list[Any] = []
+        self._hashes: dict[int, None] = {}
+        self.new: list[Any] = []
+
+    def code(self, key: Any, value: Any) -> Any:
+        """The value's number, or the value on its first sight. key: equal for equal values"""
+        number = self._by_id.get(id(value))
+        if number is None:
+            number = self._numbers.get(key)
+        if number is not None:
+            return number
+        mark = hash(key)
+        if mark not in self._hashes:
+            self._hashes[mark] = None
+            if len(self._hashes) > _MAX_HASHES:
+                del self._hashes[next(iter(self._hashes))]
+        elif len(self._values) < _MAX_NUMBERED:
+            number = self._numbers[key] = self._by_id[id(value)] = len(self._values)
+            self._values.append(value)
+            self.new.append(value)
+            return number
+        return value
+
+
+class AnswerJudge:
+    """Reads answers, judges nodes, and keeps what is large in a file.
+
+    number:     of this judge and its file
+    files:      descriptors of all judges' files
+    facts_text: None: the run's format shows no facts
+    """
+
+    def __init__(
+        self,
+        number: int,
+        files: list[int],
+        policies: Sequence[Policy],
+        facts_text: FactsText | None,
+    ) -> None:
+        self.number, self.files, self.policies = number, files, policies
+        self.facts_text = facts_text
+        self.size = 0
+        self.results, self.compared = Interner(), Interner()
+        # (id of a shared observation, policy) -> the observation and what came of it.
+        self._judged: dict[tuple[int, int], tuple[Any, tuple[Any, ...], Any, str]] = {}
+        # id of a part of an observation -> the part, and its place once it was repeated.
+        self._parts: dict[int, tuple[Any, _SharedPart | None]] = {}
+        self._loaded: dict[_SharedPart, Any] = {}
+        self.shared: list[Any] = []
+        self.addresses: tuple[str, ...] | None = None
+        self.moment = 0.0
+
+    def do(self, order: tuple[Any, ...]) -> Any:
+        """Do one order of the control process; returns its answer, if it has one."""
+        kind, *arguments = order
+        if kind == "read":
+            policy, subjects, nonce, answer = arguments
+            probes = tuple([PROBE_OF[subject] for subject in subjects])
+            return self.keep(snapshot.read(answer, probes, self.policies[policy], nonce), policy)
+        if kind == "keep":
+            return self.keep(*arguments)
+        if kind == "judge":
+            return self.judge(*arguments)
+        if kind == "share":
+            self.shared += arguments
+        else:
+            self.addresses, self.moment = arguments
+        return None
+
+    def take_new(self) -> tuple[list[Any], list[Any]]:
+        """The results and facts that got a number since the last call."""
+        new = self.results.new, self.compared.new
+        self.results.new, self.compared.new = [], []
+        return new
+
+    # --- The answer.
+
+    def keep(self, observed: Snapshot, policy: int) -> AnswerSummary:
+        """Judge what needs no fleet, and keep the rest for `judge`."""
+        results, facts, texts = [], [], []
+        unjudged: dict[str, Any] = {}
+        for subject in observed.subjects:
+            if subject in COMPLETED:
+                unjudged[subject] = self._pack(observed.subjects[subject])
+            elif subject in NUMBER_OF:
+                _, codes, code, text = self._judge_alone(observed, subject, policy)
+                number = NUMBER_OF[subject]
+                results.append((self.number, number, codes))
+                if code is not None:
+                    facts.append((self.number, number, code))
+                texts.append((number, text))
+        boot_id = getattr(observed.subjects.get("host"), "boot_id", "")
+        record = (results, facts, texts, unjudged, dict(observed.refused), boot_id)
+        needs_identity = self.policies[policy].ssh_client_mode == "known_hosts"
+        return AnswerSummary(
+            self._write(pickle.dumps(record, 5)),
+            addresses_of(observed),
+            any(name in observed.subjects for name in COUNTING),
+            identity_of(observed) if needs_identity else None,
+        )
+
+    def _judge_alone(
+        self, observed: Snapshot, subject: str, policy: int
+    ) -> tuple[Any, tuple[Any, ...], Any, str]:
+        """The observation of a subject that needs no fleet, and what comes of it."""
+        observation = observed.subjects[subject]
+        key = (id(observation), policy)
+        judged = self._judged.get(key)
+        if judged is not None and not observed.refused:
+            return judged
+        results = judge(observed, self.policies[policy], (subject,))
+        text = self.facts_text(observation) if self.facts_text else ""
+        judged = (observation, self._codes(results), self._compared_code(observed, subject), text)
+        if not observed.refused:
+            if len(self._judged) >= _MAX_JUDGED:
+                del self._judged[next(iter(self._judged))]
+            self._judged[key] = judged
+        return judged
+
+    def _codes(self, results: Iterable[Result]) -> tuple[Any, ...]:
+        return tuple([self.results.code(result, result) for result in results])
+
+    def _compared_code(self, observed: Snapshot, subject: str) -> Any:
+        facts = compared(observed, (subject,)).get(subject)
+        if not facts:
+            return None
+        return self.compared.code((subject, key_of(facts)), facts)
+
+    # --- The file.
+
+    def _write(self, data: bytes) -> Place:
+        place, remaining = (self.size, len(data)), memoryview(data)
+        while remaining:
+            written = os.pwrite(self.files[self.number], remaining, self.size)
+            self.size += written
+            remaining = remaining[written:]
+        return place
+
+    def _pack(self, observation: Any) -> Any:
+        """The observation for the file, without the parts that many nodes share."""
+        packed = self._place_or_value(observation)
+        if packed is not observation or not is_dataclass(observation):
+            return packed
+        fields = {
+            name: self._place_or_value(value)
+            if isinstance(value, _LARGE_TYPES) or is_dataclass(value)
+            else value
+            for name, value in vars(observation).items()
+        }
+        return _PackedObservation(type(observation), fields)
+
+    def _place_or_value(self, value: Any) -> Any:
+        """The place of a repeated value, or the value itself on its first sight."""
+        part = self._parts.get(id(value))
+        if part is not None and part[0] is value:
+            if part[1] is None:
+                start, size = self._write(pickle.dumps(value, 5))
+                part = self._parts[id(value)] = value, _SharedPart(self.number, start, size)
+            return part[1]
+        if len(self._parts) >= _MAX_PARTS:
+            self._parts.clear()
+        self._parts[id(value)] = value, None
+        return value
+
+    def _unpack(self, packed: Any) -> Any:
+        """The inverse of `_pack`."""
+        if isinstance(packed, _SharedPart):
+            value = self._loaded.get(packed)
+            if value is None:
+                data = os.pread(self.files[packed.file], packed.size, packed.start)
+                value = pickle.loads(data)
+                if len(self._loaded) >= _MAX_PARTS:
+                    self._loaded.clear()
+                self._loaded[packed] = value
+            return value
+        if isinstance(packed, _PackedObservation):
+            observation: Any = object.__new__(packed.kind)
+            for name, value in packed.fields.items():
+                vars(observation)[name] = (
+                    self._unpack(value) if isinstance(value, _SharedPart) else value
+                )
+            return observation
+        return packed
+
+    # --- The node.
+
+    def judge(self, node: NodeOrder) -> NodeOutcome:
+        """Judge what needs the fleet, and keep the texts of the facts and counters."""
+        name, (start, size) = node.name, node.place
+        data = os.pread(self.files[node.file], size, start)
+        results, facts, texts, packed, refused, boot_id = pickle.loads(data)
+        unjudged = {subject: self._unpack(value) for subject, value in packed.items()}
+        policy = self._completed_policy(node.policy, node.delta)
+        earlier = counters.parse_sample(node.earlier) if node.earlier else None
+        context = FleetContext(
+            {name: policy}, self.addresses, {name: earlier} if earlier else {}, self.moment
+        )
+        observed = context.completed(
+            name, Snapshot({**unjudged, "host": _BootFact(boot_id)}, refused=refused)
+        )
+        for subject in unjudged:
+            if subject not in NUMBER_OF:
+                continue
+            number = NUMBER_OF[subject]
+            codes = self._codes(judge(observed, policy, (subject,)))
+            results.append((self.number, number, codes))
+            code = self._compared_code(observed, subject)
+            if code is not None:
+                facts.append((self.number, number, code))
+            observation = observed.subjects[subject]
+            texts.append((number, self.facts_text(observation) if self.facts_text else ""))
+        facts_place = counters_place = None
+        if self.facts_text:
+            rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
+            facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
+        sample = counted(observed, self.moment)
+        if sample is not None:
+            counters_place = self._write(counters.sample_text(sample).encode("ascii"))
+        return NodeOutcome(results, facts, facts_place, counters_place)
+
+    def _completed_policy(self, number: int, delta: PolicyDelta | None) -> Policy:
+        declared = self.policies[number]
+        if delta is None:
+            return declared
+        kind, fields = delta
+        # The values were validated when the policies were completed.
+        completed = object.__new__(kind)
+        vars(completed).update(vars(declared))
+        for name, (is_shared, value) in fields.items():
+            vars(completed)[name] = self.shared[value] if is_shared else value
+        return completed

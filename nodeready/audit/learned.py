@@ -1,0 +1,171 @@
+"""`nodeready learn`: the majority of the nodes' facts as a group_data file for a person to review.
+
+Snapshots go in, and a Python text comes out that is valid as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any
+
+from nodeready.audit.peers import _read
+from nodeready.inventory.nodeset import fold
+from nodeready.policy.policy import PolicyError, check_settings, kind_of, reason
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.text import sanitise
+
+#: Names of few nodes that a file lists at most: a node can invent any number.
+_MOST_FEW = 20
+
+
+#: Columns of the file; a longer comment is wrapped.
+WIDTH = 88
+
+
+@dataclass
+class Learned:
+    """One setting of the fleet.
+
+    value:  of the majority, as group_data holds it; None: no majority
+    notes:  how many nodes have it, and the values of the other nodes
+    """
+
+    key: str
+    value: Any = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _plain(value: Any) -> Any:
+    """A value that can be counted: lists as tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _majority(values: Mapping[str, Any]) -> tuple[Any, str]:
+    """The value that more than half of the nodes have, or None; and a note on the counts."""
+    counts = Counter(values.values())
+    (majority_value, count), *_ = counts.most_common(1)
+    if count * 2 <= len(values):
+        return None, f"no majority among {len(values)} nodes: {_nodes_by_value(values, None)}"
+    deviating = {name: value for name, value in values.items() if value != majority_value}
+    text = f"{count} of {len(values)} nodes"
+    return (
+        majority_value,
+        f"{text}; {_nodes_by_value(deviating, majority_value)}" if deviating else text,
+    )
+
+
+def _nodes_by_value(values: Mapping[str, Any], excluded: Any) -> str:
+    names_of: dict[Any, list[str]] = {}
+    for name, value in values.items():
+        names_of.setdefault(value, []).append(name)
+    ranked = sorted(names_of.items(), key=lambda item: -len(item[1]))
+    texts = [f"{fold(names)}: {value!r}" for value, names in ranked[:4]]
+    return "; ".join(texts) + ("; …" if len(ranked) > len(texts) else "")
+
+
+def _table(key: str, rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Learned:
+    """A setting that maps names to columns: each name and each column has its own majority."""
+    setting = Learned(key, {})
+    rows_of: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for node, table in rows.items():
+        for name, row in table.items():
+            rows_of.setdefault(name, {})[node] = row
+    few = 0
+    for name, having in rows_of.items():
+        if len(having) * 2 <= len(rows):
+            few += 1
+            if few <= _MOST_FEW:
+                setting.notes.append(f"{name} is left out: only on {fold(having)}")
+            continue
+        missing = [node for node in rows if node not in having]
+        if missing:
+            setting.notes.append(f"{name} is missing on {fold(missing)}")
+        setting.value[name] = {}
+        for column in dict.fromkeys(column for row in having.values() for column in row):
+            values = {node: row[column] for node, row in having.items() if column in row}
+            majority_value, note = _majority(values)
+            if majority_value is not None:
+                setting.value[name][column] = majority_value
+            if majority_value is None or len(set(values.values())) > 1:
+                setting.notes.append(f"{name} {column}: {note}")
+    if few > _MOST_FEW:
+        setting.notes.append(f"and {few - _MOST_FEW} more that few nodes have are left out")
+    if setting.value and not setting.notes:
+        setting.notes.append(f"{len(rows)} of {len(rows)} nodes")
+    return setting
+
+
+def majority(snapshots: Mapping[str, Snapshot]) -> list[Learned]:
+    """The settings of the majority of these nodes, in the order of the subjects."""
+    values_of: dict[str, dict[str, Any]] = {}
+    for subject in SUBJECTS.values():
+        for node, snapshot in snapshots.items():
+            observed = snapshot.subjects.get(subject.name)
+            if observed is None or isinstance(observed, Unknown):
+                continue
+            try:
+                settings = subject.learned(observed)
+            except Exception:  # noqa: BLE001 - a node's answer must never end the run
+                continue
+            for key, value in settings.items():
+                values_of.setdefault(key, {})[node] = value
+    settings_learned = []
+    for key, values in values_of.items():
+        if kind_of(key).named:
+            settings_learned.append(_table(key, values))
+            continue
+        majority_value, note = _majority({node: _plain(value) for node, value in values.items()})
+        settings_learned.append(Learned(key, majority_value, [note]))
+    return [_valid(setting) for setting in settings_learned]
+
+
+def _valid(setting: Learned) -> Learned:
+    """The setting, without a value that the policy would refuse."""
+    if setting.value in (None, {}):
+        setting.value = None
+        return setting
+    try:
+        check_settings({setting.key: setting.value}, "learned")
+    except PolicyError as error:
+        setting.notes.append(f"left out, it is no valid setting: {error.problems[0]}")
+        setting.value = None
+    return setting
+
+
+def _comment(text: str) -> list[str]:
+    # Sanitised, text from a node cannot end the comment.
+    return wrap(sanitise(text), WIDTH, initial_indent="# ", subsequent_indent="#   ")
+
+
+def _assigned(setting: Learned) -> list[str]:
+    if not isinstance(setting.value, dict):
+        return [f"{setting.key} = {setting.value!r}"]
+    rows = [f"    {name!r}: {row!r}," for name, row in sorted(setting.value.items())]
+    return [f"{setting.key} = {{", *rows, "}"]
+
+
+def render(learned: Sequence[Learned], nodes: Sequence[str], when: str) -> str:
+    """The group_data file. It is data: to evaluate it runs no code from a node."""
+    head = f"What most of {fold(nodes)} ({len(nodes)} nodes) had in common on {when}."
+    lines = [
+        *_comment(head),
+        *_comment("Review it: what is common is not always right. Then name it after the group."),
+    ]
+    for setting in learned:
+        lines.append("")
+        # Its first sentence; "e.g." ends none.
+        meaning = re.split(r"(?<=[.]) (?=[A-Z])", reason(setting.key))[0]
+        for text in (meaning, *setting.notes):
+            lines += _comment(text)
+        lines += (
+            _assigned(setting) if setting.value is not None else [f"# {setting.key} is not set."]
+        )
+    text = "\n".join(lines) + "\n"
+    check_settings(_read(text), "learned")
+    return text

@@ -1,0 +1,585 @@
+"""The workers of an audit: processes that read answers and judge nodes.
+
+The control process contacts the nodes and gives each answer to a worker. What comes of an answer
+stays in the worker's file: of a node, the control process keeps what the fleet needs, and later
+the results. When the fleet is complete, the workers judge what it decides. So neither the time of
+one core nor the memory of one process bounds the number of nodes.
+
+A worker is a fork of the control process, made before any connection: it has the policies and the
+code, and no key, thread or socket of anything else. A worker that dies costs the node whose answer
+it was reading, and no other. Few nodes need no worker: the control process does the same itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any, NamedTuple
+
+import gevent
+from gevent import monkey, socket
+from gevent.event import Event
+from gevent.lock import BoundedSemaphore
+from gevent.queue import Queue
+
+from nodeready.audit import counters, fleet
+from nodeready.audit.answer_judge import (
+    NUMBER_OF,
+    SUBJECT_NAMES,
+    AnswerJudge,
+    AnswerSummary,
+    FactsText,
+    NodeOrder,
+    NodeOutcome,
+    PolicyDelta,
+)
+from nodeready.audit.document import Audit, NodeReport
+from nodeready.audit.peers import ALL, differing
+from nodeready.exit_codes import SIGNALS
+from nodeready.policy import Policy
+from nodeready.policy.policy import digest
+from nodeready.subjects import snapshot
+from nodeready.subjects.context import FleetContext
+from nodeready.subjects.registry import Selection
+from nodeready.subjects.result import Result
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.text import now
+from nodeready.transport.base import FAILED, Answer, Met
+from nodeready.transport.inherited import close_inherited, register_for_fork
+from nodeready.transport.look import NOT_LOOKED_AT, Look, SnapshotQuestion
+from nodeready.transport.processes import Frames
+
+#: Fewer nodes need no worker: to start one takes longer than to read their answers.
+MIN_NODES = 64
+#: CPU seconds after which the reading of one subject is ended, and again for the next subject. An
+#: answer is bounded, and no part of it takes a second.
+_SLOW_S = 10.0
+#: A worker that has orders and is silent for this time is killed.
+_SILENT_S = 60
+#: Orders that a worker may have at once: it must not wait for the next one.
+_MAX_ORDERS = 4
+#: Answers that wait for a worker. More would fill the memory; the nodes wait instead.
+_MAX_WAITING = 64
+#: Orders of a worker between two collections of garbage.
+_COLLECT_EVERY = 1000
+
+#: Stands in a Look for the snapshot that a worker has.
+AWAITED = Snapshot()
+
+#: The kinds of orders that get an answer.
+_ANSWERED = ("read", "keep", "judge")
+
+
+def worker_count(nodes: int) -> int:
+    """The number of workers for this many nodes: one per core, or none for few nodes."""
+    return len(os.sched_getaffinity(0)) if nodes >= MIN_NODES else 0
+
+
+@dataclass(frozen=True)
+class _OrderFailure:
+    """The answer to an order that failed."""
+
+    reason: str
+
+
+def _failure(error: BaseException) -> _OrderFailure:
+    if isinstance(error, OSError) and error.strerror:
+        place = tempfile.gettempdir()
+        return _OrderFailure(f"its answer could not be kept in {place}: {error.strerror}")
+    return _OrderFailure(f"its answer could not be read ({type(error).__name__}: {error})")
+
+
+# --- The process of a worker.
+
+
+def _raise_late(signum: int, frame: object) -> None:
+    raise TimeoutError(f"took longer than {_SLOW_S:g} s")
+
+
+def _serve(judge: AnswerJudge, frames: Frames) -> None:
+    """Do the orders of the control process until it closes its end."""
+    # Observations have no cycles: the collector would take as long as the reading.
+    gc.freeze()
+    gc.disable()
+    # A terminal signals the whole group. The control process ends the workers.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, _raise_late)
+    count = 0
+    while (order := frames.receive()) is not None:
+        try:
+            signal.setitimer(signal.ITIMER_PROF, _SLOW_S, _SLOW_S)
+            answer = judge.do(order)
+        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+            answer = _failure(error)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if order[0] in _ANSWERED:
+            frames.send(answer, *judge.take_new())
+        count += 1
+        if count % _COLLECT_EVERY == 0:
+            gc.collect()
+
+
+# --- The control process.
+
+
+class _Worker:
+    """The control process's end of a worker.
+
+    pending: the orders without an answer, the oldest first
+    active:  time.monotonic() of the last order or answer
+    """
+
+    def __init__(self, number: int, pid: int, frames: Frames) -> None:
+        self.number, self.pid, self.frames = number, pid, frames
+        self.pending: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self.slots = BoundedSemaphore(_MAX_ORDERS)
+        self.active = time.monotonic()
+        self.is_gone = False
+
+    def end(self) -> str:
+        """Kill the process; returns the signal that had ended it, or ""."""
+        if self.is_gone:
+            return ""
+        self.is_gone = True
+        self.frames.forget()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            return ""
+        return str(signal.Signals(os.WTERMSIG(status)).name) if os.WIFSIGNALED(status) else ""
+
+
+class _Row(NamedTuple):
+    """A node of the document. facts: (file, start, size) of the text of its facts"""
+
+    name: str
+    status: str
+    seconds: float
+    error: str
+    groups: tuple[str, ...]
+    results: array[int]
+    facts: tuple[int, int, int] | None
+
+
+class _Rows(Sequence[NodeReport]):
+    """The nodes of a document, each made when it is read."""
+
+    def __init__(self, rows: list[_Row], results: list[Result], files: list[int]) -> None:
+        self._rows, self._results, self._files = rows, results, files
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index]
+        return list(map(self._report, rows)) if isinstance(index, slice) else self._report(rows)
+
+    def __iter__(self) -> Iterator[NodeReport]:
+        return map(self._report, self._rows)
+
+    def _report(self, row: _Row) -> NodeReport:
+        results = tuple([self._results[number] for number in row.results])
+        read_facts = None
+        if row.facts is not None:
+            file, start, size = row.facts
+
+            def read_facts() -> str:
+                return os.pread(self._files[file], size, start).decode("ascii")
+
+        return NodeReport(
+            row.name,
+            row.status,
+            row.seconds,
+            row.error,
+            row.groups,
+            results,
+            read_facts=read_facts,
+        )
+
+
+class AuditWorkers:
+    """The workers of one audit. A context manager: the document reads their files.
+
+    policies:   the declared ones, by node
+    facts_text: makes the text of a subject's facts where the run's format shows them
+    count:      of the workers; None: `worker_count`; 0: the control process does all orders
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        facts_text: FactsText | None = None,
+        count: int | None = None,
+    ) -> None:
+        self._declared = policies
+        unique = {id(policy): policy for policy in policies.values()}
+        numbers = {key: number for number, key in enumerate(unique)}
+        self._policies = {name: numbers[id(policy)] for name, policy in policies.items()}
+        self.count = worker_count(len(policies)) if count is None else count
+        # The files have no name: nothing of them is left, however this process ends.
+        self._open: list[IO[bytes]] = [
+            tempfile.TemporaryFile(buffering=0, prefix="nodeready-")  # noqa: SIM115 - until close
+            for _ in range(self.count + 1)
+        ]
+        self._files = [file.fileno() for file in self._open]
+        judges = [
+            AnswerJudge(number, self._files, list(unique.values()), facts_text)
+            for number in range(self.count + 1)
+        ]
+        #: The control process's own judge is the last one.
+        self._own = judges[-1]
+        self._summaries: dict[str, tuple[int, AnswerSummary]] = {}
+        self._failures: dict[str, str] = {}
+        self._outcomes: dict[str, tuple[int, NodeOutcome]] = {}
+        self._results: list[Result] = []
+        self._facts: list[Any] = []
+        self._tables: list[tuple[list[int], list[int]]] = [([], []) for _ in judges]
+        self._shared_ids: dict[int, int] = {}
+        self._orders: Queue[tuple[str, tuple[Any, ...]]] = Queue(_MAX_WAITING)
+        self._open_orders = 0
+        self._is_idle = Event()
+        self._workers: list[_Worker] = []
+        self._greenlets: list[Any] = []
+        # Observations have no cycles, and the collector would take a third of the time.
+        self._gc_threshold = gc.get_threshold()
+        gc.set_threshold(100_000, 50, 100)
+        try:
+            self._start(judges[:-1])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> AuditWorkers:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _start(self, judges: Sequence[AnswerJudge]) -> None:
+        """Fork a worker for each judge."""
+        # gevent's sockets belong to the control process: a worker has a plain one.
+        socketpair = monkey.get_original("socket", "socketpair")
+        pairs = [socketpair() for _ in judges]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for judge, (ours, theirs) in zip(judges, pairs, strict=True):
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    close_inherited()
+                    for pair in pairs:
+                        for end in pair:
+                            if end is not theirs:
+                                end.close()
+                    _serve(judge, Frames(theirs, threading.Lock()))
+                    status = 0
+                except OSError:
+                    status = 0  # the control process is gone
+                finally:
+                    # Without the exit handlers of the control process.
+                    os._exit(status)
+            frames = register_for_fork(Frames(socket.socket(fileno=os.dup(ours.fileno()))))
+            self._workers.append(_Worker(judge.number, pid, frames))
+        for pair in pairs:
+            for end in pair:
+                end.close()
+        for worker in self._workers:
+            self._greenlets.append(gevent.spawn(self._feed, worker))
+            self._greenlets.append(gevent.spawn(self._receive, worker))
+        if judges:
+            self._greenlets.append(gevent.spawn(self._kill_silent))
+
+    def close(self) -> None:
+        """End the workers and forget what they kept."""
+        gc.set_threshold(*self._gc_threshold)
+        gevent.killall(self._greenlets)
+        for worker in self._workers:
+            worker.end()
+        for file in self._open:
+            file.close()
+
+    # --- Orders and answers.
+
+    def _give(self, name: str, order: tuple[Any, ...]) -> None:
+        """Have an order done; blocks the greenlet while too many wait."""
+        self._open_orders += 1
+        self._is_idle.clear()
+        if any(not worker.is_gone for worker in self._workers):
+            self._orders.put((name, order))
+        else:
+            self._do_here(name, order)
+
+    def _feed(self, worker: _Worker) -> None:
+        """Send orders to a worker while it has room for them."""
+        while not worker.is_gone:
+            worker.slots.acquire()
+            name, order = self._orders.get()
+            if worker.is_gone:
+                self._open_orders -= 1
+                self._give(name, order)
+                return
+            worker.pending.append((name, order))
+            worker.active = time.monotonic()
+            # An order to a worker that is gone is given again by `_receive`.
+            with contextlib.suppress(OSError):
+                worker.frames.send(*order)
+
+    def _feed_here(self) -> None:
+        """Do the waiting orders in the control process, when no worker is left."""
+        while True:
+            self._do_here(*self._orders.get())
+
+    def _receive(self, worker: _Worker) -> None:
+        """Take the answers of a worker, until it ends."""
+        while (frame := worker.frames.receive()) is not None:
+            answer, *new = frame
+            name, order = worker.pending.popleft()
+            worker.active = time.monotonic()
+            worker.slots.release()
+            self._take(worker.number, name, order, answer, new)
+        ended_by = worker.end()
+        cause = f" ({ended_by})" if ended_by else ""
+        pending, worker.pending = worker.pending, deque()
+        for index, (name, order) in enumerate(pending):
+            if index == 0:
+                work = "judged it" if order[0] == "judge" else "read its answer"
+                self._take(
+                    worker.number,
+                    name,
+                    order,
+                    _OrderFailure(f"the process that {work} ended{cause}"),
+                    ([], []),
+                )
+            else:
+                self._open_orders -= 1
+                self._give(name, order)
+        if all(worker.is_gone for worker in self._workers):
+            self._greenlets.append(gevent.spawn(self._feed_here))
+
+    def _kill_silent(self) -> None:
+        """Kill the workers that have orders and answer none."""
+        while True:
+            gevent.sleep(1)
+            for worker in self._workers:
+                if worker.pending and time.monotonic() - worker.active > _SILENT_S:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(worker.pid, signal.SIGKILL)
+
+    def _do_here(self, name: str, order: tuple[Any, ...]) -> None:
+        """Do an order in the control process."""
+        try:
+            answer = self._own.do(order)
+        except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+            answer = _failure(error)
+        self._take(self._own.number, name, order, answer, self._own.take_new())
+
+    def _take(
+        self,
+        judge: int,
+        name: str,
+        order: tuple[Any, ...],
+        answer: Any,
+        new: Sequence[list[Any]],
+    ) -> None:
+        """Keep the answer to an order. new: the values that got a number of this judge's"""
+        results, facts = self._tables[judge]
+        results += [self._number(result) for result in new[0]]
+        facts += range(len(self._facts), len(self._facts) + len(new[1]))
+        self._facts += new[1]
+        if isinstance(answer, _OrderFailure):
+            self._failures[name] = answer.reason
+        elif order[0] == "judge":
+            self._outcomes[name] = (judge, answer)
+        else:
+            self._summaries[name] = (judge, answer)
+        self._open_orders -= 1
+        if not self._open_orders:
+            self._is_idle.set()
+
+    def _number(self, result: Result) -> int:
+        """The number of a result in the document's table."""
+        self._results.append(
+            Result(*(sys.intern(getattr(result, name)) for name in Result.__dataclass_fields__))
+        )
+        return len(self._results) - 1
+
+    def _finish(self) -> None:
+        """Wait until all orders are done."""
+        if self._open_orders:
+            self._is_idle.wait()
+
+    # --- First: every answer, as it comes.
+
+    def read(self, question: SnapshotQuestion, answer: Answer) -> Snapshot:
+        """Have an answer read; returns what stands for the snapshot that a worker has."""
+        name = question.request.node
+        policy = self._policies[name]
+        if answer.error or snapshot.mark(question.nonce) not in answer.stdout:
+            self._open_orders += 1
+            self._do_here(name, ("keep", question.read(answer), policy))
+        else:
+            subjects = tuple(probe.subject for probe in question.probes)
+            self._give(name, ("read", policy, subjects, question.nonce, answer.stdout))
+        return AWAITED
+
+    def settle(self, looks: Iterable[Look]) -> list[Look]:
+        """The looks after all answers are read: with what the fleet needs of each, or failed."""
+        looks = list(looks)
+        for look in looks:
+            if look.snapshot is not None and look.snapshot is not AWAITED:
+                self._open_orders += 1
+                self._do_here(look.name, ("keep", look.snapshot, self._policies[look.name]))
+        self._finish()
+        settled = []
+        for look in looks:
+            if look.snapshot is None:
+                settled.append(look)
+            elif look.name in self._failures:
+                reason = self._failures.pop(look.name)
+                settled.append(Look(look.name, error=reason, kind=FAILED, seconds=look.seconds))
+            else:
+                identity = self._summaries[look.name][1].identity
+                subjects = {} if identity is None else {"ssh_client": identity}
+                settled.append(replace(look, snapshot=Snapshot(subjects)))
+        return settled
+
+    def complete(self, context: FleetContext, met: Mapping[str, Met]) -> FleetContext:
+        """The context with the nodes' addresses. Earlier counters stay in their files."""
+        claimed = [
+            summary.addresses
+            for _, summary in self._summaries.values()
+            if summary.addresses is not None
+        ]
+        return fleet.with_addresses(context, claimed, met)
+
+    # --- Then: every node, with the fleet.
+
+    def _delta(self, declared: Policy, completed: Policy) -> PolicyDelta | None:
+        """What the completed policy adds to the declared one."""
+        if completed is declared:
+            return None
+        before, fields = vars(declared), dict[str, tuple[bool, Any]]()
+        for name, value in vars(completed).items():
+            if name in before and before[name] is value:
+                continue
+            if isinstance(value, tuple) and len(value) > 1:
+                number = self._shared_ids.get(id(value))
+                if number is None:
+                    # The judges keep the value, so that its id is not used again.
+                    number = self._shared_ids[id(value)] = len(self._own.shared)
+                    self._broadcast(("share", value))
+                fields[name] = True, number
+            else:
+                fields[name] = False, value
+        return type(completed), fields
+
+    def _broadcast(self, order: tuple[Any, ...]) -> None:
+        """Give every judge an order that has no answer."""
+        self._own.do(order)
+        for worker in self._workers:
+            with contextlib.suppress(OSError):
+                worker.frames.send(*order)
+
+    def audit(
+        self,
+        looks: Sequence[Look],
+        context: FleetContext,
+        selection: Selection,
+        started: str,
+        groups: Callable[[str], tuple[str, ...]],
+        *,
+        complete: bool = True,
+    ) -> tuple[Audit, str]:
+        """The audit of settled looks, and why some counters could not be kept, or ""."""
+        self._broadcast(("context", context.addresses, context.moment))
+        counting = [name for name, (_, entry) in self._summaries.items() if entry.has_counters]
+        with counters.Earlier(counting) as earlier:
+            for look in looks:
+                if look.snapshot is not None:
+                    judge, summary = self._summaries[look.name]
+                    delta = self._delta(self._declared[look.name], context.policies[look.name])
+                    text = earlier.text(look.name) if summary.has_counters else ""
+                    number = self._policies[look.name]
+                    order = NodeOrder(look.name, judge, summary.place, number, delta, text)
+                    self._give(look.name, ("judge", order))
+            self._finish()
+        problem = self._keep_counters(context.moment)
+        rows, peers = [], dict[str, dict[str, Any]]()
+        checks = {*selection.results}
+        subjects = {NUMBER_OF[name] for name in selection.subjects}
+        for look in looks:
+            row, facts = self._row(look, groups(look.name), checks, subjects)
+            rows.append(row)
+            if facts is not None:
+                peers.setdefault(",".join(row.groups) or ALL, {})[look.name] = facts
+        nodes = _Rows(rows, self._results, self._files)
+        audit = Audit(
+            started, now(), digest(self._declared.values()), nodes, differing(peers), complete
+        )
+        return audit, problem
+
+    def _row(
+        self, look: Look, groups: tuple[str, ...], checks: set[str], subjects: set[int]
+    ) -> tuple[_Row, Any]:
+        """The node's row, and its facts to compare with peers; None: it was not judged."""
+        seconds = round(look.seconds, 3)
+        error = look.error or ("" if look.reached else NOT_LOOKED_AT)
+        entry = self._outcomes.pop(look.name, None) if look.reached else None
+        if look.reached and entry is None:
+            error = self._failures.get(look.name, "it was not judged")
+        if entry is None:
+            report = NodeReport.of(
+                look.name, error=error, unreachable=look.unreachable, seconds=seconds
+            )
+            row = _Row(look.name, report.status, seconds, error, groups, array("I"), None)
+            return row, None
+        judge, outcome = entry
+        numbers = array("I")
+        for owner, _, codes in sorted(outcome.results, key=lambda result: result[1]):
+            table = self._tables[owner][0]
+            for code in codes:
+                number = table[code] if type(code) is int else self._number(code)
+                if self._results[number].check in checks:
+                    numbers.append(number)
+        facts = {}
+        for owner, subject, code in outcome.compared:
+            if subject in subjects:
+                facts[SUBJECT_NAMES[subject]] = (
+                    self._facts[self._tables[owner][1][code]] if type(code) is int else code
+                )
+        report = NodeReport.of(
+            look.name,
+            [self._results[number] for number in numbers],
+            error=error,
+            unreachable=look.unreachable,
+        )
+        place = None if outcome.facts is None else (judge, *outcome.facts)
+        return _Row(look.name, report.status, seconds, error, groups, numbers, place), facts
+
+    def _keep_counters(self, moment: float) -> str:
+        places = {
+            name: (judge, *outcome.counters)
+            for name, (judge, outcome) in self._outcomes.items()
+            if outcome.counters is not None
+        }
+
+        def text(name: str) -> str:
+            file, start, size = places[name]
+            return os.pread(self._files[file], size, start).decode("ascii")
+
+        return counters.keep(places, text, moment)

@@ -1,0 +1,77 @@
+"""`nodeready bundle`: the node's own program as one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.cli.options import Refused, option, output_file, trust_option
+from nodeready.cli.screen import refuse_unwritable
+from nodeready.cli.targets import TargetOptions, load_targets
+from nodeready.exit_codes import OK
+from nodeready.files import write_atomically
+from nodeready.policy import Policy
+from nodeready.policy.policy import as_data, digest
+from nodeready.reports.registry import grouped
+from nodeready.reports.registry import nodes as folded
+from nodeready.text import counted
+from nodeready.transport.bundle import build
+
+
+def _common_policy(policies: Mapping[str, Policy]) -> Policy:
+    """The policy that all of these nodes have. Refused, with the keys, when they differ."""
+    if len({*policies.values()}) == 1:
+        return next(iter(policies.values()))
+    data = {name: as_data(policy) for name, policy in policies.items()}
+    keys = [key for key in next(iter(data.values())) if len(_values(data, key)) > 1]
+    differences = "; ".join(
+        f"{key} ({', '.join(f'{folded(names)}: {value}' for value, names in _values(data, key))})"
+        for key in keys
+    )
+    raise Refused(
+        f"a bundle has one policy, and these nodes differ: {differences}: choose by --limit"
+    )
+
+
+def _values(data: Mapping[str, Mapping[str, Any]], key: str) -> list[tuple[str, list[str]]]:
+    """The values of one setting with the nodes that have it, the most common first."""
+    return grouped((repr(settings[key]), name) for name, settings in data.items())
+
+
+@click.command()
+@click.argument("inventory", required=False)
+@output_file("Where the program goes.", default="nodeready.pyz")
+@option("--limit", metavar="NODES", help="The policy of these nodes: gpu[001-004], a group.")
+@trust_option
+def bundle(inventory: str | None, *, output: str, limit: str | None, trust_inventory: bool) -> int:
+    """Write the node's own program: one file that needs Python 3.9 there and nothing else.
+
+    It looks at the node on which it runs, proves it, keeps a verdict and answers a job's prolog.
+    INVENTORY gives the policy that it judges by; without one it is the default. The same content
+    makes the same bytes. No node is contacted.
+
+    \b
+    Examples:
+      nodeready bundle inventories/prod.py --limit h100 -o nodeready.pyz
+      scp nodeready.pyz gpu001: && ssh gpu001 ./nodeready.pyz audit
+    """
+    refuse_unwritable(output)
+    policy, source = None, "the default policy"
+    if inventory is not None:
+        _, _, policies = load_targets(
+            inventory, TargetOptions(limit=limit, trust_inventory=trust_inventory)
+        )
+        policy = _common_policy(policies)
+        source = f"the policy of {counted(len(policies), 'node')}"
+    elif limit is not None:
+        raise Refused("--limit: of which INVENTORY?")
+    program = build(policy)
+    write_atomically(Path(output), [program], 0o755)
+    policy_digest = digest([policy or Policy()])
+    click.echo(
+        f"nodeready: {output}: {len(program) / 1e6:.1f} MB, {source} ({policy_digest})", err=True
+    )
+    return OK

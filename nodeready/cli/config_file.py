@@ -1,0 +1,102 @@
+"""Defaults of options from files: the user's file wins over the system's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.cli.options import Refused, common_options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SYSTEM = Path("/etc/nodeready/config.toml")
+
+
+def user_file() -> Path:
+    """``$XDG_CONFIG_HOME/nodeready/config.toml``, or under ~/.config."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "nodeready" / "config.toml"
+
+
+def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, Any]:
+    """The command's defaults from both files, for click's default map.
+
+    A top-level key is an option that all commands share (``limit = "gpu[001-064]"``). A table has
+    the options of one command (``[deploy]``).
+
+    commands: names of all commands
+    Raises Refused for a file that cannot be used.
+    """
+    _refuse_unsafe_directories()
+    options = {param.name: param for param in command.params if isinstance(param, click.Option)}
+    shared = common_options()
+    defaults: dict[str, Any] = {}
+    for path in (SYSTEM, user_file()):
+        data = _read(path)
+        for key, value in data.items():
+            if not isinstance(value, dict):
+                name = _option_name(path, key, shared)
+                if name in options:
+                    defaults[name] = _option_value(options[name], value)
+            elif key not in commands:
+                raise Refused(f"{path}: [{key}] is no command of nodeready")
+        for key, value in data.get(str(command.name), {}).items():
+            name = _option_name(path, key, options)
+            defaults[name] = _option_value(options[name], value)
+    return defaults
+
+
+def _refuse_unsafe(place: str | Path, prefix: str = "") -> None:
+    """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
+    from nodeready import files
+
+    reason = files.distrust(place, remedy=files.SET_VARIABLE)
+    if reason:
+        raise Refused(f"{prefix}{reason}")
+
+
+def _refuse_unsafe_directories() -> None:
+    """Raises Refused where root's variables lead into a directory that others can change.
+
+    What was kept there is read again: a py-spy for the nodes, the nodes that failed.
+    """
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
+        if place := os.environ.get(name):
+            _refuse_unsafe(place, f"{name}: ")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    _refuse_unsafe(path)
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return data
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Refused(f"{path}: {error}") from None
+
+
+def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
+    name = key.replace("-", "_")
+    if name not in options:
+        from nodeready.policy.fields import closest
+
+        close = closest(name, tuple(options))
+        advice = f"did you mean {close}?" if close else f"there are {', '.join(options)}"
+        raise Refused(f"{path}: unknown option {key}: {advice}")
+    return name
+
+
+def _option_value(option: click.Option, value: Any) -> Any:
+    """A list stands for the comma-separated words of the command line, or for several values."""
+    if option.multiple:
+        return tuple(map(str, value)) if isinstance(value, list) else (str(value),)
+    return ",".join(map(str, value)) if isinstance(value, list) else value

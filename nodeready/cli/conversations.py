@@ -1,0 +1,123 @@
+"""Conversations with many nodes: progress on the screen, one question for sudo's password."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from nodeready.cli.targets import Targets
+from nodeready.text import counted
+from nodeready.transport.base import (
+    SUDO,
+    Answer,
+    Asks,
+    Carrier,
+    Conversation,
+    Failure,
+    Found,
+    Key,
+    Request,
+    collect,
+    node_of,
+    once,
+)
+from nodeready.transport.look import (
+    PROBE_TIMEOUT_S,
+    Look,
+    Read,
+    SnapshotQuestion,
+    look_at,
+)
+
+if TYPE_CHECKING:
+    from nodeready.cli.screen import Screen
+
+
+def converse(
+    transport: Carrier,
+    screen: Screen,
+    activity: str,
+    conversation: Callable[[str], Conversation[Found]],
+    names: Iterable[str] | None = None,
+    *,
+    on_interrupt: str = "",
+) -> dict[str, Found | Failure]:
+    """Hold a conversation with each node, with progress; asks once for sudo's password.
+
+    activity:     the word beside the progress
+    names:        of the nodes; None: all
+    on_interrupt: printed when an interrupt ends what runs on the nodes
+    """
+    results: dict[str, Found | Failure] = {}
+    is_announced = False
+
+    def converse_with(chosen: list[str]) -> None:
+        with screen.progress(activity, chosen) as done:
+
+            def on_result(key: Key, result: Found | Failure) -> None:
+                nonlocal is_announced
+                if transport.interrupted and on_interrupt and not is_announced:
+                    is_announced = True
+                    screen.say(on_interrupt)
+                has_failed = isinstance(result, Failure) or bool(getattr(result, "error", ""))
+                done(node_of(key), has_failed)
+
+            conversations: dict[Key, Conversation[Found]] = {
+                name: conversation(name) for name in chosen
+            }
+            for key, result in collect(transport, conversations, on_result).items():
+                results[node_of(key)] = result
+
+    converse_with(list(transport.nodes if names is None else names))
+    refused = [name for name, result in results.items() if getattr(result, "kind", "") == SUDO]
+    if refused and not transport.interrupted and ask_password(transport, refused):
+        converse_with(refused)
+    return results
+
+
+def ask_password(transport: Carrier, names: list[str]) -> bool:
+    """Ask the user for sudo's password on these nodes; False without a terminal."""
+    if not sys.stdin.isatty():
+        return False
+    prompt = f"sudo password ({counted(len(names), 'node')}): "
+    transport.use_password(getpass.getpass(prompt), names)
+    return True
+
+
+def ask_with_progress(transport: Carrier, screen: Screen) -> Asks:
+    """The function that asks each node one question, with progress and sudo's password."""
+
+    def ask(activity: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+        return converse(transport, screen, activity, lambda name: once(requests[name]), requests)
+
+    return ask
+
+
+def probe_nodes(
+    targets: Targets,
+    screen: Screen,
+    subjects: Iterable[str] | None = None,
+    limit_s: int = PROBE_TIMEOUT_S,
+    on_interrupt: str = "",
+    *,
+    read: Read = SnapshotQuestion.read,
+) -> list[Look]:
+    """Probe every node.
+
+    subjects:     to probe; None: all
+    limit_s:      seconds for one node
+    on_interrupt: as for `converse`
+    read:         makes the snapshot of an answer
+    """
+    chosen = None if subjects is None else tuple(subjects)
+    transport, policies = targets.transport, targets.policies
+    results = converse(
+        transport,
+        screen,
+        "looking",
+        lambda name: look_at(name, policies[name], chosen, limit_s, read, nonce=transport.nonce),
+        on_interrupt=on_interrupt,
+    )
+    return [Look.of(name, result) for name, result in results.items()]

@@ -1,0 +1,154 @@
+"""`nodeready env`: the environment for a job."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nodeready.audit.fleet import complete
+from nodeready.cli.conversations import ask_with_progress, probe_nodes
+from nodeready.cli.options import Refused, asking, format_option, option, output_file, steps_option
+from nodeready.cli.screen import Screen, refuse_unwritable, show
+from nodeready.cli.targets import TargetOptions, Targets, select_targets
+from nodeready.cli.values import read_ports
+from nodeready.exit_codes import exit_code
+from nodeready.ready import job_env
+from nodeready.reports import exports
+from nodeready.reports.plan import show_errors
+from nodeready.reports.registry import names
+from nodeready.text import now
+from nodeready.transport.base import Request, new_nonce
+from nodeready.transport.look import Look
+
+if TYPE_CHECKING:
+    pass
+
+
+def _installed(
+    nodes: Targets, screen: Screen, looks: list[Look], python: str
+) -> dict[str, job_env.Installed]:
+    """Node -> what is installed there for jobs, of the nodes that were looked at."""
+    nonce = new_nonce()
+    names = [look.name for look in looks if look.reached]
+    requests = {
+        name: Request(name, job_env.question(python, nonce), job_env.ASK_S + 5) for name in names
+    }
+    answers = ask_with_progress(nodes.transport, screen)("versions", requests)
+    return {
+        name: job_env.read_installed(answer.stdout, nonce)
+        if answer.ok
+        else job_env.Installed(why=answer.reason() or "no answer")
+        for name, answer in answers.items()
+    }
+
+
+def _environment(
+    looks: list[Look], nodes: Targets, taken: str, debug_variables: tuple[job_env.Variable, ...]
+) -> job_env.Environment:
+    from nodeready.subjects.context import FleetContext
+
+    declared = nodes.policies
+    context = complete(FleetContext(declared), looks, nodes.transport.met())
+    snapshots = {
+        look.name: context.completed(look.name, look.snapshot)
+        for look in looks
+        if look.snapshot and not look.error
+    }
+    return job_env.Environment(
+        taken,
+        tuple(snapshots),
+        job_env.grouped({look.name: look.error for look in looks if look.error}),
+        (
+            *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
+            *debug_variables,
+        )
+        if snapshots
+        else (),
+    )
+
+
+@click.command()
+@click.argument("inventory")
+# Shells evaluate its output: NODEREADY_FORMAT=json of the other commands does not apply.
+@format_option(*names("env"), help="Lines for a shell, or a form for programs.", general=False)
+@output_file("Write them to FILE, whole or not at all.")
+@option(
+    "--ports",
+    metavar="FIRST-LAST",
+    help="Choose MASTER_PORT from these, not from the policy's port_range.",
+)
+@option("--debug", is_flag=True, help="Also what makes the job debuggable.")
+@option(
+    "--python",
+    default="python3",
+    metavar="PATH",
+    help="The job's Python on the nodes, whose version of PyTorch counts for --debug.",
+)
+@option(
+    "--directory",
+    default="",
+    metavar="DIR",
+    help="With --debug: where the ranks write their flight recorders.",
+)
+@steps_option
+@asking
+def env(
+    inventory: str,
+    *,
+    format: str,
+    output: str | None,
+    ports: str | None,
+    debug: bool,
+    python: str,
+    directory: str,
+    job: str | None,
+    **shared: Any,
+) -> int:
+    """Print the exports for a job on the nodes of INVENTORY, each with its reason.
+
+    NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, NCCL_IB_HCA, PDSH_RCMD_TYPE and MASTER_PORT, as the
+    nodes' networks, adapters and ports suggest. What the nodes do not agree on is not exported:
+    comments say who has what, and the exit status is 3. Never writes to a node.
+
+    With --debug also the variables that make the job debuggable (flight recorder, NCCL's
+    warnings, Python's stacks, the GPU's cores), under the names of the PyTorch that --python has.
+
+    \b
+    Examples:
+      eval "$(nodeready env 'gpu[001-064]')"
+      nodeready env inventories/prod.py --limit h100 -o job.env
+      nodeready env inventories/prod.py --ports 29600-29700 --format json
+      nodeready env 'gpu[001-064]' --debug --python /opt/train/bin/python
+    """
+    options = TargetOptions(**shared)
+    settings = {} if ports is None else {"port_range": read_ports(ports)}
+    refuse_unwritable(output)
+    if directory and not re.fullmatch(r"/[A-Za-z0-9_.,:=/%-]{1,200}", directory):
+        raise Refused(f"--directory {directory}: an absolute path of plain characters")
+    screen = options.screen()
+    taken = now()
+    nodes = select_targets(inventory, options, settings, job=job, tell=screen.note)
+    with nodes.transport:
+        looks = probe_nodes(nodes, screen, job_env.SUBJECTS)
+        if nodes.transport.interrupted:
+            screen.say("interrupted: nothing is exported")
+            return exit_code(interrupted=True)
+        debug_variables: tuple[job_env.Variable, ...] = ()
+        if debug and any(look.reached for look in looks):
+            debug_variables = job_env.debug_variables(
+                _installed(nodes, screen, looks, python), directory
+            )
+        environment = _environment(looks, nodes, taken, debug_variables)
+        screen.tell(show_errors(looks))
+        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+    if environment.nodes:
+        show("env", format, environment, screen, output=output)
+    for line in exports.troubles(environment):
+        screen.say(line)
+    return exit_code(
+        failed=any(look.error and not look.unreachable for look in looks),
+        unreachable=any(look.unreachable for look in looks),
+        check=not all(variable.settled for variable in environment.variables),
+    )

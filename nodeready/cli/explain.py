@@ -1,0 +1,146 @@
+"""`nodeready explain`: what a check means."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import fields
+
+import click
+
+from nodeready.cli.options import Refused, option
+from nodeready.policy import Policy
+from nodeready.policy.policy import reason
+from nodeready.reports.registry import Line, line
+from nodeready.subjects.registry import (
+    SUBJECTS,
+    meant,
+    page,
+)
+from nodeready.subjects.result import Page
+
+#: Longer lines of prose are hard to read.
+_WIDEST = 90
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Policy)}
+
+
+def _prose(text: str) -> str:
+    """A docstring's words without its markup."""
+    return re.sub(r"``(.+?)``", r"\1", text, flags=re.S)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
+    """Paragraphs, each filled anew; lists and examples stay as they stand."""
+    for number, paragraph in enumerate(_prose(text).split("\n\n")):
+        if number:
+            yield line("")
+        lines = paragraph.splitlines()
+        if any(row.startswith((" ", "- ", ">>>")) or re.match(r"\w+: {2,}", row) for row in lines):
+            yield from (line(indent, row) for row in lines)
+            continue
+        yield from (
+            line(row)
+            for row in textwrap.wrap(
+                " ".join(lines),
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+
+def _part(title: str, text: str, width: int) -> Iterator[Line]:
+    """A title on a line, its text below it."""
+    yield line("")
+    yield line((title, "bold"))
+    yield from _wrapped(text, width, "  ")
+
+
+def _page(page: Page, width: int) -> Iterator[Line]:
+    """The whole page of one check."""
+    yield line((page.id, "bold"))
+    yield line("")
+    yield from _wrapped(page.meaning, width)
+    for key in page.settings:
+        title = f"Setting {key}, by default {_DEFAULTS[key]!r}"
+        yield from _part(title, reason(key), width)
+    if page.fixed_by:
+        from nodeready.operations import STEPS
+
+        does = {step.name: step.does for step in STEPS}[page.fixed_by]
+        text = f"{does}\n\nnodeready deploy INVENTORY --only {page.subject}"
+        yield from _part(f"Repaired by the operation {page.fixed_by}", text, width)
+    by: dict[str, list[str]] = {}
+    for owner, action in page.acts:
+        by.setdefault(owner, []).append(action)
+    for owner, actions in by.items():
+        yield line("")
+        yield line((owner, "bold"))
+        for action in actions:
+            first, *lines = textwrap.wrap(_prose(action), width - 4, break_long_words=False)
+            yield line(f"  - {first}")
+            yield from (line(f"    {row}") for row in lines)
+
+
+def _listed(subjects: list[str], width: int) -> Iterator[Line]:
+    """Every check of these subjects, a line each."""
+    room = max(len(check.id) for name in subjects for check in SUBJECTS[name].checks)
+    for number, subject in enumerate(subjects):
+        if number:
+            yield line("")
+        yield from (
+            line((row, "bold"))
+            for row in textwrap.wrap(f"{subject}: {SUBJECTS[subject].about}", width)
+        )
+        for check in SUBJECTS[subject].checks:
+            brief = textwrap.shorten(
+                _prose(check.brief), max(30, width - room - 4), placeholder="..."
+            )
+            yield line(f"  {check.id:<{room}}  {brief}")
+
+
+@click.command()
+@click.argument("check", nargs=-1)
+@option(
+    "--color",
+    type=click.Choice(["auto", "always", "never"]),
+    default="auto",
+    help="Colours on the terminal.",
+)
+def explain(check: tuple[str, ...], color: str) -> int:
+    """Say what CHECK judges and why, which settings decide it, and what repairs what it finds.
+
+    CHECK is an id such as ptrace.scope, as the audit prints it, or a subject such as ptrace.
+    Without one, every check is listed. No node is asked.
+
+    \b
+    Examples:
+      nodeready explain
+      nodeready explain limits
+      nodeready explain ptrace.scope
+    """
+    from nodeready.cli.screen import Screen
+
+    screen = Screen(color)
+    width = min(screen.width, _WIDEST)
+    pages: list[Iterator[Line]] = []
+    for word in check:
+        if word in SUBJECTS:
+            pages.append(_listed([word], width))
+            continue
+        try:
+            pages.append(_page(page(word), width))
+        except KeyError:
+            close = meant(word)
+            hint = f"did you mean {close}?" if close else "nodeready explain lists all"
+            raise Refused(f"explain {word}: no such check or subject; {hint}") from None
+    for number, rows in enumerate(pages or [_listed(list(SUBJECTS), width)]):
+        if number:
+            screen.show([line("")])
+        screen.show(rows)
+    return 0

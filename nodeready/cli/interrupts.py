@@ -1,0 +1,32 @@
+"""Ctrl-C and SIGTERM under gevent: always a KeyboardInterrupt in the command's own greenlet.
+
+Python runs a signal's handler in the greenlet that happens to run: in the work on some node, or in
+gevent's loop, which would print a traceback. Until `interrupt_on_signals`, while a command is
+imported and reads its arguments, a signal ends the process at once (exit_codes.leave_on_signals).
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+from nodeready.exit_codes import SIGNALS, leave
+
+
+def interrupt_on_signals() -> None:
+    """From here on, a signal interrupts the calling greenlet; a second one ends the process."""
+    import gevent
+    from gevent import hub
+
+    command = gevent.getcurrent()
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        for number in handled:
+            signal.signal(number, leave)
+        if gevent.getcurrent() is command:
+            raise KeyboardInterrupt
+        hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
+
+    for number in handled:
+        signal.signal(number, interrupt)

@@ -1,0 +1,80 @@
+"""The nodes that failed in the last run, kept for ``--limit @last-failed``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeready.files import make_directory, write_atomically
+
+#: The word in ``--limit`` that stands for these nodes.
+LAST_FAILED = "@last-failed"
+
+
+def _state_file() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "nodeready" / "last-failed"
+
+
+@dataclass(frozen=True)
+class FailedNode:
+    """A node that failed in its last run.
+
+    lost:      it could not be asked, and no command has judged it
+    inventory: the inventory file of that run; "": the command line listed the nodes
+    """
+
+    name: str
+    lost: bool = False
+    inventory: str = ""
+
+    @classmethod
+    def parse(cls, row: str) -> FailedNode:
+        """A row of the state file, as `__str__` writes it."""
+        name, lost, inventory = (*row.split("\t", 2), "", "")[:3]
+        return cls(name, bool(lost), inventory)
+
+    def __str__(self) -> str:
+        return "\t".join((self.name, "lost" * self.lost, self.inventory)).rstrip("\t")
+
+
+def load_failed() -> list[FailedNode]:
+    """The nodes of the state file; none where it cannot be read."""
+    try:
+        rows = _state_file().read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [FailedNode.parse(row) for row in rows if row]
+
+
+def save_failed(
+    failed: Iterable[str], reached: Set[str], inventory: str, *, is_whole: bool, lost: bool
+) -> None:
+    """Update the state file with the result of a run. A full home is not an error.
+
+    The rows of nodes that were not asked stay, whichever inventory they are from, so that a run
+    with --limit or an interrupted run forgets no node. A run over a whole inventory forgets the
+    nodes that have left that inventory.
+
+    inventory: its file; "": the command line listed the nodes
+    is_whole:  every node of the inventory was asked
+    lost:      the command only collects. It adds the nodes that could not be asked and forgets the
+               earlier ones of that kind; the rows of a command that judges stay
+    """
+    rows = [
+        node
+        for node in load_failed()
+        if (lost and not node.lost)
+        or not (node.name in reached or (is_whole and node.inventory == inventory))
+    ]
+    names = {node.name for node in rows}
+    rows += [
+        FailedNode(name, lost, inventory) for name in dict.fromkeys(failed) if name not in names
+    ]
+    path = _state_file()
+    with contextlib.suppress(OSError):
+        make_directory(path.parent, 0o700)
+        write_atomically(path, [f"{node}\n" for node in rows], 0o600)

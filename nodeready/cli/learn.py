@@ -1,0 +1,65 @@
+"""`nodeready learn`: what most nodes share, as a policy to review."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nodeready.audit.learned import majority, render
+from nodeready.cli.conversations import probe_nodes
+from nodeready.cli.options import Refused, asking, option, output_file, steps_option
+from nodeready.cli.targets import TargetOptions, select_targets
+from nodeready.exit_codes import exit_code
+from nodeready.files import write_atomically
+from nodeready.reports.plan import show_errors
+from nodeready.subjects.registry import (
+    LEARNED,
+)
+from nodeready.text import now
+
+
+@click.command()
+@click.argument("inventory")
+@output_file("Write it to FILE, which must not exist yet.")
+@option("--force", is_flag=True, help="Replace FILE when it exists.")
+@steps_option
+@asking
+def learn(inventory: str, output: str | None, force: bool, job: str | None, **shared: Any) -> int:
+    """Write what most nodes of INVENTORY have in common as a group_data file to review.
+
+    GPU model and count, driver, VBIOS, NIC names and speeds, RDMA ports, kernel, mounts: each
+    with the number of nodes that agree, and the names of those that do not. Never writes to a
+    node. Learn each kind of node by itself.
+
+    \b
+    Examples:
+      nodeready learn inventories/prod.py --limit h100 -o inventories/group_data/h100.py
+      nodeready learn 'gpu[001-064]'
+    """
+    options = TargetOptions(**shared)
+    if output is not None and Path(output).exists() and not force:
+        raise Refused(f"{output} exists: choose another name, or --force to replace it")
+    screen = options.screen()
+    nodes = select_targets(inventory, options, job=job, tell=screen.note)
+    with nodes.transport:
+        looks = probe_nodes(nodes, screen, LEARNED)
+        if nodes.transport.interrupted:
+            raise KeyboardInterrupt
+        snapshots = {
+            look.name: look.snapshot for look in looks if look.snapshot and not look.error
+        }
+        screen.tell(show_errors(looks))
+        nodes.remember_failed([look.name for look in looks if look.error], lost=True)
+        if snapshots:
+            text = render(majority(snapshots), list(snapshots), now())
+            if output is None:
+                click.echo(text, nl=False)
+            else:
+                write_atomically(Path(output), [text])
+                screen.note(f"{output}: review it before you use it")
+        return exit_code(
+            failed=any(look.error and not look.unreachable for look in looks),
+            unreachable=any(look.unreachable for look in looks),
+        )

@@ -1,0 +1,140 @@
+"""`nodeready audit --recorded`: the verdicts that the nodes gave themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import click
+
+from nodeready import __version__
+from nodeready.audit.document import Audit
+from nodeready.audit.fleet import distinguishing_groups
+from nodeready.audit.recorded import (
+    NO_TEXT,
+    OF_VERDICTS,
+    Asked,
+    Source,
+    collect,
+    reports,
+    sorted_out,
+    source,
+)
+from nodeready.audit.verdict import SourceError
+from nodeready.cli.interrupts import interrupt_on_signals
+from nodeready.cli.options import Refused
+from nodeready.cli.targets import TargetOptions, Targets, load_targets
+from nodeready.policy.policy import digest
+from nodeready.reports.registry import nodes as folded
+from nodeready.subjects.registry import (
+    SUBJECTS,
+    Selection,
+)
+from nodeready.text import counted, now
+from nodeready.transport.local import Local
+
+#: The options that say how a node is asked.
+_ASKING = (
+    *("sudo", "ssh_user", "ssh_key"),
+    *("via", "job", "salloc", "topology", "ssh_processes"),
+)
+
+
+def recorded_source(words: str, token_file: str | None) -> Source:
+    """What ``--recorded`` names. Raises Refused, also for options that ask a node."""
+    context = click.get_current_context()
+    options_given = {
+        name
+        for name in context.params
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
+    for name in _ASKING:
+        if name in options_given:
+            raise Refused(f"--{name.replace('_', '-')}: no node is asked with --recorded")
+    if "recorded" in options_given and re.match(r"[A-Za-z]+://[^/]*@", words):
+        raise Refused(
+            "--recorded: a password on the command line is seen by everybody: put the URL into "
+            "NODEREADY_AUDIT_RECORDED or config.toml, or a token into --token-file"
+        )
+    try:
+        return source(words, _token(token_file))
+    except ValueError as error:
+        raise Refused(f"--recorded: {error}") from None
+
+
+def _token(path: str | None) -> str:
+    """The token in a file, or "". Raises Refused."""
+    if path is None:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            token = file.read(_MAX_TOKEN_BYTES + 1).decode("ascii").strip()
+    except OSError as error:
+        raise Refused(f"--token-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        token = ""
+    if not re.fullmatch(r"[\x21-\x7e]+", token) or len(token) > _MAX_TOKEN_BYTES:
+        raise Refused(f"--token-file {path}: has no token: one word")
+    return token
+
+
+#: Bytes of a file with a token.
+_MAX_TOKEN_BYTES = 16384
+
+
+def recorded_audit(
+    words: str,
+    options: TargetOptions,
+    place: Source,
+    limit_s: int,
+    selection: Selection,
+    *,
+    part: bool,
+) -> tuple[Audit, Targets]:
+    """The audit from the nodes' last verdicts, and the nodes, which are not contacted.
+
+    part: --only or --skip left checks out
+
+    Raises Refused, and ClickException where the verdicts cannot be collected.
+    """
+    from nodeready.inventory.load import endpoint
+    from nodeready.subjects.gate.files import own
+    from nodeready.subjects.ssh_client.known_hosts import Names
+
+    checks_of_nodes = {
+        check for subject in SUBJECTS.values() if subject.alone for check in subject.ids()
+    }
+    if not {*selection.checks} & {*checks_of_nodes, *OF_VERDICTS}:
+        raise Refused("--only: no node judges its own gate: ask the nodes, without --recorded")
+    interrupt_on_signals()
+    started, screen = now(), options.screen()
+    loaded, _, policies = load_targets(words, options)
+    endpoints = {host.name: endpoint(host) for host in loaded}
+    for name, endpoint_ in endpoints.items():
+        if endpoint_.local:
+            endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
+    question = Asked(policies, own, selection, everything=not part, version=__version__)
+    names, total = Names(endpoints), len(loaded)
+    try:
+        recorded_verdicts, partial = collect(place, names, len(policies), limit_s)
+    except SourceError as problem:
+        raise click.ClickException(str(problem)) from None
+    verdicts, strangers = sorted_out(recorded_verdicts, names)
+    moment = time.time()
+    reports_, about = reports(
+        verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment
+    )
+    if partial:
+        screen.say(f"{place.shown}: says that its answer is partial: verdicts may be missing")
+    if strangers:
+        screen.note(
+            f"verdicts of {counted(len(strangers), 'host')} that are no node of the inventory:"
+            f" {folded(strangers)}"
+        )
+    if any(result.actual == NO_TEXT for node in reports_ for result in node.results):
+        screen.note(
+            "metrics have no texts: nodeready audit INVENTORY --limit @last-failed has them"
+        )
+    audit_ = Audit(started, now(), digest(policies.values()), reports_, recorded=about)
+    return audit_, Targets(Local(), policies, loaded)

@@ -1,0 +1,385 @@
+"""The nodes that a command asks, and their transport, from the words of the command line."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nodeready.cli.interrupts import interrupt_on_signals
+from nodeready.cli.last_failed import LAST_FAILED, load_failed, save_failed
+from nodeready.cli.options import Refused
+from nodeready.policy import Policy
+from nodeready.policy.policy import PolicyError
+from nodeready.transport.base import Carrier
+from nodeready.transport.local import Local
+
+if TYPE_CHECKING:
+    from pyinfra.api import Host
+
+    from nodeready.cli.screen import Screen
+    from nodeready.inventory.load import NodeInventory
+    from nodeready.transport.allocation import RunningJob
+
+#: Nodes of one ssh process before a second one is worth its start. An ssh handshake costs 6 ms of
+#: a core (docs/benchmarks.md): 256 handshakes take 1.5 s.
+NODES_PER_PROCESS = 256
+#: From this number of nodes on, ``--via auto`` prefers ClusterShell's tree where it has gateways:
+#: the kernel's neighbour table holds 1,024 entries (net.ipv4.neigh.default.gc_thresh3, ip-sysctl),
+#: and a process may usually open 1,024 files. Below, ssh is faster and costs this machine less
+#: (docs/benchmarks.md, The ways).
+MIN_NODES_FOR_TREE = 1024
+
+_NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """The values of the options that every command shares."""
+
+    limit: str | None = None
+    sudo: bool = False
+    trust_inventory: bool = False
+    ssh_user: str | None = None
+    ssh_key: str | None = None
+    color: str = "auto"
+    quiet: bool = False
+    verbose: int = 0
+    via: str = "ssh"
+    salloc: str | None = None
+    topology: str | None = None
+    ssh_processes: int | None = None
+
+    def screen(self) -> Screen:
+        """The screen of these options."""
+        from nodeready.cli.screen import Screen
+
+        return Screen(self.color, self.quiet, self.verbose)
+
+    def warn(self, text: str) -> None:
+        """Print a line to standard error, unless --quiet."""
+        if not self.quiet:
+            click.echo(f"nodeready: {text}", err=True)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The nodes of one command and their transport, a context manager that disconnects.
+
+    policies:  the declared policy of each node, by name
+    inventory: their inventory; None: this machine, without one
+    job:       number of the Slurm job whose steps ask; "": none, or an allocation of our own
+    """
+
+    transport: Carrier
+    policies: Mapping[str, Policy]
+    inventory: NodeInventory | None = None
+    job: str = ""
+
+    @property
+    def all(self) -> NodeInventory:
+        """The inventory of targets that have one."""
+        assert self.inventory is not None
+        return self.inventory
+
+    @property
+    def slots(self) -> dict[str, int]:
+        """Node -> its slots, where the inventory declares them."""
+        if self.inventory is None:
+            return {}
+        data = {name: self.inventory.get_host(name).data for name in self.policies}
+        return {name: int(host.slots) for name, host in data.items() if host.get("slots")}
+
+    def remember_failed(
+        self,
+        failed: Iterable[str],
+        *,
+        lost: bool = False,
+        reached: Iterable[str] | None = None,
+    ) -> None:
+        """Keep the failed nodes for ``--limit @last-failed``; see `last_failed.save_failed`.
+
+        asked: the nodes that the run got to; None: all targets
+        """
+        if self.inventory is None and not self.job:
+            return  # this machine alone
+        file = "" if self.inventory is None else self.inventory.file
+        names = set(self.policies if reached is None else reached)
+        is_whole = self.inventory is not None and len(names) == len(self.inventory)
+        save_failed(failed, names, file, is_whole=is_whole, lost=lost)
+
+
+# --- INVENTORY and --limit.
+
+
+def load_targets(
+    inventory: str, options: TargetOptions, settings: Mapping[str, Any] = _NO_SETTINGS
+) -> tuple[NodeInventory, list[Host], dict[str, Policy]]:
+    """An INVENTORY, its selected hosts, and their policies by name. Contacts no node.
+
+    settings: fields of the policy that the command line sets for every node
+    Raises Refused for every mistake in the inventory, its data and --limit.
+    """
+    from nodeready.inventory import load
+
+    data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
+    try:
+        loaded = load.load(
+            inventory,
+            data={key: value for key, value in data.items() if value},
+            trusted=options.trust_inventory,
+        )
+        hosts = list(loaded) if options.limit is None else _limit(loaded, options)
+        policies = load.policies(loaded, hosts)
+    except load.InventoryError as error:
+        raise Refused(str(error)) from None
+    except PolicyError as error:
+        raise Refused("\n".join(error.problems)) from None
+    if loaded.note:
+        options.warn(loaded.note)
+    if settings:
+        changed = {policy: replace(policy, **settings) for policy in {*policies.values()}}
+        policies = {name: changed[policy] for name, policy in policies.items()}
+    return loaded, hosts, policies
+
+
+def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
+    """The hosts that ``--limit`` selects. Warns of failed nodes that left the inventory."""
+    from nodeready.inventory.load import limit
+    from nodeready.inventory.nodeset import folded, split
+
+    words = str(options.limit)
+    parts = split(words)
+    if LAST_FAILED not in parts:
+        return limit(inventory, words)
+    failed = load_failed()
+    is_alone = set(parts) == {LAST_FAILED}
+    if not failed and is_alone:
+        raise Refused(f"--limit {LAST_FAILED}: no node failed in the last run")
+    present = [node.name for node in failed if node.name in inventory.hosts]
+    # Nodes of another inventory's file are not missing here.
+    missing = [
+        node.name
+        for node in failed
+        if node.name not in inventory.hosts and node.inventory in ("", inventory.file)
+    ]
+    if not present and is_alone:
+        names = folded([node.name for node in failed], 200)
+        raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {names}")
+    if missing:
+        options.warn(f"--limit {LAST_FAILED}: not in the inventory: {folded(missing, 200)}")
+    return limit(inventory, words, {LAST_FAILED: present})
+
+
+# --- The transport.
+
+
+def ssh_targets(
+    inventory: str, options: TargetOptions, settings: Mapping[str, Any] = _NO_SETTINGS
+) -> Targets:
+    """The nodes of an INVENTORY over ssh, by one process. Raises Refused; contacts no node."""
+    from nodeready.transport.ssh import Fleet
+
+    interrupt_on_signals()
+    loaded, hosts, policies = load_targets(inventory, options, settings)
+    _refuse_nameless_user(hosts)
+    return Targets(Fleet(loaded, hosts, _pyinfra_config(options)), policies, loaded)
+
+
+def local_targets(policy: Policy, *, sudo: bool = False) -> Targets:
+    """This machine, without a connection. sudo: requests run as root"""
+    interrupt_on_signals()
+    transport = Local(sudo=sudo)
+    return Targets(transport, dict.fromkeys(transport.nodes, policy))
+
+
+def select_targets(
+    inventory: str | None,
+    options: TargetOptions,
+    settings: Mapping[str, Any] = _NO_SETTINGS,
+    *,
+    job: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+    works: bool = False,
+) -> Targets:
+    """The nodes that a command asks, by the transport of ``--via``. Raises Refused.
+
+    inventory: None: all nodes of the job, with the default policy
+    job:       the running Slurm job whose steps ask, by srun
+    tell:      gets a line about the transport
+    works:     channels have the job's GPUs (`transport.srun.Srun`)
+    """
+    interrupt_on_signals()
+    _refuse_unused_options(inventory, options, job)
+    if inventory is None:
+        return _job_targets(job, options, settings, tell, works)
+    loaded, hosts, policies = load_targets(inventory, options, settings)
+    _refuse_nameless_user(hosts)
+    own_job = _own_job(hosts) if job is None and options.via in ("srun", "auto") else ""
+    via = _choose_transport(options, hosts, own_job)
+    transport: Carrier
+    if via == "srun":
+        transport, number = _srun_transport(list(policies), options, job or own_job, tell, works)
+        return Targets(
+            transport, {name: policies[name] for name in transport.nodes}, loaded, number
+        )
+    config = _pyinfra_config(options)
+    if via == "clush":
+        from nodeready.transport.clush.carrier import Clush
+
+        names = {host.name for host in hosts}
+        unselected = [host for host in loaded if host.name not in names]
+        transport = Clush(hosts, config, others=unselected, topology=options.topology, tell=tell)
+    else:
+        from nodeready.transport.ssh import Fleet, ShardedSsh
+
+        cores = len(os.sched_getaffinity(0))
+        count = options.ssh_processes or max(1, min(cores, len(hosts) // NODES_PER_PROCESS))
+        transport = (
+            Fleet(loaded, hosts, config)
+            if count == 1
+            else ShardedSsh(loaded, hosts, config, min(count, len(hosts)))
+        )
+    return Targets(transport, policies, loaded)
+
+
+def _refuse_unused_options(inventory: str | None, options: TargetOptions, job: str | None) -> None:
+    """Raises Refused for options of a transport that is not used."""
+    if job is not None and options.via in ("ssh", "clush"):
+        raise Refused("--job: is for --via srun")
+    if inventory is None and options.via in ("ssh", "clush"):
+        raise Refused(f"--via {options.via}: of which INVENTORY?")
+    if inventory is None and options.limit is not None:
+        raise Refused("--limit: selects from an INVENTORY, and there is none")
+    for name, value, transports in (
+        ("--salloc", options.salloc, ("srun", "auto")),
+        ("--topology", options.topology, ("clush", "auto")),
+        ("--ssh-processes", options.ssh_processes, ("ssh", "auto")),
+    ):
+        if value is not None and options.via not in transports:
+            raise Refused(f"{name}: is for --via {transports[0]}")
+
+
+def _refuse_nameless_user(hosts: Iterable[Host]) -> None:
+    """Raises Refused for a user id without a name (a container's ``-u``).
+
+    ssh refuses it, too: the passwd entry tells ssh where the user's keys are.
+    """
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        if any(not host.name.startswith("@") for host in hosts):
+            raise Refused(
+                f"no user has the id {os.getuid()}: ssh needs a name for it in /etc/passwd"
+            ) from None
+
+
+def _pyinfra_config(options: TargetOptions) -> Any:
+    # pyinfra takes longer to load than anybody waits for --help.
+    from pyinfra.api import Config
+
+    config = Config()
+    if options.sudo:
+        config.SUDO = True
+    return config
+
+
+def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -> str:
+    """The transport for these nodes.
+
+    auto: srun inside of a job that has all nodes; ClusterShell's tree for many nodes, where it has
+    gateways; else ssh.
+    """
+    if options.via != "auto":
+        return options.via
+    if options.salloc is not None or own_job:
+        return "srun"
+    if len(hosts) >= MIN_NODES_FOR_TREE or options.topology is not None:
+        from nodeready.transport.clush.ways import has_gateways
+
+        if has_gateways([host.name for host in hosts], options.topology):
+            return "clush"
+    return "ssh"
+
+
+# --- Slurm.
+
+
+def _own_job(hosts: Iterable[Host]) -> str:
+    """Number of the Slurm job of this process, when the job has all of these nodes; else ""."""
+    from pyinfra.api.exceptions import InventoryError
+
+    from nodeready.inventory import slurm
+
+    number, nodelist = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+    if not number or not nodelist:
+        return ""
+    try:
+        path = os.environ.get("PATH", os.defpath)
+        job_nodes = {*slurm.job_nodes(nodelist, path, slurm.TIMEOUT_S)}
+    except InventoryError:
+        return ""
+    return number if {host.name for host in hosts} <= job_nodes else ""
+
+
+def running_job(job: str) -> RunningJob:
+    """The running job of ``--job``. Raises Refused."""
+    from nodeready.transport.allocation import SrunError, running
+
+    try:
+        return running(job)
+    except SrunError as error:
+        raise Refused(str(error)) from None
+
+
+def _job_targets(
+    job: str | None,
+    options: TargetOptions,
+    settings: Mapping[str, Any],
+    tell: Callable[[str], None],
+    works: bool,
+) -> Targets:
+    """All nodes of a running job, with the default policy."""
+    from nodeready.transport.srun import Srun
+
+    if job is None:
+        raise Refused("--via srun: of which job? Name it with --job ID, or name an INVENTORY")
+    if options.salloc is not None:
+        raise Refused("--salloc: --job has its nodes already")
+    running = running_job(job)
+    transport = Srun(running, tell, works=works, sudo=options.sudo)
+    policy = replace(Policy(), **settings)
+    return Targets(transport, dict.fromkeys(transport.nodes, policy), job=running.number)
+
+
+def _srun_transport(
+    names: Sequence[str],
+    options: TargetOptions,
+    job: str,
+    tell: Callable[[str], None],
+    works: bool,
+) -> tuple[Carrier, str]:
+    """The steps of this job on these nodes, as far as the job has them, and the job's number.
+
+    job: "": an allocation of our own, which has no number yet
+    """
+    from nodeready.transport.srun import OwnJob, Srun
+
+    if not job:
+        return OwnJob(names, options.salloc or "", tell, works=works, sudo=options.sudo), ""
+    if options.salloc is not None:
+        raise Refused("--salloc: the job has its nodes already")
+    running = running_job(job)
+    job_nodes = {*running.nodes}
+    shared = [name for name in names if name in job_nodes]
+    if not shared:
+        raise Refused(f"--job {job}: has none of the nodes of INVENTORY")
+    missing = len(names) - len(shared)
+    if missing:
+        tell(f"job {running.number} has {len(shared)} of these nodes; {missing} are not asked")
+    return Srun(running.of(shared), tell, works=works, sudo=options.sudo), running.number

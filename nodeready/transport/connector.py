@@ -1,0 +1,217 @@
+"""A node's ssh connection: made within one deadline, or the reason why not, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+from typing import Any
+
+import gevent
+from paramiko import AuthenticationException, SSHException
+from paramiko.agent import AgentRequestHandler
+from paramiko.ssh_exception import NoValidConnectionsError
+from pyinfra.api import Host, Inventory
+from pyinfra.api.exceptions import ConnectError, PyinfraError
+from pyinfra.connectors.ssh import SSHConnector
+
+from nodeready.transport import connection, logins
+from nodeready.transport.base import UNREACHABLE, Failure, Met
+from nodeready.transport.ssh_config import Login, SshConfigError
+
+#: One deadline over name resolution, TCP, banner, authentication and channel.
+CONNECT_TIMEOUT_S = 15
+
+
+#: sshd's port (RFC 4253, section 4.1).
+_SSH_PORT = 22
+
+
+def set_timeouts(inventory: Inventory) -> None:
+    """Give every node's connection a deadline (paramiko's own can wait up to an hour), bounds, and
+    the ways of ssh.
+
+    Must be called before pyinfra's State takes the inventory.
+    """
+    # Longer than our own deadline, which tells how far the connection came.
+    limits: dict[str, Any] = dict.fromkeys(
+        ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
+    )
+    for host in inventory:
+        own = host.data.get("ssh_paramiko_connect_kwargs") or {}
+        host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
+        if host.connector_cls is SSHConnector:
+            host.connector_cls = SshConnector
+
+
+class SshConnector(SSHConnector):
+    """pyinfra's connector, whose connections are made as ssh makes them.
+
+    master: the socket of ssh's own connection to the node, which is used instead of one of ours
+    """
+
+    ways: logins.SshLogins
+    patience: logins.Patience
+    client: Any = None
+    master = ""
+
+    def login(self) -> Login:
+        """What the inventory says about the way to the node."""
+        data, own = self.data, self.host.data
+        return Login(
+            name=str(data["ssh_hostname"] or self.host.name),
+            config=str(data["ssh_config_file"] or ""),
+            user=str(data["ssh_user"] or ""),
+            port=int(data["ssh_port"] or 0),
+            key=self._key_file(str(data["ssh_key"] or "")),
+            phrase=str(data["ssh_key_password"] or ""),
+            password=str(data["ssh_password"] or ""),
+            agent=bool(data["ssh_allow_agent"]),
+            usual=bool(data["ssh_look_for_keys"]),
+            known=str(data["ssh_known_hosts_file"] or ""),
+            # pyinfra's own default would hide what ssh_config says.
+            strict=str(own.get("ssh_strict_host_key_checking") or ""),
+        )
+
+    def _key_file(self, path: str) -> str:
+        """The path of a key, which may be relative to where the deploy is."""
+        there = os.path.expanduser(path)
+        beside = os.path.join(self.state.cwd or "", there)
+        return beside if path and not os.path.exists(there) and os.path.exists(beside) else path
+
+    def _connect(self) -> None:
+        self.client = logins.Client()
+        self.client.stage = connection.ASKING
+        self.master = connection.master(self.ways.settings(self.login()))
+        if self.master:
+            self.client = None
+        else:
+            self.connect_ourselves()
+
+    def connect_ourselves(self) -> None:
+        """A connection of our own. Raises ConnectError, SSHException, OSError, EOFError."""
+        self.master, self.client = "", logins.Client()
+        self._log_in(self.client)
+        if self.data["ssh_forward_agent"]:
+            AgentRequestHandler(self.client.get_transport().open_session())
+
+    def another(self) -> Any:
+        """The client of a further connection. Raises as `connect_ourselves`, and OSError when it
+        takes CONNECT_TIMEOUT_S."""
+        client, patience = logins.Client(), logins.Patience(CONNECT_TIMEOUT_S)
+        self.patience = patience
+        try:
+            with patience:
+                self._log_in(client)
+        except BaseException as problem:
+            client.close()
+            if isinstance(problem, gevent.Timeout) and patience.owns(problem):
+                raise OSError("timed out") from None
+            raise
+        return client
+
+    def _log_in(self, client: logins.Client) -> None:
+        how = self.data["ssh_paramiko_connect_kwargs"] or {}
+        try:
+            self.ways.connect(client, self.login(), self.patience, **how)
+        except AuthenticationException as problem:
+            raise ConnectError(f"Authentication error ({problem})") from None
+        connection.keep(client.get_transport())
+
+    def words(self, text: str) -> str:
+        """Why there is no connection, in one line."""
+        return self.ways.words(self.client or logins.Client(), self.login(), text)
+
+
+def connect(host: Host) -> Failure | None:
+    """Connect, or say why not. Never raises for a node's fault, and takes CONNECT_TIMEOUT_S, but
+    for the time in which others have their turn."""
+    patience = logins.Patience(CONNECT_TIMEOUT_S)
+    if isinstance(host.connector, SshConnector):
+        host.connector.patience = patience
+    try:
+        with patience:
+            host.connect(show_errors=False, raise_exceptions=True)
+    except gevent.Timeout as timeout:
+        if not patience.owns(timeout):
+            raise
+        return _unreachable(host, _connection_stage(host))
+    except SshConfigError as problem:
+        return _unreachable(host, "", str(problem))
+    except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
+        return _unreachable(host, error_text(error))
+    transport = transport_of(host)
+    if transport is not None and not isinstance(host.connector, SshConnector):
+        connection.keep(transport)
+    return None
+
+
+def transport_of(host: Host) -> Any:
+    client = getattr(host.connector, "client", None)
+    return client.get_transport() if client is not None else None
+
+
+def ssh_peer(host: Host) -> Met | None:
+    """What the connection saw of the node's sshd; None: it is none of ssh's, or was never made."""
+    transport = transport_of(host)
+    key = getattr(transport, "host_key", None)
+    if transport is None or key is None:
+        return None
+    address = ""
+    sock = getattr(transport, "sock", None)
+    if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):
+            found, port = sock.getpeername()[:2]
+            # Of another port, the address may be that of a machine in front of many nodes.
+            address = str(found) if port == _SSH_PORT else ""
+    return Met(address, f"{key.get_name()} {key.get_base64()}")
+
+
+def error_text(error: BaseException) -> str:
+    """The error's text; of a connection that no address took, the reason of the last of them."""
+    cause = error.__context__ or error
+    if isinstance(cause, NoValidConnectionsError):
+        return str(list(cause.errors.values())[-1])
+    return str(error) or type(error).__name__
+
+
+def _connection_stage(host: Host) -> str:
+    """What the node had done when the time was up."""
+    client = getattr(host.connector, "client", None)
+    if isinstance(client, logins.Client):
+        transport = client.get_transport()
+        talked = transport is not None and transport.remote_version
+        return "stopped during the handshake" if talked else client.stage
+    transport = transport_of(host)
+    if transport is None:
+        return "timed out"
+    return "stopped during the handshake" if transport.remote_version else "banner"
+
+
+def _unreachable(host: Host, text: str, error: str = "") -> Failure:
+    """A connection that was not made: in words, and without what is left of it.
+
+    error: the words, where they are known
+    """
+    data, client = host.data, getattr(host.connector, "client", None)
+    if not error and isinstance(host.connector, SshConnector):
+        error = host.connector.words(text)
+    if not error:
+        # What ssh_config added to the inventory's data.
+        config = getattr(client, "_ssh_config", {})
+        port = int(data.get("ssh_port") or config.get("port") or 22)
+        address = str(data.get("ssh_hostname") or host.name)
+        files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent"
+        known = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
+        error = connection.connect_error(
+            text,
+            address if port == 22 else f"[{address}]:{port}",
+            user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
+            key=", ".join(files) if isinstance(files, list) else str(files),
+            known_hosts=str(known or "~/.ssh/known_hosts"),
+            limit_s=CONNECT_TIMEOUT_S,
+        )
+    if client is not None:
+        client.close()
+    return Failure(kind=UNREACHABLE, error=error)

@@ -1,0 +1,35 @@
+"""What all nodes tell about each: host keys and the gate's program, in the completed policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from pyinfra.api import Inventory
+
+from nodeready.inventory.load import endpoint
+from nodeready.policy import Policy
+from nodeready.subjects.context import FleetContext, expectations
+from nodeready.subjects.ssh_client import known_hosts
+from nodeready.transport import bundle
+from nodeready.transport.base import Carrier, Request
+from nodeready.transport.look import Look
+
+
+def fleet_context(
+    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
+) -> FleetContext:
+    """The policies, completed by what only all nodes together tell: host keys, the gate's program.
+
+    carrier: of the same run: a block of known hosts that was too large for a look is fetched
+    """
+    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
+
+    def block(name: str) -> str:
+        request = Request(name, known_hosts.READ_BLOCK, 30)
+        return "".join(answer.stdout for _, answer in carrier.ask([request]))
+
+    endpoints = {host.name: endpoint(host) for host in inventory}
+    for name, seen in carrier.met().items():
+        endpoints[name] = endpoints[name]._replace(reached=seen.address, key=seen.key)
+    policies = expectations(wanted, snapshots, endpoints, bundle.program, block)
+    return FleetContext(policies)

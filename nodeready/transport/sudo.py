@@ -1,0 +1,47 @@
+"""sudo on a node: a command as root, and the meaning of sudo's own words."""
+
+from __future__ import annotations
+
+import re
+
+from nodeready import shell
+from nodeready.transport.base import REFUSED, SUDO
+
+
+def with_sudo(command: str, password: str) -> str:
+    """``command`` as root. In English, so that a refusal can be told from the command's own words.
+
+    With a password, which is the first line of the input, and of no command line: a node that
+    wants none would leave it to the command, hence the first test there.
+    """
+    if not password:
+        return f"env LC_ALL=C sudo -n -H {command}"
+    line = (
+        "LC_ALL=C; export LC_ALL; "
+        "if sudo -n -k -H true </dev/null 2>/dev/null; "
+        'then read -r nr_password; exec sudo -n -H "$@"; fi; '
+        'exec sudo -k -S -p "" -H "$@"'
+    )
+    return f"sh -c {shell.quote(line)} sh {command}"
+
+
+def sudo_error(stderr: str) -> tuple[str, str]:
+    """What sudo's own words (in English) mean, and their kind; "" twice when it has not refused.
+
+    Its warnings (``unable to resolve host``) are none of these: the command ran.
+    """
+    for line in stderr.splitlines():
+        ours = re.match(r"sudo(-rs)?: ", line)
+        if ours and re.search(r"(password|interactive authentication) is required", line):
+            return "sudo wants a password: run on a terminal to be asked, or allow NOPASSWD", SUDO
+        if re.search(
+            r"^sudo(-rs)?: .*(incorrect (password|authentication)|no password was)", line
+        ):
+            return "sudo refused the password", REFUSED
+        if re.search(r" is not (in the sudoers file|allowed to )|may not run sudo", line):
+            return f"sudo: {line.strip()}", REFUSED
+        if re.search(r"^env: .*sudo.*No such file|^sh: .*sudo: not found", line):
+            return "sudo is not installed", REFUSED
+        if ours and re.search(r"must have a tty|terminal is required", line):
+            return line.strip(), REFUSED
+    return "", ""

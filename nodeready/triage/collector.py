@@ -1,0 +1,309 @@
+"""Collects the parts of an incident from the nodes of a job: stacks, logs, cores, the audit."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nodeready.node.tail import Config as TailConfig
+from nodeready.policy import Policy
+from nodeready.text import counted, now, redacted, sanitise
+from nodeready.transport.base import UNREACHED, Asks, Carrier, Conversation
+from nodeready.triage import incident
+from nodeready.triage.cores import collect_cores
+from nodeready.triage.incident import Directory, Incident, Interrupted, Part
+from nodeready.triage.logs import Fetched, fetch_tail, fetched
+from nodeready.triage.stacks import archive, group
+from nodeready.triage.stacks.collect import capture, nothing, program_config
+from nodeready.triage.stacks.document import Stacks, fold_ranks
+from nodeready.triage.stacks.trace import Trace
+
+#: Lines of each log that are kept, and logs of each node.
+_MAX_LINES, _MAX_LOGS = 1000, 64
+#: Seconds for the logs of one node.
+_LOGS_TIMEOUT_S = 30
+
+#: Name of a kind of document, and a document -> file extension -> the pieces of that format.
+Render = Callable[[str, Any], Mapping[str, Iterable[str]]]
+
+
+@dataclass(frozen=True)
+class LogWriter:
+    """A process that writes a log.
+
+    start_s: since boot
+    lines:   the last lines that the stacks saw
+    """
+
+    pid: int
+    start_s: float
+    rank: int | None
+    lines: tuple[str, ...]
+
+
+#: Node -> path of a log in the namespace of its processes -> the processes that write it. The path
+#: is shown, never opened.
+Logs = dict[str, dict[str, list[LogWriter]]]
+
+
+class Converse(Protocol):
+    """Holds a conversation with each named node, with progress; returns each node's result."""
+
+    def __call__(
+        self,
+        activity: str,
+        conversation: Callable[[str], Conversation[Any]],
+        names: Iterable[str],
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass
+class EvidenceCollector:
+    """Collects the parts of one incident, one after the other.
+
+    job, user:   whose ranks; user "": of any user
+    timeout_s:   for the stacks of one node
+    ask, converse: reach the nodes, with progress
+    render:      makes the files of a document
+    audit_nodes: the audit document of these nodes, while it is entered
+    owner:       uid of the job's user; "": not known yet
+    found:       the stacks, once they are taken
+    logs:        the logs of the ranks, from the stacks
+    """
+
+    transport: Carrier
+    policies: Mapping[str, Policy]
+    job: str
+    user: str
+    timeout_s: int
+    ask: Asks
+    converse: Converse
+    render: Render
+    audit_nodes: Callable[[list[str]], AbstractContextManager[Any]]
+    owner: str = ""
+    found: Stacks | None = None
+    logs: Logs = field(default_factory=lambda: defaultdict(dict))
+
+    def collect(self, directory: Directory, reason: str) -> tuple[Incident, str]:
+        """All parts, their index and archive; and why there is no archive, or ""."""
+        started = now()
+        parts, is_complete = incident.take(
+            directory,
+            {"stacks": self.stacks, "logs": self.tails, "cores": self.cores, "audit": self.audit},
+            time.monotonic,
+        )
+        stacks = self.found
+
+        def build(is_complete: bool) -> Incident:
+            return Incident(
+                started,
+                now(),
+                self.job,
+                stacks.user if stacks else "",
+                reason,
+                is_complete,
+                stacks.verdict if stacks else None,
+                stacks.advice if stacks else (),
+                parts,
+                "",
+            )
+
+        forms = {
+            incident.README: lambda document: self.render("incident", document)[".txt"],
+            incident.DOCUMENT: lambda document: self.render("incident", document)[".json"],
+        }
+        try:
+            return incident.finish(directory, build(is_complete), forms)
+        except KeyboardInterrupt:
+            # A second interrupt ends the process. What is there is packed.
+            return incident.finish(directory, build(False), forms)
+
+    def _done(self, part: Part) -> Part:
+        """The part; raises Interrupted with it when the run was interrupted meanwhile."""
+        if self.transport.interrupted:
+            status = "missing" if part.status == "empty" else "partial"
+            raise Interrupted(replace(part, status=status, why="interrupted"))
+        return part
+
+    def is_empty(self, taken: Incident) -> bool:
+        """Whether every node has answered and none knows the job."""
+        ranks = self.found is None or self.found.processes or self.found.errors
+        parts = [part for part in taken.parts if part.name in ("logs", "cores")]
+        return not ranks and all(part.status == "empty" and not part.errors for part in parts)
+
+    @property
+    def _job_nodes(self) -> list[str]:
+        """The nodes that have ranks or may have some: all nodes before the stacks are known."""
+        stacks = self.found
+        if stacks is None or not stacks.processes:
+            return list(self.transport.nodes)
+        names = {process.node for process in stacks.processes} | stacks.errors.keys()
+        return [name for name in self.transport.nodes if name in names]
+
+    # --- Stacks, and the witnesses beside them.
+
+    def stacks(self, directory: Directory) -> Part:
+        """Every rank's stack in every form, with all witnesses."""
+        # It imports pyinfra, which takes longer to load than anybody waits for --help.
+        from nodeready.inventory.slurm import job_user
+
+        transport, started = self.transport, now()
+        owner = "" if self.user else self.owner or job_user(self.job)
+        config = program_config(self.timeout_s, job=self.job, user=self.user, owner=owner)
+        captured = capture(self.ask, transport.nodes, replace(config, tag=transport.tag))
+        into = directory.part("stacks")
+        stacks = redacted(
+            group.group(
+                archive.keep_traces(into, self._redact_traces(captured.traces())),
+                captured.errors,
+                started=started,
+                finished=now(),
+                complete=captured.complete,
+            )
+        )
+        self.found = stacks
+        forms = self.render("stacks", stacks).items()
+        archive.write(into, stacks, {f"stacks{extension}": text for extension, text in forms})
+        ranks = counted(len(stacks.processes), "process", "processes")
+        unreached = tuple(captured.unreached)
+        if not stacks.processes:
+            reason = (
+                nothing(captured)
+                if len(captured.errors) < len(captured.asked)
+                else "no node answered"
+            )
+            return self._done(
+                Part("stacks", "missing", why=reason, errors=stacks.errors, unreached=unreached)
+            )
+        summary = f"{ranks} in {counted(len(stacks.groups), 'group')}"
+        empty = [group for group in stacks.groups if group.processes and not group.frames]
+        lack = counted(sum(group.processes for group in empty), "process", "processes")
+        reason = f"no stack of {lack}: {empty[0].why}" if empty else ""
+        return self._done(
+            Part(
+                "stacks",
+                "partial" if stacks.errors or empty else "kept",
+                summary,
+                reason,
+                errors=dict(stacks.errors),
+                unreached=unreached,
+                failed=bool(captured.mistaken),
+            )
+        )
+
+    def _redact_traces(self, traces: Iterator[Trace]) -> Iterator[Trace]:
+        """The traces without secrets. The paths of the ranks' logs are noted before."""
+        for trace in traces:
+            for process in trace["processes"]:
+                self._note_log(trace["node"], process)
+            yield redacted(trace)
+
+    def _note_log(self, node: str, process: Mapping[str, Any]) -> None:
+        log = process.get("witnesses", {}).get("logs")
+        path = log.get("path") if isinstance(log, dict) else None
+        if not isinstance(path, str) or not path.startswith("/"):
+            return
+        lines = log.get("lines", ())
+        is_text = isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        pid, start_s, rank = process["pid"], process["start_s"], process["rank"]
+        writer = LogWriter(pid, start_s, rank, tuple(lines) if is_text else ())
+        self.logs[node].setdefault(path, []).append(writer)
+
+    # --- The ends of the logs.
+
+    def tails(self, directory: Directory) -> Part:
+        """The last lines of the ranks' logs."""
+        if self.found is None:
+            return Part("logs", "missing", why="there are no stacks, which would tell the logs")
+        if not self.logs:
+            return Part("logs", "empty", why="no rank is known to write into a file")
+
+        def read_logs(name: str) -> Conversation[list[tuple[str, Fetched]]]:
+            tails = []
+            for path, writers in [*self.logs[name].items()][:_MAX_LOGS]:
+                processes = tuple((writer.pid, writer.start_s) for writer in writers)
+                config = TailConfig(
+                    "", "", "", _MAX_LINES, limit_s=_LOGS_TIMEOUT_S, processes=processes
+                )
+                result = yield from fetch_tail(name, config, self.transport.tag)
+                tails.append((path, result))
+            return tails
+
+        directory.part("logs")
+        errors: dict[str, str] = {}
+        written, lost = 0, set[str]()
+        for name, answer in self.converse("logs", read_logs, self.logs).items():
+            rows = answer if isinstance(answer, list) else []
+            if not isinstance(answer, list):
+                errors[name] = fetched(answer).error
+                lost.update({name} if answer.kind in UNREACHED else ())
+            number, read = 0, dict(rows)
+            for path, writers in [*self.logs[name].items()][:_MAX_LOGS]:
+                answered = read.get(path, Fetched())
+                tail = answered.tail
+                files = [(file.path, file.pids, file.lines) for file in tail.files] if tail else []
+                if tail is None or tail.unread:
+                    reason = tail.unread[0].why if tail else "not read"
+                    errors.setdefault(name, answered.error or f"{path}: {reason}")
+                if not files:
+                    # What the stacks saw of it is better than nothing.
+                    files = [(path, (writers[0].pid,), writers[0].lines)]
+                for shown, pids, lines in files:
+                    number += 1
+                    if not lines:
+                        continue
+                    ranks = sorted(
+                        {w.rank for w in writers if w.pid in pids and w.rank is not None}
+                    )
+                    head = f"{name}:{shown}" + (f" (ranks {fold_ranks(ranks)})" if ranks else "")
+                    text = [sanitise(line, 100_000) for line in redacted([head, *lines])]
+                    target = f"logs/{incident.log_name(name, ranks, number)}"
+                    directory.write(target, (f"{line}\n" for line in text))
+                    written += 1
+        errors = {name: reason for name, reason in errors.items() if reason}
+        status = "partial" if errors else "kept" if written else "empty"
+        summary = f"the last lines of {counted(written, 'log')}"
+        return self._done(Part("logs", status, summary, errors=errors, unreached=tuple(lost)))
+
+    # --- Cores.
+
+    def cores(self, directory: Directory) -> Part:
+        """Backtraces of the job's cores."""
+        policies = {name: self.policies[name] for name in self._job_nodes}
+        cores = collect_cores(self.ask, self.transport.tag, policies, 0, self.job)
+        errors = {name: error for name, error in cores.errors.items() if error}
+        lost = tuple(cores.unreachable)
+        if not cores.crashes:
+            status, summary = ("partial", "") if errors else ("empty", "no core of the job")
+            return self._done(Part("cores", status, summary, errors=errors, unreached=lost))
+        cores = redacted(cores)
+        directory.part("cores")
+        for crash, name in zip(cores.crashes, cores.file_names, strict=True):
+            if crash.text:
+                directory.write(f"cores/{name}", [crash.text])
+        for extension, text in self.render("cores", cores).items():
+            directory.write(f"cores/cores{extension}", text)
+        summary = f"{counted(len(cores.crashes), 'core')} of {counted(len(cores.groups), 'crash')}"
+        unread = f"{len(cores.unread)} without a backtrace" if cores.unread else ""
+        status = "partial" if errors or unread else "kept"
+        return self._done(Part("cores", status, summary, unread, errors, unreached=lost))
+
+    # --- The audit.
+
+    def audit(self, directory: Directory) -> Part:
+        """What differs from the policy on the job's nodes."""
+        with self.audit_nodes(self._job_nodes) as audit:
+            directory.part("audit")
+            for extension, pieces in self.render("audit", audit).items():
+                directory.write(f"audit/audit{extension}", pieces)
+        errors = {node.name: node.error for node in audit.nodes if node.error}
+        unreached = tuple(node.name for node in audit.nodes if node.status == "unreachable")
+        failing = sum(node.status == "fail" for node in audit.nodes)
+        probed = counted(len(audit.nodes) - len(errors), "node")
+        summary = f"{probed} looked at, {failing} with a finding"
+        status = "partial" if errors else "kept"
+        return self._done(Part("audit", status, summary, errors=errors, unreached=unreached))
