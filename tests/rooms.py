@@ -12,6 +12,7 @@ ROOMS = {
     "text": "cleans what a node said",
     "files": "writes a file whole or not at all",
     "exit_codes": "says how a command ends",
+    "json_types": "the fields of a document as JSON, with their limits",
     "policy": "declares what is wanted",
     "subjects": "observe and judge",
     "node": "programs that run on a node",

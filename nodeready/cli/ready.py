@@ -266,7 +266,7 @@ def _environment(
     return job_env.Environment(
         taken,
         tuple(seen),
-        job_env.grouped({one.name: one.error for one in looks if one.error}),
+        job_env.nodes_by_error({one.name: one.error for one in looks if one.error}),
         (*job_env.variables(seen, {name: declared[name] for name in seen}), *more) if seen else (),
     )
 

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nodeready.deploy import actions
 from nodeready.exit_codes import exit_code
+from nodeready.json_types import Count, Moment
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
@@ -89,18 +90,26 @@ class Outcome:
     complete: bool = False
 
 
+_Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STATUSES}}]
+
+
 @dataclass(frozen=True)
 class Node:
     """One node of a deploy.
 
-    error:        one line when it could not be looked at or was lost, else ""
-    unreachable:  the error is that it was not reached, or got lost
+    error:        why it could not be probed, or the connection was lost, one line; else ""
+    unreachable:  the error is that it was not reached, or that the connection was lost
     changes:      the plan, in order
-    refused:      steps that cannot be planned -> one line why
-    outcome:      None: nothing was changed, because only the plan was asked for
-    for_a_person: bad results of the latest look that no step of this run repairs
-    results:      status -> how many results of the latest look have it
+    refused:      steps that cannot be planned -> the reason, one line
+    outcome:      None: nothing was changed, because there is no plan, or only the plan was asked
+                  for
+    for_a_person: bad results of the latest probe that no step of this run repairs
+    results:      how many results of the latest probe have each status; empty: there was none
     """
+
+    JSON: ClassVar = (
+        *("name", "status", "error", "changes", "refused", "outcome", "for_a_person", "results"),
+    )
 
     name: str
     error: str = ""
@@ -109,7 +118,7 @@ class Node:
     refused: Mapping[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
     for_a_person: tuple[Result, ...] = ()
-    results: Mapping[str, int] = field(default_factory=dict)
+    results: _Results = field(default_factory=dict)
 
     @classmethod
     def of(cls, name: str, plan: Plan, results: Iterable[Result]) -> Node:
@@ -162,8 +171,11 @@ class Node:
         return bool(self.error) and not self.unreachable
 
     @property
-    def status(self) -> str:
-        """One of STATUSES."""
+    def status(self) -> Annotated[str, {"enum": STATUSES}]:
+        """unreachable: not reached, or the connection was lost; failed: not probed for another
+        reason, or a step failed, or did not repair what it should; to-change: a change is planned
+        and was not made; changed: all were made. Where nothing is planned, unknown: a check could
+        not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one."""
         if self.error:
             return "unreachable" if self.unreachable else "failed"
         if self.failed:
@@ -180,23 +192,30 @@ class Node:
 
 @dataclass(frozen=True)
 class Deploy:
-    """The document.
+    """The document of `nodeready deploy`: the plan of every node and, without --check, its
+    outcome.
 
-    started, finished: ISO 8601, UTC, with a Z
-    check:    only the plan: nothing was to be changed, or somebody said no
-    subjects: those that were chosen
-    complete: False when it was interrupted: some nodes were not looked at or not completed
+    started:  when it began, UTC
+    finished: when it ended, UTC
+    check:    only the plan: changes were not wanted, or not confirmed
+    subjects: the subjects that were chosen
+    complete: False when it was interrupted: some nodes were not probed or not completed
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "deploy"
+    JSON: ClassVar = (
+        *("started", "finished", "check", "complete", "subjects", "nodes", "summary"),
+    )
+
+    started: Moment
+    finished: Moment
     check: bool
     subjects: tuple[str, ...]
     nodes: tuple[Node, ...]
     complete: bool = True
 
     @cached_property
-    def summary(self) -> dict[str, int]:
+    def summary(self) -> Annotated[dict[str, Count], {"keys": STATUSES}]:
         """Nodes by status, with every status."""
         counts = Counter(node.status for node in self.nodes)
         return {status: counts[status] for status in STATUSES}

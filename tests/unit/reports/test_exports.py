@@ -52,7 +52,7 @@ def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
     for line in shown.split("\n"):
         assert line[:1] in ("", "#") or line.startswith("export "), line
         assert len(line) <= 80, line
-    for form in (shown, "".join(json_report.env(ENVIRONMENTS[name]))):
+    for form in (shown, "".join(json_report.render(ENVIRONMENTS[name]))):
         assert not {c for c in form if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}
         assert "\u2028" not in form
 

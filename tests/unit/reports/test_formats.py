@@ -56,9 +56,9 @@ def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
     text = 'é ü 日本 😀 "quoted" back\\slash \\u001b tab\t'
     report = audit(node("gpu001"))
     report.nodes[0].snapshot.subjects["ptrace"] = Ptrace(winner=text)
-    (row,) = json.loads("".join(json_report.audit(report)))["nodes"]
+    (row,) = json.loads("".join(json_report.render(report)))["nodes"]
     assert row["facts"]["ptrace"]["winner"] == text
-    assert max(map(len, json_report.audit(fleet(50)))) < 3000
+    assert max(map(len, json_report.render(fleet(50)))) < 3000
 
 
 @OUTCOMES

@@ -78,5 +78,5 @@ def test_a_format_can_show_a_part():
     class Whole:
         inside = stacks
 
-    row = Format("stacks", "json", "json_report:stacks", ".json", part="inside")
+    row = Format("stacks", "json", "json_report:render", ".json", part="inside")
     assert list(row.render(Whole())) == list(find("stacks", "json").render(stacks))

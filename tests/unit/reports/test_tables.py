@@ -186,7 +186,7 @@ def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
     bad = {host.name for host in report.nodes if host.status not in ("ok", "na")}
     assert named == bad | {n for outlier in report.outliers for n in outlier.nodes}
     assert not any("more (-v" in row for row in shown)
-    document = json.loads("".join(json_report.audit(report)))
+    document = json.loads("".join(json_report.render(report)))
     assert [row["name"] for row in document["nodes"]] == [host.name for host in report.nodes]
 
 

@@ -192,7 +192,7 @@ def table(tail, verbose: int = 0) -> str:
 
 
 def checked(tail) -> dict:
-    data = json.loads("".join(json_report.tail(tail)))
+    data = json.loads("".join(json_report.render(tail)))
     jsonschema.validate(data, SCHEMA)
     return data
 
