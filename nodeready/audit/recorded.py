@@ -134,7 +134,7 @@ def of_directory(directory: str, expected: int, limit_s: float) -> list[Heard]:
 
 
 # --- Prometheus, and what speaks its HTTP API (Thanos, Mimir, VictoriaMetrics): one query for the
-# metrics of all nodes' textfiles (reports/monitoring.py), one for the targets themselves.
+# metrics of all nodes' textfiles (reports/prometheus.py), one for the targets themselves.
 #
 # A node's textfile may have any label. That of the target, `instance` above all, is Prometheus's
 # own: it renames what a textfile has under such a name (honor_labels, off by default). `up` has

@@ -55,10 +55,11 @@ from nodeready.exit_codes import OK, exit_code
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest, reason
-from nodeready.reports.monitoring import nagios_code
-from nodeready.reports.plan import show_errors
-from nodeready.reports.registry import Line, Options, find, grouped, line, names
-from nodeready.reports.registry import nodes as folded
+from nodeready.reports.deploy_table import show_errors
+from nodeready.reports.lines import Line, grouped, line
+from nodeready.reports.lines import nodes as folded
+from nodeready.reports.nagios import nagios_code
+from nodeready.reports.registry import Options, find, names
 from nodeready.subjects.registry import (
     LEARNED,
     SUBJECTS,

@@ -13,9 +13,9 @@ from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
 from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
-from nodeready.reports.plan import show_plan
+from nodeready.reports.deploy_table import show_plan
+from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import Options, find, names
-from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, now
 from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S

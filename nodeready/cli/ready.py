@@ -39,9 +39,9 @@ from nodeready.cli.start import (
 from nodeready.exit_codes import exit_code
 from nodeready.policy.policy import PolicyError
 from nodeready.ready import job_env
-from nodeready.reports import exports
-from nodeready.reports.monitoring import nagios_code
-from nodeready.reports.plan import show_errors
+from nodeready.reports import env_script
+from nodeready.reports.deploy_table import show_errors
+from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
@@ -345,7 +345,7 @@ def env(
         remember_failed(nodes, [one.name for one in looks if one.error], lost=True)
     if found.nodes:
         show("env", format, found, screen, output=output)
-    for line in exports.troubles(found):
+    for line in env_script.troubles(found):
         screen.say(line)
     return exit_code(
         failed=any(one.error and not one.unreachable for one in looks),

@@ -22,7 +22,8 @@ from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory import hostfile
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.registry import PLAIN, SCREEN, Line, Options
+from nodeready.reports.lines import Line, nodes
+from nodeready.reports.registry import PLAIN, SCREEN, Options
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Screen:
     def say_partial(self, missing: Iterable[str]) -> None:
         """After an interrupt: which nodes the results lack."""
         names = [*missing]
-        without = f"; not {registry.nodes(names)}" if names else ""
+        without = f"; not {nodes(names)}" if names else ""
         self.say(f"interrupted: the results are partial{without}")
 
     def _tell(self, waiting: Waiting) -> None:

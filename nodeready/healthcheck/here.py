@@ -237,7 +237,7 @@ def run(policy: Policy, given: Namespace) -> int:
     if code or not given.quiet or given.output or given.format != "table":
         write(of_audit(found, given.format, given.verbose), given.output)
     if given.format == "nagios":
-        from nodeready.reports.monitoring import nagios_code
+        from nodeready.reports.nagios import nagios_code
 
         return nagios_code(found)
     return code

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Alike,
-    Line,
-    Options,
-    Part,
-    Section,
-    alike,
-    fits,
-    fitted,
-    line,
-    nodes,
-    reasons,
-)
+from nodeready.reports.lines import STYLES, Line, line
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import Section, fitted
+from nodeready.reports.similar_texts import Alike, alike, reasons
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
 from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks
@@ -27,11 +17,8 @@ from nodeready.triage.stacks.document import fold_ranks
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
 #: So many kinds of crashes, reasons and notes are shown whole, however long they are.
 _FEW = 4
-#: Columns of the words on the left; at most of a function, and of a node set.
-_INDENT, _NAME, _NODES = 9, 44, 120
-#: Characters of a text that are shown without -v.
-_TEXT = 500
-_WHOLE = 1_000_000
+#: Columns of a function, and of a node set.
+_NAME, _NODES = 44, 120
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -57,22 +44,12 @@ def process(crash: Crash) -> str:
     return ", ".join(filter(None, known))
 
 
-class _Table:
-    """The layout of one table."""
-
-    def __init__(self, options: Options) -> None:
-        self.verbose, self.width = options.verbose, options.width
-        self.whole = bool(options.verbose) or not options.lines
-
-    def head(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
-        start = f"{word:<{_INDENT - 1}} "
-        room = max(20, min(self.width - len(start) - len(text) - 2, _NODES))
-        who = nodes(names, _WHOLE if self.whole else room)
-        return line((start, STYLES[style]), text, "  " if text else "", (who, "bold"))
-
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
+class _CoresTable(TableLayout):
+    def named(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
+        """The first line of a row: what it is, and its nodes."""
+        word = f"{word:<{self.indent - 1}} "
+        room = max(20, min(self.width - len(word) - len(text) - 2, _NODES))
+        return self.head(word, style, text, "  " if text else "", self.names(names, room))
 
     def group(self, group: Group) -> Iterator[Line]:
         """What crashed where, its frames, and one core to look at."""
@@ -84,7 +61,7 @@ class _Table:
             where = f" {how} {sanitise(top.function, _NAME)}"
         names = list(dict.fromkeys(crash.node for crash in group.crashes))
         word = signal_name(group.signal)
-        yield self.head(word, "fail", f"{group.program or '?'}{where}", names)
+        yield self.named(word, "fail", f"{group.program or '?'}{where}", names)
         ranks = sorted({c.core.rank for c in group.crashes if c.core.rank is not None})
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
         told = [counted(len(group.crashes), "core")]
@@ -104,7 +81,7 @@ class _Table:
         """A kind of crash in one line."""
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
-    def more(self, count: int) -> Line:
+    def more_kinds(self, count: int) -> Line:
         more = counted(count, "more kind of crash", "more kinds of crash")
         return line((f"and {more} (-v shows them)", "bold"))
 
@@ -142,7 +119,7 @@ class _Table:
         def head(row: Alike) -> tuple[Line, list[Crash]]:
             some = [crashes[int(name[1:])] for name in row.names]
             names = list(dict.fromkeys(crash.node for crash in some))
-            return self.head("unread", "unknown", counted(len(some), "core"), names), some
+            return self.named("unread", "unknown", counted(len(some), "core"), names), some
 
         def full(row: Alike) -> Iterator[Line]:
             first, some = head(row)
@@ -154,46 +131,22 @@ class _Table:
         def short(row: Alike) -> Line:
             return head(row)[0].with_(f"  {(row.said or row.instance)[0]}")
 
-        rows = alike(pairs, _WHOLE if self.verbose else 3)
-        return Section(rows, full, short, self.more_rows)
-
-    def more_rows(self, count: int) -> Line:
-        return self.below((f"and {count} more (-v shows them)", "bold"))
+        rows = alike(pairs, NO_LIMIT if self.verbose else 3)
+        return Section(rows, full, short, self.more)
 
     def lost(self, cores: Cores, kind: str) -> Section:
         """The nodes that gave no answer."""
-        found = [
-            (node, why)
-            for node, why in cores.errors.items()
+        errors = [
+            (node, error)
+            for node, error in cores.errors.items()
             if (node in cores.unreachable) == (kind == "unreachable")
         ]
-
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield line((f"{kind:<{_INDENT - 1}} ", STYLES[kind]), (self.names(row[1]), "bold"))
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            start = (f"{kind:<{_INDENT - 1}} ", STYLES[kind])
-            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found, self.verbose), full, short, self.more_rows)
-
-    def names(self, names: list[str]) -> str:
-        return nodes(names, _WHOLE if self.whole else 60)
+        return self.by_reason(f"{kind} ", kind, reasons(errors, self.verbose))
 
     def notes(self, cores: Cores) -> Section:
         """What kept nodes from looking somewhere."""
-        found = ((node, one) for node, rows in cores.notes.items() for one in rows)
-
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head("note", "warn", "", row[1])
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            start = (f"{'note':<{_INDENT - 1}} ", STYLES["warn"])
-            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found, self.verbose), full, short, self.more_rows)
+        notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
+        return self.by_reason("note", "warn", reasons(notes, self.verbose))
 
 
 def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
@@ -201,20 +154,20 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
 
     With ``verbose`` every frame and every core is shown.
     """
-    table = _Table(options)
+    table = _CoresTable(options)
     sections = [
-        Section(cores.groups, table.group, table.short, table.more, _GROUPS),
+        Section(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
         table.unread(cores.unread),
         table.lost(cores, "unreachable"),
         table.lost(cores, "failed"),
         table.notes(cores),
     ]
-    room = 0 if table.whole else options.lines - 3
+    room = 0 if table.is_whole else options.lines - 3
     yield from fitted(sections, room, options.width, _FEW)
     older = sum(cores.more.values())
     if older:
         text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
-        yield table.head("more", "warn", text, cores.more)
+        yield table.named("more", "warn", text, cores.more)
     if not cores.complete:
         yield line(("partial  ", STYLES["warn"]), "interrupted: not all cores were looked at")
     yield line(summary(cores))

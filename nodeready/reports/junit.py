@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
-from nodeready.reports.registry import PLAIN, Options, told
-from nodeready.reports.table import differing
+from nodeready.reports.findings import differing
+from nodeready.reports.lines import told
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 

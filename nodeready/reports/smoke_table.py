@@ -7,39 +7,22 @@ from dataclasses import replace
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Line,
-    Options,
-    Part,
-    Safe,
-    Section,
-    alike,
-    fits,
-    fitted,
-    grouped,
-    line,
-    nodes,
-    reasons,
-)
+from nodeready.reports.lines import STYLES, Line, Part, Safe, fits, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import Section, fitted
+from nodeready.reports.similar_texts import alike, reasons
+from nodeready.reports.table_layout import MAX_TEXT, MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
 from nodeready.smoke.search import NODE, PAIR, SCALE
 from nodeready.text import counted, sanitise
 
-#: Columns of the words on the left.
-_INDENT = 9
-#: Columns beyond which a node set is cut even where nothing wraps; none under -v.
-_WIDEST, _WHOLE = 160, 1_000_000
 #: Suspects, pieces of evidence of one, and reasons why nodes were not tested, without -v.
 _SUSPECTS, _EVIDENCE, _REASONS = 30, 4, 8
 #: So many suspects, warnings and reasons are shown whole, however long they are.
 _FEW = 5
 #: Characters of the list of nodes to leave out that are shown without -v: some lines to paste.
 _PASTED = 1200
-#: Characters of a text that are shown without -v.
-_TEXT = 500
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
@@ -76,26 +59,15 @@ def _alike(
     return made
 
 
-class _Table:
+class _SmokeTable(TableLayout):
     def __init__(self, found: Smoke, options: Options) -> None:
-        self.found, self.verbose = found, options.verbose
-        self.width = min(options.width, _WIDEST)
-        self.whole = bool(options.verbose) or not options.lines
+        super().__init__(options)
+        self.found = found
+        self.width = min(options.width, MAX_WIDTH)
 
-    def names(self, names: Iterable[str], beside: int = _INDENT) -> tuple[str, str]:
+    def names_beside(self, names: Iterable[str], columns: int = 9) -> tuple[str, str]:
         """A node set, cut where it does not fit beside so many columns of other text."""
-        room = _WHOLE if self.whole else max(20, self.width - beside)
-        return nodes(names, room), "bold"
-
-    def head(self, word: str, style: str, *parts: Part) -> Line:
-        return line((f"{word:<{_INDENT}}", STYLES[style]), *parts)
-
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
-
-    def more(self, count: int) -> Line:
-        return self.below((f"and {count} more (-v shows them)", "bold"))
+        return self.names(names, max(20, self.width - columns))
 
     def subject(self) -> str:
         """What was found, in a few words."""
@@ -126,7 +98,7 @@ class _Table:
         rows = [""]
         for piece in pieces:
             joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
-            if rows[-1] and _INDENT + len(joined) > max(80, self.width):
+            if rows[-1] and self.indent + len(joined) > max(80, self.width):
                 rows.append(piece)
             else:
                 rows[-1] = joined
@@ -142,9 +114,9 @@ class _Table:
         """A suspect: its kind and names, then what speaks against it."""
         one, names = found
         count = f"  {counted(len(names), 'node')}"
-        who: list[Part] = [self.names(names, _INDENT + len(count))]
+        who: list[Part] = [self.names_beside(names, self.indent + len(count))]
         if one.kind == PAIR and len(names) == 2:
-            who = [self.names(names[:1]), " with ", self.names(names[1:])]
+            who = [self.names_beside(names[:1]), " with ", self.names_beside(names[1:])]
         elif one.gpus:
             word = "GPU" if len(one.gpus) == 1 else "GPUs"
             who.append((f"  {word} {', '.join(map(str, one.gpus))}", "bold"))
@@ -153,7 +125,7 @@ class _Table:
         elif len(names) > 1:
             who.append(count)
         yield self.head(one.kind, "suspect", *who)
-        most = len(one.evidence) if self.whole else _EVIDENCE
+        most = len(one.evidence) if self.is_whole else _EVIDENCE
         for text in one.evidence[:most]:
             yield self.below(text)
         if one.evidence[most:]:
@@ -179,7 +151,7 @@ class _Table:
         """What got worse on nodes meanwhile, equal warnings once."""
 
         def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head("warn", "warn", self.names(row[1]))
+            yield self.head("warn", "warn", self.names_beside(row[1]))
             yield self.below(row[0])
 
         def short(row: tuple[str, list[str]]) -> Line:
@@ -202,8 +174,8 @@ class _Table:
         def one(row: tuple[str, list[str]]) -> Line:
             why, names = row
             beside = len(word[0]) + min(len(why) + 2, self.width // 2)
-            text = line(word, self.names(names, beside), f"  {why}" if why else "")
-            return text if self.whole else text.cut(_TEXT)
+            text = line(word, self.names_beside(names, beside), f"  {why}" if why else "")
+            return text if self.is_whole else text.cut(MAX_TEXT)
 
         rows = reasons(found, self.verbose)
         return Section(rows, lambda row: [one(row)], one, self.more, _REASONS)
@@ -214,7 +186,7 @@ class _Table:
         rows = grouped((node.engine, node.name) for node in found.nodes if node.engine)
         if len(rows) > 1 or (rows and self.verbose):
             for engine, names in rows:
-                shown = self.names(names, _INDENT + len(engine) + 2)
+                shown = self.names_beside(names, self.indent + len(engine) + 2)
                 yield self.head("engine", "na", shown, f"  {engine}")
         if found.control and self.verbose:
             yield self.head("control", "na", found.control)
@@ -232,7 +204,7 @@ class _Table:
         yield (f"least {_figure(one.least_gbps)}", STYLES["warn"] if slow else "")
         if one.where:
             yield " ("
-            yield nodes(one.where, _WHOLE if self.verbose else 40)
+            yield nodes(one.where, NO_LIMIT if self.verbose else 40)
             yield ")"
         if one.floor_gbps:
             yield f", {'below the ' if slow else ''}floor {_figure(one.floor_gbps)}"
@@ -248,11 +220,11 @@ class _Table:
             word, count = "passed", f"{count}, fewer at a time"
         else:
             word = "GO" if found.complete and not found.stopped else "passed"
-        names = self.names(found.go, _INDENT + len(count) + 2)
+        names = self.names_beside(found.go, self.indent + len(count) + 2)
         yield self.head(word, "ok", names, f"  {count}")
         if found.exclude:
             words = f"--exclude={quote(fold(found.exclude))}"
-            if len(words) > _PASTED and not self.whole:
+            if len(words) > _PASTED and not self.is_whole:
                 words = counted(len(found.exclude), "node")
                 words += ": --exclude-out FILE writes them, --limit @last-failed tests them again"
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
@@ -260,13 +232,13 @@ class _Table:
 
 def show(found: Smoke, options: Options = PLAIN) -> Iterator[Line]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
-    table = _Table(found, options)
+    table = _SmokeTable(found, options)
     head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
     sections = [table.suspects(), table.warnings(), *table.untested()]
     # Room for every suspect that is shown, and for the number of the others.
     room = max(_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
-    middle = list(fitted(sections, 0 if table.whole else room, options.width, _FEW))
+    middle = list(fitted(sections, 0 if table.is_whole else room, options.width, _FEW))
     yield from head
     yield from (line(""), *middle) if middle else ()
     yield from (line(""), *end) if middle and end else end

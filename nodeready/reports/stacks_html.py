@@ -19,9 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from jinja2.ext import Extension
 from markupsafe import Markup
 
-from nodeready.reports import stacks_table
-from nodeready.reports.registry import PLAIN, Options, nodes
-from nodeready.reports.stacks_table import Branch, branches
+from nodeready.reports import rank_groups
+from nodeready.reports.lines import nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.stack_branches import Branch, branches
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
@@ -101,8 +102,8 @@ def _template() -> Template:
     environment.globals.update(
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, SAYS=_SAYS, CELL=_CELL,
         WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
-        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=stacks_table.place,
-        ranks=stacks_table.ranks, who=stacks_table.who, word=stacks_table.word,
+        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
+        ranks=rank_groups.ranks, who=rank_groups.who, word=rank_groups.word,
     )  # fmt: skip
     return environment.get_template("page.html.j2")
 
@@ -159,7 +160,7 @@ def _cards(stacks: Stacks) -> Iterator[_Card]:
     found: dict[int, list[Rank]] = {}
     for one in stacks.processes:
         found.setdefault(one.group, []).append(one)
-    largest, begun = stacks_table.largest(stacks), stacks_table.begun(stacks)
+    largest, begun = rank_groups.largest(stacks), rank_groups.begun(stacks)
     for at, group in enumerate(stacks.groups):
         yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
 
@@ -294,7 +295,7 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     style, script = part("page.css"), part("page.js")
     yield _template().render(
         stacks=stacks,
-        title=stacks_table.headline(stacks),
+        title=rank_groups.headline(stacks),
         policy=_policy(style, script),
         style=style,
         script=script,
@@ -302,5 +303,5 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         matrix=_matrix(stacks),
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
-        silent=[f"{node}: {why}" for node, why in stacks_table.silent(stacks)],
+        silent=[f"{node}: {why}" for node, why in rank_groups.silent(stacks)],
     )

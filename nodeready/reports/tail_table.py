@@ -4,59 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Line,
-    Options,
-    Part,
-    Section,
-    fits,
-    fitted,
-    line,
-    nodes,
-    reasons,
-)
-from nodeready.reports.stacks_table import ranks
+from nodeready.reports.lines import STYLES, Line, line
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import Section, fitted
+from nodeready.reports.similar_texts import reasons
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
 from nodeready.triage.logs import Group, Report, Tail
 
-#: Columns of the words on the left; groups that are shown without -v.
-_INDENT, _MOST = 13, 20
-#: Columns at most of a node set and of ranks; none under -v.
-_NODES, _RANKS, _WHOLE = 60, 40, 1_000_000
-#: Characters of a line that are shown without -v.
-_TEXT = 500
+#: Groups that are shown without -v.
+_MOST = 20
+#: Columns of a set of ranks without -v.
+_RANKS = 40
 _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
 
 
-class _Table:
+class _TailTable(TableLayout):
+    indent = 13
+
     def __init__(self, tail: Tail, options: Options) -> None:
-        self.tail, self.verbose = tail, options.verbose
-        self.whole = bool(options.verbose) or not options.lines
+        super().__init__(options)
+        self.tail = tail
 
-    def head(self, word: str, style: str, *parts: Part) -> Line:
-        return line((f"{word:<{_INDENT}}", style), *parts)
-
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
-
-    def names(self, names: tuple[str, ...] | list[str]) -> tuple[str, str]:
-        return nodes(names, _WHOLE if self.whole else _NODES), "bold"
-
-    def trouble(self, word: str, style: str, found: Mapping[str, str]) -> Section:
-        """The nodes that have no whole answer, nodes with the same reason together."""
-
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head(word, STYLES[style], self.names(row[1]))
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            return self.head(word, STYLES[style], (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found.items(), self.verbose), full, short, self.more)
+    def trouble(self, word: str, style: str, reason_by_node: Mapping[str, str]) -> Section:
+        """The nodes without a whole answer, by their reason."""
+        return self.by_reason(word, style, reasons(reason_by_node.items(), self.verbose))
 
     def more(self, count: int) -> Line:
         return self.below((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
@@ -84,7 +58,7 @@ class _Table:
         """The ranks of a group's files, as far as the paths name them."""
         found = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
-        limit = _WHOLE if self.verbose else _RANKS
+        limit = NO_LIMIT if self.verbose else _RANKS
         if found:
             return f"  {ranks(found, limit)}"
         return f"  local {ranks(local, limit)}" if local else ""
@@ -96,16 +70,16 @@ class _Table:
         """Files that were not read, or nodes without any."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
-        yield self.head(word, STYLES[style], self.names(group.nodes), self.who(group), count)
+        yield self.head(word, style, self.names(group.nodes), self.who(group), count)
         where = f"{self.eg(group)}{group.example}: " if group.example else ""
         yield self.below(where, group.why)
 
     def lines(self, group: Group) -> Iterator[Line]:
         """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
-        style = STYLES["warn"] if len(group.files) * 2 < self.tail.files else ""
+        style = "warn" if len(group.files) * 2 < self.tail.files else ""
         if group.kind in _WORDS:
-            word, style = _WORDS[group.kind][0], STYLES[_WORDS[group.kind][1]]
+            word, style = _WORDS[group.kind]
         yield self.head(
             word, style, self.names(group.nodes), self.who(group), f"  {self.state(group)}"
         )
@@ -125,9 +99,9 @@ class _Table:
         rows = list(equal.items())
         most = len(rows) if self.verbose else _MOST
         for at, (words, found) in enumerate(rows[:most]):
-            who = ranks(sorted(found), _WHOLE if self.verbose else _RANKS) or "a rank"
+            who = ranks(sorted(found), NO_LIMIT if self.verbose else _RANKS) or "a rank"
             said = ((who, "bold"), f"  {words}")
-            yield self.below(*said) if at else self.head("watchdog", STYLES["warn"], *said)
+            yield self.below(*said) if at else self.head("watchdog", "warn", *said)
         if len(rows) > most:
             yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
 
@@ -172,7 +146,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
 
     With ``verbose`` nothing is cut or left out.
     """
-    table = _Table(tail, options)
+    table = _TailTable(tail, options)
     rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
     after = [*table.reports(), *_end(tail, rows)]
     sections = [
@@ -183,7 +157,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
         *table.groups("stopped", "lines"),
         *table.groups("skipped"),
     ]
-    room = 0 if table.whole else max(_MOST, options.lines - len(after))
+    room = 0 if table.is_whole else max(_MOST, options.lines - len(after))
     yield from fitted(sections, room, options.width)
     yield from after
 

@@ -13,7 +13,7 @@ import nodeready
 from nodeready.cli import screen
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import Waiting
-from nodeready.reports.registry import Line
+from nodeready.reports.lines import Line
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

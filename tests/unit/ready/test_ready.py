@@ -8,8 +8,8 @@ from nodeready.audit.document import Ready, ready_code, slots
 from nodeready.inventory import hostfile
 from nodeready.node.proofs.program import _PROVE
 from nodeready.ready.run import Wanted
+from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
-from nodeready.reports.table import show_ready
 from nodeready.subjects.proof.facts import COLLECTIVE, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import fail, ok, unknown, warn

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from nodeready.reports.rank_groups import begun
 from nodeready.reports.registry import Options
-from nodeready.reports.stacks_table import begun, branches, show
+from nodeready.reports.stack_branches import branches
+from nodeready.reports.stacks_table import show
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Stacks
 from tests.builders.stack_fleets import FLEETS, job, stack, stages

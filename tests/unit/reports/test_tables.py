@@ -19,7 +19,8 @@ from nodeready.node.cores.program import File as CoreOnDisk
 from nodeready.node.tail import File, Unread
 from nodeready.node.tail import Tail as NodeTail
 from nodeready.reports import json_report
-from nodeready.reports.registry import PLAIN, Options, alike, find, reasons
+from nodeready.reports.registry import PLAIN, Options, find
+from nodeready.reports.similar_texts import alike, reasons
 from nodeready.smoke.document import PASSED, SUSPECT, UNREACHABLE, UNTESTED, WARNED, Smoke, Suspect
 from nodeready.smoke.document import Node as SmokeNode
 from nodeready.subjects.result import fail, fixable, unknown, warn

@@ -1,27 +1,23 @@
-"""What other programs take: lines for a shell to evaluate, and profiles for speedscope.
+"""The variables of a job's environment as lines for a shell to evaluate.
 
-In the shell's lines, what a node said stands in comments, one line each, and in quoted values,
-nowhere else.
+A text of a node stands in comments, one line each, and in quoted values, nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from textwrap import wrap
-from typing import Any
 
 from nodeready import shell
 from nodeready.ready.job_env import Environment, Variable
-from nodeready.reports import stacks_table
-from nodeready.reports.json_report import dump
-from nodeready.reports.registry import PLAIN, Options, nodes, reasons
+from nodeready.reports.lines import nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.similar_texts import reasons
 from nodeready.text import counted, sanitise
-from nodeready.triage.stacks.document import Frame, Stacks
-
-# --- Lines for a shell.
 
 #: Columns of the comments.
 WIDTH = 80
+
 #: The word for no value.
 _NONE = "nothing"
 
@@ -89,53 +85,3 @@ def troubles(found: Environment) -> Iterator[str]:
         lost = ((name, why) for why, names in one.unknown for name in names)
         for why, names in reasons(lost):
             yield f"{one.name} is unknown on {nodes(names)}: {why}"
-
-
-# --- Profiles for speedscope.
-
-#: The format of a profile.
-_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
-
-
-def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
-    """The stacks for speedscope (https://www.speedscope.app), a flame graph of a job.
-
-    The format is speedscope's own. One profile has a sample per stack, root to leaf, of all groups
-    that have one. The sample's weight is the number of processes in the stack: a wide stack is
-    common, a thin one stands apart.
-    """
-    indexes: dict[Frame, int] = {}
-    samples: list[list[int]] = []
-    weights: list[int] = []
-    for group in stacks.groups:
-        if group.frames:
-            path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
-            # The ranks stand as a call on top of their stack: the format has no other place.
-            label = Frame(f"[{stacks_table.word(group)}: {stacks_table.who(group, 60)}]", "", 0)
-            samples.append([*path, indexes.setdefault(label, len(indexes))])
-            weights.append(max(group.processes, 1))
-    name = stacks_table.headline(stacks)
-    profile = {
-        "type": "sampled",
-        "name": name,
-        "unit": "none",
-        "startValue": 0,
-        "endValue": sum(weights),
-        "samples": samples,
-        "weights": weights,
-    }
-    document = {
-        "$schema": _SPEEDSCOPE,
-        "exporter": "nodeready",
-        "name": name,
-        "activeProfileIndex": 0,
-        "shared": {"frames": [_frame(frame) for frame in indexes]},
-        "profiles": [profile],
-    }
-    yield dump(document) + "\n"
-
-
-def _frame(frame: Frame) -> dict[str, Any]:
-    """A frame in the format, which has no empty file and no line 0."""
-    known = {"name": frame.function, "file": frame.file, "line": frame.line}
-    return {key: value for key, value in known.items() if key == "name" or value}

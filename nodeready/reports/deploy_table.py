@@ -11,27 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, Node
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Alike,
-    Line,
-    Options,
-    Section,
-    Texts,
-    alike,
-    fits,
-    fitted,
-    line,
-    nodes,
-    told,
-)
+from nodeready.reports.lines import STYLES, Line, fits, line, told
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import Section, fitted
+from nodeready.reports.similar_texts import Alike, Texts, alike
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 
 #: So many plans, results and errors are shown whole, however long they are.
 _FEW = 10
-#: Columns of a node set; none under -v and in a pipe.
-_NODES, _WHOLE = 60, 1_000_000
 
 
 class Missed(Protocol):
@@ -65,26 +53,20 @@ def _plan(node: Node, options: Options) -> tuple[_Kinds, Texts]:
     return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
 
 
-class _Table:
-    """The layout of one table."""
+class _DeployTable(TableLayout):
+    indent = 0
 
     def __init__(self, options: Options) -> None:
-        self.whole = bool(options.verbose) or not options.lines
+        super().__init__(options)
         self.options = options
-
-    def nodes(self, names: Sequence[str]) -> str:
-        return nodes(names, _WHOLE if self.whole else _NODES)
 
     def alike(self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False) -> list[Alike]:
         """Rows of nodes that say the same, under -v, or nearly the same."""
-        return alike(pairs, _WHOLE if self.options.verbose else 3, reasons=reasons)
-
-    def more(self, count: int) -> Line:
-        return line((f"and {count} more (-v shows them)", "bold"))
+        return alike(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
 
     def fitted(self, sections: Sequence[Section]) -> Iterator[Line]:
         # A line is left to the counts. What --diff asks for is the differences, however long.
-        room = 0 if self.whole or self.options.diff else self.options.lines - 1
+        room = 0 if self.is_whole or self.options.diff else self.options.lines - 1
         return fitted(sections, room, self.options.width, _FEW)
 
     # --- Plans.
@@ -104,7 +86,7 @@ class _Table:
         kinds, row = found
         example = f", e.g. of {row.example}" if not row.said else ""
         changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
-        yield line((self.nodes(row.names), "bold"), f": {changes}{example}")
+        yield line(self.names(row.names), f": {changes}{example}")
         for (kind, name), text in zip(kinds, row.said or row.instance):
             if kind == _CHECK:
                 yield line("  ", (f"{name:<26}", STYLES["change"]), f" {text}")
@@ -139,7 +121,7 @@ class _Table:
         status, check, row = found
         text, fix = row.said or row.instance
         start = (f"{status:<8}", STYLES[status])
-        yield line("  ", start, f"{check}  ", self.nodes(row.names))
+        yield line("  ", start, f"{check}  ", self.names(row.names)[0])
         yield line(f"          {f'e.g. {row.example}: ' if not row.said else ''}{text}")
         if fix:
             yield line("          fix: ", (fix, "bold"))
@@ -161,7 +143,7 @@ class _Table:
             start = (f"{word:<12}", STYLES[style])
             # Who was cut off is told in full, where it is one.
             lone = word == "partial" and len(row.names) == 1
-            who = row.names[0] if lone else self.nodes(row.names)
+            who = row.names[0] if lone else self.names(row.names)[0]
             return line(start, who, f": {example}{said}")
 
         return Section(self.alike(pairs, reasons=reasons), lambda row: [one(row)], one, self.more)
@@ -203,13 +185,13 @@ class _Table:
 
 def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
-    table = _Table(options)
+    table = _DeployTable(options)
     return table.fitted([table.plans(found)])
 
 
 def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
     """The nodes that could not be looked at, nodes with the same reason on one line."""
-    table = _Table(PLAIN)
+    table = _DeployTable(PLAIN)
     return table.fitted(table.errors(found))
 
 
@@ -221,7 +203,7 @@ def _word(node: Node) -> str:
 
 
 def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
-    table = _Table(options)
+    table = _DeployTable(options)
     found = deploy.nodes
     yield from table.fitted([table.plans(found), table.left(found), *table.errors(found)])
     counts = Counter(map(_word, deploy.nodes))
@@ -232,7 +214,7 @@ def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
 
 
 def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
-    table = _Table(options)
+    table = _DeployTable(options)
     sections = table.outcomes(deploy.nodes)
     if deploy.complete:
         sections += [*table.errors(deploy.nodes), table.left(deploy.nodes)]

@@ -1,199 +1,47 @@
-"""An audit on a terminal: failures first with their fix, healthy nodes folded into one line.
+"""The tables of `audit` and `ready`: failures first with their fix, then a line for healthy nodes.
 
-Equal findings stand once with all their nodes, and findings that differ by numbers alone are one
-row with the least and the most: a thousand nodes with a thousand numbers in one check. On a
-terminal the table fits on a screen. `ready` shows its go and no-go above the findings.
+On a terminal the table fits on a screen. `ready` shows its go and no-go above the findings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Alike,
-    Line,
-    Options,
-    Part,
-    Safe,
-    Section,
-    Texts,
-    alike,
-    fits,
-    fitted,
-    grouped,
-    line,
-    nodes,
-    told,
-)
-from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
+from nodeready.reports.lines import STYLES, Line, Part, Safe, fits, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import Section, fitted
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise, span
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
+from nodeready.reports.findings import Finding, errors, findings, majority, shown, who
 
 #: Values of one outlier that are shown without -v.
 _VALUES = 4
-#: Columns beyond which a node set is cut even where nothing wraps; none under -v.
-_WIDEST, _WHOLE = 160, 1_000_000
+
+
 #: So many findings of one node are shown whole.
 _ALONE = 30
+
 #: Lines of findings in any case.
 _LEAST = 12
+
 #: Where the rest of a table is that was cut.
 REST = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
+
 #: Columns of the words on the left, and at most of the names of checks.
 _INDENT, _NAME = 9, 26
-#: Characters of a text that are shown without -v.
-_TEXT = 500
-#: So many different reasons why nodes could not be looked at are all shown; of more, an example.
-_REASONS = 6
+
+
 #: Reasons of no-go that are told without -v.
 _WHYS = 8
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One row of a report.
-
-    text:    what is, what should be, where it comes from; where the nodes differ in numbers, the
-             least and the most; "" where they differ in more
-    names:   the nodes
-    example: one of the nodes, and its text, where ``text`` does not tell what one node says; ""
-    also:    how many more checks of the subject have the same text
-    """
-
-    status: str
-    check: str
-    text: str
-    fix: str
-    names: tuple[str, ...]
-    example: str = ""
-    also: int = 0
-
-    @property
-    def title(self) -> str:
-        """The check, and how many more."""
-        return f"{self.check} and {self.also} more" if self.also else self.check
-
-
-def _places() -> dict[str, float]:
-    """Check id -> its place in the reports."""
-    places: dict[str, float] = {check: place for place, check in enumerate(check_ids())}
-    for name, subject in SUBJECTS.items():
-        first = min((places[check] for check in subject.ids()), default=0.0)
-        places[f"{name}.{OBSERVED}"] = first - 0.5
-    return places
-
-
-def _found(status: str, check: str, row: Alike) -> Finding:
-    """The row of nodes that say the same, or nearly the same, of one check."""
-    text, fix = row.said or ("", row.instance[1])
-    example = f"{row.example}: {row.instance[0]}" if row.example else ""
-    if not row.said:
-        example += f" (one of {row.texts} texts)"
-    return Finding(status, check, text, fix, tuple(row.names), example)
-
-
-def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[Alike]:
-    """The findings of one check in few rows; ``reasons``: that many different ones stay apart."""
-    if every:
-        return [Alike(said, names) for said, names in grouped(pairs)]
-    return alike(pairs, reasons, reasons=True) if reasons else alike(pairs)
-
-
-def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[Finding]:
-    """The results of these statuses, in that order; the most nodes first, but of what is well, in
-    the order of the subjects.
-
-    every: fold only what is equal
-    """
-    wanted = {status: rank for rank, status in enumerate(statuses)}
-    found: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
-    for node in audit.nodes:
-        for result in node.results:
-            if result.status in wanted:
-                pairs = found.setdefault((result.status, result.check), [])
-                pairs.append(((told(result), result.fix), node.name))
-    places = _places()
-    order = sorted(
-        found,
-        key=lambda key: (
-            wanted[key[0]],
-            0 if key[0] in ("ok", "na") else -len(found[key]),
-            places.get(key[1], len(places)),
-            key[1],
-        ),
-    )
-    rows = [
-        _found(status, check, row)
-        for status, check in order
-        for row in _rows(found[status, check], every)
-    ]
-    return rows if every else _together(rows)
-
-
-def _together(rows: list[Finding]) -> list[Finding]:
-    """The rows, with the unknown results of one subject and one reason as one row.
-
-    The row has the id of the first of these checks: a tool that hangs leaves a dozen unknown.
-    """
-    alike: dict[tuple[object, ...], list[Finding]] = {}
-    for number, row in enumerate(rows):
-        subject = row.check.partition(".")[0]
-        alone = row.status != "unknown"
-        key = (number,) if alone else (subject, row.text, row.names, row.example)
-        alike.setdefault(key, []).append(row)
-    return [replace(first, also=len(more)) if more else first for first, *more in alike.values()]
-
-
-def errors(audit: Audit, every: bool = False) -> list[Finding]:
-    """The nodes that could not be looked at, with the reason; the most nodes first."""
-    found: dict[str, list[tuple[Texts, str]]] = {}
-    for node in audit.nodes:
-        if node.error:
-            text = node.error.removeprefix(f"{node.name}: ")
-            found.setdefault(node.status, []).append(((text, ""), node.name))
-    return [
-        _found(status, "", row)
-        for status in sorted(found, reverse=True)
-        for row in _rows(found[status], every, _REASONS)
-    ]
-
-
-def shown(value: Any) -> str:
-    """A fact's value; a node that has no such thing has "none"."""
-    return "none" if value is None else str(value)
-
-
-def majority(outlier: Outlier) -> str:
-    """The value of most nodes of the group: ``61 nodes of h100: 535.161.08``."""
-    return f"{counted(outlier.count, 'node')} of {outlier.group}: {shown(outlier.majority)}"
-
-
-def differing(outlier: Outlier, name: str) -> str:
-    """The value of one node that differs, and the value of most nodes of its group."""
-    return f"{outlier.fact} is {shown(outlier.nodes[name])}; {majority(outlier)}"
-
-
-def who(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
-    """The nodes that differ, by their value; the most nodes first."""
-    for value, names in grouped((shown(value), name) for name, value in outlier.nodes.items()):
-        yield names, value
-
-
-def told_outlier(outlier: Outlier, limit: int = 4) -> str:
-    """One line: ``gpus.driver gpu017: 535.129.03; 61 nodes of h100: 535.161.08``."""
-    rows = [f"{nodes(names)}: {value}" for names, value in who(outlier)]
-    more = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
-    return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *more, majority(outlier)])
-
-
-class _Table:
+class _AuditTable(TableLayout):
     """The layout of one table.
 
     room:  columns for the names of checks and facts
@@ -202,15 +50,15 @@ class _Table:
     """
 
     def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
+        super().__init__(options)
         self.room = min(max(map(len, names), default=0), _NAME)
         self.alone = len(audit.nodes) == 1
-        self.verbose, self.width = options.verbose, min(options.width, _WIDEST)
-        self.whole = bool(options.verbose) or not options.lines
+        self.width = min(options.width, MAX_WIDTH)
         self.cut = False
 
     def nodes(self, names: Iterable[str], beside: int) -> str:
         """A node set, cut where it does not fit beside so many columns of other text."""
-        return nodes(names, _WHOLE if self.whole else max(20, self.width - beside))
+        return self.names(names, max(20, self.width - beside))[0]
 
     def bad(self, names: Sequence[str], beside: int) -> str:
         """The same of nodes that are not well."""
@@ -218,7 +66,7 @@ class _Table:
         self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
         return text
 
-    def head(self, word: str, name: str, names: Sequence[str], style: str = "") -> Line:
+    def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> Line:
         """``fail     gpus.ecc_errors  gpu[007,019]``."""
         start = (f"{word:<{_INDENT}}", STYLES[style or word])
         if self.alone:
@@ -236,17 +84,13 @@ class _Table:
         room = max(20, (self.width - _INDENT - len(name)) // 2)
         return line(start, name, (fits(names, room), "bold"), f"  {text}")
 
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
-
     def finding(self, one: Finding) -> Iterator[Line]:
         """A finding: its row, what was observed, and the fix or the reason of the waiver."""
         if self.alone and one.status in ("ok", "na"):
             start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
             yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
             return
-        yield self.head(one.status, one.title, one.names)
+        yield self.named(one.status, one.title, one.names)
         yield from self.said(one)
         if one.status == "waived":
             yield self.below((one.fix, "dim"))
@@ -271,18 +115,18 @@ class _Table:
 
     def outlier(self, one: Outlier) -> Iterator[Line]:
         """An outlier: the fact with the nodes that differ, then the value of the others."""
-        yield self.head("differs", one.fact, list(one.nodes), "warn")
+        yield self.named("differs", one.fact, list(one.nodes), "warn")
         yield self.below(self.values(one))
         yield self.below(majority(one))
 
     def values(self, one: Outlier) -> str:
         """The values of those that differ: of many, the first ones."""
         rows = list(who(one))
-        most = len(rows) if self.whole or len(rows) <= _VALUES else _VALUES
+        most = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
         said = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:most])
         more = f"; and {len(rows) - most} more values" if rows[most:] else ""
         text = rows[0][1] if len(rows) == 1 else f"{said}{more}"
-        return Safe(sanitise(text, len(text))) if self.whole else text
+        return Safe(sanitise(text, len(text))) if self.is_whole else text
 
     def apart(self, one: Outlier) -> Line:
         """An outlier in one line."""
@@ -291,7 +135,7 @@ class _Table:
 
     def more(self, count: int) -> Line:
         self.cut = True
-        return self.below((f"and {count} more (-v shows them)", "bold"))
+        return super().more(count)
 
     def section(self, rows: Sequence[Any], kind: str = "") -> Section:
         """Rows of one kind: findings, errors or outliers."""
@@ -337,7 +181,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     waived = findings(audit, ("waived",), every)
     rest = findings(audit, ("na", "ok")) if every else []
     names = [one.title for one in (*found, *waived, *rest)]
-    table = _Table(audit, [*names, *(one.fact for one in audit.outliers)], options)
+    table = _AuditTable(audit, [*names, *(one.fact for one in audit.outliers)], options)
     tail = [line("")] if names or lost or audit.outliers else []
     tail += table.healthy(audit.nodes)
     if not audit.complete:
@@ -370,7 +214,9 @@ def _recorded(audit: Audit, found: Recorded, verbose: int) -> Iterator[Line]:
             (span(max(0.0, node.age_s)), node) for node in audit.nodes if node.age_s is not None
         )
         for age, names in grouped((age, node.name) for age, node in ages):
-            yield line((f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, _WHOLE), "bold"))
+            yield line(
+                (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, NO_LIMIT), "bold")
+            )
     said = f"recorded: {counted(found.believed, 'node')} of {len(audit.nodes)} in {found.source}"
     if found.newest_s is not None and found.oldest_s is not None:
         said += f", newest {span(found.newest_s)}, oldest {span(found.oldest_s)} old"
@@ -391,7 +237,7 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
 def _go(ready: Ready, options: Options) -> Iterator[Line]:
     """Who is ready, who is not, and whether that is enough."""
     whole = bool(options.verbose) or not options.lines
-    room = _WHOLE if whole else min(options.width, _WIDEST) - _INDENT
+    room = NO_LIMIT if whole else min(options.width, MAX_WIDTH) - _INDENT
     for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):
         if names:
             count = counted(len(names), "node")
@@ -414,7 +260,7 @@ def _why(ready: Ready, whole: bool, room: int) -> Iterator[Line]:
     rows = grouped(pairs)
     most = len(rows) if whole else _WHYS
     for checks, names in rows[:most]:
-        shown = nodes(names, _WHOLE) if whole else fits(names, max(20, room // 3))
+        shown = nodes(names, NO_LIMIT) if whole else fits(names, max(20, room // 3))
         who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
         text = line(" " * _INDENT, *who_, checks)
         yield text if whole or len(rows) == 1 else text.cut(_INDENT + room - 3)

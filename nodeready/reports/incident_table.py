@@ -1,0 +1,75 @@
+"""The index of an incident on a terminal: its verdict, and its parts with their files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.reports.lines import STYLES, Line, line, nodes
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.similar_texts import reasons
+from nodeready.text import counted
+from nodeready.triage import incident as kept
+
+#: The style of a part's status, by that of other reports.
+_STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
+
+#: Columns of the words on the left.
+_PART = 10
+
+#: Files of a part that are named without -v.
+_FILES = 4
+
+#: How each part is read.
+_READ = {
+    "stacks": "nodeready stacks --from {directory}/stacks, or stacks.html in a browser",
+    "logs": "the last lines of the ranks' logs; the newest last",
+    "cores": "cores.json, and a backtrace per file",
+    "audit": "audit.txt, and audit.json for a program",
+}
+
+
+def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterator[Line]:
+    """The index."""
+    whose = f" of {incident.user}" if incident.user else ""
+    yield line((f"job {incident.job}{whose}", "bold"), f", {incident.started}: {incident.reason}")
+    if not incident.complete:
+        yield line(("PARTIAL: it was interrupted", STYLES["warn"]))
+    verdict = incident.verdict
+    if verdict is None:
+        yield line("no verdict: there are no stacks")
+    else:
+        yield line((f"{verdict.kind}: ", "bold"), verdict.text)
+        for suspect in verdict.suspects[:4]:
+            who = ranks(suspect.ranks) or "no rank"
+            where = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
+            why = f": {suspect.for_[0]}" if suspect.for_ else ""
+            yield line(f"{'':<{_PART}}suspect: {who}{where}{why}")
+    for row in incident.advice:
+        yield line(f"{'':<{_PART}}{row}")
+    yield line("")
+    directory = incident.archive.rpartition("/")[2].removesuffix(".tar.gz") or "DIR"
+    for part in incident.parts:
+        yield from _part(part, directory, options)
+    yield line("")
+    if incident.archive:
+        yield line("all of it: ", (incident.archive, "bold"))
+    else:
+        yield line(("there is no archive", STYLES["fail"]))
+
+
+def _part(part: kept.Part, directory: str, options: Options) -> Iterator[Line]:
+    said = "; ".join(filter(None, (part.found, part.why)))
+    yield line((f"{part.name:<{_PART}}", "bold"), (part.status, STYLES[_STYLES[part.status]]),
+               f": {said}" if said else "")  # fmt: skip
+    if part.files:
+        yield line(f"{'':<{_PART}}{_READ[part.name].format(directory=directory)}")
+        few = part.files if options.verbose else part.files[:_FILES]
+        more = len(part.files) - len(few)
+        yield line(
+            " " * _PART,
+            ", ".join(name.partition("/")[2] for name in few),
+            f" and {counted(more, 'more file')}" if more else "",
+        )
+    for why, names in reasons(part.errors.items(), options.verbose):
+        yield line(" " * _PART, (nodes(names), "bold"), f": {why}")
