@@ -51,7 +51,7 @@ def _ours(status: os.stat_result) -> bool:
 
 
 @dataclass(frozen=True)
-class _Directory:
+class _OpenDirectory:
     """A directory on the way.
 
     number: its O_PATH descriptor, closed with the walk
@@ -69,14 +69,14 @@ class _Directory:
 
 
 @dataclass(frozen=True)
-class _End:
+class _PathEnd:
     """Where a path ends.
 
     name:   in the directory; "": the directory itself is what the path names
     number: an O_PATH descriptor of what has this name; -1: there is nothing
     """
 
-    directory: _Directory
+    directory: _OpenDirectory
     name: str
     number: int = -1
 
@@ -104,7 +104,7 @@ def _components(path: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
+def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
     """Where the path ends; directories that lack are made with the mode ``make``.
 
     Raises NotFollowed, and OSError with the path as its file name.
@@ -116,13 +116,13 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
             opened.callback(os.close, number)
             return number
 
-        def enter(name: str, above: _Directory | None) -> _Directory:
+        def enter(name: str, above: _OpenDirectory | None) -> _OpenDirectory:
             # With O_DIRECTORY, what is mounted on demand is mounted.
             number = look(name, os.O_DIRECTORY, above.number if above else None)
             status = os.fstat(number)
             known = above.child(name) if above else "/"
             insecure = _replaceable(status) or (above is not None and above.open)
-            return _Directory(number, known, status, insecure)
+            return _OpenDirectory(number, known, status, insecure)
 
         here = enter("/", None)
         words = _components(os.path.join(os.getcwd(), path))
@@ -138,7 +138,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
                 if make is None and words:
                     raise
                 if make is None:
-                    yield _End(here, name)
+                    yield _PathEnd(here, name)
                     return
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, make, dir_fd=here.number)
@@ -148,7 +148,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
             if not stat.S_ISLNK(status.st_mode):
                 if words or make is not None:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-                yield _End(here, name, found)
+                yield _PathEnd(here, name, found)
                 return
             # In a sticky directory, anybody may have made a second name for a link of root's.
             doubled = here.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
@@ -161,7 +161,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
             if target.startswith("/"):
                 here = enter("/", None)
             words += _components(target)
-        yield _End(here, "", here.number)
+        yield _PathEnd(here, "", here.number)
 
 
 @contextlib.contextmanager
@@ -256,7 +256,7 @@ def _umask() -> int:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[tuple[_End, os.stat_result | None]]:
+def _written(path: Path) -> Iterator[tuple[_PathEnd, os.stat_result | None]]:
     """Where to write, and what is there."""
     with _walk(path) as end:
         status = end.status
@@ -267,7 +267,7 @@ def _written(path: Path) -> Iterator[tuple[_End, os.stat_result | None]]:
         yield end, status
 
 
-def _refuse_planted(end: _End, status: os.stat_result) -> None:
+def _refuse_planted(end: _PathEnd, status: os.stat_result) -> None:
     """Raises NotFollowed for what somebody may have put there to get what we write."""
     here = end.directory
     if _ours(status):
@@ -300,7 +300,7 @@ def _remove_leftovers(at: int, start: str) -> None:
                     os.unlink(name, dir_fd=at)
 
 
-def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
+def _replace(end: _PathEnd, pieces: Iterable[str | bytes], mode: int) -> None:
     """A new file, and its name when it is whole: until then it has none, where that can be."""
     at = end.directory.number
     start = f".{end.name[:200]}."

@@ -61,14 +61,14 @@ def minify(script: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#")) + "\n"
 
 
-class Command(NamedTuple):
+class ShellCommand(NamedTuple):
     """A line for a node's login shell, and what the line reads from its standard input."""
 
     line: str
     stdin: str
 
 
-def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> Command:
+def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> ShellCommand:
     """The command that runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, without input.
 
     tag:     a word that marks the process on the node (``nodeready:RUN``), so that a later command
@@ -93,4 +93,6 @@ def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -
         text = base64.b64encode(made.encode("utf-8", "surrogateescape")).decode("ascii")
         stdin = f"{text}\n{payload}"
         inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'
-    return Command(f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin)
+    return ShellCommand(
+        f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, Directory, RemoveFile, Run
+from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
 from nodeready.deploy.step import (
     SYSCTL_D,
     others_of,
@@ -30,8 +30,8 @@ def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
     cores: CoreDumps = seen["core_dumps"]
     for unit in (unit for unit in REWRITERS if unit in cores.rewriters):
         if cores.systemd:
-            yield Run(("systemctl", "disable", "--now", unit), f"stop {unit}")
-        yield Run(("systemctl", "mask", unit), f"mask {unit}")
+            yield RunCommand(("systemctl", "disable", "--now", unit), f"stop {unit}")
+        yield RunCommand(("systemctl", "mask", unit), f"mask {unit}")
 
 
 @step()
@@ -42,7 +42,7 @@ def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
     yield from own_file(seen, TMPFILES, content)
     # The rule alone may be missing, beside a directory that only a person can repair.
     if checks.directory(cores, want).fixable:
-        yield Directory(core_directory(want), "1777")
+        yield MakeDirectory(core_directory(want), "1777")
 
 
 @step()
@@ -58,7 +58,7 @@ def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
         for path, content in others_of(seen, SYSCTL_D, sysctl_name("core_dumps")):
             yield RemoveFile(path, content)
     if cores.live != wanted:
-        yield Run(("sysctl", "-w", f"{KEY}={wanted}"))
+        yield RunCommand(("sysctl", "-w", f"{KEY}={wanted}"))
 
 
 @step()

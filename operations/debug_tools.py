@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.access import COMPANIONS, FOLDERS
@@ -34,7 +34,9 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
     tools: DebugTools = seen["debug_tools"]
     there = tools.py_spy is not None
     # Those on the way to a constant path.
-    yield from (Run(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path))
+    yield from (
+        RunCommand(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path)
+    )
     note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
     known = DIGESTS.get((want.py_spy_version, tools.machine))
     if there and (tools.exposed or (tools.linked and not tools.mode)):
@@ -43,7 +45,7 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
         there = False
     elif there and tools.mode & 0o555 != 0o555:
         # An existing file keeps its mode when it is written.
-        yield Run(("chmod", "0755", PY_SPY))
+        yield RunCommand(("chmod", "0755", PY_SPY))
         if tools.py_spy == want.py_spy_version and known in (None, tools.sha256):
             yield note
             return
@@ -79,7 +81,7 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
     missing = [name for name in want.packages if name in tools.missing]
     troubles = tuple(unusable(tools, want))
     closed = dict.fromkeys(one.stuck.path for one in troubles if one.stuck.mend == "chmod")
-    yield from (Run(("chmod", "a+rx", path)) for path in closed)
+    yield from (RunCommand(("chmod", "a+rx", path)) for path in closed)
     if not manager:
         return
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.gate.checks import kept, uncompiled
@@ -34,7 +34,7 @@ from nodeready.transport import bundle
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120
-_RELOAD = Run(("systemctl", "daemon-reload"))
+_RELOAD = RunCommand(("systemctl", "daemon-reload"))
 
 
 def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
@@ -46,11 +46,11 @@ def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
         if path in there.there and old == content:
             # An existing file keeps its mode when it is written.
             if program and path not in there.runs:
-                yield Run(("chmod", "0755", path))
+                yield RunCommand(("chmod", "0755", path))
             continue
         yield WriteFile(path, content, old, mode="0755" if program else "0644", owned=True)
         if program and path in there.there:
-            yield Run(("chmod", "0755", path))
+            yield RunCommand(("chmod", "0755", path))
 
 
 @step()
@@ -60,7 +60,7 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     staying = kept(there)
     gone = [path for path in FILES if path in there.there and path not in staying]
     if there.systemd and TIMER in gone:
-        yield Run(("systemctl", "disable", "--now", "nodeready.timer"))
+        yield RunCommand(("systemctl", "disable", "--now", "nodeready.timer"))
     for path in gone:
         yield RemoveFile(path, seen.files.get(path, b""))
     for path in (VERDICT, want.gate_textfile):
@@ -69,7 +69,9 @@ def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     if there.systemd and (TIMER in gone or SERVICE in gone):
         yield _RELOAD
     if not staying:
-        yield Run(("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}")
+        yield RunCommand(
+            ("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}"
+        )
 
 
 @step(timeout_s=_TIMEOUT_S)
@@ -84,8 +86,8 @@ def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
         raise PlanError(f"{there.python[:100]!r} is no Python that nodeready asks for")
     exposed = [path for path in ROOTS if path in there.exposed]
     if exposed:
-        yield Run(("chown", "0:0", "--", *exposed))
-        yield Run(("chmod", "go-w", "--", *exposed))
+        yield RunCommand(("chown", "0:0", "--", *exposed))
+        yield RunCommand(("chmod", "go-w", "--", *exposed))
     new = (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE)
     if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
@@ -110,9 +112,9 @@ def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
     if there.systemd:
         yield from _files(seen, want, RECORD, SERVICE, TIMER)
         yield _RELOAD
-        yield Run(("systemctl", "enable", "nodeready.timer"))
+        yield RunCommand(("systemctl", "enable", "nodeready.timer"))
         # Without a restart, a timer that runs keeps its old interval.
-        yield Run(("systemctl", "restart", "nodeready.timer"))
+        yield RunCommand(("systemctl", "restart", "nodeready.timer"))
         others = [CRON]
     else:
         yield from _files(seen, want, RECORD, CRON)

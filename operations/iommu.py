@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from nodeready import shell
-from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -69,7 +69,7 @@ def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
         yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 
 
-def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
+def _redhat(iommu: Iommu, args: tuple[str, ...]) -> RunCommand:
     """grubby edits every boot loader entry, and the arguments that new kernels get.
 
     Raises PlanError for an argument that is no plain word.
@@ -82,7 +82,7 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
             raise PlanError(f"{token[:100]!r}: remove it by hand from the boot loader entries")
     if remove:
         words.insert(2, f"--remove-args={' '.join(remove)}")
-    return Run(tuple(words))
+    return RunCommand(tuple(words))
 
 
 @step(timeout_s=300)
@@ -101,7 +101,7 @@ def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
     else:
         yield from _suse(iommu, piece)
     # os-prober and a dozen kernels make the tool slow on a busy disk: hence the long limit.
-    yield Run(tool(iommu))
+    yield RunCommand(tool(iommu))
 
 
 STEPS = (args,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, Run
+from nodeready.deploy.actions import Action, RunCommand
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects.limits.checks import restarts, shown, unit_value, wanted
@@ -50,7 +50,7 @@ def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
         unit = limits.units[service]
         yield from _last(seen, f"/etc/systemd/system/{service}.service.d", unit.last, content)
     if limits.systemd:
-        yield Run(("systemctl", "daemon-reload"))
+        yield RunCommand(("systemctl", "daemon-reload"))
 
 
 # A restart waits for the service to stop, up to systemd's own 90 s.
@@ -58,9 +58,9 @@ def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
 def restart(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Restart the services that the policy lets us restart, so that their limits take effect."""
     # systemctl restart alone would start a unit with the settings that systemd last read.
-    yield Run(("systemctl", "daemon-reload"))
+    yield RunCommand(("systemctl", "daemon-reload"))
     for service in restarts(seen["limits"], want):
-        yield Run(("systemctl", "restart", f"{service}.service"), f"restart {service}")
+        yield RunCommand(("systemctl", "restart", f"{service}.service"), f"restart {service}")
 
 
 STEPS = (logins, services, restart)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -42,7 +42,9 @@ def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
     for path in filter(_known, read_by_users(pdsh)):
         for barrier in pdsh.access.barriers(path):
             if barrier.path == path or chmod_mends(barrier, path):
-                yield Run(("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path))
+                yield RunCommand(
+                    ("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path)
+                )
     # The file is one word for Debian's wrapper and has no room for a mark of ours.
     word = f"{TYPE}\n".encode()
     if pdsh.debian and pdsh.rcmd_default != word:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, Run
+from nodeready.deploy.actions import Action, RunCommand
 from nodeready.deploy.step import step, sysctl_dropin
 from nodeready.policy import Policy
 from nodeready.subjects.ptrace.facts import KEY, Ptrace
@@ -17,13 +17,13 @@ def scope(seen: Snapshot, want: Policy) -> Iterator[Action]:
     ptrace: Ptrace = seen["ptrace"]
     yield from sysctl_dropin(seen, "ptrace", KEY, str(want.ptrace_scope), ptrace.boot)
     if ptrace.live not in (want.ptrace_scope, 3):
-        yield Run(("sysctl", "-w", f"{KEY}={want.ptrace_scope}"))
+        yield RunCommand(("sysctl", "-w", f"{KEY}={want.ptrace_scope}"))
 
 
 @step()
 def selinux(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Switch SELinux's deny_ptrace off, now and for the next boot."""
-    yield Run(("setsebool", "-P", "deny_ptrace", "off"))
+    yield RunCommand(("setsebool", "-P", "deny_ptrace", "off"))
 
 
 STEPS = (selinux, scope)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -64,10 +64,10 @@ def _open(client: SshClient, path: str) -> Iterator[Action]:
     there = client.access.seen.get(path)
     for barrier in client.access.barriers(path):
         if barrier.path != path and chmod_mends(barrier, path):
-            yield Run(("chmod", "a+rx", barrier.path))
+            yield RunCommand(("chmod", "a+rx", barrier.path))
     if there is not None and (there.uid or there.mode & 0o022 or not there.mode & READ):
-        yield Run(("chown", "root:root", path))
-        yield Run(("chmod", "0644", path))
+        yield RunCommand(("chown", "root:root", path))
+        yield RunCommand(("chmod", "0644", path))
 
 
 @step(timeout_s=600)
@@ -76,7 +76,7 @@ def installed(seen: Snapshot, want: Policy) -> Iterator[Action]:
     does not start."""
     trouble = trouble_of(seen["ssh_client"])
     if trouble is not None and trouble.mend == "chmod":
-        yield Run(("chmod", "a+rx", trouble.path))
+        yield RunCommand(("chmod", "a+rx", trouble.path))
         return
     wait_s = min(want.package_lock_wait_s, 540)
     package = PACKAGES.get(seen["ssh_client"].package, "openssh-client")

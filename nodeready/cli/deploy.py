@@ -12,7 +12,7 @@ import click
 from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.start import Common, Nodes, converse, look, over_ssh, remember_failed
-from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
+from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
 from nodeready.reports.deploy_table import show_plan
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import Options, find, names
@@ -21,7 +21,7 @@ from nodeready.text import counted, now
 from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from nodeready.deploy.plan import Plan, PlanRun
+    from nodeready.deploy.plan import NodePlan, PlanRun
     from nodeready.subjects.context import Judged
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
@@ -92,7 +92,9 @@ class _Report:
         """Whether a person reads it."""
         return find("deploy", self.form).styled
 
-    def tell(self, nodes: Iterable[Node], *, complete: bool = True, silent: bool = False) -> int:
+    def tell(
+        self, nodes: Iterable[DeployedNode], *, complete: bool = True, silent: bool = False
+    ) -> int:
         """Show the document. Returns the exit code."""
         made = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
         if not silent:
@@ -154,7 +156,7 @@ def _deploy(nodes: Nodes, report: _Report, *, check: bool, yes: bool) -> int:
     return (_partial if nodes.carrier.interrupted else _finish)(report, done, nodes)
 
 
-def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
+def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:
     """The plans of the nodes that were looked at."""
     from nodeready.deploy.plan import plan
 
@@ -165,24 +167,24 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, P
     }
 
 
-def _node(node: Judged, plan: Plan | None) -> Node:
+def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
     """A node of the document, with its plan; None: it has none."""
-    from nodeready.deploy.plan import Plan
+    from nodeready.deploy.plan import NodePlan
 
-    made = Node.of(node.name, plan or Plan(), node.results)
+    made = DeployedNode.of(node.name, plan or NodePlan(), node.results)
     error = node.error or ("" if node.reached else NOT_LOOKED_AT)
     return replace(made, error=error, unreachable=node.unreachable)
 
 
-def _with_outcome(node: Node, run: PlanRun) -> Node:
+def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     """A node of the document, with the outcome of its plan."""
-    outcome = Outcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
+    outcome = DeployOutcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
     last = run.node
     made = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
     return made.judged(last.results)
 
 
-def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
+def _agreed(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
     """Whether somebody wants the changes; None: interrupted."""
     changes = sum(len(made.changes) for made in plans.values())
     if not sys.stdin.isatty():
@@ -195,14 +197,14 @@ def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
         return None
 
 
-def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
+def _nothing_done(report: _Report, nodes: Iterable[DeployedNode]) -> int:
     """Ctrl-C or its like before the first change."""
     code = report.tell(nodes, complete=False)
     report.screen.say("nothing was changed")
     return code
 
 
-def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _partial(report: _Report, found: Sequence[DeployedNode], nodes: Nodes) -> int:
     """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
     code = report.tell(found, complete=False)
     planned = [node for node in found if node.outcome is not None]
@@ -215,12 +217,12 @@ def _partial(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
     return code
 
 
-def _again(found: Sequence[Node]) -> list[str]:
+def _again(found: Sequence[DeployedNode]) -> list[str]:
     """The nodes to try again."""
     return [n.name for n in found if n.failed] + [n.name for n in found if n.unreachable]
 
 
-def _finish(report: _Report, found: Sequence[Node], nodes: Nodes) -> int:
+def _finish(report: _Report, found: Sequence[DeployedNode], nodes: Nodes) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
     code = report.tell(found)
     again = _again(found)

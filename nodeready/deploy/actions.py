@@ -122,7 +122,7 @@ class RemoveFile:
 
 
 @dataclass(frozen=True)
-class Directory:
+class MakeDirectory:
     """The directory exists with this mode."""
 
     path: str
@@ -139,7 +139,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCommand:
     """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
 
     argv: tuple[str, ...]
@@ -176,11 +176,11 @@ class Script:
         return ""
 
 
-Action = WriteFile | RemoveFile | Directory | Run | Script
+Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script
 
 
 @dataclass(frozen=True)
-class Change:
+class StepChange:
     """All that one operation does to one node: its name, what it repairs, and how.
 
     step:    the operation, ``subject.noun``

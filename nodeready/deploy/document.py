@@ -16,7 +16,7 @@ from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
 
 if TYPE_CHECKING:
-    from nodeready.deploy.plan import Plan
+    from nodeready.deploy.plan import NodePlan
 
 #: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
 #: another reason, or a step failed, or did not repair what it should; to-change: a change is
@@ -28,7 +28,7 @@ KINDS = ("create", "change", "remove", "directory", "run", "script")
 
 
 @dataclass(frozen=True)
-class Action:
+class PlannedAction:
     """One thing that a change does.
 
     kind:    one of KINDS
@@ -43,21 +43,21 @@ class Action:
     command: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, action: actions.Action) -> Action:
+    def of(cls, action: actions.Action) -> PlannedAction:
         """The document's view of an action of the plan."""
         text = action.describe()
         if isinstance(action, actions.WriteFile):
             return cls("create" if action.old is None else "change", text, action.path)
         if isinstance(action, actions.RemoveFile):
             return cls("remove", text, action.path)
-        if isinstance(action, actions.Directory):
+        if isinstance(action, actions.MakeDirectory):
             return cls("directory", text, action.path)
-        kind = "run" if isinstance(action, actions.Run) else "script"
+        kind = "run" if isinstance(action, actions.RunCommand) else "script"
         return cls(kind, text, command=action.argv)
 
 
 @dataclass(frozen=True)
-class Change:
+class PlannedChange:
     """All that one operation would do, or did, to one node.
 
     step:    the operation, ``SUBJECT.NOUN``
@@ -68,12 +68,12 @@ class Change:
 
     step: str
     checks: tuple[Result, ...]
-    actions: tuple[Action, ...]
+    actions: tuple[PlannedAction, ...]
     diff: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeployOutcome:
     """What became of the plan on one node.
 
     done:     steps that ran well, in order; a later look can ask for more than were planned
@@ -94,7 +94,7 @@ _Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STAT
 
 
 @dataclass(frozen=True)
-class Node:
+class DeployedNode:
     """One node of a deploy.
 
     error:        why it could not be probed, or the connection was lost, one line; else ""
@@ -114,28 +114,28 @@ class Node:
     name: str
     error: str = ""
     unreachable: bool = False
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PlannedChange, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    outcome: Outcome | None = None
+    outcome: DeployOutcome | None = None
     for_a_person: tuple[Result, ...] = ()
     results: _Results = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, plan: Plan, results: Iterable[Result]) -> Node:
+    def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
         """A node that was looked at, with its plan; ``results`` are those that ask for it."""
         rows = tuple(results)
         changes = tuple(
-            Change(
+            PlannedChange(
                 change.step,
                 tuple(result for result in rows if result.check in change.fixes),
-                tuple(map(Action.of, change.actions)),
+                tuple(map(PlannedAction.of, change.actions)),
                 tuple(change.diff().splitlines()),
             )
             for change in plan.changes
         )
         return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
 
-    def judged(self, results: Iterable[Result]) -> Node:
+    def judged(self, results: Iterable[Result]) -> DeployedNode:
         """The same with the results of a later look."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
@@ -151,7 +151,7 @@ class Node:
     def _told(self) -> set[str]:
         """The checks whose steps are told of: planned, failed, or without success. What a step of
         another subject repairs, which was not chosen, somebody has to know."""
-        outcome = self.outcome or Outcome()
+        outcome = self.outcome or DeployOutcome()
         steps = {*self.refused, *outcome.failed}
         planned = {result.check for change in self.changes for result in change.checks}
         left = {result.check for result in outcome.left}
@@ -211,7 +211,7 @@ class Deploy:
     finished: Moment
     check: bool
     subjects: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeployedNode, ...]
     complete: bool = True
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 
-from nodeready.deploy.actions import Change, PlanError
+from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.context import Judged
@@ -31,10 +31,10 @@ from nodeready.transport.look import PROBE_TIMEOUT_S, look_at
 
 
 @dataclass(frozen=True)
-class Plan:
+class NodePlan:
     """The changes for one node in order, and the steps that could not be planned, with why."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[StepChange, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -43,13 +43,13 @@ def plan(
     want: Policy,
     results: Iterable[Result],
     subjects: Iterable[str] | None = None,
-) -> Plan:
+) -> NodePlan:
     """The plan for a node that looks like ``seen`` and was judged; ``subjects`` limits it (None:
     all).
     """
     results = tuple(results)
     chosen = None if subjects is None else set(subjects)
-    changes: list[Change] = []
+    changes: list[StepChange] = []
     refused: dict[str, str] = {}
     for step in STEPS:
         if chosen is not None and step.subject not in chosen:
@@ -64,7 +64,7 @@ def plan(
             continue
         if change is not None:
             changes.append(change)
-    return Plan(tuple(changes), refused)
+    return NodePlan(tuple(changes), refused)
 
 
 # --- The run of a plan on one node.
@@ -100,7 +100,7 @@ class PlanRun:
 
 def run_plan(
     node: Judged,
-    first: Plan,
+    first: NodePlan,
     run: str,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
@@ -137,7 +137,7 @@ def run_plan(
 
 
 def _changes(
-    made: PlanRun, todo: Plan, run: str
+    made: PlanRun, todo: NodePlan, run: str
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
     """Make these changes: the outcome so far, the subjects touched, and whether to go on."""
     touched: set[str] = set()

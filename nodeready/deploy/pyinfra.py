@@ -20,7 +20,7 @@ from pyinfra.context import ctx_host
 from typing_extensions import override
 
 from nodeready import shell
-from nodeready.deploy.actions import Change
+from nodeready.deploy.actions import StepChange
 from nodeready.inventory.load import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
@@ -35,7 +35,7 @@ from nodeready.transport.ssh import Connected, fleet_context
 
 
 @dataclass
-class _Run:
+class _StepRun:
     """One pyinfra run.
 
     context:      what all nodes together told; None: they were not looked at yet
@@ -83,10 +83,10 @@ class _Run:
 
 # pyinfra calls an operation with nothing but its host, whose State stands for the run: only here
 # can the run's snapshots wait for the next operation. They go with the State.
-_runs: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[State, _StepRun] = WeakKeyDictionary()
 
 
-def _run(host: Host) -> tuple[_Run, FleetContext]:
+def _run(host: Host) -> tuple[_StepRun, FleetContext]:
     state = host.state
     if state not in _runs:
         try:
@@ -94,7 +94,7 @@ def _run(host: Host) -> tuple[_Run, FleetContext]:
         except PolicyError as error:
             # pyinfra prints its own exceptions as one line, any other as a traceback.
             raise PyinfraError(str(error)) from None
-        _runs[state] = _Run(Connected([], secrets.token_hex(6)), declared)
+        _runs[state] = _StepRun(Connected([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
         return run, run.context or run.look_at_all(state)
@@ -113,7 +113,7 @@ def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
     return seen, context.policies[host.name], results
 
 
-def command(host: Host, change: Change) -> StringCommand:
+def command(host: Host, change: StepChange) -> StringCommand:
     """The one command that makes a change on the node.
 
     pyinfra itself would put sudo's password into the command line, for every user of the node to

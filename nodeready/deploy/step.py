@@ -15,7 +15,7 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
 from nodeready.deploy import pyinfra
-from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, StepChange, WriteFile
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown, beatable, is_own
 from nodeready.subjects.registry import SUBJECTS
@@ -28,7 +28,7 @@ Act = Callable[[Snapshot, Policy], Iterator[Action]]
 
 
 @dataclass(frozen=True)
-class Step:
+class DeployStep:
     """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
 
     name:      ``subject.noun``
@@ -55,7 +55,7 @@ class Step:
 
     def plan(
         self, seen: Snapshot, want: Policy, results: Iterable[Result] | None = None
-    ) -> Change | None:
+    ) -> StepChange | None:
         """The change that this step would make to a node that shows ``seen``; None: none.
 
         results: of judging ``seen`` by ``want``; None: they are made here
@@ -72,25 +72,25 @@ class Step:
         if not failing:
             return None
         actions = tuple(self.act(seen, want))
-        return Change(self.name, failing, actions, self.touches, self.timeout_s)
+        return StepChange(self.name, failing, actions, self.touches, self.timeout_s)
 
     def __call__(self, **arguments: Any) -> Any:
         return self.operation(**arguments)
 
 
-def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], Step]:
+def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], DeployStep]:
     """Make a Step of a generator of actions; its name is ``module.function``.
 
     It fixes the checks of its subject that name it. Raises ValueError when none does.
     """
 
-    def wrap(act: Act) -> Step:
+    def wrap(act: Act) -> DeployStep:
         subject = act.__module__.rpartition(".")[2]
         name = f"{subject}.{act.__name__}"
         fixes = tuple(one.id for one in SUBJECTS[subject].checks if one.fixed_by == name)
         if not fixes:
             raise ValueError(f"no check of {subject} is fixed by {name}")
-        made = Step(name, fixes, act, (subject, *touches), timeout_s)
+        made = DeployStep(name, fixes, act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
             seen, want, results = pyinfra.observed(host)

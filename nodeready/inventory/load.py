@@ -269,7 +269,7 @@ _USAGE = "name a file, @local, host1,host2 or a node set such as gpu[001-064]"
 _FILE_ENDINGS = (".py", ".txt")
 
 
-class _Members(list[Host]):
+class _GroupMembers(list[Host]):
     """A group's hosts. pyinfra asks ``host not in group`` for each: here that is one look-up."""
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ class _Members(list[Host]):
         return id(host) in self._known
 
 
-class _Node(Host):
+class _InventoryNode(Host):
     """pyinfra's Host; its `init` looks at all hosts to find the longest name: 10,000 times."""
 
     inventory: NodeInventory
@@ -310,11 +310,11 @@ class NodeInventory(Inventory):
 
     def make_hosts_and_groups(self, names: Any, groups: Any) -> None:
         self.group_files = {}
-        self.groups = defaultdict(_Members)
+        self.groups = defaultdict(_GroupMembers)
         super().make_hosts_and_groups(names, groups)
         self.longest_name = max(map(len, self.hosts), default=0)
         for host in self.hosts.values():
-            host.__class__ = _Node
+            host.__class__ = _InventoryNode
 
 
 def load(

@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingKind:
     """What a setting may be.
 
     check: the value that group_data holds -> the value that a Policy holds. Raises Invalid
@@ -50,7 +50,7 @@ class Kind:
     named: bool = False
 
 
-def setting(default: Any, kind: Kind, reason: str) -> Any:
+def setting(default: Any, kind: SettingKind, reason: str) -> Any:
     """A field of Policy: its default, its kind, and what it is for."""
     return field(default=default, metadata={"kind": kind, "reason": reason})
 
@@ -97,20 +97,20 @@ def _items(value: Any, pattern: str, what: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def whole(low: int, high: int) -> Kind:
+def whole(low: int, high: int) -> SettingKind:
     """A whole number, ``low`` and ``high`` included."""
-    return Kind(lambda value: _whole(value, low, high), f"{low} to {high}")
+    return SettingKind(lambda value: _whole(value, low, high), f"{low} to {high}")
 
 
-def whole_or_none(low: int, high: int) -> Kind:
+def whole_or_none(low: int, high: int) -> SettingKind:
     """A whole number, or None."""
-    return Kind(
+    return SettingKind(
         lambda value: None if value is None else _whole(value, low, high),
         f"{low} to {high}, or `None`",
     )
 
 
-def wholes(low: int, high: int) -> Kind:
+def wholes(low: int, high: int) -> SettingKind:
     """Whole numbers; a Policy holds them sorted."""
 
     def check(value: Any) -> tuple[int, ...]:
@@ -118,10 +118,10 @@ def wholes(low: int, high: int) -> Kind:
             raise Invalid(f"must be a list of numbers: ({shown(value)},)?")
         return tuple(sorted(_whole(item, low, high) for item in value))
 
-    return Kind(check, f"numbers, {low} to {high}")
+    return SettingKind(check, f"numbers, {low} to {high}")
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> SettingKind:
     """One of a few words."""
 
     def check(value: Any) -> str:
@@ -129,15 +129,15 @@ def one_of(*choices: str) -> Kind:
             raise Invalid("must be one of " + ", ".join(choices))
         return str(value)
 
-    return Kind(check, ", ".join(f'`"{choice}"`' for choice in choices))
+    return SettingKind(check, ", ".join(f'`"{choice}"`' for choice in choices))
 
 
-def each(pattern: str, what: str) -> Kind:
+def each(pattern: str, what: str) -> SettingKind:
     """Strings that all match ``pattern``; ``what`` is the word for one of them."""
-    return Kind(lambda value: _items(value, pattern, what), f"{what}s")
+    return SettingKind(lambda value: _items(value, pattern, what), f"{what}s")
 
 
-def table(**columns: type) -> Kind:
+def table(**columns: type) -> SettingKind:
     """Names with columns, each a positive whole number or a line of text; see Table."""
 
     def check(value: Any) -> Table:
@@ -153,7 +153,7 @@ def table(**columns: type) -> Kind:
         )
 
     takes = "names with " + ", ".join(f"`{name}`" for name in columns)
-    return Kind(check, takes, rows, named=True)
+    return SettingKind(check, takes, rows, named=True)
 
 
 def _name(name: Any) -> str:
@@ -285,27 +285,27 @@ def _version(value: Any) -> str:
 #: What may be the name of a user.
 USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
-FLAG = Kind(_flag, "`True`, `False`")
-LINE = Kind(_text, "one line of text")
-VERSION = Kind(_version, 'a version, or `""`')
-LIMIT = Kind(
+FLAG = SettingKind(_flag, "`True`, `False`")
+LINE = SettingKind(_text, "one line of text")
+VERSION = SettingKind(_version, 'a version, or `""`')
+LIMIT = SettingKind(
     _limit,
     '`"unlimited"`, or KiB',
     lambda value: value if value == "unlimited" else int(value),
 )
-CORE_PATTERN = Kind(_core_pattern, "an absolute path pattern")
-PORT_RANGE = Kind(_port_range, "`(first, last)`, 1 to 65535")
-WAIVERS = Kind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
+CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
+PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
+WAIVERS = SettingKind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
 
 USERS = each(USER_NAME, "user name")
 PATHS = each(r"/[^:\s'\"]*", "absolute path")
-PATH = Kind(
+PATH = SettingKind(
     lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
 )
-LINES = Kind(each(r".+", "line").check, "lines of text")
-WORDS = Kind(each(r".+", "word").check, "the words of a command")
+LINES = SettingKind(each(r".+", "line").check, "lines of text")
+WORDS = SettingKind(each(r".+", "word").check, "the words of a command")
 # What bash exports (a function's name has signs that are none of these).
-VARIABLES = Kind(
+VARIABLES = SettingKind(
     each(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
 )
 DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
@@ -315,15 +315,15 @@ UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 PACKAGES = each(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
 PATTERNS = each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
 _KERNEL_ARGS = each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
-KERNEL_ARGS = Kind(
+KERNEL_ARGS = SettingKind(
     lambda value: None if value is None else _KERNEL_ARGS.check(value),
     "kernel arguments, or `None`",
 )
-USER = Kind(
+USER = SettingKind(
     lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
 )
-DIRECTORY = Kind(_directory, 'an absolute path of a directory, or `""`')
-TEXTFILE = Kind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
+DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
+TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 
 
 # --- Words of a command line: a range of ports, and the known word that an unknown one resembles.

@@ -35,8 +35,8 @@ from nodeready.policy.fields import (
     WAIVERS,
     WORDS,
     Invalid,
-    Kind,
     Names,
+    SettingKind,
     Table,
     one_of,
     setting,
@@ -389,7 +389,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Expected(Policy):
+class JudgingPolicy(Policy):
     """A policy with what the control machine works out from its settings, to judge by both.
 
     gate_files: path -> sha256 of every file of the node's own check. Empty on the node itself,
@@ -402,7 +402,7 @@ class Expected(Policy):
     host_key: str = ""
 
     @classmethod
-    def completing(cls, policy: Policy, **more: Any) -> Expected:
+    def completing(cls, policy: Policy, **more: Any) -> JudgingPolicy:
         """The policy with this beside what it has."""
         return cls(**{**vars(policy), **more})
 
@@ -427,9 +427,9 @@ class PolicyError(ValueError):
 _WHY = 600
 
 
-def kind_of(key: str) -> Kind:
+def kind_of(key: str) -> SettingKind:
     """What the setting of this name may be. Raises KeyError when there is none."""
-    kind: Kind = _FIELDS[key].metadata["kind"]
+    kind: SettingKind = _FIELDS[key].metadata["kind"]
     return kind
 
 

@@ -10,34 +10,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
+from nodeready.reports.findings import (
+    AuditFinding,
+    errors,
+    findings,
+    majority,
+    nodes_by_value,
+    value_text,
+)
 from nodeready.reports.lines import STYLES, Line, Part, Safe, fits, grouped, line, nodes
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import Section, fitted
+from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise, span
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
-from nodeready.reports.findings import Finding, errors, findings, majority, shown, who
 
 #: Values of one outlier that are shown without -v.
 _VALUES = 4
-
-
-#: So many findings of one node are shown whole.
+#: Maximum of findings of one node that are shown whole.
 _ALONE = 30
-
-#: Lines of findings in any case.
+#: Minimum of lines for the findings.
 _LEAST = 12
-
-#: Where the rest of a table is that was cut.
+#: The last line of a table that was cut.
 REST = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
-
 #: Columns of the words on the left, and at most of the names of checks.
 _INDENT, _NAME = 9, 26
-
-
-#: Reasons of no-go that are told without -v.
+#: Reasons of no-go that are shown without -v.
 _WHYS = 8
 
 
@@ -56,13 +56,13 @@ class _AuditTable(TableLayout):
         self.width = min(options.width, MAX_WIDTH)
         self.cut = False
 
-    def nodes(self, names: Iterable[str], beside: int) -> str:
-        """A node set, cut where it does not fit beside so many columns of other text."""
-        return self.names(names, max(20, self.width - beside))[0]
+    def nodes(self, names: Iterable[str], columns: int) -> str:
+        """A node set, cut where it does not fit beside other text of ``columns``."""
+        return self.names(names, max(20, self.width - columns))[0]
 
-    def bad(self, names: Sequence[str], beside: int) -> str:
-        """The same of nodes that are not well."""
-        text = self.nodes(names, beside)
+    def bad(self, names: Sequence[str], columns: int) -> str:
+        """A set of nodes with a finding."""
+        text = self.nodes(names, columns)
         self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
         return text
 
@@ -77,73 +77,75 @@ class _AuditTable(TableLayout):
     def short(
         self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
     ) -> Line:
-        """A row in one line: its nodes, as far as half of the line goes, and what they say."""
+        """A row in one line: its nodes in at most half of the line, and their text."""
         self.cut = True
         start = (f"{word:<{_INDENT - 2}}  ", STYLES[style or word])
         name = f"{name:<{self.room}}  " if name else ""
         room = max(20, (self.width - _INDENT - len(name)) // 2)
         return line(start, name, (fits(names, room), "bold"), f"  {text}")
 
-    def finding(self, one: Finding) -> Iterator[Line]:
+    def finding(self, finding: AuditFinding) -> Iterator[Line]:
         """A finding: its row, what was observed, and the fix or the reason of the waiver."""
-        if self.alone and one.status in ("ok", "na"):
-            start = (f"{one.status:<{_INDENT}}", STYLES[one.status])
-            yield line(start, f"{one.check:<{self.room}}  {one.text}".rstrip())
+        if self.alone and finding.status in ("ok", "na"):
+            start = (f"{finding.status:<{_INDENT}}", STYLES[finding.status])
+            yield line(start, f"{finding.check:<{self.room}}  {finding.text}".rstrip())
             return
-        yield self.named(one.status, one.title, one.names)
-        yield from self.said(one)
-        if one.status == "waived":
-            yield self.below((one.fix, "dim"))
-        elif one.fix:
-            yield self.below("fix: ", (one.fix, "cyan"))
+        yield self.named(finding.status, finding.title, finding.names)
+        yield from self.finding_texts(finding)
+        if finding.status == "waived":
+            yield self.detail((finding.fix, "dim"))
+        elif finding.fix:
+            yield self.detail("fix: ", (finding.fix, "cyan"))
 
-    def said(self, one: Finding) -> Iterator[Line]:
-        if one.text:
-            yield self.below(one.text)
-        if one.example:
-            yield self.below("e.g. ", one.example)
+    def finding_texts(self, finding: AuditFinding) -> Iterator[Line]:
+        if finding.text:
+            yield self.detail(finding.text)
+        if finding.example:
+            yield self.detail("e.g. ", finding.example)
 
-    def brief(self, one: Finding) -> Line:
+    def brief(self, finding: AuditFinding) -> Line:
         """A finding in one line."""
-        return self.short(one.status, one.title, one.names, one.text or f"e.g. {one.example}")
+        return self.short(
+            finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
+        )
 
-    def error(self, one: Finding) -> Iterator[Line]:
-        """Nodes that could not be looked at, and why."""
-        word = f"{one.status:<{_INDENT - 2}}  "
-        yield line((word, STYLES[one.status]), (self.bad(one.names, len(word)), "bold"))
-        yield from self.said(one)
+    def error(self, finding: AuditFinding) -> Iterator[Line]:
+        """Nodes that could not be probed, and why."""
+        word = f"{finding.status:<{_INDENT - 2}}  "
+        yield line((word, STYLES[finding.status]), (self.bad(finding.names, len(word)), "bold"))
+        yield from self.finding_texts(finding)
 
-    def outlier(self, one: Outlier) -> Iterator[Line]:
-        """An outlier: the fact with the nodes that differ, then the value of the others."""
-        yield self.named("differs", one.fact, list(one.nodes), "warn")
-        yield self.below(self.values(one))
-        yield self.below(majority(one))
+    def outlier(self, outlier: Outlier) -> Iterator[Line]:
+        """An outlier: the fact with the nodes that differ, then the value of most nodes."""
+        yield self.named("differs", outlier.fact, list(outlier.nodes), "warn")
+        yield self.detail(self.values(outlier))
+        yield self.detail(majority(outlier))
 
-    def values(self, one: Outlier) -> str:
-        """The values of those that differ: of many, the first ones."""
-        rows = list(who(one))
-        most = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
-        said = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:most])
-        more = f"; and {len(rows) - most} more values" if rows[most:] else ""
-        text = rows[0][1] if len(rows) == 1 else f"{said}{more}"
+    def values(self, outlier: Outlier) -> str:
+        """The values of the nodes that differ; of many, the first ones."""
+        rows = list(nodes_by_value(outlier))
+        maximum = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
+        said = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:maximum])
+        hidden = f"; and {len(rows) - maximum} more values" if rows[maximum:] else ""
+        text = rows[0][1] if len(rows) == 1 else f"{said}{hidden}"
         return Safe(sanitise(text, len(text))) if self.is_whole else text
 
-    def apart(self, one: Outlier) -> Line:
+    def brief_outlier(self, outlier: Outlier) -> Line:
         """An outlier in one line."""
-        text = f"not {shown(one.majority)}: {self.values(one)}"
-        return self.short("differs", one.fact, list(one.nodes), text, "warn")
+        text = f"not {value_text(outlier.majority)}: {self.values(outlier)}"
+        return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
 
-    def more(self, count: int) -> Line:
+    def count_line(self, count: int) -> Line:
         self.cut = True
-        return super().more(count)
+        return super().count_line(count)
 
-    def section(self, rows: Sequence[Any], kind: str = "") -> Section:
+    def section(self, rows: Sequence[Any], kind: str = "") -> RowSection:
         """Rows of one kind: findings, errors or outliers."""
         if kind == "differs":
-            return Section(rows, self.outlier, self.apart, self.more)
+            return RowSection(rows, self.outlier, self.brief_outlier, self.count_line)
         if kind == "error":
-            return Section(rows, self.error, self.brief, self.more)
-        return Section(rows, self.finding, self.brief, self.more)
+            return RowSection(rows, self.error, self.brief, self.count_line)
+        return RowSection(rows, self.finding, self.brief, self.count_line)
 
     def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[Line]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
@@ -154,10 +156,12 @@ class _AuditTable(TableLayout):
                 passed.add(node.statuses["ok"])
             elif node.status == "na":
                 idle.append(node.name)
-        least, most = min(passed, default=0), max(passed, default=0)
-        some = counted(most, "check") if least == most else f"{least} to {most} checks"
+        minimum, maximum = min(passed, default=0), max(passed, default=0)
+        checks = (
+            counted(maximum, "check") if minimum == maximum else f"{minimum} to {maximum} checks"
+        )
         for word, row, text in (
-            ("ok", fine, f"  {some} passed"),
+            ("ok", fine, f"  {checks} passed"),
             ("na", idle, "  nothing applies here"),
         ):
             if row:
@@ -177,11 +181,11 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     """
     every = options.verbose > 0
     lost = errors(audit, every)
-    found = findings(audit, ("fail", "unknown", "warn"), every)
+    bad = findings(audit, ("fail", "unknown", "warn"), every)
     waived = findings(audit, ("waived",), every)
-    rest = findings(audit, ("na", "ok")) if every else []
-    names = [one.title for one in (*found, *waived, *rest)]
-    table = _AuditTable(audit, [*names, *(one.fact for one in audit.outliers)], options)
+    healthy = findings(audit, ("na", "ok")) if every else []
+    names = [finding.title for finding in (*bad, *waived, *healthy)]
+    table = _AuditTable(audit, [*names, *(outlier.fact for outlier in audit.outliers)], options)
     tail = [line("")] if names or lost or audit.outliers else []
     tail += table.healthy(audit.nodes)
     if not audit.complete:
@@ -194,10 +198,10 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
     tail.append(line(_counts("result", audit.summary["results"])))
     sections = [
         table.section(lost, "error"),
-        table.section(found),
+        table.section(bad),
         table.section(audit.outliers, "differs"),
         table.section(waived),
-        table.section(rest),
+        table.section(healthy),
     ]
     room = 0 if every or not options.lines else max(_LEAST, options.lines - len(tail) - 1)
     # One node's findings are all worth their lines.
@@ -207,8 +211,8 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
         yield line((REST, "dim"))
 
 
-def _recorded(audit: Audit, found: Recorded, verbose: int) -> Iterator[Line]:
-    """From where the verdicts are, and how old; with ``verbose`` that of each node."""
+def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[Line]:
+    """The source and the age of the verdicts; with ``verbose`` the age of each."""
     if verbose:
         ages = (
             (span(max(0.0, node.age_s)), node) for node in audit.nodes if node.age_s is not None
@@ -217,52 +221,57 @@ def _recorded(audit: Audit, found: Recorded, verbose: int) -> Iterator[Line]:
             yield line(
                 (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, NO_LIMIT), "bold")
             )
-    said = f"recorded: {counted(found.believed, 'node')} of {len(audit.nodes)} in {found.source}"
-    if found.newest_s is not None and found.oldest_s is not None:
-        said += f", newest {span(found.newest_s)}, oldest {span(found.oldest_s)} old"
-    rest = len(audit.nodes) - found.believed - found.stale - found.missing
-    more = ((found.stale, "stale"), (found.missing, "without a verdict"), (rest, "not believed"))
-    bad = ", ".join(f"{number} {word}" for number, word in more if number)
-    yield line(f"{said}; {bad}" if bad else said)
+    nodes_of = f"{counted(recorded.believed, 'node')} of {len(audit.nodes)}"
+    text = f"recorded: {nodes_of} in {recorded.source}"
+    if recorded.newest_s is not None and recorded.oldest_s is not None:
+        text += f", newest {span(recorded.newest_s)}, oldest {span(recorded.oldest_s)} old"
+    untrusted = len(audit.nodes) - recorded.believed - recorded.stale - recorded.missing
+    counts = (
+        (recorded.stale, "stale"),
+        (recorded.missing, "without a verdict"),
+        (untrusted, "not believed"),
+    )
+    bad = ", ".join(f"{number} {word}" for number, word in counts if number)
+    yield line(f"{text}; {bad}" if bad else text)
 
 
 def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
-    """The nodes that are ready, the others with their reasons, then the findings of the audit."""
+    """The ready nodes, the rest with their reasons, then the findings of the audit."""
     head = list(_go(ready, options))
     yield from head
-    left = max(_LEAST, options.lines - len(head)) if options.lines else 0
-    yield from show_audit(ready.audit, replace(options, lines=left))
+    remaining = max(_LEAST, options.lines - len(head)) if options.lines else 0
+    yield from show_audit(ready.audit, replace(options, lines=remaining))
 
 
 def _go(ready: Ready, options: Options) -> Iterator[Line]:
-    """Who is ready, who is not, and whether that is enough."""
-    whole = bool(options.verbose) or not options.lines
-    room = NO_LIMIT if whole else min(options.width, MAX_WIDTH) - _INDENT
+    """The nodes that are ready, those that are not, and whether the first are enough."""
+    is_whole = bool(options.verbose) or not options.lines
+    room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
     for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):
         if names:
             count = counted(len(names), "node")
             text = nodes(names, max(20, room - len(count) - 2))
             yield line((f"{word:<{_INDENT}}", STYLES[style]), (text, "bold"), f"  {count}")
     if ready.no_go:
-        yield from _why(ready, whole, room)
+        yield from _no_go_reasons(ready, is_whole, room)
     if ready.needed is not None:
         word, style = ("enough", "ok") if ready.enough else ("too few", "fail")
         yield line((f"{word:<{_INDENT}}", STYLES[style]), f"{ready.needed} needed")
     yield line("")
 
 
-def _why(ready: Ready, whole: bool, room: int) -> Iterator[Line]:
+def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[Line]:
     """A line for each set of checks that stops nodes; the findings below have their texts."""
     pairs = (
         (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)
         for name, reasons in ready.no_go.items()
     )
     rows = grouped(pairs)
-    most = len(rows) if whole else _WHYS
-    for checks, names in rows[:most]:
-        shown = nodes(names, NO_LIMIT) if whole else fits(names, max(20, room // 3))
+    maximum = len(rows) if is_whole else _WHYS
+    for checks, names in rows[:maximum]:
+        shown = nodes(names, NO_LIMIT) if is_whole else fits(names, max(20, room // 3))
         who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
         text = line(" " * _INDENT, *who_, checks)
-        yield text if whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
-    if rows[most:]:
-        yield line(" " * _INDENT, (f"and {len(rows) - most} more (-v shows them)", "bold"))
+        yield text if is_whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
+    if rows[maximum:]:
+        yield line(" " * _INDENT, (f"and {len(rows) - maximum} more (-v shows them)", "bold"))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nodeready.reports.lines import STYLES, Line, line
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import Section, fitted
-from nodeready.reports.similar_texts import Alike, alike, reasons
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
 from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
@@ -15,7 +15,7 @@ from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
-#: So many kinds of crashes, reasons and notes are shown whole, however long they are.
+#: Maximum of kinds of crashes, reasons and notes that are shown whole.
 _FEW = 4
 #: Columns of a function, and of a node set.
 _NAME, _NODES = 44, 120
@@ -33,7 +33,7 @@ def size(number: int) -> str:
 def process(crash: Crash) -> str:
     """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of a process."""
     core = crash.core
-    known = [
+    parts = [
         "" if crash.pid is None else f"pid {crash.pid}",
         "" if core.rank is None else f"rank {core.rank}",
         f"job {core.job}" if core.job else "",
@@ -41,12 +41,12 @@ def process(crash: Crash) -> str:
         counted(core.threads, "thread") if core.threads else "",
         size(crash.found.file.size_bytes),
     ]
-    return ", ".join(filter(None, known))
+    return ", ".join(filter(None, parts))
 
 
 class _CoresTable(TableLayout):
     def named(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
-        """The first line of a row: what it is, and its nodes."""
+        """The first line of a row: its text and its nodes."""
         word = f"{word:<{self.indent - 1}} "
         room = max(20, min(self.width - len(word) - len(text) - 2, _NODES))
         return self.head(word, style, text, "  " if text else "", self.names(names, room))
@@ -55,22 +55,22 @@ class _CoresTable(TableLayout):
         """What crashed where, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
-        where = ""
+        place = ""
         if top:
             how = "in" if crashed_in(group.frames, top) else "below"
-            where = f" {how} {sanitise(top.function, _NAME)}"
+            place = f" {how} {sanitise(top.function, _NAME)}"
         names = list(dict.fromkeys(crash.node for crash in group.crashes))
         word = signal_name(group.signal)
-        yield self.named(word, "fail", f"{group.program or '?'}{where}", names)
+        yield self.named(word, "fail", f"{group.program or '?'}{place}", names)
         ranks = sorted({c.core.rank for c in group.crashes if c.core.rank is not None})
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
-        told = [counted(len(group.crashes), "core")]
+        parts = [counted(len(group.crashes), "core")]
         if ranks:
-            told.append(f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}")
+            parts.append(f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}")
         if jobs:
-            told.append(f"job {', '.join(jobs[:4])}")
+            parts.append(f"job {', '.join(jobs[:4])}")
         since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
-        yield self.below(f"{', '.join(told)}; {since}")
+        yield self.detail(f"{', '.join(parts)}; {since}")
         yield from self.frames(group)
         yield from self.python(first)
         for crash in group.crashes if self.verbose else group.crashes[:1]:
@@ -82,8 +82,8 @@ class _CoresTable(TableLayout):
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
     def more_kinds(self, count: int) -> Line:
-        more = counted(count, "more kind of crash", "more kinds of crash")
-        return line((f"and {more} (-v shows them)", "bold"))
+        kinds = counted(count, "more kind of crash", "more kinds of crash")
+        return line((f"and {kinds} (-v shows them)", "bold"))
 
     def core(self, crash: Crash) -> Line:
         """The core file, its process, and what is doubtful about the core."""
@@ -91,7 +91,7 @@ class _CoresTable(TableLayout):
         if crash.core.cut:
             doubt += "; gdb's words were more than is kept"
         text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
-        return self.below((text, "dim"), (doubt, STYLES["warn"]))
+        return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
     def frames(self, group: Group) -> Iterator[Line]:
         rows = group.frames if self.verbose else group.frames[:_FRAMES]
@@ -100,41 +100,41 @@ class _CoresTable(TableLayout):
         for number, (name, frame) in enumerate(zip(names, rows)):
             style = "bold" if frame == group.headline else ""
             padded = f"{name:<{width}}  " if frame.place else name
-            yield self.below(f"#{number:<3} ", (padded, style), frame.place)
+            yield self.detail(f"#{number:<3} ", (padded, style), frame.place)
         if group.frames[len(rows) :]:
-            more = counted(len(group.frames) - len(rows), "more frame")
-            yield self.below((f"     {more} (-v shows them)", "dim"))
+            hidden = counted(len(group.frames) - len(rows), "more frame")
+            yield self.detail((f"     {hidden} (-v shows them)", "dim"))
 
     def python(self, crash: Crash) -> Iterator[Line]:
         """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
         for row in rows if self.verbose else rows[:_PYTHON]:
-            yield self.below(row)
+            yield self.detail(row)
 
-    def unread(self, crashes: Sequence[Crash]) -> Section:
+    def unread(self, crashes: Sequence[Crash]) -> RowSection:
         """Cores without a backtrace, cores with nearly the same reason together."""
-        # A number is no word of a reason: what is alike has no node of its own.
-        pairs = (((one.core.unread,), f"\0{at}") for at, one in enumerate(crashes))
+        # The number stands for the node, so that no word of a reason is taken for its name.
+        pairs = (((crash.core.unread,), f"\0{at}") for at, crash in enumerate(crashes))
 
-        def head(row: Alike) -> tuple[Line, list[Crash]]:
-            some = [crashes[int(name[1:])] for name in row.names]
-            names = list(dict.fromkeys(crash.node for crash in some))
-            return self.named("unread", "unknown", counted(len(some), "core"), names), some
+        def head(row: SimilarTexts) -> tuple[Line, list[Crash]]:
+            members = [crashes[int(name[1:])] for name in row.names]
+            names = list(dict.fromkeys(crash.node for crash in members))
+            return self.named("unread", "unknown", counted(len(members), "core"), names), members
 
-        def full(row: Alike) -> Iterator[Line]:
-            first, some = head(row)
+        def full(row: SimilarTexts) -> Iterator[Line]:
+            first, members = head(row)
             yield first
-            yield self.below((row.said or row.instance)[0])
-            for crash in some if self.verbose else some[:1]:
+            yield self.detail((row.shared_texts or row.instance)[0])
+            for crash in members if self.verbose else members[:1]:
                 yield self.core(crash)
 
-        def short(row: Alike) -> Line:
-            return head(row)[0].with_(f"  {(row.said or row.instance)[0]}")
+        def short(row: SimilarTexts) -> Line:
+            return head(row)[0].with_(f"  {(row.shared_texts or row.instance)[0]}")
 
-        rows = alike(pairs, NO_LIMIT if self.verbose else 3)
-        return Section(rows, full, short, self.more)
+        rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
+        return RowSection(rows, full, short, self.count_line)
 
-    def lost(self, cores: Cores, kind: str) -> Section:
+    def lost(self, cores: Cores, kind: str) -> RowSection:
         """The nodes that gave no answer."""
         errors = [
             (node, error)
@@ -143,7 +143,7 @@ class _CoresTable(TableLayout):
         ]
         return self.by_reason(f"{kind} ", kind, reasons(errors, self.verbose))
 
-    def notes(self, cores: Cores) -> Section:
+    def notes(self, cores: Cores) -> RowSection:
         """What kept nodes from looking somewhere."""
         notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
         return self.by_reason("note", "warn", reasons(notes, self.verbose))
@@ -156,7 +156,7 @@ def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
     """
     table = _CoresTable(options)
     sections = [
-        Section(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
+        RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
         table.unread(cores.unread),
         table.lost(cores, "unreachable"),
         table.lost(cores, "failed"),
@@ -177,8 +177,8 @@ def summary(cores: Cores) -> str:
     """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
     if not cores.crashes:
         return f"no core found on {counted(len(cores.asked) - len(cores.errors), 'node')}"
-    where = counted(len({crash.node for crash in cores.crashes}), "node")
-    told = f"{counted(len(cores.crashes), 'core')} on {where}: {len(cores.read)} read"
+    nodes_ = counted(len({crash.node for crash in cores.crashes}), "node")
+    text = f"{counted(len(cores.crashes), 'core')} on {nodes_}: {len(cores.read)} read"
     if cores.groups:
-        told += f", of {counted(len(cores.groups), 'kind')}"
-    return f"{told}; {len(cores.unread)} not read" if cores.unread else told
+        text += f", of {counted(len(cores.groups), 'kind')}"
+    return f"{text}; {len(cores.unread)} not read" if cores.unread else text

@@ -16,27 +16,27 @@ from nodeready.triage.stacks.debuggable import Debuggable
 _WHO, _NODES = 30, 160
 
 
-def debuggable(found: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
-    """An item per line, with whose it is where that is not everybody, and what to do."""
-    everybody = max((one.processes for one in found.findings), default=0)
-    places = {node for one in found.findings for node in one.nodes}
-    job = f"job {sanitise(found.job)[:60]}: " if found.job else ""
-    many = counted(everybody, "process", "processes")
+def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
+    """An item per line, with its ranks where these are not all, and what to do."""
+    maximum = max((finding.processes for finding in document.findings), default=0)
+    places = {node for finding in document.findings for node in finding.nodes}
+    job = f"job {sanitise(document.job)[:60]}: " if document.job else ""
+    many = counted(maximum, "process", "processes")
     yield line(f"{job}{many} on {counted(len(places), 'node')}")
-    for one in found.findings:
-        if options.quiet and one.result == "ok":
+    for finding in document.findings:
+        if options.quiet and finding.result == "ok":
             continue
-        whose = ""
-        if one.processes < everybody:
-            whole = options.verbose > 0
-            whose = ranks(one.ranks, NO_LIMIT if whole else _WHO) or counted(
-                one.processes, "process", "processes"
+        owner = ""
+        if finding.processes < maximum:
+            is_whole = options.verbose > 0
+            owner = ranks(finding.ranks, NO_LIMIT if is_whole else _WHO) or counted(
+                finding.processes, "process", "processes"
             )
-            whose += f" on {nodes(one.nodes, NO_LIMIT if whole else _WHO)}: "
-        word_ = (f"{one.result:<9}", STYLES[one.result])
-        yield line(word_, f"{one.item:<13}{whose}{sanitise(one.found)[:MAX_TEXT]}")
-        if one.fix and one.result != "ok":
-            yield line(" " * 22, f"{sanitise(one.fix)[:MAX_TEXT]}")
-    for why, names in reasons(found.errors.items(), options.verbose):
+            owner += f" on {nodes(finding.nodes, NO_LIMIT if is_whole else _WHO)}: "
+        word_ = (f"{finding.result:<9}", STYLES[finding.result])
+        yield line(word_, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
+        if finding.fix and finding.result != "ok":
+            yield line(" " * 22, f"{sanitise(finding.fix)[:MAX_TEXT]}")
+    for reason, names in reasons(document.errors.items(), options.verbose):
         who_ = nodes(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
-        yield line(("unknown  ", STYLES["unknown"]), f"{who_}: {sanitise(why)[:MAX_TEXT]}")
+        yield line(("unknown  ", STYLES["unknown"]), f"{who_}: {sanitise(reason)[:MAX_TEXT]}")

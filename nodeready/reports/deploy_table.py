@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from nodeready.deploy.document import Deploy, Node
-from nodeready.reports.lines import STYLES, Line, fits, line, told
+from nodeready.deploy.document import Deploy, DeployedNode
+from nodeready.reports.lines import STYLES, Line, fits, line, result_text
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.sections import Section, fitted
-from nodeready.reports.similar_texts import Alike, Texts, alike
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted
 
-#: So many plans, results and errors are shown whole, however long they are.
+#: Maximum of plans, results and errors that are shown whole.
 _FEW = 10
 
 
@@ -35,21 +35,21 @@ class Missed(Protocol):
     def unreachable(self) -> bool: ...
 
 
-#: Kinds of lines in a plan: a step, what it repairs, what it does, a difference, no plan.
+#: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
 _STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
 #: The kinds of a plan's lines, each with the step or the check that it is of.
 _Kinds = tuple[tuple[str, str], ...]
 
 
-def _plan(node: Node, options: Options) -> tuple[_Kinds, Texts]:
+def _plan(node: DeployedNode, options: Options) -> tuple[_Kinds, Texts]:
     """What a plan says: the kinds of its lines, and their texts."""
     rows: list[tuple[tuple[str, str], str]] = []
     for change in node.changes:
         rows.append(((_STEP, change.step), ""))
-        rows += [((_CHECK, one.check), told(one)) for one in change.checks]
+        rows += [((_CHECK, result.check), result_text(result)) for result in change.checks]
         rows += [((_ACTION, ""), action.text) for action in change.actions]
         rows += [((_DIFF, ""), row) for row in (change.diff if options.diff else ())]
-    rows += [((_REFUSED, step), why) for step, why in node.refused.items()]
+    rows += [((_REFUSED, step), reason) for step, reason in node.refused.items()]
     return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
 
 
@@ -60,34 +60,36 @@ class _DeployTable(TableLayout):
         super().__init__(options)
         self.options = options
 
-    def alike(self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False) -> list[Alike]:
+    def similar(
+        self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
+    ) -> list[SimilarTexts]:
         """Rows of nodes that say the same, under -v, or nearly the same."""
-        return alike(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
+        return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
 
-    def fitted(self, sections: Sequence[Section]) -> Iterator[Line]:
+    def fitted(self, sections: Sequence[RowSection]) -> Iterator[Line]:
         # A line is left to the counts. What --diff asks for is the differences, however long.
         room = 0 if self.is_whole or self.options.diff else self.options.lines - 1
         return fitted(sections, room, self.options.width, _FEW)
 
     # --- Plans.
 
-    def plans(self, found: Iterable[Node]) -> Section:
+    def plans(self, deployed: Iterable[DeployedNode]) -> RowSection:
         """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
         kinds: dict[_Kinds, list[tuple[Texts, str]]] = {}
-        for node in found:
+        for node in deployed:
             if node.planned:
                 kind, texts = _plan(node, self.options)
                 kinds.setdefault(kind, []).append((texts, node.name))
-        rows = [(kind, row) for kind, pairs in kinds.items() for row in self.alike(pairs)]
+        rows = [(kind, row) for kind, pairs in kinds.items() for row in self.similar(pairs)]
         rows.sort(key=lambda pair: -len(pair[1].names))
-        return Section(rows, self.plan, self.short_plan, self.more)
+        return RowSection(rows, self.plan, self.short_plan, self.count_line)
 
-    def plan(self, found: tuple[_Kinds, Alike]) -> Iterator[Line]:
-        kinds, row = found
-        example = f", e.g. of {row.example}" if not row.said else ""
+    def plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Iterator[Line]:
+        kinds, row = plan
+        example = f", e.g. of {row.example}" if not row.shared_texts else ""
         changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
         yield line(self.names(row.names), f": {changes}{example}")
-        for (kind, name), text in zip(kinds, row.said or row.instance):
+        for (kind, name), text in zip(kinds, row.shared_texts or row.instance):
             if kind == _CHECK:
                 yield line("  ", (f"{name:<26}", STYLES["change"]), f" {text}")
             elif kind == _REFUSED:
@@ -98,60 +100,65 @@ class _DeployTable(TableLayout):
                 style = {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
                 yield line("      ", (text, style))
 
-    def short_plan(self, found: tuple[_Kinds, Alike]) -> Line:
-        kinds, row = found
+    def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Line:
+        kinds, row = plan
         steps = ", ".join(name for kind, name in kinds if kind == _STEP)
         return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
 
     # --- What is left, and what went wrong.
 
-    def left(self, found: Iterable[Node]) -> Section:
-        """The results that no step of the run repairs: a reboot, a restart, a file of somebody."""
+    def for_a_person(self, deployed: Iterable[DeployedNode]) -> RowSection:
+        """The results that no step of the run repairs: a reboot, a restart, a file of a person."""
         kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
-        for node in found:
-            for one in node.for_a_person:
-                pairs = kinds.setdefault((one.status, one.check), [])
-                pairs.append(((told(one), one.fix), node.name))
-        rows = [(*key, row) for key, pairs in kinds.items() for row in self.alike(pairs)]
-        rows.sort(key=lambda one: -len(one[2].names))
+        for node in deployed:
+            for result in node.for_a_person:
+                pairs = kinds.setdefault((result.status, result.check), [])
+                pairs.append(((result_text(result), result.fix), node.name))
+        rows = [(*key, row) for key, pairs in kinds.items() for row in self.similar(pairs)]
+        rows.sort(key=lambda finding: -len(finding[2].names))
         title = line(("for a person:", "bold"))
-        return Section(rows, self.person, self.short_person, self.more, title=title)
+        return RowSection(rows, self.person, self.short_person, self.count_line, title=title)
 
-    def person(self, found: tuple[str, str, Alike]) -> Iterator[Line]:
-        status, check, row = found
-        text, fix = row.said or row.instance
+    def person(self, finding: tuple[str, str, SimilarTexts]) -> Iterator[Line]:
+        status, check, row = finding
+        text, fix = row.shared_texts or row.instance
         start = (f"{status:<8}", STYLES[status])
         yield line("  ", start, f"{check}  ", self.names(row.names)[0])
-        yield line(f"          {f'e.g. {row.example}: ' if not row.said else ''}{text}")
+        yield line(f"          {f'e.g. {row.example}: ' if not row.shared_texts else ''}{text}")
         if fix:
             yield line("          fix: ", (fix, "bold"))
 
-    def short_person(self, found: tuple[str, str, Alike]) -> Line:
-        status, check, row = found
-        text = (row.said or row.instance)[0]
+    def short_person(self, finding: tuple[str, str, SimilarTexts]) -> Line:
+        status, check, row = finding
+        text = (row.shared_texts or row.instance)[0]
         names = fits(row.names, 30)
         return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {text}")
 
     def rows(
         self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
-    ) -> Section:
+    ) -> RowSection:
         """Rows of one line each: the word, the nodes, and what they say."""
 
-        def one(row: Alike) -> Line:
-            example = f"e.g. {row.example}: " if not row.said else ""
-            said = ": ".join(row.said or row.instance)
+        def row_line(row: SimilarTexts) -> Line:
+            example = f"e.g. {row.example}: " if not row.shared_texts else ""
+            text = ": ".join(row.shared_texts or row.instance)
             start = (f"{word:<12}", STYLES[style])
-            # Who was cut off is told in full, where it is one.
+            # The only interrupted node is named in full.
             lone = word == "partial" and len(row.names) == 1
-            who = row.names[0] if lone else self.names(row.names)[0]
-            return line(start, who, f": {example}{said}")
+            names = row.names[0] if lone else self.names(row.names)[0]
+            return line(start, names, f": {example}{text}")
 
-        return Section(self.alike(pairs, reasons=reasons), lambda row: [one(row)], one, self.more)
+        return RowSection(
+            self.similar(pairs, reasons=reasons),
+            lambda row: [row_line(row)],
+            row_line,
+            self.count_line,
+        )
 
-    def errors(self, found: Iterable[Missed]) -> list[Section]:
+    def errors(self, missed: Iterable[Missed]) -> list[RowSection]:
         """The nodes that could not be looked at, nodes with the same reason on one line."""
-        lost = [(one.unreachable, (one.error.removeprefix(f"{one.name}: "),), one.name)
-                for one in found if one.error]  # fmt: skip
+        lost = [(node.unreachable, (node.error.removeprefix(f"{node.name}: "),), node.name)
+                for node in missed if node.error]  # fmt: skip
         kinds = list(dict.fromkeys(gone for gone, *_ in lost))
         return [
             self.rows(
@@ -163,39 +170,49 @@ class _DeployTable(TableLayout):
             for kind in kinds
         ]
 
-    def outcomes(self, found: Iterable[Node]) -> list[Section]:
+    def outcomes(self, deployed: Iterable[DeployedNode]) -> list[RowSection]:
         """The outcomes, node sets folded: failed steps first, each with its reason."""
-        done = [(node, node.outcome) for node in found if node.outcome is not None]
-        failed = [((step, why), n.name) for n, one in done for step, why in one.failed.items()]
-        cut = [((f"stopped in {one.cut}",), n.name) for n, one in done if one.cut and not n.error]
-        left = [
-            ((result.check, told(result)), node.name)
-            for node, one in done
-            if not one.failed
-            for result in one.left
+        done = [(node, node.outcome) for node in deployed if node.outcome is not None]
+        failed = [
+            ((step, reason), n.name)
+            for n, outcome in done
+            for step, reason in outcome.failed.items()
         ]
-        changed = [((", ".join(one.done),), node.name) for node, one in done if one.done]
+        cut = [
+            ((f"stopped in {outcome.cut}",), n.name)
+            for n, outcome in done
+            if outcome.cut and not n.error
+        ]
+        unrepaired = [
+            ((result.check, result_text(result)), node.name)
+            for node, outcome in done
+            if not outcome.failed
+            for result in outcome.left
+        ]
+        changed = [
+            ((", ".join(outcome.done),), node.name) for node, outcome in done if outcome.done
+        ]
         return [
             self.rows("failed", "fail", failed),
             self.rows("partial", "warn", cut),
-            self.rows("not fixed", "fail", left),
+            self.rows("not fixed", "fail", unrepaired),
             self.rows("changed", "changed", changed),
         ]
 
 
-def show_plan(found: Iterable[Node], options: Options = PLAIN) -> Iterator[Line]:
+def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[Line]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     table = _DeployTable(options)
-    return table.fitted([table.plans(found)])
+    return table.fitted([table.plans(deployed)])
 
 
-def show_errors(found: Iterable[Missed]) -> Iterator[Line]:
+def show_errors(missed: Iterable[Missed]) -> Iterator[Line]:
     """The nodes that could not be looked at, nodes with the same reason on one line."""
     table = _DeployTable(PLAIN)
-    return table.fitted(table.errors(found))
+    return table.fitted(table.errors(missed))
 
 
-def _word(node: Node) -> str:
+def _word(node: DeployedNode) -> str:
     """The word under which a node is counted; "to change" for every node with a plan."""
     if node.planned and not node.error:
         return "to change"
@@ -204,12 +221,14 @@ def _word(node: Node) -> str:
 
 def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
     table = _DeployTable(options)
-    found = deploy.nodes
-    yield from table.fitted([table.plans(found), table.left(found), *table.errors(found)])
+    deployed = deploy.nodes
+    yield from table.fitted(
+        [table.plans(deployed), table.for_a_person(deployed), *table.errors(deployed)]
+    )
     counts = Counter(map(_word, deploy.nodes))
     always = ("to change", "ok", "unknown", "unreachable")
-    rest = [word for word in ("failed", "for a person") if counts[word]]
-    words = [*always, *sorted(rest, key=list(counts).index)]
+    optional = [word for word in ("failed", "for a person") if counts[word]]
+    words = [*always, *sorted(optional, key=list(counts).index)]
     yield line(", ".join(f"{counts[word]} {word}" for word in words))
 
 
@@ -217,7 +236,7 @@ def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
     table = _DeployTable(options)
     sections = table.outcomes(deploy.nodes)
     if deploy.complete:
-        sections += [*table.errors(deploy.nodes), table.left(deploy.nodes)]
+        sections += [*table.errors(deploy.nodes), table.for_a_person(deploy.nodes)]
     yield from table.fitted(sections)
     if not deploy.complete or options.quiet:
         return
@@ -225,10 +244,10 @@ def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
     lost = sum(node.unreachable for node in deploy.nodes)
     done = [node.outcome.done for node in deploy.nodes if node.outcome]
     words = Counter(map(_word, deploy.nodes))
-    rest = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
+    optional = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
     yield line(
         f"{sum(map(bool, done))} changed ({counted(sum(map(len, done)), 'change')}), "
-        f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(rest)}"
+        f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(optional)}"
     )
 
 
@@ -237,7 +256,7 @@ def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[Line]:
 
     After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'
     differences. With ``quiet``, what was changed, what failed and what is left for a person is
-    shown, and nothing where all is well.
+    shown, and nothing where all is ok.
     """
     only = deploy.check and deploy.complete
     return _planned(deploy, options) if only else _result(deploy, options)

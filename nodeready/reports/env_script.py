@@ -17,7 +17,6 @@ from nodeready.text import counted, sanitise
 
 #: Columns of the comments.
 WIDTH = 80
-
 #: The word for no value.
 _NONE = "nothing"
 
@@ -33,55 +32,58 @@ def _comment(text: str, indent: str = "# ") -> list[str]:
     )
 
 
-def _differing(found: Variable) -> list[str]:
+def _differing(variable: Variable) -> list[str]:
     """Which nodes would have which value, and what to do about the difference."""
-    width = max(len(value or _NONE) for value, _ in found.nodes_by_value)
+    width = max(len(value or _NONE) for value, _ in variable.nodes_by_value)
     lines = []
-    for value, names in found.nodes_by_value:
+    for value, names in variable.nodes_by_value:
         lines += _comment(f"{value or _NONE:<{width}}  {nodes(names)}", "#   ")
-    (_, most), (_, more), *_ = found.nodes_by_value
-    if len(most) > len(more):
-        fewer = nodes(name for _, names in found.nodes_by_value[1:] for name in names)
+    (_, first), (_, second), *_ = variable.nodes_by_value
+    if len(first) > len(second):
+        fewer = nodes(name for _, names in variable.nodes_by_value[1:] for name in names)
         lines += _comment(f"mend {fewer}, or give each node its own value in a file there")
     else:
         lines += _comment("give each node its own value in a file there")
     return lines
 
 
-def _shown(found: Variable) -> Iterator[str]:
+def _shown(variable: Variable) -> Iterator[str]:
     yield from _comment(
-        found.reason if found.value is not None else f"{found.name} is not set: {found.reason}"
+        variable.reason
+        if variable.value is not None
+        else f"{variable.name} is not set: {variable.reason}"
     )
-    if found.value is None and len(found.nodes_by_value) > 1:
-        yield from _differing(found)
-    for note in found.notes:
+    if variable.value is None and len(variable.nodes_by_value) > 1:
+        yield from _differing(variable)
+    for note in variable.notes:
         yield from _comment(note)
-    for why, names in found.unknown:
-        yield from _comment(f"unknown on {nodes(names)}: {why}")
-    if found.value is not None:
-        yield f"export {found.name}={shell.quote(found.value)}"
+    for reason, names in variable.unknown:
+        yield from _comment(f"unknown on {nodes(names)}: {reason}")
+    if variable.value is not None:
+        yield f"export {variable.name}={shell.quote(variable.value)}"
 
 
-def shell_lines(found: Environment, options: Options = PLAIN) -> Iterator[str]:
+def shell_lines(environment: Environment, options: Options = PLAIN) -> Iterator[str]:
     """The text for `eval`, in pieces: POSIX sh, for bash, dash, ksh and zsh."""
-    lines = _comment(
-        f"nodeready env, {found.taken}: {nodes(found.nodes)} ({counted(len(found.nodes), 'node')})"
-    )
-    for error, names in found.missing:
+    count = counted(len(environment.nodes), "node")
+    lines = _comment(f"nodeready env, {environment.taken}: {nodes(environment.nodes)} ({count})")
+    for error, names in environment.missing:
         lines += _comment(f"not among them: {nodes(names)}: {error}")
-    for one in found.variables:
-        lines += ["", *_shown(one)]
+    for variable in environment.variables:
+        lines += ["", *_shown(variable)]
     return (f"{line}\n" for line in lines)
 
 
-def troubles(found: Environment) -> Iterator[str]:
-    """A line for each variable that somebody has to look at: `eval` hides the comments."""
-    for one in found.variables:
-        if one.value is None and not one.settled:
+def troubles(environment: Environment) -> Iterator[str]:
+    """A line for each variable that a person has to decide: `eval` hides the comments."""
+    for variable in environment.variables:
+        if variable.value is None and not variable.settled:
             shares = "; ".join(
-                f"{v or _NONE} on {nodes(n, 40)}" for v, n in one.nodes_by_value[:3]
+                f"{v or _NONE} on {nodes(n, 40)}" for v, n in variable.nodes_by_value[:3]
             )
-            yield f"{one.name} is not set: {one.reason}" + (f": {shares}" if shares else "")
-        lost = ((name, why) for why, names in one.unknown for name in names)
-        for why, names in reasons(lost):
-            yield f"{one.name} is unknown on {nodes(names)}: {why}"
+            yield f"{variable.name} is not set: {variable.reason}" + (
+                f": {shares}" if shares else ""
+            )
+        unknown = ((name, reason) for reason, names in variable.unknown for name in names)
+        for reason, names in reasons(unknown):
+            yield f"{variable.name} is unknown on {nodes(names)}: {reason}"

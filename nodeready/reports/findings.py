@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nodeready.audit.document import Audit, Outlier
-from nodeready.reports.lines import grouped, nodes, told
-from nodeready.reports.similar_texts import Alike, Texts, alike
+from nodeready.reports.lines import grouped, nodes, result_text
+from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
 from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
 from nodeready.text import counted
 
-if TYPE_CHECKING:
-    pass
-
-#: So many different reasons why nodes could not be looked at are all shown; of more, an example.
+#: Maximum of different reasons why nodes could not be probed; of more, an example is shown.
 _REASONS = 6
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One row of a report.
 
-    text:    what is, what should be, where it comes from; where the nodes differ in numbers, the
-             least and the most; "" where they differ in more
+    text:    the value, the expected value, the source; where the nodes differ in numbers, the
+             minimum and the maximum; "" where they differ in more
     names:   the nodes
-    example: one of the nodes, and its text, where ``text`` does not tell what one node says; ""
-    also:    how many more checks of the subject have the same text
+    example: one of the nodes, and its text, where no single node has ``text``; else ""
+    also:    number of further checks of the subject with the same text
     """
 
     status: str
@@ -40,7 +37,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The check, and how many more."""
+        """The check, and the number of further ones."""
         return f"{self.check} and {self.also} more" if self.also else self.check
 
 
@@ -53,104 +50,108 @@ def _places() -> dict[str, float]:
     return places
 
 
-def _found(status: str, check: str, row: Alike) -> Finding:
-    """The row of nodes that say the same, or nearly the same, of one check."""
-    text, fix = row.said or ("", row.instance[1])
+def _finding_of(status: str, check: str, row: SimilarTexts) -> AuditFinding:
+    """The finding of nodes with similar texts of one check."""
+    text, fix = row.shared_texts or ("", row.instance[1])
     example = f"{row.example}: {row.instance[0]}" if row.example else ""
-    if not row.said:
-        example += f" (one of {row.texts} texts)"
-    return Finding(status, check, text, fix, tuple(row.names), example)
+    if not row.shared_texts:
+        example += f" (one of {row.variants} texts)"
+    return AuditFinding(status, check, text, fix, tuple(row.names), example)
 
 
-def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[Alike]:
-    """The findings of one check in few rows; ``reasons``: that many different ones stay apart."""
+def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[SimilarTexts]:
+    """The findings of one check in few rows; ``reasons``: the maximum of rows of errors."""
     if every:
-        return [Alike(said, names) for said, names in grouped(pairs)]
-    return alike(pairs, reasons, reasons=True) if reasons else alike(pairs)
+        return [SimilarTexts(texts, names) for texts, names in grouped(pairs)]
+    return fold_similar(pairs, reasons, reasons=True) if reasons else fold_similar(pairs)
 
 
-def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[Finding]:
-    """The results of these statuses, in that order; the most nodes first, but of what is well, in
+def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[AuditFinding]:
+    """The results of these statuses, in that order; those of most nodes first, but ok and na in
     the order of the subjects.
 
-    every: fold only what is equal
+    every: fold only equal texts
     """
-    wanted = {status: rank for rank, status in enumerate(statuses)}
-    found: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+    order_of = {status: rank for rank, status in enumerate(statuses)}
+    pairs_of: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
     for node in audit.nodes:
         for result in node.results:
-            if result.status in wanted:
-                pairs = found.setdefault((result.status, result.check), [])
-                pairs.append(((told(result), result.fix), node.name))
+            if result.status in order_of:
+                pairs = pairs_of.setdefault((result.status, result.check), [])
+                pairs.append(((result_text(result), result.fix), node.name))
     places = _places()
     order = sorted(
-        found,
+        pairs_of,
         key=lambda key: (
-            wanted[key[0]],
-            0 if key[0] in ("ok", "na") else -len(found[key]),
+            order_of[key[0]],
+            0 if key[0] in ("ok", "na") else -len(pairs_of[key]),
             places.get(key[1], len(places)),
             key[1],
         ),
     )
     rows = [
-        _found(status, check, row)
+        _finding_of(status, check, row)
         for status, check in order
-        for row in _rows(found[status, check], every)
+        for row in _rows(pairs_of[status, check], every)
     ]
     return rows if every else _together(rows)
 
 
-def _together(rows: list[Finding]) -> list[Finding]:
+def _together(rows: list[AuditFinding]) -> list[AuditFinding]:
     """The rows, with the unknown results of one subject and one reason as one row.
 
     The row has the id of the first of these checks: a tool that hangs leaves a dozen unknown.
     """
-    alike: dict[tuple[object, ...], list[Finding]] = {}
+    groups: dict[tuple[object, ...], list[AuditFinding]] = {}
     for number, row in enumerate(rows):
         subject = row.check.partition(".")[0]
-        alone = row.status != "unknown"
-        key = (number,) if alone else (subject, row.text, row.names, row.example)
-        alike.setdefault(key, []).append(row)
-    return [replace(first, also=len(more)) if more else first for first, *more in alike.values()]
-
-
-def errors(audit: Audit, every: bool = False) -> list[Finding]:
-    """The nodes that could not be looked at, with the reason; the most nodes first."""
-    found: dict[str, list[tuple[Texts, str]]] = {}
-    for node in audit.nodes:
-        if node.error:
-            text = node.error.removeprefix(f"{node.name}: ")
-            found.setdefault(node.status, []).append(((text, ""), node.name))
+        is_single = row.status != "unknown"
+        key = (number,) if is_single else (subject, row.text, row.names, row.example)
+        groups.setdefault(key, []).append(row)
     return [
-        _found(status, "", row)
-        for status in sorted(found, reverse=True)
-        for row in _rows(found[status], every, _REASONS)
+        replace(first, also=len(others)) if others else first for first, *others in groups.values()
     ]
 
 
-def shown(value: Any) -> str:
-    """A fact's value; a node that has no such thing has "none"."""
+def errors(audit: Audit, every: bool = False) -> list[AuditFinding]:
+    """The nodes that could not be probed, by the reason, that of most nodes first."""
+    pairs_of: dict[str, list[tuple[Texts, str]]] = {}
+    for node in audit.nodes:
+        if node.error:
+            text = node.error.removeprefix(f"{node.name}: ")
+            pairs_of.setdefault(node.status, []).append(((text, ""), node.name))
+    return [
+        _finding_of(status, "", row)
+        for status in sorted(pairs_of, reverse=True)
+        for row in _rows(pairs_of[status], every, _REASONS)
+    ]
+
+
+def value_text(value: Any) -> str:
+    """The value of a fact; "none" where the node has no such thing."""
     return "none" if value is None else str(value)
 
 
 def majority(outlier: Outlier) -> str:
     """The value of most nodes of the group: ``61 nodes of h100: 535.161.08``."""
-    return f"{counted(outlier.count, 'node')} of {outlier.group}: {shown(outlier.majority)}"
+    return f"{counted(outlier.count, 'node')} of {outlier.group}: {value_text(outlier.majority)}"
 
 
 def differing(outlier: Outlier, name: str) -> str:
     """The value of one node that differs, and the value of most nodes of its group."""
-    return f"{outlier.fact} is {shown(outlier.nodes[name])}; {majority(outlier)}"
+    return f"{outlier.fact} is {value_text(outlier.nodes[name])}; {majority(outlier)}"
 
 
-def who(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
+def nodes_by_value(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
     """The nodes that differ, by their value; the most nodes first."""
-    for value, names in grouped((shown(value), name) for name, value in outlier.nodes.items()):
+    for value, names in grouped(
+        (value_text(value), name) for name, value in outlier.nodes.items()
+    ):
         yield names, value
 
 
-def told_outlier(outlier: Outlier, limit: int = 4) -> str:
+def outlier_line(outlier: Outlier, limit: int = 4) -> str:
     """One line: ``gpus.driver gpu017: 535.129.03; 61 nodes of h100: 535.161.08``."""
-    rows = [f"{nodes(names)}: {value}" for names, value in who(outlier)]
-    more = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
-    return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *more, majority(outlier)])
+    rows = [f"{nodes(names)}: {value}" for names, value in nodes_by_value(outlier)]
+    hidden = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
+    return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *hidden, majority(outlier)])

@@ -13,13 +13,10 @@ from nodeready.triage import incident as kept
 
 #: The style of a part's status, by that of other reports.
 _STYLES = {"kept": "ok", "partial": "warn", "empty": "na", "missing": "fail"}
-
 #: Columns of the words on the left.
 _PART = 10
-
 #: Files of a part that are named without -v.
 _FILES = 4
-
 #: How each part is read.
 _READ = {
     "stacks": "nodeready stacks --from {directory}/stacks, or stacks.html in a browser",
@@ -31,8 +28,8 @@ _READ = {
 
 def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterator[Line]:
     """The index."""
-    whose = f" of {incident.user}" if incident.user else ""
-    yield line((f"job {incident.job}{whose}", "bold"), f", {incident.started}: {incident.reason}")
+    owner = f" of {incident.user}" if incident.user else ""
+    yield line((f"job {incident.job}{owner}", "bold"), f", {incident.started}: {incident.reason}")
     if not incident.complete:
         yield line(("PARTIAL: it was interrupted", STYLES["warn"]))
     verdict = incident.verdict
@@ -41,10 +38,10 @@ def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterato
     else:
         yield line((f"{verdict.kind}: ", "bold"), verdict.text)
         for suspect in verdict.suspects[:4]:
-            who = ranks(suspect.ranks) or "no rank"
-            where = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
-            why = f": {suspect.for_[0]}" if suspect.for_ else ""
-            yield line(f"{'':<{_PART}}suspect: {who}{where}{why}")
+            suspected = ranks(suspect.ranks) or "no rank"
+            place = f" on {nodes(suspect.nodes)}" if suspect.nodes else ""
+            reason = f": {suspect.for_[0]}" if suspect.for_ else ""
+            yield line(f"{'':<{_PART}}suspect: {suspected}{place}{reason}")
     for row in incident.advice:
         yield line(f"{'':<{_PART}}{row}")
     yield line("")
@@ -59,17 +56,17 @@ def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterato
 
 
 def _part(part: kept.Part, directory: str, options: Options) -> Iterator[Line]:
-    said = "; ".join(filter(None, (part.found, part.why)))
+    text = "; ".join(filter(None, (part.found, part.why)))
     yield line((f"{part.name:<{_PART}}", "bold"), (part.status, STYLES[_STYLES[part.status]]),
-               f": {said}" if said else "")  # fmt: skip
+               f": {text}" if text else "")  # fmt: skip
     if part.files:
         yield line(f"{'':<{_PART}}{_READ[part.name].format(directory=directory)}")
         few = part.files if options.verbose else part.files[:_FILES]
-        more = len(part.files) - len(few)
+        hidden = len(part.files) - len(few)
         yield line(
             " " * _PART,
             ", ".join(name.partition("/")[2] for name in few),
-            f" and {counted(more, 'more file')}" if more else "",
+            f" and {counted(hidden, 'more file')}" if hidden else "",
         )
-    for why, names in reasons(part.errors.items(), options.verbose):
-        yield line(" " * _PART, (nodes(names), "bold"), f": {why}")
+    for reason, names in reasons(part.errors.items(), options.verbose):
+        yield line(" " * _PART, (nodes(names), "bold"), f": {reason}")

@@ -137,8 +137,8 @@ class TextWriter:
 
     def object(self, fields: Sequence[JsonField]) -> _Text:
         """How the objects of a class are written."""
-        first, *others = (field.path for field in fields)
-        values = attrgetter(first, *others) if others else lambda value: (getattr(value, first),)
+        first, *further = (field.path for field in fields)
+        values = attrgetter(first, *further) if further else lambda value: (getattr(value, first),)
         # Each key, and room for its value.
         template = [part for field in fields for part in (f',"{field.key}":', "")] + ["}"]
         template[0] = f'{{"{fields[0].key}":'
@@ -146,7 +146,7 @@ class TextWriter:
 
         def text(value: Any) -> str:
             row = template[:]
-            row[1::2] = [texts.get(type(one), self)(one) for one in values(value)]
+            row[1::2] = [texts.get(type(field), self)(field) for field in values(value)]
             return "".join(row)
 
         return text

@@ -39,9 +39,7 @@ STYLES = {
     "progressing": "green",
     "stack": "bold",
 }
-
 Key = TypeVar("Key", bound=Hashable)
-
 #: A text, or a text with its style.
 Part = Union[str, tuple[str, str]]
 
@@ -63,25 +61,29 @@ class Line:
 
     def cut(self, limit: int) -> Line:
         """This line, cut after ``limit`` characters, with ``...``."""
-        kept, room = [], limit
+        parts, room = [], limit
         for text, style in self.parts:
-            kept.append((text[:room], style))
+            parts.append((text[:room], style))
             room -= len(text)
             if room < 0:
-                return Line((*kept, ("...", "")))
+                return Line((*parts, ("...", "")))
         return self
 
 
 def grouped(pairs: Iterable[tuple[Key, str]]) -> list[tuple[Key, list[str]]]:
-    """Equal keys with the names of all their nodes, the most common key first."""
-    found: dict[Key, list[str]] = {}
+    """Equal keys with the names of all their nodes, the most common key first.
+
+    >>> grouped([("ok", "a"), ("bad", "b"), ("bad", "c")])
+    [('bad', ['b', 'c']), ('ok', ['a'])]
+    """
+    names_of: dict[Key, list[str]] = {}
     for key, name in pairs:
-        found.setdefault(key, []).append(name)
-    return sorted(found.items(), key=lambda item: -len(item[1]))
+        names_of.setdefault(key, []).append(name)
+    return sorted(names_of.items(), key=lambda item: -len(item[1]))
 
 
 class Safe(str):
-    """A text that is safe to show already, and is not cut, however long it is: a node set."""
+    """A text that is already sanitised, and is never cut, such as a node set."""
 
     __slots__ = ()
 
@@ -98,9 +100,9 @@ def nodes(names: Iterable[str], limit: int = 60) -> Safe:
 
 
 def fits(names: Sequence[str], limit: int) -> str:
-    """A folded node set where it has room; else how many nodes it has."""
-    whole = nodes(names, 1_000_000)
-    return whole if len(whole) <= limit else counted(len(names), "node")
+    """A folded node set where it fits into the limit; else the number of its nodes."""
+    text = nodes(names, 1_000_000)
+    return text if len(text) <= limit else counted(len(names), "node")
 
 
 def line(*parts: Part) -> Line:
@@ -111,8 +113,8 @@ def line(*parts: Part) -> Line:
     )
 
 
-def told(result: Result) -> str:
-    """What was observed, what is wanted, and the source, in one clause."""
+def result_text(result: Result) -> str:
+    """The observed value, the expected one, and the source, in one clause."""
     text = result.actual
     if result.expected and result.status in ("fail", "warn") and result.expected != result.actual:
         text = f"{text} (want {result.expected})"

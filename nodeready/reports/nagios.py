@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
-from nodeready.reports.findings import Finding, errors, findings, told_outlier
+from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
 from nodeready.reports.lines import nodes
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import STATUSES
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 #: The words of the exit codes 0 to 3.
 STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-
 #: Bytes of the whole output; the rest of the 8 KiB is left to the command around the plugin.
 _ROOM = 7000
-
 #: Bytes of one line.
 _LINE = 400
 
@@ -77,23 +75,22 @@ def _performance(audit: Audit) -> str:
     return " ".join([*of_nodes, *of_checks, f"outliers={len(audit.outliers)};;;0"])
 
 
-def _said(finding: Finding) -> str:
+def _finding_text(finding: AuditFinding) -> str:
     return finding.text or f"e.g. {finding.example}"
 
 
-def _told(finding: Finding) -> str:
+def _finding_line(finding: AuditFinding) -> str:
     fix = f" (fix: {finding.fix})" if finding.fix else ""
-    return (
-        f"{finding.status.upper()} {finding.title} {nodes(finding.names)}: {_said(finding)}{fix}"
-    )
+    word = f"{finding.status.upper()} {finding.title}"
+    return f"{word} {nodes(finding.names)}: {_finding_text(finding)}{fix}"
 
 
-def _below(audit: Audit) -> Iterator[str]:
+def _detail_lines(audit: Audit) -> Iterator[str]:
     for error in errors(audit):
-        yield f"{error.status.upper()} {nodes(error.names)}: {_said(error)}"
-    yield from (_told(finding) for finding in findings(audit, ("fail", "unknown", "warn")))
-    yield from (_told(finding) for finding in findings(audit, ("waived",)))
-    yield from (f"DIFFERS {told_outlier(outlier)}" for outlier in audit.outliers)
+        yield f"{error.status.upper()} {nodes(error.names)}: {_finding_text(error)}"
+    yield from (_finding_line(finding) for finding in findings(audit, ("fail", "unknown", "warn")))
+    yield from (_finding_line(finding) for finding in findings(audit, ("waived",)))
+    yield from (f"DIFFERS {outlier_line(outlier)}" for outlier in audit.outliers)
 
 
 def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
@@ -101,11 +98,11 @@ def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     head = _line(f"NODEREADY {STATES[nagios_code(audit)]}: {_headline(audit)}")
     first = f"{head} | {_performance(audit)}\n"
     yield first
-    left, rows = _ROOM - len(first.encode()), list(_below(audit))
+    room, rows = _ROOM - len(first.encode()), list(_detail_lines(audit))
     for count, row in enumerate(rows):
         text = _line(row) + "\n"
-        left -= len(text.encode())
-        if left < 0:
+        room -= len(text.encode())
+        if room < 0:
             yield f"and {len(rows) - count} more\n"
             return
         yield text

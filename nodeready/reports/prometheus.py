@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import nodeready
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit
-from nodeready.reports.findings import shown
+from nodeready.reports.findings import value_text
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import STATUSES
 from nodeready.text import sanitise
@@ -20,12 +20,10 @@ from nodeready.text import sanitise
 if TYPE_CHECKING:
     from nodeready.smoke.document import Smoke
 
-#: The results that have a series of their own.
+#: The statuses of results with a series.
 _LISTED = ("fail", "unknown", "warn", "waived")
-
-#: Characters of a label's value: Prometheus can be told to refuse a scrape with longer ones.
+#: Characters of a label's value: a scrape can be configured to refuse longer ones.
 _LABEL = 200
-
 Sample = tuple[dict[str, str], float]
 
 
@@ -41,12 +39,12 @@ def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
     Prometheus refuses a file that has a series twice: of equal series the first one stays.
     """
     yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
-    seen: set[str] = set()
+    written: set[str] = set()
     for labels, value in samples:
         inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
-        if inside in seen:
+        if inside in written:
             continue
-        seen.add(inside)
+        written.add(inside)
         number = int(value) if value == int(value) else value
         yield f"{name}{{{inside}}} {number}\n" if inside else f"{name} {number}\n"
 
@@ -83,15 +81,15 @@ def _ages(audit: Audit) -> Iterator[Sample]:
 
 
 def _outliers(audit: Audit) -> Iterator[Sample]:
-    for one in audit.outliers:
-        for node, value in one.nodes.items():
+    for outlier in audit.outliers:
+        for node, value in outlier.nodes.items():
             yield (
                 {
                     "node": node,
-                    "fact": one.fact,
-                    "group": one.group,
-                    "value": shown(value),
-                    "majority": shown(one.majority),
+                    "fact": outlier.fact,
+                    "group": outlier.group,
+                    "value": value_text(value),
+                    "majority": value_text(outlier.majority),
                 },
                 1,
             )
@@ -123,23 +121,23 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         yield from _metric(f"nodeready_{name}", about, samples)
 
 
-def prometheus_smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def prometheus_smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
-    finished = _seconds(found.finished)
+    finished = _seconds(smoke_test.finished)
     suspects: list[Sample] = [
-        ({"node": name, "kind": one.kind}, 1)
-        for one in found.suspects
-        for name in one.blamed or ("",)
+        ({"node": name, "kind": suspect.kind}, 1)
+        for suspect in smoke_test.suspects
+        for name in suspect.blamed or ("",)
     ]
-    excluded: list[Sample] = [({"node": name}, 1) for name in found.exclude]
-    counts: list[Sample] = [({"status": s}, n) for s, n in found.summary.items()]
+    excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
+    counts: list[Sample] = [({"status": s}, n) for s, n in smoke_test.summary.items()]
     rows: list[tuple[str, str, list[Sample]]] = [
         ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
-        ("duration_seconds", "How long it took.", [({}, finished - _seconds(found.started))]),
-        ("complete", "0 when it was interrupted.", [({}, found.complete)]),
-        ("go", "1 when every test was made and passed.", [({}, found.good)]),
-        ("info", "What made the collective.", [({"engine": found.engine}, 1)]),
-        ("tests", "Collectives of several nodes.", [({}, found.tests)]),
+        ("duration_seconds", "How long it took.", [({}, finished - _seconds(smoke_test.started))]),
+        ("complete", "0 when it was interrupted.", [({}, smoke_test.complete)]),
+        ("go", "1 when every test was made and passed.", [({}, smoke_test.good)]),
+        ("info", "What made the collective.", [({"engine": smoke_test.engine}, 1)]),
+        ("tests", "Collectives of several nodes.", [({}, smoke_test.tests)]),
         ("nodes", "Nodes by their status.", counts),
         ("suspect", "Who spoils the collective; scale: no node alone.", suspects),
         ("excluded", "A node without which the others pass, or that was not tested.", excluded),
@@ -149,7 +147,9 @@ def prometheus_smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
         ("least_gbps", "The least of the tests.", "least_gbps"),
         ("floor_gbps", "The least that the policy wants.", "floor_gbps"),
     ):
-        figures = [({"class": one.name}, getattr(one, value)) for one in found.links]
-        rows.append((name, about, [one for one in figures if one[1] or value != "floor_gbps"]))
+        figures = [({"class": link.name}, getattr(link, value)) for link in smoke_test.links]
+        rows.append(
+            (name, about, [figure for figure in figures if figure[1] or value != "floor_gbps"])
+        )
     for name, about, samples in rows:
         yield from _metric(f"nodeready_smoke_{name}", about, samples)

@@ -19,7 +19,7 @@ def word(group: Group) -> str:
 
 
 def role(group: Group) -> str:
-    """What a group is in the hang, in one word; "": nobody can tell."""
+    """The role of a group in the hang, in one word; "": not known."""
     return group.role or ""
 
 
@@ -30,11 +30,11 @@ def ranks(numbers: Sequence[int], limit: int = 1_000_000) -> str:
     text = f"ranks {fold_ranks(numbers)}"
     if len(text) <= limit:
         return text
-    more = f"... ({len(numbers)} ranks)"
-    return text[: text.rfind(",", 0, max(8, limit - len(more))) + 1 or None] + more
+    ending = f"... ({len(numbers)} ranks)"
+    return text[: text.rfind(",", 0, max(8, limit - len(ending))) + 1 or None] + ending
 
 
-def who(group: Group, limit: int = 1_000_000) -> str:
+def members(group: Group, limit: int = 1_000_000) -> str:
     """The ranks of a group; how many processes where they have none; "" for a node alone."""
     lone = group.processes - len(group.ranks)
     if not group.ranks:
@@ -45,22 +45,22 @@ def who(group: Group, limit: int = 1_000_000) -> str:
 
 
 def place(frame: Frame) -> str:
-    """``loader.py:88``; without the line where there is none."""
+    """``loader.py:88``; without an unknown line."""
     return f"{frame.file}:{frame.line}" if frame.line else frame.file
 
 
 def largest(stacks: Stacks) -> Group | None:
-    """The stack that most processes have: the other groups are compared with this one."""
-    found = [group for group in stacks.groups if group.kind == "stack"]
-    return max(found, key=lambda group: group.processes, default=None)
+    """The group of most processes with a stack, the reference of all groups."""
+    groups = [group for group in stacks.groups if group.kind == "stack"]
+    return max(groups, key=lambda group: group.processes, default=None)
 
 
-def begun(stacks: Stacks) -> set[int]:
+def overtaken(stacks: Stacks) -> set[int]:
     """The indexes of the groups from whose place another group has gone on.
 
-    Its path is the beginning of the other's, from the same lines, and in the last function that
-    both are in the other is at a later line. At the same line nobody knows who came first; at an
-    earlier one the other has not been here yet, or is in another turn of a loop.
+    Group B has overtaken group A if the path of A is the beginning of the path of B, from the same
+    lines, and B is at a later line of the last shared function. At the same line, the order is not
+    known; an earlier line may be another iteration of a loop.
     """
     paths = {
         number: tuple((frame.function, frame.file) for frame in group.frames)
@@ -69,70 +69,70 @@ def begun(stacks: Stacks) -> set[int]:
     }
     # In sorted order, the paths that begin with one stand right behind it.
     ordered = sorted(paths, key=lambda number: paths[number])
-    found = set()
+    numbers = set()
     for at, number in enumerate(ordered):
         frames = stacks.groups[number].frames
         for other in ordered[at + 1 : at + 1 + _COMPARED]:
             if paths[other][: len(frames)] != paths[number]:
                 break
             if len(paths[other]) > len(frames) and _later(frames, stacks.groups[other].frames):
-                found.add(number)
+                numbers.add(number)
                 break
-    return found
+    return numbers
 
 
 #: Groups behind one in the order of paths that are compared with it.
 _COMPARED = 64
 
 
-def _later(frames: Sequence[Frame], others: Sequence[Frame]) -> bool:
+def _later(frames: Sequence[Frame], deeper: Sequence[Frame]) -> bool:
     """Whether a deeper stack has left the function in which the shorter one stands, further on."""
-    *above, last = frames
-    same = all(own.line == one.line and own.line for own, one in zip(above, others))
-    return same and 0 < last.line < others[len(above)].line
+    *callers, last = frames
+    same = all(caller.line == call.line and caller.line for caller, call in zip(callers, deeper))
+    return same and 0 < last.line < deeper[len(callers)].line
 
 
-def process(one: Rank) -> str:
+def process(rank: Rank) -> str:
     """``pid 4711, state S in futex_wait_queue, 0.01 s CPU``."""
-    waits = f" in {one.wait_channel[:60]}" if one.wait_channel not in ("", "0") else ""
-    parts = [f"pid {one.pid}"]
-    if one.state:
-        parts.append(f"state {one.state[:20]}{waits}")
-    if one.cpu_s is not None:
-        parts.append(f"{one.cpu_s:.2f} s CPU")
-    if one.note:
-        parts.append(one.note)
+    waits = f" in {rank.wait_channel[:60]}" if rank.wait_channel not in ("", "0") else ""
+    parts = [f"pid {rank.pid}"]
+    if rank.state:
+        parts.append(f"state {rank.state[:20]}{waits}")
+    if rank.cpu_s is not None:
+        parts.append(f"{rank.cpu_s:.2f} s CPU")
+    if rank.note:
+        parts.append(rank.note)
     return ", ".join(parts)
 
 
 def headline(stacks: Stacks) -> str:
     """Which job, how many of its ranks were found and where, and in how many places they stand."""
-    known = {one.rank for one in stacks.processes if one.rank is not None}
-    lone = sum(one.rank is None for one in stacks.processes)
-    where = counted(len({one.node for one in stacks.processes}), "node")
+    numbers = {rank.rank for rank in stacks.processes if rank.rank is not None}
+    lone = sum(rank.rank is None for rank in stacks.processes)
+    nodes_ = counted(len({rank.node for rank in stacks.processes}), "node")
     size = stacks.world_size
-    shared = stacks.user and any(one.user != stacks.user for one in stacks.others)
-    whose = f" of {stacks.user[:60]}" if shared else ""
-    job = f"job {stacks.job[:60]}{whose}: " if stacks.job else ""
+    shared = stacks.user and any(other_job.user != stacks.user for other_job in stacks.others)
+    owner = f" of {stacks.user[:60]}" if shared else ""
+    job = f"job {stacks.job[:60]}{owner}: " if stacks.job else ""
     groups = stacks.groups
     if not stacks.processes:
         return f"{job}no rank was found" + (f" of {size}" if size else "")
-    if len(groups) == 1 and groups[0].kind == "stack" and known and size in (None, len(known)):
-        who_ = f"all {len(known)} ranks" if len(known) > 1 else "the only rank"
-        found = "" if size else " that were found" if len(known) > 1 else " that was found"
-        stands = "stand" if len(known) > 1 else "stands"
+    if len(groups) == 1 and groups[0].kind == "stack" and numbers and size in (None, len(numbers)):
+        who_ = f"all {len(numbers)} ranks" if len(numbers) > 1 else "the only rank"
+        found_text = "" if size else " that were found" if len(numbers) > 1 else " that was found"
+        stands = "stand" if len(numbers) > 1 else "stands"
         does = f"{stands} in {_one_place(groups[0])}"
         if groups[0].verdict == "progressing":
-            does = "move" if len(known) > 1 else "moves"
-        return f"{job}{who_}{found} {does}, on {where}"
-    found = f"{len(known)} of {size} ranks" if size else counted(len(known), "rank")
-    if size == len(known):
-        found = f"all {size} ranks"
-    if not known and lone:
-        found = counted(lone, "process", "processes") + " without a rank"
+            does = "move" if len(numbers) > 1 else "moves"
+        return f"{job}{who_}{found_text} {does}, on {nodes_}"
+    found_text = f"{len(numbers)} of {size} ranks" if size else counted(len(numbers), "rank")
+    if size == len(numbers):
+        found_text = f"all {size} ranks"
+    if not numbers and lone:
+        found_text = counted(lone, "process", "processes") + " without a rank"
     elif lone:
-        found += f" and {counted(lone, 'process', 'processes')} without a rank"
-    return f"{job}{found} found on {where}, in {counted(len(groups), 'group')}"
+        found_text += f" and {counted(lone, 'process', 'processes')} without a rank"
+    return f"{job}{found_text} found on {nodes_}, in {counted(len(groups), 'group')}"
 
 
 def _one_place(group: Group) -> str:
@@ -143,4 +143,4 @@ def _one_place(group: Group) -> str:
 def silent(stacks: Stacks) -> Iterator[tuple[str, str]]:
     """Nodes without an answer that no group names, each with the reason."""
     named = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
-    return ((node, why) for node, why in stacks.errors.items() if node not in named)
+    return ((node, reason) for node, reason in stacks.errors.items() if node not in named)

@@ -1,7 +1,7 @@
 """The formats of every command's document, a row each: a format is a file and its rows here.
 
 A row's module is imported when its format is used: ``--help`` imports none of them, and a node
-needs only the modules of its own formats.
+needs only the modules of its formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Options:
     width:   columns of the terminal
     fail_on: "fail" or "warn": the mildest status with which a check fails the run
     diff:    a deploy's table shows the differences of its files
-    quiet:   a table says nothing of what is well
+    quiet:   a table leaves out what is ok
     lines:   that a table has on a terminal, about; 0: a pipe or a file, where no row is left out
     """
 
@@ -72,17 +72,17 @@ class Format:
         if not self.facts:
             return None
         module, _, name = self.facts.partition(":")
-        found: Callable[[Any], str] = getattr(
+        function: Callable[[Any], str] = getattr(
             importlib.import_module(f"nodeready.reports.{module}"), name
         )
-        return found
+        return function
 
     @property
     def module(self) -> str:
         """The dotted name of the renderer's module."""
         return f"nodeready.reports.{self.renderer.partition(':')[0]}"
 
-    def _made(self, document: Any, options: Options) -> Iterator[Any]:
+    def _rendered(self, document: Any, options: Options) -> Iterator[Any]:
         function: Callable[[Any, Options], Iterable[Any]] = getattr(
             importlib.import_module(self.module), self.renderer.partition(":")[2]
         )
@@ -90,14 +90,14 @@ class Format:
 
     def render(self, document: Any, options: Options = PLAIN) -> Iterator[str]:
         """The text in pieces, as a file holds it."""
-        made = self._made(document, options)
-        return (f"{line.plain}\n" for line in made) if self.styled else made
+        pieces = self._rendered(document, options)
+        return (f"{line.plain}\n" for line in pieces) if self.styled else pieces
 
     def lines(self, document: Any, options: Options = PLAIN) -> Iterator[Line]:
         """The lines with their styles. Raises ValueError for a format that has none."""
         if not self.styled:
             raise ValueError(f"{self.document} as {self.name} is not made of lines")
-        return self._made(document, options)
+        return self._rendered(document, options)
 
 
 #: Every format of every document; a command's first one is its default.
@@ -155,5 +155,5 @@ def names(document: str, *, on_node: bool = False) -> tuple[str, ...]:
 
 
 def find(document: str, name: str) -> Format:
-    """The format of this document and name. Raises KeyError when there is none."""
+    """The format of this document and name. Raises KeyError for an unknown one."""
     return FORMATS[document][name]

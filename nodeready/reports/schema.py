@@ -36,9 +36,14 @@ DOCUMENTS: dict[str, Any] = {
 }
 
 
-def _when(field: str, values: tuple[str, ...], then: object, other: object) -> dict[str, Any]:
-    rule = {"if": {"properties": {field: {"enum": list(values)}}}, "then": {"properties": then}}
-    return rule if other is None else {**rule, "else": {"properties": other}}
+def _when(
+    field: str, values: tuple[str, ...], consequence: object, alternative: object
+) -> dict[str, Any]:
+    rule = {
+        "if": {"properties": {field: {"enum": list(values)}}},
+        "then": {"properties": consequence},
+    }
+    return rule if alternative is None else {**rule, "else": {"properties": alternative}}
 
 
 #: The rules between the fields of one object.
@@ -105,7 +110,7 @@ def _attribute(kind: Any, path: str) -> tuple[Any, str]:
     return _attribute(hint, inner) if inner else (hint, _meanings(kind)[1].get(name, ""))
 
 
-class _Writer:
+class _SchemaWriter:
     """One document's schema while its parts are collected."""
 
     def __init__(self) -> None:
@@ -162,7 +167,7 @@ class _Writer:
         for key, path, is_optional in rows:
             hint, meaning = _attribute(kind, path)
             if is_optional:
-                (hint,) = (one for one in typing.get_args(hint) if one is not type(None))
+                (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
             else:
                 required.append(key)
             fields[key] = self.of(hint) | ({"description": meaning} if meaning else {})
@@ -179,13 +184,13 @@ class _Writer:
 
 def schema(document: str) -> dict[str, Any]:
     """The JSON Schema of ``nodeready.DOCUMENT/1``. Raises KeyError for what is no document."""
-    writer, name = _Writer(), f"nodeready.{document}/1"
-    whole = writer.object(DOCUMENTS[document], name)
+    writer, name = _SchemaWriter(), f"nodeready.{document}/1"
+    fields = writer.object(DOCUMENTS[document], name)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:nodeready:{document}:1",
         "title": name,
-        **whole,
+        **fields,
         **({"$defs": writer.parts} if writer.parts else {}),
     }
 

@@ -9,99 +9,98 @@ from typing import NamedTuple
 
 from nodeready.reports.lines import grouped
 
-#: What a text can say of one node: what is, and its fix.
+#: The texts about one node: a finding, and its fix.
 Texts = tuple[str, ...]
-
-#: A text in pieces: what all texts of its kind share, and the words that may differ between them.
-_Pieces = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]
-
+#: Texts in pieces: those between the words that may differ, and these words.
+_SplitTexts = tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]
 #: A number with its thousands apart, or a word: a device, a version, an address, a path's part.
 _WORD = re.compile(r"\d{1,3}(?:,\d{3})+(?![\w,])|\w(?:[\w.:-]*\w)?")
-
 _NUMBER = re.compile(r"(\D*)(\d[\d,]*(?:\.\d+)?)(\D*)")
-
 _ADDRESS = re.compile(
     r"\d+(?:\.\d+){3}|[0-9A-Fa-f]*:[0-9A-Fa-f:]*:[\w.:]*|\w[\w-]*(?:\.[\w-]+)*\.[A-Za-z]{2,}"
 )
-
 _DIGIT = re.compile(r"\d")
-
-#: The node's own name in a text, and an address that is another one on each node.
+#: The placeholders of the node's own name, and of an address that differs on each node.
 _OWN, _EACH = "NODE", "ADDRESS"
-
-#: So many reasons are all told, where they are not alike.
+#: Maximum of rows with different reasons.
 _REASONS = 6
-
-#: So many values of one word are all named; of more, the first and the last.
+#: Maximum of values of one word that are all named; of more, the first and the last.
 _NAMED = 3
 
 
-class Alike(NamedTuple):
-    """One row for the nodes that say the same, or the same but for numbers.
+class SimilarTexts(NamedTuple):
+    """One row for nodes with equal texts, or with texts that differ by a few words.
 
-    said:    the texts; where the nodes differ, with all values or the least and the most
-    names:   the nodes
-    example: one of the nodes, where ``said`` alone does not tell what one node says; ""
-    instance: what that node says
-    texts:   how many different texts there are
+    shared_texts: the texts; where they differ, with all values, or the minimum and maximum
+    names:        the nodes
+    example:      one of the nodes, where no single node has the shared texts; else ""
+    instance:     the texts of that node
+    variants:     number of different texts
     """
 
-    said: Texts
+    shared_texts: Texts
     names: list[str]
     example: str = ""
     instance: Texts = ()
-    texts: int = 1
+    variants: int = 1
 
 
-def alike(
-    pairs: Iterable[tuple[Texts, str]], apart: int = _NAMED, *, reasons: bool = False
-) -> list[Alike]:
-    """What nodes say, in few rows: the most nodes first.
+def fold_similar(
+    pairs: Iterable[tuple[Texts, str]], max_rows: int = _NAMED, *, reasons: bool = False
+) -> list[SimilarTexts]:
+    """The texts of all nodes in few rows, the row of most nodes first.
 
-    pairs:   texts and the node that says them; a node's own name in them makes no difference
-    apart:   so many different texts are all shown; of more, those of one shape are one row
-    reasons: why nodes have no answer: an address that is another one on each node makes no
-             difference, however few they are
+    pairs:    texts and their node, whose own name in them is ignored
+    max_rows: maximum of rows; beyond it, texts of one shape are one row
+    reasons:  the texts are errors: an address that differs on each node is ignored
+
+    >>> fold_similar([(("71 C",), "gpu1"), (("84 C",), "gpu2")], 1)[0].shared_texts
+    ('71 C, 84 C',)
     """
-    found: dict[Texts, list[str]] = {}
-    for said, name in pairs:
-        found.setdefault(said, []).append(name)
-    shapes: dict[object, _Shape] = {}
-    for said, names in found.items():
-        # Of a text that several nodes say, the name is nobody's own.
-        shared, words = _pieces(said, names[0] if len(names) == 1 else "")
-        shapes.setdefault(shared, _Shape(shared)).add(said, words, names)
-    kinds = sorted(shapes.values(), key=lambda one: -one.count)
+    names_of: dict[Texts, list[str]] = {}
+    for texts, name in pairs:
+        names_of.setdefault(texts, []).append(name)
+    shapes: dict[object, _TextShape] = {}
+    for texts, names in names_of.items():
+        # In a text of several nodes, no name is the node's own.
+        shared, words = _split_words(texts, names[0] if len(names) == 1 else "")
+        shapes.setdefault(shared, _TextShape(shared)).add(texts, words, names)
+    kinds = sorted(shapes.values(), key=lambda shape: -shape.count)
     if reasons:
-        for one in kinds:
-            one.forget_addresses()
-    if sum(len(one.rows) for one in kinds) <= apart:
-        rows = [row for one in kinds for row in one.each()]
-    elif len(kinds) <= apart:
-        rows = [one.merged() for one in kinds]
+        for shape in kinds:
+            shape.forget_addresses()
+    if sum(len(shape.rows) for shape in kinds) <= max_rows:
+        rows = [row for shape in kinds for row in shape.separate_rows()]
+    elif len(kinds) <= max_rows:
+        rows = [shape.merged() for shape in kinds]
     else:
-        rows = [one.merged() for one in kinds[: apart - 1]]
-        rows.append(_others(kinds[apart - 1 :]))
+        rows = [shape.merged() for shape in kinds[: max_rows - 1]]
+        rows.append(_example_row(kinds[max_rows - 1 :]))
     return sorted(rows, key=lambda row: -len(row.names))
 
 
-def reasons(found: Iterable[tuple[str, str]], verbose: int = 0) -> list[tuple[str, list[str]]]:
-    """Why nodes have no answer, in few rows: the reason, or one of many, and its nodes.
+def reasons(
+    node_reasons: Iterable[tuple[str, str]], verbose: int = 0
+) -> list[tuple[str, list[str]]]:
+    """Why nodes have no answer, in few rows: the reason, or an example, and the nodes.
 
-    found: node and reason
+    node_reasons: pairs of a node and its reason
     """
-    pairs = (((why.removeprefix(f"{name}: "),), name) for name, why in found)
+    pairs = (((reason.removeprefix(f"{name}: "),), name) for name, reason in node_reasons)
     if verbose:
-        return [(why, names) for (why,), names in grouped(pairs)]
+        return [(reason, names) for (reason,), names in grouped(pairs)]
     return [
-        (row.said[0] if row.said else f"e.g. {row.example}: {row.instance[0]}", row.names)
-        for row in alike(pairs, _REASONS, reasons=True)
+        (
+            row.shared_texts[0] if row.shared_texts else f"e.g. {row.example}: {row.instance[0]}",
+            row.names,
+        )
+        for row in fold_similar(pairs, _REASONS, reasons=True)
     ]
 
 
-def _pieces(said: Texts, name: str) -> _Pieces:
+def _split_words(texts: Texts, name: str) -> _SplitTexts:
     shared, words = [], []
-    for text in said:
+    for text in texts:
         between, end = [], 0
         for match in _WORD.finditer(text):
             word = match[0]
@@ -116,10 +115,10 @@ def _pieces(said: Texts, name: str) -> _Pieces:
     return tuple(shared), tuple(words)
 
 
-class _Shape:
-    """The texts that share all but some words.
+class _TextShape:
+    """Texts that are equal except for some words.
 
-    rows: the words -> the nodes that say them, and their own texts
+    rows: the words -> the nodes with these words, and their texts
     """
 
     def __init__(self, shared: tuple[tuple[str, ...], ...]) -> None:
@@ -134,52 +133,52 @@ class _Shape:
     def count(self) -> int:
         return sum(len(names) for names, _ in self.rows.values())
 
-    def add(self, said: Texts, words: tuple[str, ...], names: list[str]) -> None:
-        known, texts = self.rows.setdefault(words, ([], []))
-        known.extend(names)
-        texts.append(said)
+    def add(self, own_texts: Texts, words: tuple[str, ...], names: list[str]) -> None:
+        row_names, texts = self.rows.setdefault(words, ([], []))
+        row_names.extend(names)
+        texts.append(own_texts)
 
     def forget_addresses(self) -> None:
-        """Make one row of the rows that differ by an address of each node's own alone."""
-        found: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+        """Merge the rows that differ only by an address of the node."""
+        words_of: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
         for words in self.rows:
             plain = tuple(
                 _EACH if free and _ADDRESS.fullmatch(word) else word
                 for word, free in zip(words, self.free)
             )
-            found.setdefault(plain, []).append(words)
-        for plain, several in found.items():
+            words_of.setdefault(plain, []).append(words)
+        for plain, several in words_of.items():
             if len(several) > 1:
-                kept: tuple[str, ...] = several[0]
+                merged: tuple[str, ...] = several[0]
                 for at, word in enumerate(plain):
                     if len({words[at] for words in several}) > 1:
-                        kept = (*kept[:at], word, *kept[at + 1 :])
+                        merged = (*merged[:at], word, *merged[at + 1 :])
                 for words in several:
                     names, texts = self.rows.pop(words)
-                    known, others = self.rows.setdefault(kept, ([], []))
-                    known.extend(names)
-                    others.extend(texts)
+                    merged_names, merged_texts = self.rows.setdefault(merged, ([], []))
+                    merged_names.extend(names)
+                    merged_texts.extend(texts)
 
-    def said(self, words: Sequence[str]) -> Texts:
-        """The texts with these words; an own name or address in front of a reason goes."""
-        left, texts = list(words), []
+    def filled_in(self, words: Sequence[str]) -> Texts:
+        """The texts with these words; the node's name or address before a reason is removed."""
+        remaining, texts = list(words), []
         for between in self.shared:
-            here, left = left[: len(between) - 1], left[len(between) - 1 :]
-            text = "".join(piece for pair in zip(between, [*here, ""]) for piece in pair)
-            for own in (_OWN, _EACH):
-                if here[:1] == [own] and not between[0]:
-                    text = text.removeprefix(f"{own}: ")
+            own_words, remaining = remaining[: len(between) - 1], remaining[len(between) - 1 :]
+            text = "".join(part for pair in zip(between, [*own_words, ""]) for part in pair)
+            for placeholder in (_OWN, _EACH):
+                if own_words[:1] == [placeholder] and not between[0]:
+                    text = text.removeprefix(f"{placeholder}: ")
             texts.append(text)
         return tuple(texts)
 
-    def row(self, words: tuple[str, ...]) -> Alike:
+    def row(self, words: tuple[str, ...]) -> SimilarTexts:
         names, texts = self.rows[words]
-        return Alike(texts[0] if len(texts) == 1 else self.said(words), names)
+        return SimilarTexts(texts[0] if len(texts) == 1 else self.filled_in(words), names)
 
-    def each(self) -> Iterator[Alike]:
+    def separate_rows(self) -> Iterator[SimilarTexts]:
         return map(self.row, self.rows)
 
-    def merged(self) -> Alike:
+    def merged(self) -> SimilarTexts:
         """All of them as one row."""
         if len(self.rows) == 1:
             return self.row(next(iter(self.rows)))
@@ -191,38 +190,38 @@ class _Shape:
                 values[word] += count
             differ += len(values) > 1
             words.append(_values(values, free))
-        names = [name for some, _ in self.rows.values() for name in some]
-        some, texts = max(self.rows.values(), key=lambda row: len(row[0]))
-        example = (some[0], texts[0]) if differ > 1 else ("", ())
-        return Alike(self.said(words), names, *example, texts=len(self.rows))
+        names = [name for row_names, _ in self.rows.values() for name in row_names]
+        row_names, texts = max(self.rows.values(), key=lambda row: len(row[0]))
+        example = (row_names[0], texts[0]) if differ > 1 else ("", ())
+        return SimilarTexts(self.filled_in(words), names, *example, variants=len(self.rows))
 
 
-def _values(found: Counter[str], free: bool) -> str:
-    """The values that one word has: ``71.2 to 84.9``, ``eth0, eth1``, ``a, b and 17 more``.
+def _values(values: Counter[str], free: bool) -> str:
+    """All values of one word: ``71.2 to 84.9``, ``eth0, eth1``, ``a, b and 17 more``.
 
-    free: addresses that are another one on each node are not named
+    free: addresses that differ on each node are not named
     """
-    if len(found) == 1:
-        return next(iter(found))
-    matches = [_NUMBER.fullmatch(value) for value in found]
+    if len(values) == 1:
+        return next(iter(values))
+    matches = [_NUMBER.fullmatch(value) for value in values]
     around = {(match[1], match[3]) for match in matches if match}
     if None in matches or len(around) > 1:
         if (
             free
-            and len(found) == sum(found.values()) > _NAMED
-            and all(map(_ADDRESS.fullmatch, found))
+            and len(values) == sum(values.values()) > _NAMED
+            and all(map(_ADDRESS.fullmatch, values))
         ):
             return _EACH
-        first = [value for value, _ in found.most_common(_NAMED)]
-        if len(found) <= _NAMED:
+        first = [value for value, _ in values.most_common(_NAMED)]
+        if len(values) <= _NAMED:
             return ", ".join(first)
-        return f"{', '.join(first[:2])} and {len(found) - 2} more"
-    ranked = sorted(found, key=_number)
+        return f"{', '.join(first[:2])} and {len(values) - 2} more"
+    ranked = sorted(values, key=_number)
     if len(ranked) <= _NAMED:
         return ", ".join(ranked)
     text = f"{ranked[0]} to {ranked[-1]}"
-    most, count = found.most_common(1)[0]
-    return f"mostly {most} ({text})" if count * 2 > sum(found.values()) else text
+    majority, count = values.most_common(1)[0]
+    return f"mostly {majority} ({text})" if count * 2 > sum(values.values()) else text
 
 
 def _number(text: str) -> float:
@@ -230,8 +229,8 @@ def _number(text: str) -> float:
     return float(match[2].replace(",", "")) if match else 0.0
 
 
-def _others(kinds: Sequence[_Shape]) -> Alike:
+def _example_row(kinds: Sequence[_TextShape]) -> SimilarTexts:
     """One row for texts of many shapes: an example."""
-    names = [name for one in kinds for some, _ in one.rows.values() for name in some]
-    some, texts = next(iter(kinds[0].rows.values()))
-    return Alike((), names, some[0], texts[0], sum(len(one.rows) for one in kinds))
+    names = [name for shape in kinds for row_names, _ in shape.rows.values() for name in row_names]
+    row_names, texts = next(iter(kinds[0].rows.values()))
+    return SimilarTexts((), names, row_names[0], texts[0], sum(len(shape.rows) for shape in kinds))

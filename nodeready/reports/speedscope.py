@@ -28,7 +28,7 @@ def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         if group.frames:
             path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
             # The ranks stand as a call on top of their stack: the format has no other place.
-            label = Frame(f"[{rank_groups.word(group)}: {rank_groups.who(group, 60)}]", "", 0)
+            label = Frame(f"[{rank_groups.word(group)}: {rank_groups.members(group, 60)}]", "", 0)
             samples.append([*path, indexes.setdefault(label, len(indexes))])
             weights.append(max(group.processes, 1))
     name = rank_groups.headline(stacks)
@@ -54,5 +54,5 @@ def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
 
 def _frame(frame: Frame) -> dict[str, Any]:
     """A frame in the format, which has no empty file and no line 0."""
-    known = {"name": frame.function, "file": frame.file, "line": frame.line}
-    return {key: value for key, value in known.items() if key == "name" or value}
+    fields = {"name": frame.function, "file": frame.file, "line": frame.line}
+    return {key: value for key, value in fields.items() if key == "name" or value}

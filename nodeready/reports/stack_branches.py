@@ -45,22 +45,22 @@ def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
         node = node.children[0]
 
 
-def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
+def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Branch]:
     """The rows of the merged tree, a branch in front of the branches below it.
 
     No recursion: ranks that are in a recursive function make a tree that is hundreds of branches
     deep.
 
-    most:    branches that are shown at one place; one row stands for the others
-    deepest: branches that are shown one below the other
+    max_branches: maximum of branches at one place; one row stands for the hidden ones
+    max_depth:    maximum of nested branches
     """
     root = tree(stacks)
     starts = root.children if root.frame is None else (root,)
     waiting: list[tuple[Tree | list[Tree], tuple[bool, ...], int]] = []
 
     def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
-        shown = len(children) if len(children) <= most else most
-        if len(lasts) >= deepest:
+        shown = len(children) if len(children) <= max_branches else max_branches
+        if len(lasts) >= max_depth:
             shown = 0
         width = max((len(str(child.processes)) for child in children), default=0)
         if children[shown:]:
@@ -73,7 +73,7 @@ def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
     while waiting:
         node, lasts, width = waiting.pop()
         if isinstance(node, list):
-            count = sum(one.processes for one in node)
+            count = sum(hidden.processes for hidden in node)
             yield Branch((), count, (), (), lasts, 0, width, len(node))
             continue
         frames, end = _chain(node)

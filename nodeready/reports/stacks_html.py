@@ -30,7 +30,7 @@ from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fol
 _OPEN, _PROCESSES = 3, 1000
 #: Rows of the matrix; statements of one witness that stand in a cell of it, and below it.
 _ROWS, _CELL, _SAYS = 2000, 4, 200
-#: Branches at one place, and one below the other: browsers nest 512 elements.
+#: Branches at one place, and nested ones: browsers nest 512 elements.
 _BRANCHES, _DEEPEST = 200, 100
 #: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
 _LONG, _SET, _TEXT = 300, 60, 4000
@@ -103,14 +103,14 @@ def _template() -> Template:
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, SAYS=_SAYS, CELL=_CELL,
         WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
         counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
-        ranks=rank_groups.ranks, who=rank_groups.who, word=rank_groups.word,
+        ranks=rank_groups.ranks, who=rank_groups.members, word=rank_groups.word,
     )  # fmt: skip
     return environment.get_template("page.html.j2")
 
 
 @lru_cache(maxsize=2)
 def part(name: str) -> Markup:
-    """The style sheet or the script as it stands in the page: a constant file of ours."""
+    """The style sheet or the script of the page: a constant file."""
     loader = PackageLoader("nodeready", "reports/stacks_page")
     return Markup("\n" + loader.get_source(Environment(autoescape=True), name)[0])
 
@@ -132,7 +132,7 @@ class _Card:
     """A group with its place in the page.
 
     number:  as the page counts, from 1
-    largest: the other groups are compared with this one
+    largest: this group is the reference of all groups
     begun:   other groups have gone on from where this one stands
     """
 
@@ -157,12 +157,12 @@ class _Twig:
 
 
 def _cards(stacks: Stacks) -> Iterator[_Card]:
-    found: dict[int, list[Rank]] = {}
-    for one in stacks.processes:
-        found.setdefault(one.group, []).append(one)
-    largest, begun = rank_groups.largest(stacks), rank_groups.begun(stacks)
+    processes_of: dict[int, list[Rank]] = {}
+    for process in stacks.processes:
+        processes_of.setdefault(process.group, []).append(process)
+    largest, begun_groups = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for at, group in enumerate(stacks.groups):
-        yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
+        yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in begun_groups)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class _Cell:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _MatrixRow:
     """Ranks that stand side by side in the matrix with equal cells.
 
     number: of their group; order: of the row by suspicion, from 1
@@ -195,7 +195,7 @@ class _Row:
 class _Matrix:
     """Ranks by witnesses. hidden: rows that are not shown"""
 
-    rows: tuple[_Row, ...]
+    rows: tuple[_MatrixRow, ...]
     hidden: int
 
 
@@ -203,46 +203,51 @@ class _Matrix:
 _Key = tuple[int, str, tuple[tuple[int, ...], ...]]
 
 
-def _cell(says: Sequence[Statement]) -> _Cell:
-    if not says:
+def _cell(statements: Sequence[Statement]) -> _Cell:
+    if not statements:
         return _Cell((), None)
-    return _Cell(tuple(says), max(-1 if one.against else one.weight for one in says))
+    return _Cell(
+        tuple(statements),
+        max(-1 if statement.against else statement.weight for statement in statements),
+    )
 
 
 class _About:
     """Which statements of a witness are about a rank: of itself, or of its node."""
 
-    def __init__(self, says: Sequence[Statement]) -> None:
+    def __init__(self, statements: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
         self._nodes: dict[str, list[int]] = {}
         # The same words about several nodes make their ranks equal.
         firsts: dict[tuple[str, int, bool], int] = {}
-        for number, one in enumerate(says):
-            at = firsts.setdefault((one.text, one.weight, one.against), number)
-            for rank in one.ranks:
+        for number, statement in enumerate(statements):
+            at = firsts.setdefault((statement.text, statement.weight, statement.against), number)
+            for rank in statement.ranks:
                 self._ranks.setdefault(rank, []).append(at)
             # A statement of ranks names their nodes, too.
-            for node in () if one.ranks else one.nodes:
+            for node in () if statement.ranks else statement.nodes:
                 self._nodes.setdefault(node, []).append(at)
 
     def of(self, rank: int | None, node: str) -> tuple[int, ...]:
-        own = self._ranks.get(rank, []) if rank is not None else []
-        return tuple(sorted({*own, *self._nodes.get(node, [])}))
+        statements = self._ranks.get(rank, []) if rank is not None else []
+        return tuple(sorted({*statements, *self._nodes.get(node, [])}))
 
 
 def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
     """Group, rank, node, state and process of every rank, by group and then by rank."""
-    found: dict[int, list[Rank]] = {}
-    for one in stacks.processes:
-        found.setdefault(one.group, []).append(one)
+    processes_of: dict[int, list[Rank]] = {}
+    for process in stacks.processes:
+        processes_of.setdefault(process.group, []).append(process)
     for at, group in enumerate(stacks.groups):
-        processes = sorted(found.get(at, ()), key=lambda one: (one.rank is None, one.rank or 0))
-        for one in processes:
-            channel = one.wait_channel if one.wait_channel != "0" else ""
-            yield at, one.rank, one.node, f"{one.state} {channel}".strip(), one
-        known = {one.rank for one in processes}
+        processes = sorted(
+            processes_of.get(at, ()), key=lambda process: (process.rank is None, process.rank or 0)
+        )
+        for process in processes:
+            channel = process.wait_channel if process.wait_channel != "0" else ""
+            yield at, process.rank, process.node, f"{process.state} {channel}".strip(), process
+        numbers = {process.rank for process in processes}
         for rank in group.ranks:
-            if rank not in known:
+            if rank not in numbers:
                 yield at, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
 
 
@@ -251,16 +256,16 @@ def _matrix(stacks: Stacks) -> _Matrix:
     about = [_About(witness.says) for witness in stacks.witnesses]
     rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
     for at, rank, node, state, process in _members(stacks):
-        key = at, state, tuple(one.of(rank, node) for one in about)
+        key = at, state, tuple(witness.of(rank, node) for witness in about)
         if not rows or rows[-1][0] != key:
             rows.append((key, []))
         rows[-1][1].append((rank, node, process))
-    made = []
+    matrix_rows = []
     for order, ((at, state, picked), members) in enumerate(rows[:_ROWS], 1):
         group = stacks.groups[at]
-        said = [witness.says for witness in stacks.witnesses]
-        made.append(
-            _Row(
+        statements = [witness.says for witness in stacks.witnesses]
+        matrix_rows.append(
+            _MatrixRow(
                 order,
                 at + 1,
                 group,
@@ -268,17 +273,20 @@ def _matrix(stacks: Stacks) -> _Matrix:
                 tuple(process for _, _, process in members if process is not None),
                 tuple(dict.fromkeys(node for _, node, _ in members if node)) or group.nodes,
                 state,
-                tuple(_cell([says[one] for one in some]) for says, some in zip(said, picked)),
+                tuple(
+                    _cell([witness_statements[index] for index in indexes])
+                    for witness_statements, indexes in zip(statements, picked)
+                ),
             )
         )
-    return _Matrix(tuple(made), max(0, len(rows) - _ROWS))
+    return _Matrix(tuple(matrix_rows), max(0, len(rows) - _ROWS))
 
 
 def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
     """The number of the first group that has one of these ranks; 0: none has."""
-    wanted = set(ranks)
+    suspects = set(ranks)
     for number, group in enumerate(stacks.groups, 1):
-        if wanted & {*group.ranks}:
+        if suspects & {*group.ranks}:
             return number
     return 0
 
@@ -303,5 +311,5 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         matrix=_matrix(stacks),
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
-        silent=[f"{node}: {why}" for node, why in rank_groups.silent(stacks)],
+        silent=[f"{node}: {reason}" for node, reason in rank_groups.silent(stacks)],
     )

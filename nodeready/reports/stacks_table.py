@@ -1,4 +1,4 @@
-"""The stacks on a terminal: the most suspicious group first, the others in short."""
+"""The stacks on a terminal: the most suspicious group first, further groups in short."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from nodeready.reports.lines import STYLES, Line, line, nodes
 from nodeready.reports.rank_groups import (
-    begun,
     headline,
     largest,
+    members,
+    overtaken,
     place,
     process,
     ranks,
     role,
     silent,
-    who,
     word,
 )
 from nodeready.reports.registry import PLAIN, Options
-from nodeready.reports.similar_texts import alike, reasons
+from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.reports.stack_branches import Branch, branches
 from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
@@ -28,29 +28,21 @@ from nodeready.triage.stacks.hints import user_frame
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
-
 #: Frames that are shown without -v: at the end of a path, and where the path leaves the others;
 #: of a path that leaves no other, and of the largest group's.
 _ENDS, _LEAVES, _SHORT, _SHORTEST = 5, 2, 4, 2
-
 #: Other threads of a group that are shown without -v.
 _THREADS = 4
-
-#: A group of at most so many processes shows each of them without -v.
+#: Maximum of processes of a group that are all shown without -v.
 _FEW = 2
-
 #: Branches of the merged tree that are shown without -v at one place, and one below the other.
 _BRANCHES, _DEEPEST = 4, 5
-
 #: The witnesses that a person reads under another word than their own.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
-
 #: Sorts of processes below a group, its variables and its different texts, without -v.
 _CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
-
 #: Columns of a role; at most of the ranks, of the nodes beside them, of a function.
 _ROLE, _WHO, _NODES, _NAME = 9, 30, 160, 40
-
 #: Characters of a name.
 _LONG = 120
 
@@ -78,7 +70,7 @@ class _StacksTable(TableLayout):
     """The layout of one table.
 
     room:    columns for the ranks
-    largest: the group that the others are compared with
+    largest: the group that all groups are compared with
     """
 
     indent = 13
@@ -87,32 +79,32 @@ class _StacksTable(TableLayout):
         super().__init__(options)
         self.is_whole = bool(self.verbose)
         self.largest = largest(stacks)
-        self.who = [who(group, NO_LIMIT if self.verbose else _WHO) for group in stacks.groups]
+        self.who = [members(group, NO_LIMIT if self.verbose else _WHO) for group in stacks.groups]
         self.room = min(max(map(len, self.who), default=0), _WHO)
-        self.begun = begun(stacks)
+        self.begun = overtaken(stacks)
         self.roles = any(group.role for group in stacks.groups)
         self.processes: dict[int, list[Rank]] = {}
-        for one in stacks.processes:
-            self.processes.setdefault(one.group, []).append(one)
+        for rank in stacks.processes:
+            self.processes.setdefault(rank.group, []).append(rank)
 
-    def group_head(self, group: Group, number: int, more: str = "") -> Line:
+    def group_head(self, group: Group, number: int, ending: str = "") -> Line:
         """``blocked      rank 7           gpu001``."""
         kind = word(group)
         style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
         played = f"{role(group):<{_ROLE}}" if self.roles else ""
         ranked = f"{self.who[number]:<{self.room}}  " if self.room else ""
-        left = self.width - self.indent - len(played) - len(ranked) - len(more)
-        room = max(20, min(left, _NODES))
+        remaining = self.width - self.indent - len(played) - len(ranked) - len(ending)
+        room = max(20, min(remaining, _NODES))
         names = nodes(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
         return line(
             (f"{kind:<{self.indent}}", style),
             (played, STYLES[group.role] if group.role else ""),
             (ranked, "bold"),
             names,
-            more,
+            ending,
         )
 
-    def one(self, text: Line) -> Line:
+    def fit(self, text: Line) -> Line:
         """A row, cut to the width of the screen; in a pipe, only a very long row is cut."""
         if self.verbose or len(text.plain) <= min(self.width, MAX_TEXT):
             return text
@@ -120,111 +112,111 @@ class _StacksTable(TableLayout):
 
     def frames(self, group: Group, number: int) -> Iterator[Line]:
         """The path, innermost first; ``>`` marks the calls in which no larger group has been."""
-        apart = group is not self.largest and group.fork < len(group.frames)
-        fork = group.fork if apart else len(group.frames)
+        leaves_others = group is not self.largest and group.fork < len(group.frames)
+        fork = group.fork if leaves_others else len(group.frames)
         rows = [
             (">" if at >= fork else " ", _function(frame), _place(frame))
             for at, frame in reversed(list(enumerate(group.frames)))
         ]
-        left = 0
+        hidden = 0
         if not self.verbose:
-            # The last shared frame is shown as well: there the path leaves the others.
-            most = _SHORTEST if group is self.largest else _SHORT
-            rows = rows[: len(rows) - fork + 1] if apart else rows[:most]
-            left = len(rows) - _ENDS - _LEAVES
+            # The last shared frame is shown as well: there the path branches off.
+            maximum = _SHORTEST if group is self.largest else _SHORT
+            rows = rows[: len(rows) - fork + 1] if leaves_others else rows[:maximum]
+            hidden = len(rows) - _ENDS - _LEAVES
         width = min(max((len(name) for _, name, _ in rows), default=0), _NAME)
         for at, (mark, name, source) in enumerate(rows):
-            if left > 1 and at >= _ENDS and at < _ENDS + left:
+            if hidden > 1 and at >= _ENDS and at < _ENDS + hidden:
                 if at == _ENDS:
-                    yield self.below((f"{mark} ... {left} more (-v shows them)", "dim"))
+                    yield self.detail((f"{mark} ... {hidden} more (-v shows them)", "dim"))
                 continue
             style = "bold" if mark == ">" else ""
-            yield self.below((f"{mark} ", STYLES["warn"]), (f"{name:<{width}}  ", style), source)
+            yield self.detail((f"{mark} ", STYLES["warn"]), (f"{name:<{width}}  ", style), source)
         if number in self.begun:
-            yield self.below(("  others have gone on from here", "dim"))
+            yield self.detail(("  others have gone on from here", "dim"))
 
-    def beside(self, group: Group) -> Iterator[Line]:
-        """What was looked at on request: the frames below Python's, and the other threads."""
+    def native_and_threads(self, group: Group) -> Iterator[Line]:
+        """The native frames and further threads, which are captured on request."""
         native = group.native[::-1] if self.verbose else group.native[: -_ENDS - 1 : -1]
         if native:
-            yield self.below(("native, innermost first:", "dim"))
+            yield self.detail(("native, innermost first:", "dim"))
         width = min(max((len(_function(frame)) for frame in native), default=0), _NAME)
         for frame in native:
-            yield self.below(f"  {_function(frame):<{width}}  {_place(frame)}")
-        most = len(group.threads) if self.verbose else _THREADS
-        for thread in group.threads[:most]:
+            yield self.detail(f"  {_function(frame):<{width}}  {_place(frame)}")
+        maximum = len(group.threads) if self.verbose else _THREADS
+        for thread in group.threads[:maximum]:
             frames = thread.frames[::-1] if self.verbose else thread.frames[:-2:-1]
             path = " < ".join(map(_brief, frames))
-            yield self.below(
+            yield self.detail(
                 (f"thread {sanitise(thread.name, _LONG) or 'without a name'}: ", "dim"), path
             )
-        if group.threads[most:]:
-            more = counted(len(group.threads) - most, "more thread")
-            yield self.below((f"{more} (-v shows them)", "dim"))
+        if group.threads[maximum:]:
+            hidden = counted(len(group.threads) - maximum, "more thread")
+            yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
     def group(self, group: Group, number: int) -> Iterator[Line]:
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.group_head(group, number)
         for text in filter(None, group.reason.split("; ")):
-            yield self.below((text, STYLES[group.role] if group.role else "dim"))
+            yield self.detail((text, STYLES[group.role] if group.role else "dim"))
         if group.why:
-            yield self.below(group.why)
+            yield self.detail(group.why)
         yield from self.frames(group, number)
         if group.user_frame and group.user_frame != group.frames[-1]:
-            yield self.below(("own code: ", "dim"), _brief(group.user_frame))
-        yield from self.beside(group)
-        found = self.processes.get(number, [])
-        if self.verbose or len(found) <= _FEW:
-            for one in found:
-                yield self.below((self.process(one, len(found) > 1), "dim"))
+            yield self.detail(("own code: ", "dim"), _brief(group.user_frame))
+        yield from self.native_and_threads(group)
+        processes = self.processes.get(number, [])
+        if self.verbose or len(processes) <= _FEW:
+            for process_ in processes:
+                yield self.detail((self.process(process_, len(processes) > 1), "dim"))
         elif group.states:
-            yield self.one(self.below(("state ", "dim"), (_few(group.states), "dim")))
+            yield self.fit(self.detail(("state ", "dim"), (_few(group.states), "dim")))
         # A word alone says no more than the wait channel does.
         named = [text for text in group.waits_on if " " in text.partition(" (")[0]]
         if named:
-            yield self.one(self.below(("waits in ", "dim"), (_few(named), "dim")))
+            yield self.fit(self.detail(("waits in ", "dim"), (_few(named), "dim")))
         yield from self.started(group)
         if group.hint:
-            yield self.below("hint: ", (group.hint, "cyan"))
+            yield self.detail("hint: ", (group.hint, "cyan"))
 
     def started(self, group: Group) -> Iterator[Line]:
         """The processes below the ranks, a line each; and variables, where they were asked for."""
-        most = len(group.below) if self.verbose else _CHILDREN
+        maximum = len(group.below) if self.verbose else _CHILDREN
         if group.role == "victim" and not self.verbose:
             # Others are looked for elsewhere.
-            most = 0
-        first = next((one for one in group.below if one.hint), None)
-        for one in group.below[:most]:
-            count = f" ({one.processes})" if one.processes > 1 else ""
-            if not one.frames:
-                count += f" {sanitise(one.command, _NAME)}"
-            where = _brief(one.frames[-1]) if one.frames else sanitise(one.why, _LONG)
-            own = user_frame(one.frames)
-            if own and own != one.frames[-1]:
-                where += f" < {_brief(own)}"
-            waits = sanitise(one.waits_on or one.wait_channel, _LONG)
-            state = sanitise(one.state, 20)
-            parts = [f"state {state}" if state else "", waits, where]
-            yield self.one(
-                self.below(
+            maximum = 0
+        first = next((child for child in group.below if child.hint), None)
+        for child in group.below[:maximum]:
+            count = f" ({child.processes})" if child.processes > 1 else ""
+            if not child.frames:
+                count += f" {sanitise(child.command, _NAME)}"
+            place_text = _brief(child.frames[-1]) if child.frames else sanitise(child.why, _LONG)
+            own_frame = user_frame(child.frames)
+            if own_frame and own_frame != child.frames[-1]:
+                place_text += f" < {_brief(own_frame)}"
+            waits = sanitise(child.waits_on or child.wait_channel, _LONG)
+            state = sanitise(child.state, 20)
+            parts = [f"state {state}" if state else "", waits, place_text]
+            yield self.fit(
+                self.detail(
                     ("below: ", "dim"),
-                    f"{sanitise(one.kind, 40)}{count}",
+                    f"{sanitise(child.kind, 40)}{count}",
                     (f", {', '.join(filter(None, parts))}", "dim"),
                 )
             )
             if self.verbose:
-                yield self.below(("  ", ""), (sanitise(one.command, MAX_TEXT), "dim"))
-            if one.hint and (self.verbose or one is first):
-                yield self.below("  hint: ", (one.hint, "cyan"))
-        if group.below[most:] and most:
-            more = counted(len(group.below) - most, "more sort", "more sorts")
-            yield self.below((f"{more} below (-v shows them)", "dim"))
-        most = len(group.locals) if self.verbose else _LOCALS
-        for text in group.locals[:most]:
-            yield self.one(self.below(("local ", "dim"), sanitise(text, MAX_TEXT)))
-        if group.locals[most:]:
-            more = counted(len(group.locals) - most, "more variable")
-            yield self.below((f"{more} (-v shows them)", "dim"))
+                yield self.detail(("  ", ""), (sanitise(child.command, MAX_TEXT), "dim"))
+            if child.hint and (self.verbose or child is first):
+                yield self.detail("  hint: ", (child.hint, "cyan"))
+        if group.below[maximum:] and maximum:
+            hidden = counted(len(group.below) - maximum, "more sort", "more sorts")
+            yield self.detail((f"{hidden} below (-v shows them)", "dim"))
+        maximum = len(group.locals) if self.verbose else _LOCALS
+        for text in group.locals[:maximum]:
+            yield self.fit(self.detail(("local ", "dim"), sanitise(text, MAX_TEXT)))
+        if group.locals[maximum:]:
+            hidden = counted(len(group.locals) - maximum, "more variable")
+            yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
     def process(self, one: Rank, several: bool) -> str:
         if not several:
@@ -236,51 +228,51 @@ class _StacksTable(TableLayout):
         """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
         text = _brief(leaf[0]) if leaf else group.why
-        return self.one(self.group_head(group, number, f"  {sanitise(text)}"))
+        return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))
 
     def groups(self, groups: Sequence[Group]) -> Iterator[Line]:
         """The first groups in full, the next in a line each, and the largest in any case."""
         rows = list(enumerate(groups))
         if self.verbose:
-            full, short, left = rows, [], []
+            full, short, remaining = rows, [], []
         else:
-            full, short, left = rows[:_FULL], rows[_FULL:_MOST], rows[_MOST:]
+            full, short, remaining = rows[:_FULL], rows[_FULL:_MOST], rows[_MOST:]
         for number, group in full:
             yield from self.group(group, number)
         if short:
             yield line("")
         for number, group in short:
             yield self.short(group, number)
-        shown = [row for row in left if row[1] is self.largest]
-        if len(left) > len(shown):
-            more = counted(len(left) - len(shown), "more group")
-            yield self.below((f"and {more} (-v shows them)", "bold"))
+        shown = [row for row in remaining if row[1] is self.largest]
+        if len(remaining) > len(shown):
+            hidden = counted(len(remaining) - len(shown), "more group")
+            yield self.detail((f"and {hidden} (-v shows them)", "bold"))
         for number, group in shown:
             yield self.short(group, number)
 
     def tree(self, stacks: Stacks) -> Iterator[Line]:
         """The merged tree: how many processes and which ranks went where."""
-        most, deepest = (NO_LIMIT, NO_LIMIT) if self.verbose else (_BRANCHES, _DEEPEST)
-        for branch in branches(stacks, most, deepest):
-            yield self.one(self.branch(branch))
+        max_branches, max_depth = (NO_LIMIT, NO_LIMIT) if self.verbose else (_BRANCHES, _DEEPEST)
+        for branch in branches(stacks, max_branches, max_depth):
+            yield self.fit(self.branch(branch))
 
     def branch(self, branch: Branch) -> Line:
         """One chain of calls: ``|- 511  step trainer.py:61 > all_reduce ...  ranks 0-6``."""
-        above = "".join("   " if last else "|  " for last in branch.lasts[1:-1])
+        stems = "".join("   " if last else "|  " for last in branch.lasts[1:-1])
         mark = ("`- " if branch.lasts[-1] else "|- ") if branch.depth else ""
         count = f"{branch.processes:>{branch.width}}  "
         if branch.hidden:
-            more = counted(branch.hidden, "more branch", "more branches")
-            return line(f"{above}{mark}{count}", (f"{more} (-v shows them)", "dim"))
+            hidden = counted(branch.hidden, "more branch", "more branches")
+            return line(f"{stems}{mark}{count}", (f"{hidden} (-v shows them)", "dim"))
         first, *between, last = [*branch.frames[:1], *branch.frames]
         path = _brief(last)
         if between[1:]:
             path = f"{_function(first)} > ... > {path}"
         elif between:
             path = f"{_function(first)} > {path}"
-        there = ranks(branch.ranks, NO_LIMIT if self.verbose else _WHO)
-        beside = (f"  {there}" if there else "", "dim")
-        return line(f"{above}{mark}", (count, "bold"), path, beside)
+        rank_text = ranks(branch.ranks, NO_LIMIT if self.verbose else _WHO)
+        ending = (f"  {rank_text}" if rank_text else "", "dim")
+        return line(f"{stems}{mark}", (count, "bold"), path, ending)
 
 
 def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
@@ -297,12 +289,12 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
     yield from _verdict(stacks, table)
     yield line("")
     yield from table.groups(stacks.groups)
-    for why, names in reasons(silent(stacks), options.verbose):
+    for reason, names in reasons(silent(stacks), options.verbose):
         shown = nodes(
             names, NO_LIMIT if table.verbose else max(20, min(options.width, 160) - table.indent)
         )
         yield line((f"{'no data':<{table.indent}}", STYLES["no-data"]), (shown, "bold"))
-        yield table.below(why)
+        yield table.detail(reason)
     if not stacks.complete:
         partial = (f"{'partial':<{table.indent}}", STYLES["warn"])
         yield line(partial, "interrupted: not all nodes were looked at")
@@ -328,31 +320,32 @@ def _without_data_alike(stacks: Stacks) -> Stacks:
     }
     if len(lost) < 2:
         return stacks
-    rows = alike((((group.why,), name) for name, group in lost.items()), 3, reasons=True)
-    made = {
+    rows = fold_similar((((group.why,), name) for name, group in lost.items()), 3, reasons=True)
+    merged = {
         int(row.names[0][1:]): replace(
             lost[row.names[0]],
             nodes=tuple(dict.fromkeys(node for name in row.names for node in lost[name].nodes)),
-            why=(row.said or row.instance)[0],
+            why=(row.shared_texts or row.instance)[0],
         )
         for row in rows
     }
-    kept = [
-        (at, made.get(at, group))
+    groups = [
+        (at, merged.get(at, group))
         for at, group in enumerate(stacks.groups)
-        if at in made or f"\0{at}" not in lost
+        if at in merged or f"\0{at}" not in lost
     ]
-    places = {at: new for new, (at, _) in enumerate(kept)}
+    places = {at: new for new, (at, _) in enumerate(groups)}
     return replace(
         stacks,
-        groups=tuple(group for _, group in kept),
+        groups=tuple(group for _, group in groups),
         processes=tuple(
-            one._replace(group=places.get(one.group, one.group)) for one in stacks.processes
+            process._replace(group=places.get(process.group, process.group))
+            for process in stacks.processes
         ),
     )
 
 
-#: The styles of a verdict that is no accusation.
+#: The styles of verdicts without a suspect.
 _MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
 
 #: What speaks for and against the first suspect, and statements of one witness, without -v.
@@ -380,15 +373,15 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
         ]
         for word, said in rows:
             if said:
-                yield table.one(table.below((word, "dim"), "; ".join(said)))
+                yield table.fit(table.detail((word, "dim"), "; ".join(said)))
         return
-    for one in verdict.suspects:
-        who_ = ranks(one.ranks) or nodes(one.nodes)
-        for word, texts in (("for", one.for_), ("against", one.against)):
+    for suspect in verdict.suspects:
+        who_ = ranks(suspect.ranks) or nodes(suspect.nodes)
+        for word, texts in (("for", suspect.for_), ("against", suspect.against)):
             for text in texts:
-                yield table.below((f"{who_}, {word}: ", "dim"), text)
+                yield table.detail((f"{who_}, {word}: ", "dim"), text)
     for text in verdict.missing:
-        yield table.below(("missing: ", "dim"), text)
+        yield table.detail(("missing: ", "dim"), text)
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
@@ -397,17 +390,22 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
     silent_ = []
     for witness in stacks.witnesses:
         name = _NAMES.get(witness.name, witness.name)
-        says = witness.says
+        statements = witness.says
         if not table.verbose:
-            says = tuple(one for one in says if one.weight)[:_TOLD] or says[:1]
-        for one in says:
-            who_ = ranks(one.ranks, _WHO) or (nodes(one.nodes, _WHO) if one.nodes else "")
-            rows.append((name, f"{who_}: {one.text}" if who_ else one.text, ""))
+            statements = (
+                tuple(statement for statement in statements if statement.weight)[:_TOLD]
+                or statements[:1]
+            )
+        for statement in statements:
+            who_ = ranks(statement.ranks, _WHO) or (
+                nodes(statement.nodes, _WHO) if statement.nodes else ""
+            )
+            rows.append((name, f"{who_}: {statement.text}" if who_ else statement.text, ""))
         if table.verbose:
             rows += [(name, f"nothing: {text}", "dim") for text in witness.absent]
-            if not says and not witness.absent:
+            if not statements and not witness.absent:
                 rows.append((name, "saw nothing out of the ordinary", "dim"))
-        elif not says:
+        elif not statements:
             silent_.append(name)
     if silent_:
         rows.append(("nothing from", f"{', '.join(silent_)} (-v tells why)", "dim"))
@@ -417,4 +415,4 @@ def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
     for name, text, style in rows:
         shown = "" if name == before else name
         before = name
-        yield table.one(line((f"{shown:<{_ROOM}}", style or "bold"), (text, style)))
+        yield table.fit(line((f"{shown:<{_ROOM}}", style or "bold"), (text, style)))

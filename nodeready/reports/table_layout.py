@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from nodeready.reports.lines import STYLES, Line, Part, fits, line, nodes
 from nodeready.reports.registry import Options
-from nodeready.reports.sections import Section
+from nodeready.reports.sections import RowSection
 
 #: Characters of a node set or of a text that is not cut.
 NO_LIMIT = 1_000_000
@@ -14,9 +14,8 @@ NO_LIMIT = 1_000_000
 MAX_WIDTH = 160
 #: Characters of a text that are shown without -v.
 MAX_TEXT = 500
-#: Columns of a node set in the one line of a reason.
+#: Columns of a node set in a short line.
 _SHORT_NODES = 30
-
 #: A reason, and the nodes that have it.
 Reason = tuple[str, list[str]]
 
@@ -44,22 +43,22 @@ class TableLayout:
         """The first line of a row: its word on the left, in a style of STYLES or ""."""
         return line((f"{word:<{self.indent}}", STYLES.get(style, "")), *parts)
 
-    def below(self, *parts: Part) -> Line:
+    def detail(self, *parts: Part) -> Line:
         """A further line of a row, below its first one."""
         text = line(" " * self.indent, *parts)
         return text if self.is_whole else text.cut(MAX_TEXT)
 
-    def more(self, count: int) -> Line:
+    def count_line(self, count: int) -> Line:
         """The line that counts the rows that are not shown."""
-        return self.below((f"and {count} more (-v shows them)", "bold"))
+        return self.detail((f"and {count} more (-v shows them)", "bold"))
 
-    def by_reason(self, word: str, style: str, rows: list[Reason]) -> Section:
+    def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
         """Nodes without a whole answer, by their reason."""
 
         def full(row: Reason) -> Iterable[Line]:
-            return self.head(word, style, self.names(row[1])), self.below(row[0])
+            return self.head(word, style, self.names(row[1])), self.detail(row[0])
 
         def short(row: Reason) -> Line:
             return self.head(word, style, (fits(row[1], _SHORT_NODES), "bold"), f"  {row[0]}")
 
-        return Section(rows, full, short, self.more)
+        return RowSection(rows, full, short, self.count_line)
