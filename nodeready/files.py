@@ -26,7 +26,7 @@ _NAMED = {"stdout": 1, "stderr": 2}
 #: Seconds after which a new file without its last name is a killed run's: no run writes so long.
 _LEFT_S = 3600
 #: As many links as the kernel follows (path_resolution(7)).
-_MOST_LINKS = 40
+MAX_LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -155,7 +155,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
             if here.open or doubled or not _ours(status):
                 raise NotFollowed("a link", status, here.child(name))
             links += 1
-            if links > _MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
             target = os.readlink("", dir_fd=found)
             if target.startswith("/"):
@@ -333,107 +333,3 @@ def _replace(end: _PathEnd, pieces: Iterable[str | bytes], mode: int) -> None:
 
 def _bytes(piece: str | bytes) -> bytes:
     return piece if isinstance(piece, bytes) else piece.encode("utf-8", "backslashreplace")
-
-
-OPTION = "--trust-inventory"
-#: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
-VARIABLE = "NODEREADY_TRUST_INVENTORY"
-#: The remedy where OPTION does not count.
-SET_VARIABLE = f"set {VARIABLE}=1"
-
-
-def trust_asked() -> bool:
-    """Whether VARIABLE asks to take every file."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
-
-
-def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
-    """Why root does not take this file, in one line that says whose and what to do; "": it does.
-
-    Always "" for other users, whose rights are their own, and for a file that cannot be found.
-
-    remedy: how to ask for it nevertheless
-    """
-    if os.geteuid() != 0 or trust_asked():
-        return ""
-    try:
-        wrong = _wrong(str(path), _owners())
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
-            return ""
-        wrong = f"{error.strerror}: name the file itself"
-    return f"{path} is not taken by root: {wrong}, or {remedy}" if wrong else ""
-
-
-def _owners() -> frozenset[int]:
-    """root, and who became root by sudo."""
-    sudo = os.environ.get("SUDO_UID", "")
-    return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
-
-
-def _wrong(path: str, owners: frozenset[int]) -> str:
-    """What is wrong with the file or with a place on the way to it, as the kernel walks there."""
-    todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
-    here, links = "/", 0
-    found = _of("/", owners)
-    while todo and not found:
-        part = todo.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            here = os.path.dirname(here)
-            continue
-        place = os.path.join(here, part)
-        found = _of(place, owners)
-        if not stat.S_ISLNK(os.lstat(place).st_mode):
-            here = place
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
-        target = os.readlink(place)
-        here = "/" if target.startswith("/") else here
-        todo += reversed(target.split("/"))
-    return found
-
-
-def _of(place: str, owners: frozenset[int]) -> str:
-    """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
-    seen = os.lstat(place)
-    if seen.st_uid not in owners:
-        return f"{place} belongs to {user_name(seen.st_uid)}; chown root it"
-    if stat.S_ISLNK(seen.st_mode) or (stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX):
-        return ""
-    if seen.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {place}; chmod o-w it"
-    if seen.st_mode & stat.S_IWGRP and not _private(place, seen):
-        return f"group {_group(seen.st_gid)} may write to {place}; chmod g-w it"
-    return ""
-
-
-def _private(place: str, seen: os.stat_result) -> bool:
-    """Whether the group of a place is its owner's alone.
-
-    With an access list, the group's bits are those of the whole list (acl(5)).
-    """
-    import grp
-
-    try:
-        owner, group = pwd.getpwuid(seen.st_uid), grp.getgrgid(seen.st_gid)
-    except KeyError:
-        return False
-    try:
-        os.getxattr(place, "system.posix_acl_access")
-    except OSError:
-        alone = owner.pw_gid == seen.st_gid and owner.pw_name == group.gr_name
-        return alone and set(group.gr_mem) <= {owner.pw_name}
-    return False
-
-
-def _group(gid: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"

@@ -33,8 +33,9 @@ from nodeready.healthcheck import here
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
+from nodeready.secrets import redact, redacted
 from nodeready.subjects.registry import Selection, select
-from nodeready.text import counted, now, redact, redacted, sanitise
+from nodeready.text import counted, now, sanitise
 from nodeready.transport.base import UNREACHED, Conversation
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept

@@ -457,9 +457,9 @@ def defaults() -> dict[str, dict[str, Any]]:
 
 def _refuse_stranger(place: str | Path, whose: str = "") -> None:
     """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
-    from nodeready import files
+    from nodeready.inventory import trust
 
-    why = files.distrust(place, remedy=files.SET_VARIABLE)
+    why = trust.distrust(place, remedy=trust.SET_VARIABLE)
     if why:
         raise Refused(f"{whose}{why}")
 

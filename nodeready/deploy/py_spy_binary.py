@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from nodeready import files
 from nodeready.files import make_directory, write_atomically
+from nodeready.inventory import trust
 from nodeready.node.run import private_directory
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
@@ -108,7 +108,7 @@ def _strange(path: Path, version: str, machine: str) -> str:
     """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
-    return files.distrust(path, remedy=files.SET_VARIABLE)
+    return trust.distrust(path, remedy=trust.SET_VARIABLE)
 
 
 def _kept(path: Path, version: str, machine: str) -> bytes | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nodeready import files
+from nodeready.inventory import trust
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
@@ -92,7 +92,7 @@ def read(path: str | Path, trusted: bool = False) -> dict[str, int | None]:
 
     trusted: read it as root whoever could have written it; see `nodeready.files`
     """
-    why = "" if trusted else files.distrust(path)
+    why = "" if trusted else trust.distrust(path)
     if why:
         raise _refused(why)
     try:

@@ -33,8 +33,7 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import ctx_inventory
 
-from nodeready import files
-from nodeready.inventory import hostfile, nodeset
+from nodeready.inventory import hostfile, nodeset, trust
 from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, host_name, split, unique
 from nodeready.policy import Policy
 from nodeready.policy.fields import shown
@@ -91,7 +90,7 @@ def _refuse_strangers(path: Path, trusted: bool) -> None:
 
     trusted: it was asked for nevertheless
     """
-    why = "" if trusted else files.distrust(path)
+    why = "" if trusted else trust.distrust(path)
     if why:
         raise InventoryError(sanitise(why))
 
@@ -109,7 +108,7 @@ def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     tree = _parse(path)
     bound: dict[str, Any] = {"__file__": str(path)}
     here = os.getcwd()
-    if not trusted and files.distrust(here):
+    if not trusted and trust.distrust(here):
         _forget(here)
         added = False
     else:

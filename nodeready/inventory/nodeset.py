@@ -17,7 +17,7 @@ from ClusterShell.Defaults import config_paths
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.NodeUtils import GroupResolverError
 
-from nodeready.files import distrust
+from nodeready.inventory.trust import distrust
 from nodeready.text import cut, sanitise
 
 #: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.

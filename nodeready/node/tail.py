@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
+from nodeready.node.log_lines import last_lines, text_lines
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, Refused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
-from nodeready.text import last_lines, text_lines
 
 # --- What the program is told, and what it answers.
 

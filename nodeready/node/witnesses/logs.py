@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from nodeready.node import users_file
+from nodeready.node.log_lines import text_lines
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
-from nodeready.text import text_lines
 
 #: Lines of a log that are told, and characters of each.
 MOST_LINES, MOST_CHARACTERS = 5, 200
