@@ -13,57 +13,21 @@ LEFT_OUT = "(left out)"
 # Words of a name, however they are joined: `apiKey`, `API_KEY`, `x-api-key`.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _STRONG = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "secret",
-        "secrets",
-        "credential",
-        "credentials",
-        "cred",
-        "creds",
-        "apikey",
-        "authorization",
-        "cookie",
-        "cookies",
-        "private",
-        "accesskey",
-        "secretkey",
-        "privatekey",
-        "sessionid",
-        "bearer",
-        "dsn",
-        "connectionstring",
-        "netrc",
-        "pgpass",
-        "pgpassword",
-    ]
-)
+    (
+        "password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
+        "credentials", "cred", "creds", "apikey", "authorization", "cookie", "cookies",
+        "private", "accesskey", "secretkey", "privatekey", "sessionid", "bearer", "dsn",
+        "connectionstring", "netrc", "pgpass", "pgpassword",
+    )
+)  # fmt: skip
 #: Words that name a secret, or a tensor, a mask, a number: `key`, `max_token`, `auth`.
 _WEAK = frozenset(
-    [
-        "key",
-        "keys",
-        "token",
-        "auth",
-        "authtoken",
-        "jwt",
-        "session",
-        "signature",
-        "salt",
-        "pass",
-        "pat",
-        "pw",
-        "webhook",
-        "otp",
-        "pin",
-        "oauth",
-        "sas",
-    ]
-)
-# What is no secret whatever its weak name says: a number, True, None, an object without its text,
+    (
+        "key", "keys", "token", "auth", "authtoken", "jwt", "session", "signature", "salt",
+        "pass", "pat", "pw", "webhook", "otp", "pin", "oauth", "sas",
+    )
+)  # fmt: skip
+# Values that are no secret under a weak name: a number, True, None, an object without its text,
 # or a list of such.
 _PLAIN = re.compile(
     r"\s*(?:[-+]?[0-9][0-9.eE+-]*|True|False|true|false|None|<[^<>\"']*>|\[[-+0-9., eE]*\]?"
@@ -111,8 +75,8 @@ _PREFIXES = (
 
 
 def _either(is_name: bool) -> str:
-    found = (prefix for prefix in _PREFIXES if prefix.endswith("_") == is_name)
-    return "|".join(map(re.escape, found))
+    prefixes = (prefix for prefix in _PREFIXES if prefix.endswith("_") == is_name)
+    return "|".join(map(re.escape, prefixes))
 
 
 _KNOWN = re.compile(
@@ -146,7 +110,7 @@ _VARIABLE = re.compile(
     rf"(?<![A-Za-z0-9_])([A-Z][A-Z0-9_]{{0,60}}_(?:KEY|PAT|PWD|CREDS?)=)({_VALUE})"
 )
 
-# Where a tool's password is a word of its own, or the end of one: curl -u NAME:PASSWORD.
+# Where a tool's password is a separate word, or the end of one: curl -u NAME:PASSWORD.
 _ON = r"\b[^|;&\n]{0,400}?[ \t]"
 
 _TOOLS = (
@@ -212,7 +176,7 @@ def _hidden(match: re.Match[str]) -> str:
 
 Kept = TypeVar("Kept")
 
-#: A private key in lines of its own.
+#: The first and the last line of a private key.
 _KEY_BEGINS, _KEY_ENDS = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----"), "-----END "
 
 #: Characters of a text that is remembered with what became of it.
@@ -233,14 +197,14 @@ def redacted(value: Kept) -> Kept:
 
 def _redacted(value: Any) -> Any:
     if isinstance(value, str):
-        found = _redact(value) if len(value) < _REMEMBERED else redact("", value)
-        return found[: max(len(value), len(LEFT_OUT))]
+        safe = _redact(value) if len(value) < _REMEMBERED else redact("", value)
+        return safe[: max(len(value), len(LEFT_OUT))]
     if isinstance(value, Mapping):
         return {
             _redacted(key): LEFT_OUT
-            if isinstance(one, str) and one and isinstance(key, str) and is_secret(key, one)
-            else _redacted(one)
-            for key, one in value.items()
+            if isinstance(item, str) and item and isinstance(key, str) and is_secret(key, item)
+            else _redacted(item)
+            for key, item in value.items()
         }
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_redacted, value))
@@ -256,7 +220,7 @@ def _redacted(value: Any) -> Any:
 
 
 def _listed(values: Iterable[Any]) -> Iterator[Any]:
-    """The values of a list; of a private key in lines of its own, no line."""
+    """The values of a list; the lines of a private key are left out."""
     within = False
     for value in values:
         if isinstance(value, str):

@@ -44,15 +44,15 @@ def now() -> str:
 
 def span(seconds: float) -> str:
     """``12 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 days``."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min" + (f" {whole % 60} s" if whole % 60 else "")
-    if whole < 48 * 3600:
-        rest = whole % 3600 // 60
-        return f"{whole // 3600} h" + (f" {rest} min" if rest else "")
-    return f"{whole // 86400} days"
+    total = max(0, int(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min" + (f" {total % 60} s" if total % 60 else "")
+    if total < 48 * 3600:
+        minutes = total % 3600 // 60
+        return f"{total // 3600} h" + (f" {minutes} min" if minutes else "")
+    return f"{total // 86400} days"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -64,6 +64,6 @@ def cut(text: str, limit: int, count: int) -> str:
     """A folded node set of ``count`` nodes, cut behind a comma when longer than ``limit``."""
     if len(text) <= limit:
         return text
-    more = f"... ({count} nodes)"
-    kept = text[: limit - len(more)]
-    return kept[: kept.rfind(",") + 1 or None] + more
+    ending = f"... ({count} nodes)"
+    beginning = text[: limit - len(ending)]
+    return beginning[: beginning.rfind(",") + 1 or None] + ending

@@ -1,6 +1,6 @@
 """CHANGE a node: each operation makes the checks pass that name the operation in ``fixed_by``.
 
-An operation has no opinion of its own: it asks the check. A line per subject that has operations.
+An operation does not judge: it asks the check. A line per subject that has operations.
 STEPS is the order in which `nodeready deploy` runs them: the registry's order of subjects, and
 within a subject the order of its STEPS; deploy.py lists the same for pyinfra.
 """

@@ -283,7 +283,7 @@ def _collected(
 
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
-    from nodeready.inventory.load import endpoint
+    from nodeready.inventory.endpoints import endpoint
     from nodeready.subjects.gate.files import own
     from nodeready.subjects.ssh_client.known_hosts import Names
 

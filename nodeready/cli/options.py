@@ -183,7 +183,7 @@ def hostfile_options(what: str) -> Callable[[Command], Command]:
 
     what: the nodes that are written
     """
-    from nodeready.inventory.hostfile import FORMS as forms
+    from nodeready.inventory.launcher_files import FORMS as forms
 
     out = option("--hostfile-out", metavar="FILE", help=f"Write the {what} nodes to FILE.")
     form = option(

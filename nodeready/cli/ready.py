@@ -72,7 +72,7 @@ def _fleet(
     nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
-    from nodeready.inventory.load import given_addresses
+    from nodeready.inventory.endpoints import given_addresses
     from nodeready.ready.run import Task, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)

@@ -19,7 +19,7 @@ import click
 
 from nodeready.cli.options import Refused
 from nodeready.files import NotFollowed, check, write_atomically
-from nodeready.inventory import hostfile
+from nodeready.inventory import launcher_files
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
 from nodeready.reports.lines import Line, nodes
@@ -289,13 +289,13 @@ def write_hostfile(
 ) -> str:
     """Write the file of ``--hostfile-out``; returns what to say when there is nothing to write.
 
-    ready, others: as `hostfile.text` takes them
+    ready, others: as `launcher_files.text` takes them
     """
     if not ready:
         return f"no node is ready: {path} is left as it is"
     if not complete:
         return f"interrupted: {path} is left as it is"
-    write_atomically(Path(path), [hostfile.text(form, ready, others)])
+    write_atomically(Path(path), [launcher_files.text(form, ready, others)])
     return ""
 
 

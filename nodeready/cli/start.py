@@ -154,12 +154,12 @@ def _selected(
     loaded: inventory.NodeInventory, words: str, tell: Callable[[str], None]
 ) -> list[Host]:
     """The hosts that ``--limit`` selects. Tells which failed nodes are not there any more."""
-    from nodeready.inventory import load as inventory
+    from nodeready.inventory.limit import select_hosts
     from nodeready.inventory.nodeset import folded, split
 
     parts = split(words)
     if LAST_FAILED not in parts:
-        return inventory.limit(loaded, words)
+        return select_hosts(loaded, words)
     kept = _remembered()
     alone = set(parts) == {LAST_FAILED}
     if not kept and alone:
@@ -175,7 +175,7 @@ def _selected(
         raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {left}")
     if gone:
         tell(f"--limit {LAST_FAILED}: not in the inventory: {folded(gone, 200)}")
-    return inventory.limit(loaded, words, {LAST_FAILED: found})
+    return select_hosts(loaded, words, {LAST_FAILED: found})
 
 
 def declared(
@@ -186,8 +186,10 @@ def declared(
     given: settings of the policy that the command line sets for every node
     Every mistake of the user's ends here. Raises Refused.
     """
+    from pyinfra.api.exceptions import InventoryError
+
     from nodeready.inventory import load as inventory
-    from nodeready.inventory.load import policies
+    from nodeready.inventory.node_policies import policies
 
     def tell(text: str) -> None:
         if not common.quiet:
@@ -202,7 +204,7 @@ def declared(
         loaded = inventory.load(words, data=data, trusted=common.trust_inventory)
         hosts = list(loaded) if common.limit is None else _selected(loaded, common.limit, tell)
         wanted = policies(loaded, hosts)
-    except inventory.InventoryError as error:
+    except InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None

@@ -92,7 +92,7 @@ _MOST_COMPARED = 4_000_000
 
 
 def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
-    """A unified diff, safe to show; of two long files, the lines that one of them alone has."""
+    """A unified diff, safe to show; of two long files, only the removed and added lines."""
     if len(old) * len(new) <= _MOST_COMPARED:
         lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
@@ -105,7 +105,7 @@ def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
 
 @dataclass(frozen=True)
 class RemoveFile:
-    """A file of ours goes away."""
+    """Remove a file that nodeready owns."""
 
     path: str
     old: bytes = b""
@@ -181,7 +181,7 @@ Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script
 
 @dataclass(frozen=True)
 class StepChange:
-    """All that one operation does to one node: its name, what it repairs, and how.
+    """The actions of one operation on one node.
 
     step:    the operation, ``subject.noun``
     fixes:   the ids of the failing checks that it repairs

@@ -18,12 +18,9 @@ from nodeready.subjects.result import Result
 if TYPE_CHECKING:
     from nodeready.deploy.plan import NodePlan
 
-#: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
-#: another reason, or a step failed, or did not repair what it should; to-change: a change is
-#: planned and was not made; changed: all were made. Where nothing is planned, unknown: a check
-#: could not be observed; for-a-person: one is bad that no operation of ours repairs; ok.
+#: Statuses of a node: see `DeployedNode.status`.
 STATUSES = ("unreachable", "failed", "to-change", "changed", "unknown", "for-a-person", "ok")
-#: Kinds of actions: a file, a directory, a command, or a script of ours.
+#: Kinds of actions: on a file, a directory, a command, or a shell library's script.
 KINDS = ("create", "change", "remove", "directory", "run", "script")
 
 
@@ -58,7 +55,7 @@ class PlannedAction:
 
 @dataclass(frozen=True)
 class PlannedChange:
-    """All that one operation would do, or did, to one node.
+    """The planned or completed actions of one operation on one node.
 
     step:    the operation, ``SUBJECT.NOUN``
     checks:  the failing results that it repairs, as they were when it was planned
@@ -139,24 +136,24 @@ class DeployedNode:
         """The same with the results of a later look."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
-        told = self._told()
+        covered = self._covered_checks()
         return replace(
             self,
             for_a_person=tuple(
-                row for row in rows if row.bad and not (row.fixable and row.check in told)
+                row for row in rows if row.bad and not (row.fixable and row.check in covered)
             ),
             results={status: counts[status] for status in RESULT_STATUSES},
         )
 
-    def _told(self) -> set[str]:
-        """The checks whose steps are told of: planned, failed, or without success. What a step of
-        another subject repairs, which was not chosen, somebody has to know."""
+    def _covered_checks(self) -> set[str]:
+        """The checks whose steps were planned, failed, or did not help. The checks of subjects
+        that were not chosen are not among them: a person has to know of these."""
         outcome = self.outcome or DeployOutcome()
         steps = {*self.refused, *outcome.failed}
         planned = {result.check for change in self.changes for result in change.checks}
-        left = {result.check for result in outcome.left}
-        checks = (one for subject in SUBJECTS.values() for one in subject.checks)
-        return planned | left | {one.id for one in checks if one.fixed_by in steps}
+        remaining = {result.check for result in outcome.left}
+        checks = (check for subject in SUBJECTS.values() for check in subject.checks)
+        return planned | remaining | {check.id for check in checks if check.fixed_by in steps}
 
     @property
     def planned(self) -> bool:

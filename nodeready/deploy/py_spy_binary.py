@@ -48,7 +48,7 @@ class PySpyError(Exception):
 def binary(version: str, machine: str) -> bytes:
     """The program of this version for ``uname -m`` MACHINE. Raises PySpyError.
 
-    Looked for once per process, whatever the number of nodes and the outcome.
+    Searched once per process; a failure is remembered, too.
     """
     with _lock:
         if (version, machine) not in _found:
@@ -56,18 +56,18 @@ def binary(version: str, machine: str) -> bytes:
                 _found[version, machine] = _find(version, machine)
             except PySpyError as error:
                 _found[version, machine] = str(error)
-        found = _found[version, machine]
-    if isinstance(found, str):
-        raise PySpyError(found)
-    return found
+        content = _found[version, machine]
+    if isinstance(content, str):
+        raise PySpyError(content)
+    return content
 
 
 def _find(version: str, machine: str) -> bytes:
     if machine not in _MACHINES:
         raise PySpyError(f"no static py-spy for {machine}, only for {', '.join(_MACHINES)}")
-    given = os.environ.get("NODEREADY_PY_SPY_DIR", "")
-    if given:
-        return _from_directory(Path(given), version, machine)
+    directory = os.environ.get("NODEREADY_PY_SPY_DIR", "")
+    if directory:
+        return _from_directory(Path(directory), version, machine)
     cached = _cache() / version / machine
     for content in (_installed(version, machine), _kept(cached, version, machine)):
         if content is not None and not wrong(content, version, machine):
@@ -122,7 +122,7 @@ def _cache() -> Path:
 
 
 def _keep(path: Path, content: bytes) -> None:
-    """Put a program into the cache, whole or not at all; one that cannot be written is none."""
+    """Put a program into the cache atomically; a write error is ignored."""
     try:
         make_directory(path.parent, 0o700)
         write_atomically(path, [content], 0o600)
@@ -131,7 +131,7 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def _installed(version: str, machine: str) -> bytes | None:
-    """The program of this environment's own py-spy package, when it is the one."""
+    """The program of the py-spy package in this environment, if the version matches."""
     if platform.machine() != machine:
         return None
     try:
@@ -214,7 +214,7 @@ def _download(version: str, machine: str) -> bytes:
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
     why = _strange(Path(tempfile.gettempdir()), version, machine)
     if why:
-        # Whoever owns a directory swaps what is in it.
+        # The owner of a directory can replace its files.
         raise PySpyError(f"py-spy {version}: {why}")
     with _private_directory() as (directory, alive):
         # -I and the directory: nothing is imported from where our user happens to be, or from what
@@ -227,7 +227,7 @@ def _download(version: str, machine: str) -> bytes:
                 ["sh", "-c", _WATCHED, "sh", directory, *argv],
                 cwd=directory,
                 stdin=alive,
-                # pip has temporary files of its own.
+                # pip writes temporary files.
                 env={**os.environ, "TMPDIR": directory},
                 capture_output=True,
                 text=True,
@@ -247,8 +247,8 @@ def _download(version: str, machine: str) -> bytes:
     return content
 
 
-def _pip_reason(said: str) -> str:
+def _pip_reason(stderr: str) -> str:
     """pip's own last word: the last ERROR line, or the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return re.sub(r"^ERROR: ", "", (errors or lines or ["pip failed"])[-1])

@@ -32,12 +32,12 @@ def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
     if os.geteuid() != 0 or trust_asked():
         return ""
     try:
-        wrong = _distrust_reason(str(path), _owners())
+        reason = _distrust_reason(str(path), _owners())
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
             return ""
-        wrong = f"{error.strerror}: name the file itself"
-    return f"{path} is not taken by root: {wrong}, or {remedy}" if wrong else ""
+        reason = f"{error.strerror}: name the file itself"
+    return f"{path} is not taken by root: {reason}, or {remedy}" if reason else ""
 
 
 def _owners() -> frozenset[int]:
@@ -49,44 +49,46 @@ def _owners() -> frozenset[int]:
 def _distrust_reason(path: str, owners: frozenset[int]) -> str:
     """What is wrong with the file or with a place on the way to it, as the kernel walks there."""
     todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
-    here, links = "/", 0
-    found = _entry_problem("/", owners)
-    while todo and not found:
+    directory, links = "/", 0
+    problem = _entry_problem("/", owners)
+    while todo and not problem:
         part = todo.pop()
         if part in ("", "."):
             continue
         if part == "..":
-            here = os.path.dirname(here)
+            directory = os.path.dirname(directory)
             continue
-        place = os.path.join(here, part)
-        found = _entry_problem(place, owners)
+        place = os.path.join(directory, part)
+        problem = _entry_problem(place, owners)
         if not stat.S_ISLNK(os.lstat(place).st_mode):
-            here = place
+            directory = place
             continue
         links += 1
         if links > MAX_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
         target = os.readlink(place)
-        here = "/" if target.startswith("/") else here
+        directory = "/" if target.startswith("/") else directory
         todo += reversed(target.split("/"))
-    return found
+    return problem
 
 
 def _entry_problem(place: str, owners: frozenset[int]) -> str:
     """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
-    seen = os.lstat(place)
-    if seen.st_uid not in owners:
-        return f"{place} belongs to {user_name(seen.st_uid)}; chown root it"
-    if stat.S_ISLNK(seen.st_mode) or (stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX):
+    status = os.lstat(place)
+    if status.st_uid not in owners:
+        return f"{place} belongs to {user_name(status.st_uid)}; chown root it"
+    if stat.S_ISLNK(status.st_mode) or (
+        stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    ):
         return ""
-    if seen.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return f"everybody may write to {place}; chmod o-w it"
-    if seen.st_mode & stat.S_IWGRP and not _private(place, seen):
-        return f"group {_group(seen.st_gid)} may write to {place}; chmod g-w it"
+    if status.st_mode & stat.S_IWGRP and not _private(place, status):
+        return f"group {_group(status.st_gid)} may write to {place}; chmod g-w it"
     return ""
 
 
-def _private(place: str, seen: os.stat_result) -> bool:
+def _private(place: str, status: os.stat_result) -> bool:
     """Whether the group of a place is its owner's alone.
 
     With an access list, the group's bits are those of the whole list (acl(5)).
@@ -94,14 +96,14 @@ def _private(place: str, seen: os.stat_result) -> bool:
     import grp
 
     try:
-        owner, group = pwd.getpwuid(seen.st_uid), grp.getgrgid(seen.st_gid)
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
     except KeyError:
         return False
     try:
         os.getxattr(place, "system.posix_acl_access")
     except OSError:
-        alone = owner.pw_gid == seen.st_gid and owner.pw_name == group.gr_name
-        return alone and set(group.gr_mem) <= {owner.pw_name}
+        is_private = owner.pw_gid == status.st_gid and owner.pw_name == group.gr_name
+        return is_private and set(group.gr_mem) <= {owner.pw_name}
     return False
 
 

@@ -565,7 +565,7 @@ def _rows(handle: int, size: int, count: int, *, whole: bool) -> list[bytes] | N
     rows: list[bytes] | None = []
     for most in (MAX_BYTES,) if whole else (LOOKED_AT, MAX_BYTES):
         start = max(0, size - most)
-        rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
+        rows = text_lines(os.pread(handle, min(most, size), start), is_whole=start == 0)
         if rows is None or start == 0 or len(rows) > count:
             break
     return rows

@@ -51,7 +51,7 @@ class SettingKind:
 
 
 def setting(default: Any, kind: SettingKind, reason: str) -> Any:
-    """A field of Policy: its default, its kind, and what it is for."""
+    """A field of Policy: its default, its kind, and its purpose."""
     return field(default=default, metadata={"kind": kind, "reason": reason})
 
 
@@ -88,12 +88,12 @@ def _text(value: Any) -> str:
     return value
 
 
-def _items(value: Any, pattern: str, what: str) -> tuple[str, ...]:
+def _items(value: Any, pattern: str, noun: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {what}s: ({shown(value)},)?")
+        raise Invalid(f"must be a list of {noun}s: ({shown(value)},)?")
     for item in value:
         if not re.fullmatch(pattern, _text(item)):
-            raise Invalid(f"{item!r} is no {what}")
+            raise Invalid(f"{item!r} is no {noun}")
     return tuple(value)
 
 
@@ -132,9 +132,9 @@ def one_of(*choices: str) -> SettingKind:
     return SettingKind(check, ", ".join(f'`"{choice}"`' for choice in choices))
 
 
-def each(pattern: str, what: str) -> SettingKind:
+def each(pattern: str, noun: str) -> SettingKind:
     """Strings that all match ``pattern``; ``what`` is the word for one of them."""
-    return SettingKind(lambda value: _items(value, pattern, what), f"{what}s")
+    return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
 
 
 def table(**columns: type) -> SettingKind:
@@ -165,15 +165,15 @@ def _name(name: Any) -> str:
 def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(settings, Mapping):
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
-    for column, wanted in settings.items():
+    for column, setting_value in settings.items():
         if column not in columns:
             close = closest(column, columns) if isinstance(column, str) else ""
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
             raise Invalid(f"{name!r} has the unknown setting {shown(column)}: {meant}")
         if columns[column] is int:
-            _whole(wanted, 1, 10_000_000)
+            _whole(setting_value, 1, 10_000_000)
         else:
-            _text(wanted)
+            _text(setting_value)
     return tuple(sorted(settings.items()))
 
 
@@ -215,14 +215,14 @@ _MOST_KIB = (1 << 54) - 1
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 #: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
 CORE_PATTERN_MAX_BYTES = 128
-#: The system's own directories (hier(7)), which are no place for what everybody may write.
+#: The system's own directories (hier(7)), which must not be writable for all users.
 _SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib(|32|64|x32)|proc|root|run|sbin|sys|usr)(/.*)?")
 #: Those in which others have theirs: a directory below them may be the cores' own.
 _SHARED = re.compile(r"/(home|media|mnt|opt|srv|var(|/cache|/lib|/log|/mail|/spool))?")
 
 
 def _no_core_directory(directory: str) -> bool:
-    """Whether the directory cannot be given to everybody, and lose what is old in it."""
+    """Whether the directory must not be made writable for all, and cleaned of old files."""
     plain = "/" + "/".join(word for word in directory.split("/") if word not in ("", "."))
     return bool(_SYSTEM.fullmatch(plain) or _SHARED.fullmatch(plain))
 
@@ -341,12 +341,12 @@ def port_range(words: str) -> tuple[int, int]:
     return first, last
 
 
-def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that begins with ``word``, else the one most like it; "" for none."""
-    names = list(known)
-    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-    if begun:
-        return begun[0]
+def closest(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that begins with ``word``, else the most similar one; "" for none."""
+    names = list(known_words)
+    completions = [name for name in names if len(word) > 1 and name.startswith(word)]
+    if completions:
+        return completions[0]
     # Few runs have an unknown word, and a node's own program starts often.
     import difflib
 

@@ -1,4 +1,4 @@
-"""Policy: the one declaration of what "ready" means. A field per setting, with its reason.
+"""Policy: the declaration of what "ready" means. A field per setting, with its reason.
 
 The field names are the keys of pyinfra's ``group_data``. `make_policy` turns such
 data into a Policy, or into a list of errors that name the file, the key and the likely meaning.
@@ -50,7 +50,7 @@ from nodeready.policy.fields import (
 
 @dataclass(frozen=True)
 class Policy:
-    """What every node of a group has to be. All values are plain data."""
+    """The required state of every node of a group. All values are plain data."""
 
     ptrace_scope: int = setting(
         0,
@@ -402,9 +402,9 @@ class JudgingPolicy(Policy):
     host_key: str = ""
 
     @classmethod
-    def completing(cls, policy: Policy, **more: Any) -> JudgingPolicy:
-        """The policy with this beside what it has."""
-        return cls(**{**vars(policy), **more})
+    def completing(cls, policy: Policy, **completions: Any) -> JudgingPolicy:
+        """The policy with these values added."""
+        return cls(**{**vars(policy), **completions})
 
 
 #: The first words of our settings: an unknown key that begins with one of them is misspelt.
@@ -428,26 +428,26 @@ _WHY = 600
 
 
 def kind_of(key: str) -> SettingKind:
-    """What the setting of this name may be. Raises KeyError when there is none."""
+    """The kind of the setting of this name. Raises KeyError for an unknown one."""
     kind: SettingKind = _FIELDS[key].metadata["kind"]
     return kind
 
 
 def reason(key: str) -> str:
-    """What the setting of this name is for. Raises KeyError when there is none."""
+    """The purpose of the setting of this name. Raises KeyError for an unknown one."""
     return str(_FIELDS[key].metadata["reason"])
 
 
 def _misspelt(key: str) -> str:
-    """What an unknown ``key`` of ours was probably meant to be; "" for somebody else's key."""
+    """The probable meaning of an unknown ``key``; "" for a key of other software."""
     import difflib
 
     close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
     if close:
         return f"did you mean {close[0]}?"
     if key.startswith(_PREFIXES):
-        ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
-        return "the settings are " + ", ".join(ours)
+        related = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
+        return "the settings are " + ", ".join(related)
     return ""
 
 
@@ -457,12 +457,12 @@ def shown_key(key: str) -> str:
 
 
 def check_settings(
-    data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
+    data: Mapping[str, Any], source: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """The validated settings among ``data``; other people's keys are left out.
 
     where:   the file or other origin, for the error text
-    foreign: keys that belong to pyinfra, never taken for a misspelt one of ours
+    foreign: keys that belong to pyinfra, never taken for a misspelt setting
     Raises PolicyError with every problem of this origin.
     """
     settings: dict[str, Any] = {}
@@ -472,21 +472,21 @@ def check_settings(
             try:
                 settings[key] = kind_of(key).check(value)
             except Invalid as wrong:
-                why = str(wrong)
-                why = why if len(why) <= _WHY else f"{why[: _WHY - 3]}..."
-                problems.append(f"{where}: {key} = {shown(value)}: {why}")
+                reason = str(wrong)
+                reason = reason if len(reason) <= _WHY else f"{reason[: _WHY - 3]}..."
+                problems.append(f"{source}: {key} = {shown(value)}: {reason}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:
-                problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
+                problems.append(f"{source}: unknown setting {shown_key(key)}: {meant}")
     if problems:
         raise PolicyError(problems)
     return settings
 
 
-def make_policy(data: Mapping[str, Any], where: str = "policy") -> Policy:
+def make_policy(data: Mapping[str, Any], source: str = "policy") -> Policy:
     """The Policy that ``data`` declares; settings that it does not name keep their default."""
-    return Policy(**check_settings(data, where))
+    return Policy(**check_settings(data, source))
 
 
 def as_data(policy: Policy) -> dict[str, Any]:
@@ -495,7 +495,7 @@ def as_data(policy: Policy) -> dict[str, Any]:
 
 
 def digest(policies: Iterable[Policy]) -> str:
-    """A short name for a set of policies, whatever their order: equal policies, equal names.
+    """A short name for a set of policies in any order: equal policies have equal names.
 
     A report says by which policies it judged, and a kept verdict holds for no other policy.
     """

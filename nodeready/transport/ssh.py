@@ -37,7 +37,7 @@ from pyinfra.connectors.util import extract_control_arguments, make_unix_command
 from pyinfra.context import ctx_host, ctx_state
 
 from nodeready import shell
-from nodeready.inventory.load import endpoint
+from nodeready.inventory.endpoints import endpoint
 from nodeready.policy import Policy
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.subjects.context import FleetContext, expectations

@@ -421,7 +421,7 @@ def _read(one: _File) -> tuple[int, list[str] | None]:
     """The size of a log, and the lines at its end; None: it is no text."""
     size = os.fstat(one.number).st_size
     start = max(0, size - LOOKED_AT)
-    rows = text_lines(os.pread(one.number, LOOKED_AT, start), whole=start == 0)
+    rows = text_lines(os.pread(one.number, LOOKED_AT, start), is_whole=start == 0)
     if rows is None:
         return size, None
     return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]

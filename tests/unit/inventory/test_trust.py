@@ -8,9 +8,10 @@ import pwd
 from types import SimpleNamespace
 
 import pytest
+from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory import hostfile, trust
-from nodeready.inventory.load import InventoryError, load
+from nodeready.inventory.load import load
 
 
 @pytest.fixture(autouse=True)
