@@ -46,7 +46,7 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _ours(status: os.stat_result) -> bool:
+def _is_trusted(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
@@ -91,7 +91,7 @@ def _replaceable(status: os.stat_result) -> bool:
     In a sticky directory they cannot. Our own group may write where we are not root: with a umask
     of 002, a user's own group can write to all directories of hers.
     """
-    if not _ours(status):
+    if not _is_trusted(status):
         return True
     group = status.st_gid == os.getegid() and os.geteuid() != 0
     writable = stat.S_IWOTH | (0 if group else stat.S_IWGRP)
@@ -152,7 +152,7 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
                 return
             # In a sticky directory, anybody may have made a second name for a link of root's.
             doubled = directory.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
-            if directory.open or doubled or not _ours(status):
+            if directory.open or doubled or not _is_trusted(status):
                 raise NotFollowed("a link", status, directory.child(name))
             links += 1
             if links > MAX_LINKS:
@@ -237,7 +237,7 @@ def write_atomically(
             return
         with _written(path) as (end, status):
             if status is None or stat.S_ISREG(status.st_mode):
-                if status and keep_mode and _ours(status) and status.st_nlink == 1:
+                if status and keep_mode and _is_trusted(status) and status.st_nlink == 1:
                     mode = status.st_mode & 0o777
                 elif keep_mode:
                     mode &= ~_umask()
@@ -270,7 +270,7 @@ def _written(path: Path) -> Iterator[tuple[_PathEnd, os.stat_result | None]]:
 def _refuse_planted(end: _PathEnd, status: os.stat_result) -> None:
     """Raises NotFollowed for a file that another user may have planted to receive the text."""
     directory = end.directory
-    if _ours(status):
+    if _is_trusted(status):
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"

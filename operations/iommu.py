@@ -61,11 +61,11 @@ def _debian(snapshot: Snapshot, iommu: Iommu, content: bytes) -> Iterator[Action
     yield from own_file(snapshot, path, content, validator=_VALIDATOR, instead_of=_DROPIN)
 
 
-def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
+def _suse(iommu: Iommu, block: bytes) -> Iterator[Action]:
     """A block at the end of /etc/default/grub, the only file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
         raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
-    content = managed_block.put(iommu.default_grub, piece, "end")
+    content = managed_block.put(iommu.default_grub, block, "end")
     if content != iommu.default_grub:
         yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 

@@ -28,19 +28,19 @@ from nodeready.subjects.templates import render
 _MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")
 
 
-def _known(path: str) -> bool:
+def _is_own_profile(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    own = folder == PROFILE_D and any(
+    is_nodereadys = folder == PROFILE_D and any(
         is_own(name, f"zz-nodeready-pdsh{suffix}") for suffix in (".sh", ".csh")
     )
-    return own or path == RCMD_DEFAULT or _MODULE.fullmatch(path) is not None
+    return is_nodereadys or path == RCMD_DEFAULT or _MODULE.fullmatch(path) is not None
 
 
 @step()
 def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set ssh as the remote command: Debian's file, the environment, the login shells."""
     pdsh: Pdsh = snapshot["pdsh"]
-    for path in filter(_known, read_by_users(pdsh)):
+    for path in filter(_is_own_profile, read_by_users(pdsh)):
         for barrier in pdsh.access.barriers(path):
             if barrier.path == path or chmod_mends(barrier, path):
                 yield RunCommand(

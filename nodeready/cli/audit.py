@@ -56,7 +56,7 @@ from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest, reason
 from nodeready.reports.deploy_table import show_errors
-from nodeready.reports.lines import Line, grouped, line
+from nodeready.reports.lines import StyledLine, grouped, line
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options, find, names
@@ -376,7 +376,7 @@ def _prose(text: str) -> str:
     return re.sub(r"``(.+?)``", r"\1", text, flags=re.S)
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
+def _wrapped(text: str, width: int, indent: str = "") -> Iterator[StyledLine]:
     """Paragraphs, each filled anew; lists and examples stay as they stand."""
     for number, paragraph in enumerate(_prose(text).split("\n\n")):
         if number:
@@ -398,14 +398,14 @@ def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
         )
 
 
-def _part(title: str, text: str, width: int) -> Iterator[Line]:
+def _part(title: str, text: str, width: int) -> Iterator[StyledLine]:
     """A title of its own line, its text below it."""
     yield line("")
     yield line((title, "bold"))
     yield from _wrapped(text, width, "  ")
 
 
-def _page(page: Page, width: int) -> Iterator[Line]:
+def _page(page: Page, width: int) -> Iterator[StyledLine]:
     """The whole page of one check."""
     yield line((page.id, "bold"))
     yield line("")
@@ -431,7 +431,7 @@ def _page(page: Page, width: int) -> Iterator[Line]:
             yield from (line(f"    {row}") for row in rest)
 
 
-def _listed(subjects: list[str], width: int) -> Iterator[Line]:
+def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
     """Every check of these subjects, a line each."""
     room = max(len(check.id) for name in subjects for check in SUBJECTS[name].checks)
     for number, subject in enumerate(subjects):
@@ -472,7 +472,7 @@ def explain(check: tuple[str, ...], color: str) -> int:
 
     screen = Screen(color)
     width = min(screen.width, _WIDEST)
-    pages: list[Iterator[Line]] = []
+    pages: list[Iterator[StyledLine]] = []
     for word in check:
         if word in SUBJECTS:
             pages.append(_listed([word], width))

@@ -178,7 +178,9 @@ def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
 
 def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     """A node of the document, with the outcome of its plan."""
-    outcome = DeployOutcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
+    outcome = DeployOutcome(
+        run.done, dict(run.failed), run.interrupted_step, run.unrepaired, run.complete
+    )
     last = run.node
     made = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
     return made.judged(last.results)

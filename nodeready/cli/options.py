@@ -488,9 +488,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _name(path: Path, key: str, known: tuple[str, ...]) -> str:
     name = key.replace("-", "_")
     if name not in known:
-        from nodeready.policy.fields import closest
+        from nodeready.policy.fields import closest_word
 
-        close = closest(name, known)
+        close = closest_word(name, known)
         advice = f"did you mean {close}?" if close else f"there are {', '.join(known)}"
         raise Refused(f"{path}: unknown option {key}: {advice}")
     return name

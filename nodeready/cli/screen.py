@@ -22,7 +22,7 @@ from nodeready.files import NotFollowed, check, write_atomically
 from nodeready.inventory import launcher_files
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.lines import Line, nodes
+from nodeready.reports.lines import StyledLine, nodes
 from nodeready.reports.registry import PLAIN, SCREEN, Options
 from nodeready.text import sanitise
 
@@ -73,7 +73,7 @@ def _console(stream: TextIO, color: str) -> Console:
     )
 
 
-def _text(line: Line) -> Text:
+def _text(line: StyledLine) -> Text:
     """A report's line with its styles; its text is no markup."""
     from rich.text import Text
 
@@ -101,7 +101,7 @@ class Screen:
         """Lines for a result: those of the terminal, at least 40; 0, no limit, in a pipe."""
         return max(SCREEN, self.out.height - 2) if sys.stdout.isatty() else 0
 
-    def show(self, lines: Iterable[Line]) -> None:
+    def show(self, lines: Iterable[StyledLine]) -> None:
         """Results, to standard output. On a terminal, a long line goes on below its own text."""
         from rich.text import Text
 
@@ -116,7 +116,7 @@ class Screen:
             for piece in rest:
                 self.out.print(Text(" " * indent) + piece, soft_wrap=True)
 
-    def tell(self, lines: Iterable[Line]) -> None:
+    def tell(self, lines: Iterable[StyledLine]) -> None:
         """Lines beside the results, to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)

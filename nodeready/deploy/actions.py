@@ -58,12 +58,12 @@ class WriteFile:
             old = "*"
         else:
             old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
-        rest = shell.join([self.mode, data, old, *self.validator])
+        arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
-            return f"nr_write {shell.quote(self.path)} {rest}"
+            return f"nr_write {shell.quote(self.path)} {arguments}"
         # The node's user database says where the home directory is, not what the node was seen as.
         name = shell.quote(self.path.rpartition("/")[2])
-        words = f'nr_write "$NR_HOME"/{name} {rest}'
+        words = f'nr_write "$NR_HOME"/{name} {arguments}'
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
 
     def describe(self) -> str:
@@ -121,8 +121,13 @@ class RemoveFile:
         return _diff(lines, [], self.path, "/dev/null")
 
 
+class _WithoutDiff:
+    def diff(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
-class MakeDirectory:
+class MakeDirectory(_WithoutDiff):
     """The directory exists with this mode."""
 
     path: str
@@ -134,29 +139,23 @@ class MakeDirectory:
     def describe(self) -> str:
         return f"directory {self.path} with mode {self.mode}"
 
-    def diff(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class RunCommand:
+class RunCommand(_WithoutDiff):
     """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
 
     argv: tuple[str, ...]
-    what: str = ""
+    purpose: str = ""
 
     def sh(self) -> str:
-        return shell.join(["nr_do", self.what or " ".join(self.argv), *self.argv])
+        return shell.join(["nr_do", self.purpose or " ".join(self.argv), *self.argv])
 
     def describe(self) -> str:
         return f"run {' '.join(self.argv)}"
 
-    def diff(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class Script:
+class Script(_WithoutDiff):
     """A fixed shell text of our own (a file of nodeready/sh) with arguments.
 
     For what one command cannot say, such as a package manager with its lock and index.
@@ -171,9 +170,6 @@ class Script:
 
     def describe(self) -> str:
         return self.what
-
-    def diff(self) -> str:
-        return ""
 
 
 Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script

@@ -78,21 +78,20 @@ NOT_ROOT = "not root: run with sudo"
 class PlanRun:
     """The run of a plan on one node.
 
-    node:     its latest results
-    done:     steps that ran well, in order
-    failed:   step -> one line why
-    cut:      the step during which the connection was lost or the run was interrupted, or "";
-              each file is replaced completely or left as it was
-    left:     fixable results of the chosen subjects' own steps that are still there after the last
-              look
-    complete: the conversation came to its own end
+    node:             its latest results
+    done:             steps that succeeded, in order
+    failed:           step -> the reason, one line
+    interrupted_step: the step during which the connection was lost or the run was interrupted;
+                      each file is replaced completely or left as it was
+    unrepaired:       fixable results of the chosen subjects that remain after the last probe
+    complete:         the conversation ended by itself
     """
 
     node: Judged
     done: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
-    cut: str = ""
-    left: tuple[Result, ...] = ()
+    interrupted_step: str = ""
+    unrepaired: tuple[Result, ...] = ()
     complete: bool = False
 
 
@@ -128,11 +127,11 @@ def run_plan(
                 plan_run,
                 node=replace(plan_run.node, error=look.error, unreachable=look.unreachable),
             )
-        plan_run = replace(plan_run, node=_again(plan_run.node, look.snapshot))
+        plan_run = replace(plan_run, node=_judged_again(plan_run.node, look.snapshot))
         assert plan_run.node.snapshot is not None
         todo = plan(plan_run.node.snapshot, node.policy, plan_run.node.results, chosen)
     remaining = (r for r in plan_run.node.results if r.fixable and _chosen(r, chosen))
-    return replace(plan_run, left=tuple(remaining), complete=True)
+    return replace(plan_run, unrepaired=tuple(remaining), complete=True)
 
 
 def _changes(
@@ -154,7 +153,7 @@ def _changes(
                     error=f"{answer.reason()} in {change.step}",
                     unreachable=kind in UNREACHED,
                 )
-            return replace(plan_run, node=node, cut=change.step), touched, False
+            return replace(plan_run, node=node, interrupted_step=change.step), touched, False
         if not answer.ok:
             failed = {**plan_run.failed, change.step: answer.reason()}
             plan_run = replace(plan_run, failed=failed)
@@ -166,7 +165,7 @@ def _changes(
     return plan_run, touched, True
 
 
-def _again(node: Judged, newer: Snapshot) -> Judged:
+def _judged_again(node: Judged, newer: Snapshot) -> Judged:
     """The node with the newer snapshot merged in, judged again."""
     snapshot = node.snapshot.merged(newer) if node.snapshot else newer
     return replace(node, snapshot=snapshot, results=tuple(judge(snapshot, node.policy)))

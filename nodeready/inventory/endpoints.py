@@ -11,7 +11,7 @@ from pyinfra.api import Host
 from pyinfra.connectors.local import LocalConnector
 
 from nodeready.inventory.nodeset import NodeSetError, host_name
-from nodeready.policy.fields import shown
+from nodeready.policy.fields import value_text
 from nodeready.subjects.ssh_client.facts import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
@@ -66,7 +66,7 @@ def connection_problems(data: Mapping[str, Any], source: str) -> list[str]:
     for key, problem_of in _CONNECTION.items():
         value = data.get(key)
         if value not in (None, "") and (problem := problem_of(value)):
-            problems.append(f"{source}: {key} = {shown(value)}: {problem}")
+            problems.append(f"{source}: {key} = {value_text(value)}: {problem}")
     return problems
 
 

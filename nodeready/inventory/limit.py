@@ -15,7 +15,7 @@ from nodeready.inventory.nodeset import NodeSetError, expand_one, fold, split
 from nodeready.text import sanitise
 
 
-def visible(text: str) -> str:
+def sanitised(text: str) -> str:
     return sanitise(text, 200)
 
 
@@ -80,7 +80,7 @@ def select_hosts(
     if missing:
         raise InventoryError(_not_there(inventory, missing))
     if not chosen:
-        raise InventoryError(f"--limit {visible(expression)!r} selects no node of the inventory")
+        raise InventoryError(f"--limit {sanitised(expression)!r} selects no node of the inventory")
     return [host for host in inventory if host.name in chosen]
 
 
@@ -103,6 +103,6 @@ def _not_there(inventory: Inventory, missing: Sequence[str]) -> str:
     if close:
         hint = f"did you mean {close[0]}?"
     else:
-        hint = f"its nodes are {visible(fold(inventory.hosts))}"
-        hint += f"; its groups are {visible(', '.join(groups))}" if groups else ""
-    return f"--limit: no node or group {visible(fold(missing))} in the inventory; {hint}"
+        hint = f"its nodes are {sanitised(fold(inventory.hosts))}"
+        hint += f"; its groups are {sanitised(', '.join(groups))}" if groups else ""
+    return f"--limit: no node or group {sanitised(fold(missing))} in the inventory; {hint}"

@@ -21,7 +21,7 @@ from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.context import ctx_inventory
 
 from nodeready.inventory import hostfile
-from nodeready.inventory.limit import group_members, visible
+from nodeready.inventory.limit import group_members, sanitised
 from nodeready.inventory.nodeset import NodeSetError, expand_one, host_name, split, unique
 from nodeready.inventory.python_files import Group, group_data, read_groups, refuse_strangers
 from nodeready.inventory.ssh_config_lines import ssh_lines
@@ -148,7 +148,7 @@ def _file(argument: str) -> Path | None:
             continue
         if part != argument and Path(part).is_file():
             raise InventoryError(f"{part!a} is a file: name one inventory file, or list the nodes")
-        raise InventoryError(f"no such inventory file: {visible(part)}{_similar_file(part)}")
+        raise InventoryError(f"no such inventory file: {sanitised(part)}{_similar_file(part)}")
     return None
 
 
@@ -159,7 +159,7 @@ def _similar_file(part: str) -> str:
     except (OSError, ValueError):
         return ""
     close = difflib.get_close_matches(path.name, siblings, n=1)
-    return f"; did you mean {visible(str(path.with_name(close[0])))}?" if close else ""
+    return f"; did you mean {sanitised(str(path.with_name(close[0])))}?" if close else ""
 
 
 def _listed(argument: str) -> list[str]:
@@ -184,7 +184,7 @@ def _from_file(path: Path, trusted: bool) -> dict[str, Group]:
             try:
                 host_name(_name(host))
             except NodeSetError as error:
-                raise InventoryError(f"{path}: group {visible(group)}: {error}") from None
+                raise InventoryError(f"{path}: group {sanitised(group)}: {error}") from None
     return groups
 
 
@@ -199,7 +199,7 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
     for host in hosts:
         host_data = host[1] if isinstance(host, tuple) else {}
         every.setdefault(_name(host), {}).update(host_data)
-    shown = visible(argument)
+    shown = sanitised(argument)
     try:
         names_data = (list(every.items()), every_data)
         inventory = NodeInventory(names_data, override, **groups)  # type: ignore[no-untyped-call]
@@ -207,7 +207,7 @@ def _make(groups: dict[str, Group], argument: str, override: dict[str, Any]) -> 
             host_name(host.name)
     except (PyinfraError, NodeSetError, OSError, TypeError) as error:
         text = " ".join(str(error).split())
-        raise InventoryError(f"inventory {shown}: {visible(text)}") from None
+        raise InventoryError(f"inventory {shown}: {sanitised(text)}") from None
     if not len(inventory):
         raise InventoryError(f"inventory {shown or repr('')} names no node: {_USAGE}")
     return inventory
@@ -234,7 +234,7 @@ def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
     if path is None:
         shown = ", ".join(str(inventory.group_files[group][0]) for group in unused)
         if unused:
-            inventory.note = f"not used, for a list of nodes has no groups: {visible(shown)}"
+            inventory.note = f"not used, for a list of nodes has no groups: {sanitised(shown)}"
         return
     if "globals()" in _text(path):
         return
@@ -249,7 +249,7 @@ def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
         groups = sorted(name for name, members in inventory.groups.items() if members)
         close = difflib.get_close_matches(group, groups, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(groups)}"
-        raise InventoryError(f"{visible(str(file))}: no group is called {group}: {hint}")
+        raise InventoryError(f"{sanitised(str(file))}: no group is called {group}: {hint}")
 
 
 def _text(file: Path) -> str:

@@ -148,9 +148,9 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
     if "[" in frame or "]" in frame:
         # What its ranges hold cannot be counted, and nothing is made that was not counted.
         surplus = text.count("[") - text.count("]")
-        why = "missing bracket" if surplus > 0 else "unmatched closing bracket"
-        why = why if surplus else "brackets within brackets"
-        raise NodeSetError(f"node set {_shown(text)}: {why}")
+        problem = "missing bracket" if surplus > 0 else "unmatched closing bracket"
+        problem = problem if surplus else "brackets within brackets"
+        raise NodeSetError(f"node set {_shown(text)}: {problem}")
     if not (globs and _GLOB.fullmatch(frame)):
         try:
             host_name(frame)

@@ -17,7 +17,7 @@ from shutil import which
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
-from nodeready.policy.fields import closest
+from nodeready.policy.fields import closest_word
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
@@ -120,7 +120,7 @@ def _partitions(out: str) -> dict[str, list[str]]:
 
 
 def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
-    close = closest(partition, partitions)
+    close = closest_word(partition, partitions)
     hint = f"did you mean {close}?" if close else f"there are {', '.join(partitions)}"
     return sanitise(f"NODEREADY_PARTITION: no partition {partition}; {hint}", 300)
 

@@ -20,7 +20,7 @@ class Invalid(ValueError):
     """One value breaks its rule; the text completes 'KEY = VALUE: ...'."""
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A wrong value for a message, of at most 60 characters."""
     try:
         text = repr(value)
@@ -63,7 +63,7 @@ def rows(table: Table) -> dict[str, dict[str, Any]]:
 # --- The kinds that have a parameter.
 
 
-def _whole(value: Any, low: int, high: int) -> int:
+def _check_whole_number(value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid("must be a whole number")
     if not low <= value <= high:
@@ -90,33 +90,33 @@ def _text(value: Any) -> str:
 
 def _items(value: Any, pattern: str, noun: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {noun}s: ({shown(value)},)?")
+        raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
     for item in value:
         if not re.fullmatch(pattern, _text(item)):
             raise Invalid(f"{item!r} is no {noun}")
     return tuple(value)
 
 
-def whole(low: int, high: int) -> SettingKind:
+def whole_number(low: int, high: int) -> SettingKind:
     """A whole number, ``low`` and ``high`` included."""
-    return SettingKind(lambda value: _whole(value, low, high), f"{low} to {high}")
+    return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
 
 
-def whole_or_none(low: int, high: int) -> SettingKind:
+def whole_number_or_none(low: int, high: int) -> SettingKind:
     """A whole number, or None."""
     return SettingKind(
-        lambda value: None if value is None else _whole(value, low, high),
+        lambda value: None if value is None else _check_whole_number(value, low, high),
         f"{low} to {high}, or `None`",
     )
 
 
-def wholes(low: int, high: int) -> SettingKind:
+def whole_numbers(low: int, high: int) -> SettingKind:
     """Whole numbers; a Policy holds them sorted."""
 
     def check(value: Any) -> tuple[int, ...]:
         if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
-            raise Invalid(f"must be a list of numbers: ({shown(value)},)?")
-        return tuple(sorted(_whole(item, low, high) for item in value))
+            raise Invalid(f"must be a list of numbers: ({value_text(value)},)?")
+        return tuple(sorted(_check_whole_number(item, low, high) for item in value))
 
     return SettingKind(check, f"numbers, {low} to {high}")
 
@@ -132,7 +132,7 @@ def one_of(*choices: str) -> SettingKind:
     return SettingKind(check, ", ".join(f'`"{choice}"`' for choice in choices))
 
 
-def each(pattern: str, noun: str) -> SettingKind:
+def matching(pattern: str, noun: str) -> SettingKind:
     """Strings that all match ``pattern``; ``what`` is the word for one of them."""
     return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
 
@@ -167,11 +167,11 @@ def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tup
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
     for column, setting_value in settings.items():
         if column not in columns:
-            close = closest(column, columns) if isinstance(column, str) else ""
+            close = closest_word(column, columns) if isinstance(column, str) else ""
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
-            raise Invalid(f"{name!r} has the unknown setting {shown(column)}: {meant}")
+            raise Invalid(f"{name!r} has the unknown setting {value_text(column)}: {meant}")
         if columns[column] is int:
-            _whole(setting_value, 1, 10_000_000)
+            _check_whole_number(setting_value, 1, 10_000_000)
         else:
             _text(setting_value)
     return tuple(sorted(settings.items()))
@@ -270,7 +270,7 @@ def _directory(value: Any) -> str:
 def _port_range(value: Any) -> tuple[int, int]:
     if not (isinstance(value, (tuple, list)) and len(value) == 2):
         raise Invalid("must be two port numbers: (first, last)")
-    first, last = (_whole(port, 1, 65535) for port in value)
+    first, last = (_check_whole_number(port, 1, 65535) for port in value)
     if first > last:
         raise Invalid(f"is the wrong way round: ({last}, {first})?")
     return (first, last)
@@ -297,24 +297,24 @@ CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
 PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
 WAIVERS = SettingKind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
 
-USERS = each(USER_NAME, "user name")
-PATHS = each(r"/[^:\s'\"]*", "absolute path")
+USERS = matching(USER_NAME, "user name")
+PATHS = matching(r"/[^:\s'\"]*", "absolute path")
 PATH = SettingKind(
     lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
 )
-LINES = SettingKind(each(r".+", "line").check, "lines of text")
-WORDS = SettingKind(each(r".+", "word").check, "the words of a command")
+LINES = SettingKind(matching(r".+", "line").check, "lines of text")
+WORDS = SettingKind(matching(r".+", "word").check, "the words of a command")
 # What bash exports (a function's name has signs that are none of these).
 VARIABLES = SettingKind(
-    each(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
+    matching(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
 )
-DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
+DOMAINS = matching(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
 # With ".service.d" it is one component of a path, of 255 bytes.
-UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
+UNITS = matching(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 # "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
-PACKAGES = each(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
-PATTERNS = each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
-_KERNEL_ARGS = each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
+PACKAGES = matching(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
+PATTERNS = matching(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
+_KERNEL_ARGS = matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
 KERNEL_ARGS = SettingKind(
     lambda value: None if value is None else _KERNEL_ARGS.check(value),
     "kernel arguments, or `None`",
@@ -341,7 +341,7 @@ def port_range(words: str) -> tuple[int, int]:
     return first, last
 
 
-def closest(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
+def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
     """The known word that begins with ``word``, else the most similar one; "" for none."""
     names = list(known_words)
     completions = [name for name in names if len(word) > 1 and name.startswith(word)]

@@ -40,11 +40,11 @@ from nodeready.policy.fields import (
     Table,
     one_of,
     setting,
-    shown,
     table,
-    whole,
-    whole_or_none,
-    wholes,
+    value_text,
+    whole_number,
+    whole_number_or_none,
+    whole_numbers,
 )
 
 
@@ -54,7 +54,7 @@ class Policy:
 
     ptrace_scope: int = setting(
         0,
-        whole(0, 2),
+        whole_number(0, 2),
         "kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user "
         "without sudo. 3 is refused: it can only be lowered by a reboot.",
     )
@@ -72,7 +72,7 @@ class Policy:
     )
     core_retention_days: int = setting(
         14,
-        whole(0, 3650),
+        whole_number(0, 3650),
         "Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is "
         "as large as its process: without a rule the disk fills.",
     )
@@ -89,7 +89,7 @@ class Policy:
     )
     limit_nofile: int = setting(
         1048576,
-        whole(1024, 1073741816),
+        whole_number(1024, 1073741816),
         "RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. "
         "The kernel refuses more than fs.nr_open (1048576 by default).",
     )
@@ -183,18 +183,18 @@ class Policy:
     )
     gate_interval_s: int = setting(
         300,
-        whole(30, 86400),
+        whole_number(30, 86400),
         "Seconds between two verdicts of the timer.",
     )
     gate_max_age_s: int = setting(
         900,
-        whole(0, 86400),
+        whole_number(0, 86400),
         "Seconds for which the prolog believes a verdict: three of the timer's intervals, so that "
         "one that is late costs nothing.",
     )
     gate_budget_s: int = setting(
         10,
-        whole(3, 50),
+        whole_number(3, 50),
         "Seconds that the prolog and the health check may take: Slurm kills a health check after "
         "60, and a prolog holds every job of its node.",
     )
@@ -219,17 +219,17 @@ class Policy:
     )
     lock_wait_s: int = setting(
         30,
-        whole(0, 3600),
+        whole_number(0, 3600),
         "Seconds that a deploy waits for another one on the same node.",
     )
     package_lock_wait_s: int = setting(
         120,
-        whole(0, 3600),
+        whole_number(0, 3600),
         "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
     )
     gpu_count: int | None = setting(
         None,
-        whole_or_none(0, 64),
+        whole_number_or_none(0, 64),
         "GPUs that every node's PCI bus shows; None: any.",
     )
     gpu_model: str = setting(
@@ -267,7 +267,7 @@ class Policy:
     )
     gpu_max_temperature_c: int | None = setting(
         None,
-        whole_or_none(30, 120),
+        whole_number_or_none(30, 120),
         "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
     )
     gpu_idle: bool = setting(
@@ -277,7 +277,7 @@ class Policy:
     )
     xid_ignore: tuple[int, ...] = setting(
         (),
-        wholes(0, 1023),
+        whole_numbers(0, 1023),
         "NVIDIA Xid codes that are not reported.",
     )
     nics: Table = setting(
@@ -319,24 +319,24 @@ class Policy:
     )
     disk_free_percent: int = setting(
         5,
-        whole(0, 99),
+        whole_number(0, 99),
         "Per cent of space and of inodes that must be free on local file systems: at 5 per cent "
         "ext4 keeps the rest for root, and jobs fail.",
     )
     shm_min_mb: int = setting(
         0,
-        whole(0, 1 << 30),
+        whole_number(0, 1 << 30),
         "MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. "
         "0: any.",
     )
     memory_min_mb: int = setting(
         0,
-        whole(0, 1 << 30),
+        whole_number(0, 1 << 30),
         "MiB of memory that the kernel must see; 0: any.",
     )
     hugepages: int | None = setting(
         None,
-        whole_or_none(0, 1 << 30),
+        whole_number_or_none(0, 1 << 30),
         "vm.nr_hugepages; None: any.",
     )
     swap: str = setting(
@@ -346,20 +346,20 @@ class Policy:
     )
     numa_balancing: int | None = setting(
         None,
-        whole_or_none(0, 2),
+        whole_number_or_none(0, 2),
         "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
         "elsewhere.",
     )
     smoke_min_gbps: int = setting(
         0,
-        whole(0, 1_000_000),
+        whole_number(0, 1_000_000),
         "Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke` "
         "(nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one "
         "port of 400 Gbit/s, 2000 on eight.",
     )
     smoke_min_node_gbps: int = setting(
         0,
-        whole(0, 1_000_000),
+        whole_number(0, 1_000_000),
         "The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 "
         "over PCIe.",
     )
@@ -451,9 +451,9 @@ def _misspelt(key: str) -> str:
     return ""
 
 
-def shown_key(key: str) -> str:
+def key_text(key: str) -> str:
     """An unknown setting for a message: as it is, or like a wrong value."""
-    return key if key.isprintable() and len(key) <= 60 else shown(key)
+    return key if key.isprintable() and len(key) <= 60 else value_text(key)
 
 
 def check_settings(
@@ -474,11 +474,11 @@ def check_settings(
             except Invalid as wrong:
                 reason = str(wrong)
                 reason = reason if len(reason) <= _WHY else f"{reason[: _WHY - 3]}..."
-                problems.append(f"{source}: {key} = {shown(value)}: {reason}")
+                problems.append(f"{source}: {key} = {value_text(value)}: {reason}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:
-                problems.append(f"{source}: unknown setting {shown_key(key)}: {meant}")
+                problems.append(f"{source}: unknown setting {key_text(key)}: {meant}")
     if problems:
         raise PolicyError(problems)
     return settings

@@ -18,7 +18,7 @@ from nodeready.reports.findings import (
     nodes_by_value,
     value_text,
 )
-from nodeready.reports.lines import STYLES, Line, Part, Safe, fits, grouped, line, nodes
+from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
@@ -66,17 +66,16 @@ class _AuditTable(TableLayout):
         self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
         return text
 
-    def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> Line:
+    def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> StyledLine:
         """``fail     gpus.ecc_errors  gpu[007,019]``."""
-        start = (f"{word:<{_INDENT}}", STYLES[style or word])
         if self.alone:
-            return line(start, name)
+            return self.head(word, style or word, name)
         name = f"{name:<{self.room}}  "
-        return line(start, name, (self.bad(names, _INDENT + len(name)), "bold"))
+        return self.head(word, style or word, name, (self.bad(names, _INDENT + len(name)), "bold"))
 
     def short(
         self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
-    ) -> Line:
+    ) -> StyledLine:
         """A row in one line: its nodes in at most half of the line, and their text."""
         self.cut = True
         start = (f"{word:<{_INDENT - 2}}  ", STYLES[style or word])
@@ -84,11 +83,11 @@ class _AuditTable(TableLayout):
         room = max(20, (self.width - _INDENT - len(name)) // 2)
         return line(start, name, (fits(names, room), "bold"), f"  {text}")
 
-    def finding(self, finding: AuditFinding) -> Iterator[Line]:
+    def finding(self, finding: AuditFinding) -> Iterator[StyledLine]:
         """A finding: its row, what was observed, and the fix or the reason of the waiver."""
         if self.alone and finding.status in ("ok", "na"):
-            start = (f"{finding.status:<{_INDENT}}", STYLES[finding.status])
-            yield line(start, f"{finding.check:<{self.room}}  {finding.text}".rstrip())
+            text = f"{finding.check:<{self.room}}  {finding.text}".rstrip()
+            yield self.head(finding.status, finding.status, text)
             return
         yield self.named(finding.status, finding.title, finding.names)
         yield from self.finding_texts(finding)
@@ -97,25 +96,25 @@ class _AuditTable(TableLayout):
         elif finding.fix:
             yield self.detail("fix: ", (finding.fix, "cyan"))
 
-    def finding_texts(self, finding: AuditFinding) -> Iterator[Line]:
+    def finding_texts(self, finding: AuditFinding) -> Iterator[StyledLine]:
         if finding.text:
             yield self.detail(finding.text)
         if finding.example:
             yield self.detail("e.g. ", finding.example)
 
-    def brief(self, finding: AuditFinding) -> Line:
+    def brief(self, finding: AuditFinding) -> StyledLine:
         """A finding in one line."""
         return self.short(
             finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
         )
 
-    def error(self, finding: AuditFinding) -> Iterator[Line]:
+    def error(self, finding: AuditFinding) -> Iterator[StyledLine]:
         """Nodes that could not be probed, and why."""
         word = f"{finding.status:<{_INDENT - 2}}  "
         yield line((word, STYLES[finding.status]), (self.bad(finding.names, len(word)), "bold"))
         yield from self.finding_texts(finding)
 
-    def outlier(self, outlier: Outlier) -> Iterator[Line]:
+    def outlier(self, outlier: Outlier) -> Iterator[StyledLine]:
         """An outlier: the fact with the nodes that differ, then the value of most nodes."""
         yield self.named("differs", outlier.fact, list(outlier.nodes), "warn")
         yield self.detail(self.values(outlier))
@@ -125,17 +124,17 @@ class _AuditTable(TableLayout):
         """The values of the nodes that differ; of many, the first ones."""
         rows = list(nodes_by_value(outlier))
         maximum = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
-        said = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:maximum])
+        shown = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:maximum])
         hidden = f"; and {len(rows) - maximum} more values" if rows[maximum:] else ""
-        text = rows[0][1] if len(rows) == 1 else f"{said}{hidden}"
+        text = rows[0][1] if len(rows) == 1 else f"{shown}{hidden}"
         return Safe(sanitise(text, len(text))) if self.is_whole else text
 
-    def brief_outlier(self, outlier: Outlier) -> Line:
+    def brief_outlier(self, outlier: Outlier) -> StyledLine:
         """An outlier in one line."""
         text = f"not {value_text(outlier.majority)}: {self.values(outlier)}"
         return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
 
-    def count_line(self, count: int) -> Line:
+    def count_line(self, count: int) -> StyledLine:
         self.cut = True
         return super().count_line(count)
 
@@ -147,7 +146,7 @@ class _AuditTable(TableLayout):
             return RowSection(rows, self.error, self.brief, self.count_line)
         return RowSection(rows, self.finding, self.brief, self.count_line)
 
-    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[Line]:
+    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[StyledLine]:
         """One line for the nodes without a finding, one for those to which nothing applies."""
         fine, passed, idle = list[str](), set[int](), list[str]()
         for node in all_nodes:
@@ -166,7 +165,7 @@ class _AuditTable(TableLayout):
         ):
             if row:
                 names = self.nodes(row, _INDENT + len(text))
-                yield line((f"{word:<{_INDENT}}", STYLES[word]), (names, "bold"), text)
+                yield self.head(word, word, (names, "bold"), text)
 
 
 def _counts(noun: str, counts: dict[str, int]) -> str:
@@ -174,7 +173,7 @@ def _counts(noun: str, counts: dict[str, int]) -> str:
     return f"{counted(sum(counts.values()), noun)}: {shown or 'nothing to show'}"
 
 
-def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
+def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The findings, the worst first, each with its fix; then a line for the healthy nodes.
 
     With ``verbose`` nothing is folded by example or cut, and the results ok and na are shown, too.
@@ -211,7 +210,7 @@ def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[Line]:
         yield line((REST, "dim"))
 
 
-def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[Line]:
+def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:
     """The source and the age of the verdicts; with ``verbose`` the age of each."""
     if verbose:
         ages = (
@@ -235,7 +234,7 @@ def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[Line]:
     yield line(f"{text}; {bad}" if bad else text)
 
 
-def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
+def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The ready nodes, the rest with their reasons, then the findings of the audit."""
     head = list(_go(ready, options))
     yield from head
@@ -243,7 +242,7 @@ def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[Line]:
     yield from show_audit(ready.audit, replace(options, lines=remaining))
 
 
-def _go(ready: Ready, options: Options) -> Iterator[Line]:
+def _go(ready: Ready, options: Options) -> Iterator[StyledLine]:
     """The nodes that are ready, those that are not, and whether the first are enough."""
     is_whole = bool(options.verbose) or not options.lines
     room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
@@ -260,7 +259,7 @@ def _go(ready: Ready, options: Options) -> Iterator[Line]:
     yield line("")
 
 
-def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[Line]:
+def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLine]:
     """A line for each set of checks that stops nodes; the findings below have their texts."""
     pairs = (
         (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)

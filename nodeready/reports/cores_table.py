@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeready.reports.lines import STYLES, Line, line
+from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
@@ -45,13 +45,13 @@ def process(crash: Crash) -> str:
 
 
 class _CoresTable(TableLayout):
-    def named(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
+    def named(self, word: str, style: str, text: str, names: Iterable[str]) -> StyledLine:
         """The first line of a row: its text and its nodes."""
         word = f"{word:<{self.indent - 1}} "
         room = max(20, min(self.width - len(word) - len(text) - 2, _NODES))
         return self.head(word, style, text, "  " if text else "", self.names(names, room))
 
-    def group(self, group: Group) -> Iterator[Line]:
+    def group(self, group: Group) -> Iterator[StyledLine]:
         """What crashed where, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
@@ -77,15 +77,15 @@ class _CoresTable(TableLayout):
             yield self.core(crash)
         yield line("")
 
-    def short(self, group: Group) -> Line:
+    def short(self, group: Group) -> StyledLine:
         """A kind of crash in one line."""
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
-    def more_kinds(self, count: int) -> Line:
+    def more_kinds(self, count: int) -> StyledLine:
         kinds = counted(count, "more kind of crash", "more kinds of crash")
         return line((f"and {kinds} (-v shows them)", "bold"))
 
-    def core(self, crash: Crash) -> Line:
+    def core(self, crash: Crash) -> StyledLine:
         """The core file, its process, and what is doubtful about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
         if crash.core.cut:
@@ -93,7 +93,7 @@ class _CoresTable(TableLayout):
         text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
         return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
-    def frames(self, group: Group) -> Iterator[Line]:
+    def frames(self, group: Group) -> Iterator[StyledLine]:
         rows = group.frames if self.verbose else group.frames[:_FRAMES]
         names = [sanitise(frame.function, 200 if self.verbose else _NAME) for frame in rows]
         width = max(map(len, names), default=0)
@@ -105,7 +105,7 @@ class _CoresTable(TableLayout):
             hidden = counted(len(group.frames) - len(rows), "more frame")
             yield self.detail((f"     {hidden} (-v shows them)", "dim"))
 
-    def python(self, crash: Crash) -> Iterator[Line]:
+    def python(self, crash: Crash) -> Iterator[StyledLine]:
         """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
         for row in rows if self.verbose else rows[:_PYTHON]:
@@ -116,19 +116,19 @@ class _CoresTable(TableLayout):
         # The number stands for the node, so that no word of a reason is taken for its name.
         pairs = (((crash.core.unread,), f"\0{at}") for at, crash in enumerate(crashes))
 
-        def head(row: SimilarTexts) -> tuple[Line, list[Crash]]:
+        def head(row: SimilarTexts) -> tuple[StyledLine, list[Crash]]:
             members = [crashes[int(name[1:])] for name in row.names]
             names = list(dict.fromkeys(crash.node for crash in members))
             return self.named("unread", "unknown", counted(len(members), "core"), names), members
 
-        def full(row: SimilarTexts) -> Iterator[Line]:
+        def full(row: SimilarTexts) -> Iterator[StyledLine]:
             first, members = head(row)
             yield first
             yield self.detail((row.shared_texts or row.instance)[0])
             for crash in members if self.verbose else members[:1]:
                 yield self.core(crash)
 
-        def short(row: SimilarTexts) -> Line:
+        def short(row: SimilarTexts) -> StyledLine:
             return head(row)[0].with_(f"  {(row.shared_texts or row.instance)[0]}")
 
         rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
@@ -149,7 +149,7 @@ class _CoresTable(TableLayout):
         return self.by_reason("note", "warn", reasons(notes, self.verbose))
 
 
-def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
+def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
     """Each kind of crash with its backtrace, then what could not be read, and why.
 
     With ``verbose`` every frame and every core is shown.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, Line, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, nodes
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -16,7 +16,7 @@ from nodeready.triage.stacks.debuggable import Debuggable
 _WHO, _NODES = 30, 160
 
 
-def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[Line]:
+def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:
     """An item per line, with its ranks where these are not all, and what to do."""
     maximum = max((finding.processes for finding in document.findings), default=0)
     places = {node for finding in document.findings for node in finding.nodes}

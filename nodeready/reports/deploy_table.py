@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from nodeready.deploy.document import Deploy, DeployedNode
-from nodeready.reports.lines import STYLES, Line, fits, line, result_text
+from nodeready.reports.lines import STYLES, StyledLine, fits, line, result_text
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
@@ -66,7 +66,7 @@ class _DeployTable(TableLayout):
         """Rows of nodes that say the same, under -v, or nearly the same."""
         return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
 
-    def fitted(self, sections: Sequence[RowSection]) -> Iterator[Line]:
+    def fitted(self, sections: Sequence[RowSection]) -> Iterator[StyledLine]:
         # A line is left to the counts. What --diff asks for is the differences, however long.
         room = 0 if self.is_whole or self.options.diff else self.options.lines - 1
         return fitted(sections, room, self.options.width, _FEW)
@@ -84,7 +84,7 @@ class _DeployTable(TableLayout):
         rows.sort(key=lambda pair: -len(pair[1].names))
         return RowSection(rows, self.plan, self.short_plan, self.count_line)
 
-    def plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Iterator[Line]:
+    def plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Iterator[StyledLine]:
         kinds, row = plan
         example = f", e.g. of {row.example}" if not row.shared_texts else ""
         changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
@@ -100,7 +100,7 @@ class _DeployTable(TableLayout):
                 style = {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
                 yield line("      ", (text, style))
 
-    def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Line:
+    def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> StyledLine:
         kinds, row = plan
         steps = ", ".join(name for kind, name in kinds if kind == _STEP)
         return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
@@ -119,7 +119,7 @@ class _DeployTable(TableLayout):
         title = line(("for a person:", "bold"))
         return RowSection(rows, self.person, self.short_person, self.count_line, title=title)
 
-    def person(self, finding: tuple[str, str, SimilarTexts]) -> Iterator[Line]:
+    def person(self, finding: tuple[str, str, SimilarTexts]) -> Iterator[StyledLine]:
         status, check, row = finding
         text, fix = row.shared_texts or row.instance
         start = (f"{status:<8}", STYLES[status])
@@ -128,7 +128,7 @@ class _DeployTable(TableLayout):
         if fix:
             yield line("          fix: ", (fix, "bold"))
 
-    def short_person(self, finding: tuple[str, str, SimilarTexts]) -> Line:
+    def short_person(self, finding: tuple[str, str, SimilarTexts]) -> StyledLine:
         status, check, row = finding
         text = (row.shared_texts or row.instance)[0]
         names = fits(row.names, 30)
@@ -139,7 +139,7 @@ class _DeployTable(TableLayout):
     ) -> RowSection:
         """Rows of one line each: the word, the nodes, and what they say."""
 
-        def row_line(row: SimilarTexts) -> Line:
+        def row_line(row: SimilarTexts) -> StyledLine:
             example = f"e.g. {row.example}: " if not row.shared_texts else ""
             text = ": ".join(row.shared_texts or row.instance)
             start = (f"{word:<12}", STYLES[style])
@@ -200,13 +200,13 @@ class _DeployTable(TableLayout):
         ]
 
 
-def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[Line]:
+def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
     """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
     table = _DeployTable(options)
     return table.fitted([table.plans(deployed)])
 
 
-def show_errors(missed: Iterable[Missed]) -> Iterator[Line]:
+def show_errors(missed: Iterable[Missed]) -> Iterator[StyledLine]:
     """The nodes that could not be looked at, nodes with the same reason on one line."""
     table = _DeployTable(PLAIN)
     return table.fitted(table.errors(missed))
@@ -219,7 +219,7 @@ def _word(node: DeployedNode) -> str:
     return node.status.replace("-", " ")
 
 
-def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
+def _planned(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     deployed = deploy.nodes
     yield from table.fitted(
@@ -232,7 +232,7 @@ def _planned(deploy: Deploy, options: Options) -> Iterator[Line]:
     yield line(", ".join(f"{counts[word]} {word}" for word in words))
 
 
-def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
+def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
     table = _DeployTable(options)
     sections = table.outcomes(deploy.nodes)
     if deploy.complete:
@@ -251,7 +251,7 @@ def _result(deploy: Deploy, options: Options) -> Iterator[Line]:
     )
 
 
-def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[Line]:
+def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The plan, after ``--check``; else the outcome, and what is left for a person.
 
     After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'

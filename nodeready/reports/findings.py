@@ -109,7 +109,8 @@ def _together(rows: list[AuditFinding]) -> list[AuditFinding]:
         key = (number,) if is_single else (subject, row.text, row.names, row.example)
         groups.setdefault(key, []).append(row)
     return [
-        replace(first, also=len(others)) if others else first for first, *others in groups.values()
+        replace(first, also=len(further)) if further else first
+        for first, *further in groups.values()
     ]
 
 

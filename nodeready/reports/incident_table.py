@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.reports.lines import STYLES, Line, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, nodes
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -26,7 +26,7 @@ _READ = {
 }
 
 
-def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterator[Line]:
+def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The index."""
     owner = f" of {incident.user}" if incident.user else ""
     yield line((f"job {incident.job}{owner}", "bold"), f", {incident.started}: {incident.reason}")
@@ -55,7 +55,7 @@ def incident_index(incident: kept.Incident, options: Options = PLAIN) -> Iterato
         yield line(("there is no archive", STYLES["fail"]))
 
 
-def _part(part: kept.Part, directory: str, options: Options) -> Iterator[Line]:
+def _part(part: kept.Part, directory: str, options: Options) -> Iterator[StyledLine]:
     text = "; ".join(filter(None, (part.found, part.why)))
     yield line((f"{part.name:<{_PART}}", "bold"), (part.status, STYLES[_STYLES[part.status]]),
                f": {text}" if text else "")  # fmt: skip

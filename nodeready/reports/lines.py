@@ -45,7 +45,7 @@ Part = Union[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
-class Line:
+class StyledLine:
     """One line of a report: pieces of safe text, each with its style, or ""."""
 
     parts: tuple[tuple[str, str], ...]
@@ -55,18 +55,18 @@ class Line:
         """The text alone."""
         return "".join(text for text, _ in self.parts)
 
-    def with_(self, text: str) -> Line:
+    def with_(self, text: str) -> StyledLine:
         """This line, and more text."""
-        return Line((*self.parts, *line(text).parts))
+        return StyledLine((*self.parts, *line(text).parts))
 
-    def cut(self, limit: int) -> Line:
+    def cut(self, limit: int) -> StyledLine:
         """This line, cut after ``limit`` characters, with ``...``."""
         parts, room = [], limit
         for text, style in self.parts:
             parts.append((text[:room], style))
             room -= len(text)
             if room < 0:
-                return Line((*parts, ("...", "")))
+                return StyledLine((*parts, ("...", "")))
         return self
 
 
@@ -105,10 +105,10 @@ def fits(names: Sequence[str], limit: int) -> str:
     return text if len(text) <= limit else counted(len(names), "node")
 
 
-def line(*parts: Part) -> Line:
+def line(*parts: Part) -> StyledLine:
     """One line of parts, each a text or (text, style); everything is sanitised."""
     pairs = ((part, "") if isinstance(part, str) else part for part in parts)
-    return Line(
+    return StyledLine(
         tuple((text if isinstance(text, Safe) else sanitise(text), style) for text, style in pairs)
     )
 

@@ -105,6 +105,14 @@ def process(rank: Rank) -> str:
     return ", ".join(parts)
 
 
+def processes_by_group(stacks: Stacks) -> dict[int, list[Rank]]:
+    """The processes of each group, by its index."""
+    by_group: dict[int, list[Rank]] = {}
+    for process_ in stacks.processes:
+        by_group.setdefault(process_.group, []).append(process_)
+    return by_group
+
+
 def headline(stacks: Stacks) -> str:
     """Which job, how many of its ranks were found and where, and in how many places they stand."""
     numbers = {rank.rank for rank in stacks.processes if rank.rank is not None}

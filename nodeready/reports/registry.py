@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nodeready.reports.lines import Line
+from nodeready.reports.lines import StyledLine
 
 #: Lines of a table on a screen, where nothing else is known.
 SCREEN = 40
@@ -90,10 +90,10 @@ class Format:
 
     def render(self, document: Any, options: Options = PLAIN) -> Iterator[str]:
         """The text in pieces, as a file holds it."""
-        pieces = self._rendered(document, options)
-        return (f"{line.plain}\n" for line in pieces) if self.styled else pieces
+        rendered = self._rendered(document, options)
+        return (f"{line.plain}\n" for line in rendered) if self.styled else rendered
 
-    def lines(self, document: Any, options: Options = PLAIN) -> Iterator[Line]:
+    def lines(self, document: Any, options: Options = PLAIN) -> Iterator[StyledLine]:
         """The lines with their styles. Raises ValueError for a format that has none."""
         if not self.styled:
             raise ValueError(f"{self.document} as {self.name} is not made of lines")

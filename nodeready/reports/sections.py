@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from nodeready.reports.lines import Line
+from nodeready.reports.lines import StyledLine
 
 
 class RowSection(NamedTuple):
@@ -19,14 +19,16 @@ class RowSection(NamedTuple):
     """
 
     rows: Sequence[Any]
-    full: Callable[[Any], Iterable[Line]]
-    short: Callable[[Any], Line]
-    count_line: Callable[[int], Line]
+    full: Callable[[Any], Iterable[StyledLine]]
+    short: Callable[[Any], StyledLine]
+    count_line: Callable[[int], StyledLine]
     max_rows: int = 30
-    title: Line | None = None
+    title: StyledLine | None = None
 
 
-def fitted(sections: Sequence[RowSection], room: int, width: int, few: int = 0) -> Iterator[Line]:
+def fitted(
+    sections: Sequence[RowSection], room: int, width: int, few: int = 0
+) -> Iterator[StyledLine]:
     """The sections in at most ``room`` lines of a screen; 0: all of them, without a limit.
 
     Where not everything has room, every row has one line before one row has several, a section
@@ -65,12 +67,12 @@ def fitted(sections: Sequence[RowSection], room: int, width: int, few: int = 0) 
             yield section.count_line(len(section.rows) - len(shown))
 
 
-def _titled(section: RowSection) -> Iterator[Line]:
+def _titled(section: RowSection) -> Iterator[StyledLine]:
     if section.rows and section.title is not None:
         yield section.title
 
 
-def _height(row: Line, width: int) -> int:
+def _height(row: StyledLine, width: int) -> int:
     """Lines of a screen that a line takes: a long one is wrapped below its text."""
     text = row.plain
     if len(text) <= width:

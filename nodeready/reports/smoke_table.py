@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.lines import STYLES, Line, Part, Safe, fits, grouped, line, nodes
+from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
@@ -89,7 +89,7 @@ class _SmokeTable(TableLayout):
             return f"nothing was tested on {tested}"
         return f"{' and '.join(untested)} of {tested}" if untested else tested
 
-    def verdict(self) -> Iterator[Line]:
+    def verdict(self) -> Iterator[StyledLine]:
         """The verdict, what was found, and by what; a second line where one has no room."""
         smoke = self.found
         parts = [self.subject()]
@@ -114,7 +114,7 @@ class _SmokeTable(TableLayout):
         elif smoke.stopped:
             yield self.head("stopped", "warn", smoke.stopped)
 
-    def suspect(self, row: tuple[Suspect, tuple[str, ...]]) -> Iterator[Line]:
+    def suspect(self, row: tuple[Suspect, tuple[str, ...]]) -> Iterator[StyledLine]:
         """A suspect: its kind and names, then what speaks against it."""
         suspect, names = row
         count = f"  {counted(len(names), 'node')}"
@@ -135,7 +135,7 @@ class _SmokeTable(TableLayout):
         if suspect.evidence[maximum:]:
             yield self.count_line(len(suspect.evidence) - maximum)
 
-    def short(self, row: tuple[Suspect, tuple[str, ...]]) -> Line:
+    def short(self, row: tuple[Suspect, tuple[str, ...]]) -> StyledLine:
         """A suspect in one line, with what speaks against it most."""
         return next(self.suspect(row)).with_(f"  {'; '.join(row[0].evidence[:1])}")
 
@@ -158,11 +158,11 @@ class _SmokeTable(TableLayout):
     def warnings(self) -> RowSection:
         """What got worse on nodes meanwhile, equal warnings once."""
 
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
+        def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
             yield self.head("warn", "warn", self.names_beside(row[1]))
             yield self.detail(row[0])
 
-        def short(row: tuple[str, list[str]]) -> Line:
+        def short(row: tuple[str, list[str]]) -> StyledLine:
             return self.head("warn", "warn", (fits(row[1], 30), "bold"), f"  {row[0]}")
 
         pairs = [(node.name, text) for node in self.found.nodes for text in node.warnings]
@@ -179,7 +179,7 @@ class _SmokeTable(TableLayout):
     def unknown(self, word: tuple[str, str], node_reasons: list[tuple[str, str]]) -> RowSection:
         """A line for each reason."""
 
-        def row_line(row: tuple[str, list[str]]) -> Line:
+        def row_line(row: tuple[str, list[str]]) -> StyledLine:
             reason, names = row
             columns = len(word[0]) + min(len(reason) + 2, self.width // 2)
             text = line(word, self.names_beside(names, columns), f"  {reason}" if reason else "")
@@ -188,7 +188,7 @@ class _SmokeTable(TableLayout):
         rows = reasons(node_reasons, self.verbose)
         return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line, _REASONS)
 
-    def engines(self) -> Iterator[Line]:
+    def engines(self) -> Iterator[StyledLine]:
         """What the nodes have, where they differ; what a pass proves."""
         smoke = self.found
         rows = grouped((node.engine, node.name) for node in smoke.nodes if node.engine)
@@ -201,7 +201,7 @@ class _SmokeTable(TableLayout):
         if smoke.proves:
             yield self.head("proves" if smoke.good else "tried", "na", smoke.proves)
 
-    def links(self) -> Iterator[Line]:
+    def links(self) -> Iterator[StyledLine]:
         """The bandwidth of each class, with the test that had the least."""
         for at, link in enumerate(self.found.links):
             yield self.head("" if at else "Gbit/s", "na", *self.link(link))
@@ -218,7 +218,7 @@ class _SmokeTable(TableLayout):
             yield f", {'below the ' if slow else ''}floor {_figure(link.floor_gbps)}"
         yield f"; {counted(link.tests, 'test')}"
 
-    def result(self) -> Iterator[Line]:
+    def result(self) -> Iterator[StyledLine]:
         """The nodes that remain, and the words for srun and sbatch that exclude the rest."""
         smoke = self.found
         if smoke.good or not smoke.go:
@@ -238,7 +238,7 @@ class _SmokeTable(TableLayout):
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
 
 
-def show(smoke: Smoke, options: Options = PLAIN) -> Iterator[Line]:
+def show(smoke: Smoke, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
     table = _SmokeTable(smoke, options)
     head = list(table.verdict())

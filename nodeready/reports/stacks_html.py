@@ -140,7 +140,7 @@ class _Card:
     group: Group
     processes: Sequence[Rank]
     largest: bool
-    begun: bool
+    is_overtaken: bool
 
 
 @dataclass(frozen=True)
@@ -157,9 +157,7 @@ class _Twig:
 
 
 def _cards(stacks: Stacks) -> Iterator[_Card]:
-    processes_of: dict[int, list[Rank]] = {}
-    for process in stacks.processes:
-        processes_of.setdefault(process.group, []).append(process)
+    processes_of = rank_groups.processes_by_group(stacks)
     largest, begun_groups = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for at, group in enumerate(stacks.groups):
         yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in begun_groups)
@@ -170,7 +168,7 @@ class _Cell:
     """What one witness says of the ranks of a row. weight: the largest of its statements', below 0
     where all speak against; None: it says nothing of them."""
 
-    says: tuple[Statement, ...]
+    statements: tuple[Statement, ...]
     weight: int | None
 
 
@@ -235,9 +233,7 @@ class _About:
 
 def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
     """Group, rank, node, state and process of every rank, by group and then by rank."""
-    processes_of: dict[int, list[Rank]] = {}
-    for process in stacks.processes:
-        processes_of.setdefault(process.group, []).append(process)
+    processes_of = rank_groups.processes_by_group(stacks)
     for at, group in enumerate(stacks.groups):
         processes = sorted(
             processes_of.get(at, ()), key=lambda process: (process.rank is None, process.rank or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nodeready.reports.lines import STYLES, Line, line, nodes
+from nodeready.reports.lines import STYLES, StyledLine, line, nodes
 from nodeready.reports.rank_groups import (
     headline,
     largest,
@@ -13,6 +13,7 @@ from nodeready.reports.rank_groups import (
     overtaken,
     place,
     process,
+    processes_by_group,
     ranks,
     role,
     silent,
@@ -83,11 +84,9 @@ class _StacksTable(TableLayout):
         self.room = min(max(map(len, self.who), default=0), _WHO)
         self.begun = overtaken(stacks)
         self.roles = any(group.role for group in stacks.groups)
-        self.processes: dict[int, list[Rank]] = {}
-        for rank in stacks.processes:
-            self.processes.setdefault(rank.group, []).append(rank)
+        self.processes = processes_by_group(stacks)
 
-    def group_head(self, group: Group, number: int, ending: str = "") -> Line:
+    def group_head(self, group: Group, number: int, ending: str = "") -> StyledLine:
         """``blocked      rank 7           gpu001``."""
         kind = word(group)
         style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
@@ -104,13 +103,13 @@ class _StacksTable(TableLayout):
             ending,
         )
 
-    def fit(self, text: Line) -> Line:
+    def fit(self, text: StyledLine) -> StyledLine:
         """A row, cut to the width of the screen; in a pipe, only a very long row is cut."""
         if self.verbose or len(text.plain) <= min(self.width, MAX_TEXT):
             return text
         return text.cut(min(self.width, MAX_TEXT) - 3)
 
-    def frames(self, group: Group, number: int) -> Iterator[Line]:
+    def frames(self, group: Group, number: int) -> Iterator[StyledLine]:
         """The path, innermost first; ``>`` marks the calls in which no larger group has been."""
         leaves_others = group is not self.largest and group.fork < len(group.frames)
         fork = group.fork if leaves_others else len(group.frames)
@@ -135,7 +134,7 @@ class _StacksTable(TableLayout):
         if number in self.begun:
             yield self.detail(("  others have gone on from here", "dim"))
 
-    def native_and_threads(self, group: Group) -> Iterator[Line]:
+    def native_and_threads(self, group: Group) -> Iterator[StyledLine]:
         """The native frames and further threads, which are captured on request."""
         native = group.native[::-1] if self.verbose else group.native[: -_ENDS - 1 : -1]
         if native:
@@ -154,7 +153,7 @@ class _StacksTable(TableLayout):
             hidden = counted(len(group.threads) - maximum, "more thread")
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
-    def group(self, group: Group, number: int) -> Iterator[Line]:
+    def group(self, group: Group, number: int) -> Iterator[StyledLine]:
         """A group in full: its ranks and nodes, the reason, the path, the hint."""
         yield self.group_head(group, number)
         for text in filter(None, group.reason.split("; ")):
@@ -179,7 +178,7 @@ class _StacksTable(TableLayout):
         if group.hint:
             yield self.detail("hint: ", (group.hint, "cyan"))
 
-    def started(self, group: Group) -> Iterator[Line]:
+    def started(self, group: Group) -> Iterator[StyledLine]:
         """The processes below the ranks, a line each; and variables, where they were asked for."""
         maximum = len(group.below) if self.verbose else _CHILDREN
         if group.role == "victim" and not self.verbose:
@@ -218,19 +217,19 @@ class _StacksTable(TableLayout):
             hidden = counted(len(group.locals) - maximum, "more variable")
             yield self.detail((f"{hidden} (-v shows them)", "dim"))
 
-    def process(self, one: Rank, several: bool) -> str:
+    def process(self, member: Rank, several: bool) -> str:
         if not several:
-            return process(one)
-        rank = "no rank" if one.rank is None else f"rank {one.rank}"
-        return f"{rank} on {one.node}: {process(one)}"
+            return process(member)
+        rank = "no rank" if member.rank is None else f"rank {member.rank}"
+        return f"{rank} on {member.node}: {process(member)}"
 
-    def short(self, group: Group, number: int) -> Line:
+    def short(self, group: Group, number: int) -> StyledLine:
         """A group in one line: its ranks and nodes, and where the path ends."""
         leaf = group.frames[-1:]
         text = _brief(leaf[0]) if leaf else group.why
         return self.fit(self.group_head(group, number, f"  {sanitise(text)}"))
 
-    def groups(self, groups: Sequence[Group]) -> Iterator[Line]:
+    def groups(self, groups: Sequence[Group]) -> Iterator[StyledLine]:
         """The first groups in full, the next in a line each, and the largest in any case."""
         rows = list(enumerate(groups))
         if self.verbose:
@@ -250,13 +249,13 @@ class _StacksTable(TableLayout):
         for number, group in shown:
             yield self.short(group, number)
 
-    def tree(self, stacks: Stacks) -> Iterator[Line]:
+    def tree(self, stacks: Stacks) -> Iterator[StyledLine]:
         """The merged tree: how many processes and which ranks went where."""
         max_branches, max_depth = (NO_LIMIT, NO_LIMIT) if self.verbose else (_BRANCHES, _DEEPEST)
         for branch in branches(stacks, max_branches, max_depth):
             yield self.fit(self.branch(branch))
 
-    def branch(self, branch: Branch) -> Line:
+    def branch(self, branch: Branch) -> StyledLine:
         """One chain of calls: ``|- 511  step trainer.py:61 > all_reduce ...  ranks 0-6``."""
         stems = "".join("   " if last else "|  " for last in branch.lasts[1:-1])
         mark = ("`- " if branch.lasts[-1] else "|- ") if branch.depth else ""
@@ -275,7 +274,7 @@ class _StacksTable(TableLayout):
         return line(f"{stems}{mark}", (count, "bold"), path, ending)
 
 
-def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[Line]:
+def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The headline, the verdict, the groups, the merged tree, and what to look at next.
 
     With ``verbose`` all groups, all frames and all processes are shown, and no set is cut.
@@ -355,7 +354,7 @@ _SAID, _TOLD = 2, 2
 _ROOM = 17
 
 
-def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
+def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     """What is wrong, where, what to do; what speaks for and against it; what would tell more."""
     verdict = stacks.verdict
     if verdict is None:
@@ -371,9 +370,9 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
             ("against: ", first.against[:1] if first else ()),
             ("missing: ", verdict.missing[:1]),
         ]
-        for word, said in rows:
-            if said:
-                yield table.fit(table.detail((word, "dim"), "; ".join(said)))
+        for word, statements in rows:
+            if statements:
+                yield table.fit(table.detail((word, "dim"), "; ".join(statements)))
         return
     for suspect in verdict.suspects:
         who_ = ranks(suspect.ranks) or nodes(suspect.nodes)
@@ -384,7 +383,7 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
         yield table.detail(("missing: ", "dim"), text)
 
 
-def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[Line]:
+def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
     """The statements of each witness, the weightiest first; then who says nothing."""
     rows = []
     silent_ = []

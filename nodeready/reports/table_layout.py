@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.reports.lines import STYLES, Line, Part, fits, line, nodes
+from nodeready.reports.lines import STYLES, Part, StyledLine, fits, line, nodes
 from nodeready.reports.registry import Options
 from nodeready.reports.sections import RowSection
 
@@ -39,26 +39,26 @@ class TableLayout:
         """A node set, cut after ``room`` columns."""
         return nodes(names, NO_LIMIT if self.is_whole else room or self.max_nodes), "bold"
 
-    def head(self, word: str, style: str, *parts: Part) -> Line:
+    def head(self, word: str, style: str, *parts: Part) -> StyledLine:
         """The first line of a row: its word on the left, in a style of STYLES or ""."""
         return line((f"{word:<{self.indent}}", STYLES.get(style, "")), *parts)
 
-    def detail(self, *parts: Part) -> Line:
+    def detail(self, *parts: Part) -> StyledLine:
         """A further line of a row, below its first one."""
         text = line(" " * self.indent, *parts)
         return text if self.is_whole else text.cut(MAX_TEXT)
 
-    def count_line(self, count: int) -> Line:
+    def count_line(self, count: int) -> StyledLine:
         """The line that counts the rows that are not shown."""
         return self.detail((f"and {count} more (-v shows them)", "bold"))
 
     def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
         """Nodes without a whole answer, by their reason."""
 
-        def full(row: Reason) -> Iterable[Line]:
+        def full(row: Reason) -> Iterable[StyledLine]:
             return self.head(word, style, self.names(row[1])), self.detail(row[0])
 
-        def short(row: Reason) -> Line:
+        def short(row: Reason) -> StyledLine:
             return self.head(word, style, (fits(row[1], _SHORT_NODES), "bold"), f"  {row[0]}")
 
         return RowSection(rows, full, short, self.count_line)

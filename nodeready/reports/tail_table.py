@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.lines import STYLES, Line, line
+from nodeready.reports.lines import STYLES, StyledLine, line
 from nodeready.reports.rank_groups import ranks
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.sections import RowSection, fitted
@@ -32,15 +32,15 @@ class _TailTable(TableLayout):
         """The nodes without a whole answer, by their reason."""
         return self.by_reason(word, style, reasons(reason_by_node.items(), self.verbose))
 
-    def count_line(self, count: int) -> Line:
+    def count_line(self, count: int) -> StyledLine:
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
-    def short(self, group: Group) -> Line:
+    def short(self, group: Group) -> StyledLine:
         """A group in one line: its last line of all."""
         last = group.lines[-1] if group.lines else group.why
         return next(self.whole_of(group)).with_(f"  {last}" if last else "")
 
-    def whole_of(self, group: Group) -> Iterator[Line]:
+    def whole_of(self, group: Group) -> Iterator[StyledLine]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
@@ -66,7 +66,7 @@ class _TailTable(TableLayout):
     def eg(self, group: Group) -> str:
         return "e.g. " if len(group.files) > 1 else ""
 
-    def unread(self, group: Group) -> Iterator[Line]:
+    def unread(self, group: Group) -> Iterator[StyledLine]:
         """Files that were not read, or nodes without any."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
@@ -74,7 +74,7 @@ class _TailTable(TableLayout):
         example = f"{self.eg(group)}{group.example}: " if group.example else ""
         yield self.detail(example, group.why)
 
-    def lines(self, group: Group) -> Iterator[Line]:
+    def lines(self, group: Group) -> Iterator[StyledLine]:
         """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
         style = "warn" if len(group.files) * 2 < self.tail.files else ""
@@ -89,7 +89,7 @@ class _TailTable(TableLayout):
         if not group.lines:
             yield self.detail(("no line" if self.tail.grep else "empty", "dim"))
 
-    def reports(self) -> Iterator[Line]:
+    def reports(self) -> Iterator[StyledLine]:
         """What the watchdogs say, the rank that is least far first; equal ones are one row."""
         equal: dict[str, list[int]] = {}
         for report in self.tail.reports:
@@ -143,7 +143,7 @@ def _watchdog_text(report: Report) -> str:
     return f"{report.group}: {text}" if report.group else text
 
 
-def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
+def show(tail: Tail, options: Options = PLAIN) -> Iterator[StyledLine]:
     """Nodes and files without an answer, then the groups of lines: the odd one out on top.
 
     With ``verbose`` nothing is cut or left out.
@@ -164,7 +164,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
     yield from after
 
 
-def _end(tail: Tail, groups: int) -> Iterator[Line]:
+def _end(tail: Tail, groups: int) -> Iterator[StyledLine]:
     nodes_ = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
     yield line("")
     if not tail.complete:

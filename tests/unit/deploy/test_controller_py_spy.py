@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.py_spy_binary import PySpyError, binary, wrong
+from nodeready.deploy.py_spy_binary import PySpyError, binary, binary_problem
 from nodeready.subjects.debug_tools.facts import DIGESTS
 from tests.command import wait_for
 
@@ -74,7 +74,7 @@ def calls(tmp_path):
 def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     # The pinned version of this machine comes from the environment.
     (version,) = {version for version, _ in DIGESTS}
-    assert wrong(binary(version, HERE), version, HERE) == ""
+    assert binary_problem(binary(version, HERE), version, HERE) == ""
     assert calls(tmp_path) == []
     content = program(OTHER, 1)
     wheel(tmp_path / "index", "9.1.0", OTHER, content)
@@ -134,7 +134,7 @@ def test_an_unfit_program_has_a_reason():
         (b"#!/usr/bin/python3\n", "no 64-bit program"),
         (b"", "no 64-bit program"),
     ):
-        assert wrong(content, "9.1.0", "x86_64") == reason
+        assert binary_problem(content, "9.1.0", "x86_64") == reason
 
 
 # Writes a part of a download, and never ends.
@@ -176,10 +176,10 @@ def test_an_incomplete_program_has_no_name_in_the_cache(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "cache" / "x86_64"
-    py_spy_binary._keep(path, b"old")
+    py_spy_binary._write_cache(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", full)
-        py_spy_binary._keep(path.with_name("other"), b"other")
+        py_spy_binary._write_cache(path.with_name("other"), b"other")
     assert [file.name for file in path.parent.iterdir()] == ["x86_64"]
-    py_spy_binary._keep(path, b"new")
+    py_spy_binary._write_cache(path, b"new")
     assert path.read_bytes() == b"new"
