@@ -10,7 +10,7 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
-from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
+from nodeready.triage.cores import Cores, Crash, Group, crashed_in
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
@@ -52,21 +52,18 @@ class _CoresTable(TableLayout):
         return self.head(word, style, text, "  " if text else "", self.names(names, room))
 
     def group(self, group: Group) -> Iterator[StyledLine]:
-        """What crashed where, its frames, and one core to look at."""
+        """The program and place of a crash, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
         place = ""
         if top:
             how = "in" if crashed_in(group.frames, top) else "below"
             place = f" {how} {sanitise(top.function, _NAME)}"
-        names = list(dict.fromkeys(crash.node for crash in group.crashes))
-        word = signal_name(group.signal)
-        yield self.named(word, "fail", f"{group.program or '?'}{place}", names)
-        ranks = sorted({c.core.rank for c in group.crashes if c.core.rank is not None})
+        yield self.named(group.signal_name, "fail", f"{group.program or '?'}{place}", group.nodes)
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
         parts = [counted(len(group.crashes), "core")]
-        if ranks:
-            parts.append(f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}")
+        if group.ranks:
+            parts.append(f"rank{'s' * (len(group.ranks) > 1)} {fold_ranks(group.ranks)}")
         if jobs:
             parts.append(f"job {', '.join(jobs[:4])}")
         since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
@@ -86,7 +83,7 @@ class _CoresTable(TableLayout):
         return line((f"and {kinds} (-v shows them)", "bold"))
 
     def core(self, crash: Crash) -> StyledLine:
-        """The core file, its process, and what is doubtful about the core."""
+        """The core file, its process, and and any doubt about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
         if crash.core.cut:
             doubt += "; gdb's words were more than is kept"
@@ -112,7 +109,7 @@ class _CoresTable(TableLayout):
             yield self.detail(row)
 
     def unread(self, crashes: Sequence[Crash]) -> RowSection:
-        """Cores without a backtrace, cores with nearly the same reason together."""
+        """Cores without a backtrace, by similar reasons."""
         # The number stands for the node, so that no word of a reason is taken for its name.
         pairs = (((crash.core.unread,), f"\0{at}") for at, crash in enumerate(crashes))
 
@@ -144,7 +141,7 @@ class _CoresTable(TableLayout):
         return self.by_reason(f"{kind} ", kind, reasons(errors, self.verbose))
 
     def notes(self, cores: Cores) -> RowSection:
-        """What kept nodes from looking somewhere."""
+        """Directories that a node could not search, and why."""
         notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
         return self.by_reason("note", "warn", reasons(notes, self.verbose))
 

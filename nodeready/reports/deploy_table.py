@@ -1,4 +1,4 @@
-"""A deploy on a terminal: its plan and its outcome, nodes with the same plan shown once.
+"""A deploy on a terminal: its plan and its outcome, once for nodes with the same plan.
 
 Plans, results and errors that differ by numbers alone are one row, and on a terminal all of it
 fits on a screen; the files' differences are shown whole.
@@ -23,7 +23,7 @@ _FEW = 10
 
 
 class Missed(Protocol):
-    """A node, and why it could not be looked at, if it could not."""
+    """A node, and why it could not be probed; "" if it was."""
 
     @property
     def name(self) -> str: ...
@@ -42,7 +42,7 @@ _Kinds = tuple[tuple[str, str], ...]
 
 
 def _plan(node: DeployedNode, options: Options) -> tuple[_Kinds, Texts]:
-    """What a plan says: the kinds of its lines, and their texts."""
+    """The kinds of a plan's lines, and their texts."""
     rows: list[tuple[tuple[str, str], str]] = []
     for change in node.changes:
         rows.append(((_STEP, change.step), ""))
@@ -63,11 +63,11 @@ class _DeployTable(TableLayout):
     def similar(
         self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
     ) -> list[SimilarTexts]:
-        """Rows of nodes that say the same, under -v, or nearly the same."""
+        """Rows of nodes with similar texts; under -v, with equal texts."""
         return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
 
     def fitted(self, sections: Sequence[RowSection]) -> Iterator[StyledLine]:
-        # A line is left to the counts. What --diff asks for is the differences, however long.
+        # One line is for the counts. With --diff, the differences are shown whole.
         room = 0 if self.is_whole or self.options.diff else self.options.lines - 1
         return fitted(sections, room, self.options.width, _FEW)
 
@@ -105,7 +105,7 @@ class _DeployTable(TableLayout):
         steps = ", ".join(name for kind, name in kinds if kind == _STEP)
         return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
 
-    # --- What is left, and what went wrong.
+    # --- Remaining results, and failures.
 
     def for_a_person(self, deployed: Iterable[DeployedNode]) -> RowSection:
         """The results that no step of the run repairs: a reboot, a restart, a file of a person."""
@@ -137,7 +137,7 @@ class _DeployTable(TableLayout):
     def rows(
         self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
     ) -> RowSection:
-        """Rows of one line each: the word, the nodes, and what they say."""
+        """Rows of one line each: the word, the nodes, and their text."""
 
         def row_line(row: SimilarTexts) -> StyledLine:
             example = f"e.g. {row.example}: " if not row.shared_texts else ""
@@ -156,7 +156,7 @@ class _DeployTable(TableLayout):
         )
 
     def errors(self, missed: Iterable[Missed]) -> list[RowSection]:
-        """The nodes that could not be looked at, nodes with the same reason on one line."""
+        """The nodes that could not be probed, a line for each reason."""
         lost = [(node.unreachable, (node.error.removeprefix(f"{node.name}: "),), node.name)
                 for node in missed if node.error]  # fmt: skip
         kinds = list(dict.fromkeys(gone for gone, *_ in lost))
@@ -207,7 +207,7 @@ def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Ite
 
 
 def show_errors(missed: Iterable[Missed]) -> Iterator[StyledLine]:
-    """The nodes that could not be looked at, nodes with the same reason on one line."""
+    """The nodes that could not be probed, a line for each reason."""
     table = _DeployTable(PLAIN)
     return table.fitted(table.errors(missed))
 

@@ -56,7 +56,7 @@ def largest(stacks: Stacks) -> Group | None:
 
 
 def overtaken(stacks: Stacks) -> set[int]:
-    """The indexes of the groups from whose place another group has gone on.
+    """The indexes of the groups that another group has overtaken.
 
     Group B has overtaken group A if the path of A is the beginning of the path of B, from the same
     lines, and B is at a later line of the last shared function. At the same line, the order is not
@@ -67,7 +67,7 @@ def overtaken(stacks: Stacks) -> set[int]:
         for number, group in enumerate(stacks.groups)
         if group.kind == "stack" and group.frames
     }
-    # In sorted order, the paths that begin with one stand right behind it.
+    # In sorted order, a path is followed by those that begin with it.
     ordered = sorted(paths, key=lambda number: paths[number])
     numbers = set()
     for at, number in enumerate(ordered):

@@ -1,4 +1,4 @@
-"""A smoke test on a terminal: the verdict, who spoils it and why, and the line to paste."""
+"""A smoke test on a terminal: the verdict, the suspects with evidence, and the line to paste."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
 def _seconds(smoke: Smoke) -> int:
-    """How long it took."""
+    """The duration."""
     first, last = (
         datetime.fromisoformat(moment.replace("Z", "+00:00"))
         for moment in (smoke.started, smoke.finished)
@@ -45,7 +45,7 @@ def _figure(gbps: float) -> str:
 def _merge_similar(
     rows: list[tuple[Suspect, tuple[str, ...]]],
 ) -> list[tuple[Suspect, tuple[str, ...]]]:
-    """The same with one row for nodes against which nearly the same speaks."""
+    """The rows, with one row for nodes with similar evidence."""
     nodes_ = {
         names[0]: suspect for suspect, names in rows if suspect.kind == NODE and len(names) == 1
     }
@@ -66,7 +66,7 @@ def _merge_similar(
 class _SmokeTable(TableLayout):
     def __init__(self, smoke: Smoke, options: Options) -> None:
         super().__init__(options)
-        self.found = smoke
+        self.smoke = smoke
         self.width = min(options.width, MAX_WIDTH)
 
     def names_beside(self, names: Iterable[str], columns: int = 9) -> tuple[str, str]:
@@ -74,8 +74,8 @@ class _SmokeTable(TableLayout):
         return self.names(names, max(20, self.width - columns))
 
     def subject(self) -> str:
-        """What was found, in a few words."""
-        smoke = self.found
+        """The result in a few words."""
+        smoke = self.smoke
         tested = counted(len(smoke.nodes), "node")
         gpus = sum(len(node.gpus) for node in smoke.nodes)
         ranks = sum(node.ranks for node in smoke.nodes)
@@ -90,8 +90,8 @@ class _SmokeTable(TableLayout):
         return f"{' and '.join(untested)} of {tested}" if untested else tested
 
     def verdict(self) -> Iterator[StyledLine]:
-        """The verdict, what was found, and by what; a second line where one has no room."""
-        smoke = self.found
+        """The verdict, the result and the engine; in several lines where one has no room."""
+        smoke = self.smoke
         parts = [self.subject()]
         if smoke.engine:
             parts.append(smoke.engine)
@@ -115,7 +115,7 @@ class _SmokeTable(TableLayout):
             yield self.head("stopped", "warn", smoke.stopped)
 
     def suspect(self, row: tuple[Suspect, tuple[str, ...]]) -> Iterator[StyledLine]:
-        """A suspect: its kind and names, then what speaks against it."""
+        """A suspect: its kind and names, then the evidence."""
         suspect, names = row
         count = f"  {counted(len(names), 'node')}"
         names_part: list[Part] = [self.names_beside(names, self.indent + len(count))]
@@ -136,13 +136,13 @@ class _SmokeTable(TableLayout):
             yield self.count_line(len(suspect.evidence) - maximum)
 
     def short(self, row: tuple[Suspect, tuple[str, ...]]) -> StyledLine:
-        """A suspect in one line, with what speaks against it most."""
+        """A suspect in one line, with the strongest evidence."""
         return next(self.suspect(row)).with_(f"  {'; '.join(row[0].evidence[:1])}")
 
     def suspects(self) -> RowSection:
         """All of them; nodes with the same evidence are one."""
         equal: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
-        for place, suspect in enumerate(self.found.suspects):
+        for place, suspect in enumerate(self.smoke.suspects):
             key = (
                 (suspect.kind, suspect.gpus, suspect.evidence)
                 if suspect.kind not in (PAIR, SCALE)
@@ -165,7 +165,7 @@ class _SmokeTable(TableLayout):
         def short(row: tuple[str, list[str]]) -> StyledLine:
             return self.head("warn", "warn", (fits(row[1], 30), "bold"), f"  {row[0]}")
 
-        pairs = [(node.name, text) for node in self.found.nodes for text in node.warnings]
+        pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
         return RowSection(reasons(pairs, self.verbose), full, short, self.count_line, _SUSPECTS)
 
     def untested(self) -> Iterator[RowSection]:
@@ -173,7 +173,7 @@ class _SmokeTable(TableLayout):
         for status, style in ((UNREACHABLE, "unreachable"), (UNTESTED, "unknown")):
             yield self.unknown(
                 (f"{status}  ", STYLES[style]),
-                [(node.name, node.why) for node in self.found.nodes if node.status == status],
+                [(node.name, node.why) for node in self.smoke.nodes if node.status == status],
             )
 
     def unknown(self, word: tuple[str, str], node_reasons: list[tuple[str, str]]) -> RowSection:
@@ -190,7 +190,7 @@ class _SmokeTable(TableLayout):
 
     def engines(self) -> Iterator[StyledLine]:
         """What the nodes have, where they differ; what a pass proves."""
-        smoke = self.found
+        smoke = self.smoke
         rows = grouped((node.engine, node.name) for node in smoke.nodes if node.engine)
         if len(rows) > 1 or (rows and self.verbose):
             for engine, names in rows:
@@ -203,7 +203,7 @@ class _SmokeTable(TableLayout):
 
     def links(self) -> Iterator[StyledLine]:
         """The bandwidth of each class, with the test that had the least."""
-        for at, link in enumerate(self.found.links):
+        for at, link in enumerate(self.smoke.links):
             yield self.head("" if at else "Gbit/s", "na", *self.link(link))
 
     def link(self, link: Link) -> Iterator[Part]:
@@ -220,7 +220,7 @@ class _SmokeTable(TableLayout):
 
     def result(self) -> Iterator[StyledLine]:
         """The nodes that remain, and the words for srun and sbatch that exclude the rest."""
-        smoke = self.found
+        smoke = self.smoke
         if smoke.good or not smoke.go:
             return
         count = counted(len(smoke.go), "node")

@@ -29,16 +29,16 @@ from nodeready.triage.stacks.hints import user_frame
 
 #: Groups that are shown with their path, and in a line each, without -v.
 _FULL, _MOST = 6, 16
-#: Frames that are shown without -v: at the end of a path, and where the path leaves the others;
-#: of a path that leaves no other, and of the largest group's.
+#: Frames that are shown without -v: at the end of a path, and where it branches off; of a path
+#: without a branch, and of the largest group's.
 _ENDS, _LEAVES, _SHORT, _SHORTEST = 5, 2, 4, 2
-#: Other threads of a group that are shown without -v.
+#: Further threads of a group that are shown without -v.
 _THREADS = 4
 #: Maximum of processes of a group that are all shown without -v.
 _FEW = 2
-#: Branches of the merged tree that are shown without -v at one place, and one below the other.
+#: Branches of the merged tree that are shown without -v at one place, and nested ones.
 _BRANCHES, _DEEPEST = 4, 5
-#: The witnesses that a person reads under another word than their own.
+#: Witnesses -> their names for a person, where these differ.
 _NAMES = {"flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU"}
 #: Sorts of processes below a group, its variables and its different texts, without -v.
 _CHILDREN, _LOCALS, _TEXTS = 3, 8, 3
@@ -80,9 +80,11 @@ class _StacksTable(TableLayout):
         super().__init__(options)
         self.is_whole = bool(self.verbose)
         self.largest = largest(stacks)
-        self.who = [members(group, NO_LIMIT if self.verbose else _WHO) for group in stacks.groups]
-        self.room = min(max(map(len, self.who), default=0), _WHO)
-        self.begun = overtaken(stacks)
+        self.members = [
+            members(group, NO_LIMIT if self.verbose else _WHO) for group in stacks.groups
+        ]
+        self.room = min(max(map(len, self.members), default=0), _WHO)
+        self.overtaken = overtaken(stacks)
         self.roles = any(group.role for group in stacks.groups)
         self.processes = processes_by_group(stacks)
 
@@ -91,7 +93,7 @@ class _StacksTable(TableLayout):
         kind = word(group)
         style = STYLES[group.role if group.role == "victim" else group.verdict or group.kind]
         played = f"{role(group):<{_ROLE}}" if self.roles else ""
-        ranked = f"{self.who[number]:<{self.room}}  " if self.room else ""
+        ranked = f"{self.members[number]:<{self.room}}  " if self.room else ""
         remaining = self.width - self.indent - len(played) - len(ranked) - len(ending)
         room = max(20, min(remaining, _NODES))
         names = nodes(group.nodes, NO_LIMIT if self.verbose else room) if group.nodes else ""
@@ -110,7 +112,7 @@ class _StacksTable(TableLayout):
         return text.cut(min(self.width, MAX_TEXT) - 3)
 
     def frames(self, group: Group, number: int) -> Iterator[StyledLine]:
-        """The path, innermost first; ``>`` marks the calls in which no larger group has been."""
+        """The path, innermost first; ``>`` marks the calls that no larger group shares."""
         leaves_others = group is not self.largest and group.fork < len(group.frames)
         fork = group.fork if leaves_others else len(group.frames)
         rows = [
@@ -131,7 +133,7 @@ class _StacksTable(TableLayout):
                 continue
             style = "bold" if mark == ">" else ""
             yield self.detail((f"{mark} ", STYLES["warn"]), (f"{name:<{width}}  ", style), source)
-        if number in self.begun:
+        if number in self.overtaken:
             yield self.detail(("  others have gone on from here", "dim"))
 
     def native_and_threads(self, group: Group) -> Iterator[StyledLine]:
@@ -170,7 +172,7 @@ class _StacksTable(TableLayout):
                 yield self.detail((self.process(process_, len(processes) > 1), "dim"))
         elif group.states:
             yield self.fit(self.detail(("state ", "dim"), (_few(group.states), "dim")))
-        # A word alone says no more than the wait channel does.
+        # A single word adds nothing to the wait channel.
         named = [text for text in group.waits_on if " " in text.partition(" (")[0]]
         if named:
             yield self.fit(self.detail(("waits in ", "dim"), (_few(named), "dim")))
@@ -179,10 +181,10 @@ class _StacksTable(TableLayout):
             yield self.detail("hint: ", (group.hint, "cyan"))
 
     def started(self, group: Group) -> Iterator[StyledLine]:
-        """The processes below the ranks, a line each; and variables, where they were asked for."""
+        """The child processes of the ranks, a line each; and the variables, on request."""
         maximum = len(group.below) if self.verbose else _CHILDREN
         if group.role == "victim" and not self.verbose:
-            # Others are looked for elsewhere.
+            # A victim waits for other ranks, not for its children.
             maximum = 0
         first = next((child for child in group.below if child.hint), None)
         for child in group.below[:maximum]:
@@ -250,7 +252,7 @@ class _StacksTable(TableLayout):
             yield self.short(group, number)
 
     def tree(self, stacks: Stacks) -> Iterator[StyledLine]:
-        """The merged tree: how many processes and which ranks went where."""
+        """The merged tree, with the processes and ranks of each branch."""
         max_branches, max_depth = (NO_LIMIT, NO_LIMIT) if self.verbose else (_BRANCHES, _DEEPEST)
         for branch in branches(stacks, max_branches, max_depth):
             yield self.fit(self.branch(branch))
@@ -308,9 +310,9 @@ def show(stacks: Stacks, options: Options = PLAIN) -> Iterator[StyledLine]:
 
 
 def _without_data_alike(stacks: Stacks) -> Stacks:
-    """The same with one group for the nodes that gave no answer for nearly the same reason.
+    """The stacks, with one group for the nodes that gave no answer for similar reasons.
 
-    Otherwise 10,000 nodes that tell their own addresses would hide every other group.
+    Otherwise 10,000 nodes with 10,000 addresses in their errors would hide every other group.
     """
     lost = {
         f"\0{at}": group
@@ -347,7 +349,7 @@ def _without_data_alike(stacks: Stacks) -> Stacks:
 #: The styles of verdicts without a suspect.
 _MILD = {"not-stuck": "ok", "moving": "warn", "unclear": "warn"}
 
-#: What speaks for and against the first suspect, and statements of one witness, without -v.
+#: Reasons for and against the first suspect, and statements of one witness, without -v.
 _SAID, _TOLD = 2, 2
 
 #: Columns of a witness's name.
@@ -355,7 +357,7 @@ _ROOM = 17
 
 
 def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
-    """What is wrong, where, what to do; what speaks for and against it; what would tell more."""
+    """The verdict, the reasons for and against it, and the missing evidence."""
     verdict = stacks.verdict
     if verdict is None:
         return
@@ -384,7 +386,7 @@ def _verdict(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
 
 
 def _witnesses(stacks: Stacks, table: _StacksTable) -> Iterator[StyledLine]:
-    """The statements of each witness, the weightiest first; then who says nothing."""
+    """The statements of each witness, the strongest first; then the silent witnesses."""
     rows = []
     silent_ = []
     for witness in stacks.witnesses:

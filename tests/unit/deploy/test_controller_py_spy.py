@@ -60,7 +60,7 @@ def write_pip(path, text):
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
     """An empty cache of our own, and a pip without a network that counts its calls."""
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NODEREADY_PY_SPY_DIR", raising=False)
     monkeypatch.setattr(sys, "executable", write_pip(tmp_path / "python", PIP))
@@ -80,7 +80,7 @@ def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     wheel(tmp_path / "index", "9.1.0", OTHER, content)
     assert binary("9.1.0", OTHER) == binary("9.1.0", OTHER) == content
     # The cache has it for the next process.
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     assert binary("9.1.0", OTHER) == content
     (arguments,) = calls(tmp_path)
     assert f"manylinux_2_17_{OTHER}" in arguments
@@ -89,7 +89,7 @@ def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     assert cached == tmp_path / "cache" / "nodeready" / "py-spy" / "9.1.0" / OTHER
     # A damaged cache is passed over.
     cached.write_bytes(content[:30])
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     assert binary("9.1.0", OTHER) == cached.read_bytes() == content
 
 
@@ -110,7 +110,7 @@ def test_a_sites_own_directory_is_the_only_source(tmp_path, monkeypatch):
     monkeypatch.setenv("NODEREADY_PY_SPY_DIR", str(tmp_path))
     with pytest.raises(PySpyError, match=r"no py_spy-9\.1\.0-…_aarch64\.whl in /.*: put the"):
         binary("9.1.0", "aarch64")
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     content = program("aarch64", 1)
     wheel(tmp_path, "9.1.0", "aarch64", content)
     assert binary("9.1.0", "aarch64") == content

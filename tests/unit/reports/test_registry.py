@@ -27,7 +27,7 @@ def test_every_renderer_has_the_same_signature(row):
     function = getattr(importlib.import_module(row.module), row.renderer.partition(":")[2])
     (_, options) = inspect.signature(function).parameters.values()
     assert (options.name, options.annotation, options.default) == ("options", "Options", Options())
-    returned = "Iterator[Line]" if row.styled else "Iterator[str]"
+    returned = "Iterator[StyledLine]" if row.styled else "Iterator[str]"
     assert inspect.signature(function).return_annotation == returned
 
 
