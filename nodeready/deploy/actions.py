@@ -39,8 +39,8 @@ class WriteFile:
                directory
     validator: a command that gets the new file as its last word and must succeed
     large:     sent through the connection instead of the command line, packed; no diff
-    owned:     ours outright: written whatever is there, where another's file that changed since
-               it was looked at is left alone
+    owned:     nodeready's own file: always written, where another file that changed meanwhile is
+               left alone
     """
 
     path: str

@@ -159,7 +159,7 @@ def forget(host: Host, touched: Iterable[str]) -> None:
 
 # --- The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.deploy.pyinfra.NodeFacts`.
 #
-# NodeFacts carries all subjects in one round trip; each subject is a fact of its own as well
+# NodeFacts carries all subjects in one round trip; each subject is also a separate fact
 # (`nodeready.deploy.pyinfra.Ptrace`). A subject that could not be observed is ``{"unknown":
 # reason}``.
 

@@ -123,9 +123,3 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
 def with_data(hosts: Mapping[str, int | None]) -> list[tuple[str, dict[str, int]]]:
     """``hosts`` as an inventory names them: (name, data), the slots under ``slots``."""
     return [(name, {} if slots is None else {"slots": slots}) for name, slots in hosts.items()]
-
-
-def render(hosts: Mapping[str, int | None]) -> str:
-    """``hosts`` as a hostfile that `parse` and the launchers read, one host per line."""
-    lines = (name if slots is None else f"{name} slots={slots}" for name, slots in hosts.items())
-    return "".join(f"{line}\n" for line in lines)

@@ -224,11 +224,11 @@ def _add_group_data(inventory: NodeInventory, folders: Iterable[Path], trusted: 
 
 
 def _refuse_unused(inventory: NodeInventory, path: Path | None) -> None:
-    """Raises InventoryError for a file of group_data that no group uses: its nodes would have the
-    defaults, and nobody would be told. A list of nodes has no groups: there it is a note.
+    """Raises InventoryError for a file of group_data that no group uses: its nodes would silently
+    have the defaults. For a list of nodes, which has no groups, it is a note.
 
-    Not where another inventory beside it has that group; nor where the inventory computes its
-    groups, as Slurm's partitions: which of them exist changes from run to run.
+    A file is used if another inventory beside this one has that group. Groups that the inventory
+    computes, such as Slurm's partitions, are not checked: they change from run to run.
     """
     unused = [group for group in inventory.group_files if group not in ("all", *inventory.groups)]
     if path is None:

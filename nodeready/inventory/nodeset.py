@@ -269,12 +269,12 @@ def fold(names: Iterable[str]) -> str:
             shapes[(name,)].append(())
         else:
             shapes[tuple(parts[0::2])].append(tuple(parts[1::2]))
-    pieces = [
+    blocks = [
         (natural(_joined(words, first)), _joined(words, ranges))
         for words, rows in shapes.items()
         for first, ranges in _blocks(rows)
     ]
-    return ",".join([*(text for _, text in sorted(pieces)), *unfolded])
+    return ",".join([*(text for _, text in sorted(blocks)), *unfolded])
 
 
 def _joined(words: Sequence[str], numbers: Sequence[str]) -> str:

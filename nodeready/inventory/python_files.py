@@ -72,9 +72,9 @@ def refuse_strangers(path: Path, trusted: bool) -> None:
 def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
     """What the file ``path`` binds at its top level, without what it imports.
 
-    The current directory can be imported from, as under pyinfra, but for root only what nobody
-    else could have put there or written; what the file prints goes to standard error, since
-    standard output is for results. Raises InventoryError, one line.
+    The file can import from the current directory, as under pyinfra; root imports only files that
+    no other user could have written. Its prints go to standard error, since standard output is for
+    results. Raises InventoryError, one line.
 
     trusted: run it although others could have written it; see `nodeready.inventory.trust`
     """
@@ -201,8 +201,8 @@ def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path,
     """Each group's data in ``folder``: the group's name, its file, what the file binds.
 
     Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
-    and for one that somebody else left where everyone can write (/tmp/group_data): it would run
-    with our rights. trusted: as for `execute`.
+    and for a file of another user where everyone can write (/tmp/group_data), which would run with
+    this user's rights. trusted: as for `execute`.
     """
     if not folder.is_dir():
         return
