@@ -55,7 +55,7 @@ def fold_similar(
     reasons:  the texts are errors: an address that differs on each node is ignored
 
     >>> fold_similar([(("71 C",), "gpu1"), (("84 C",), "gpu2")], 1)[0].shared_texts
-    ('71 C, 84 C',)
+    ('71, 84 C',)
     """
     names_of: dict[Texts, list[str]] = {}
     for texts, name in pairs:
