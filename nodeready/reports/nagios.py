@@ -1,4 +1,8 @@
-"""The output of a Nagios plugin: its line, performance data, and a line per finding."""
+"""The output of a Nagios plugin: its line, performance data, and a line per finding.
+
+Nagios reads at most 8 KiB of a plugin's output, and takes the text after a ``|`` as numbers
+(Nagios Plugin API, "Plugin Output Length"; Monitoring Plugins guidelines).
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _BRANCHES, _DEEPEST = 200, 100
 #: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
 _LONG, _SET, _TEXT = 300, 60, 4000
 _WHOLE = 1_000_000_000
-#: The witnesses and the kinds of verdicts, as a person says them.
+#: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
     "network": "network", "kernel": "kernel",
@@ -165,8 +165,10 @@ def _cards(stacks: Stacks) -> Iterator[_Card]:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one witness says of the ranks of a row. weight: the largest of its statements', below 0
-    where all speak against; None: it says nothing of them."""
+    """The statements of one witness about the ranks of a row.
+
+    weight: the largest of the statements; below 0: all speak against a cause; None: no statement
+    """
 
     statements: tuple[Statement, ...]
     weight: int | None
@@ -197,7 +199,7 @@ class _Matrix:
     hidden: int
 
 
-#: Group, state, and the statements of each witness: what makes ranks equal in the matrix.
+#: Group, state, and the statements of each witness: ranks with equal keys share a row.
 _Key = tuple[int, str, tuple[tuple[int, ...], ...]]
 
 
@@ -216,7 +218,7 @@ class _About:
     def __init__(self, statements: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
         self._nodes: dict[str, list[int]] = {}
-        # The same words about several nodes make their ranks equal.
+        # Equal statements about several nodes make their ranks equal.
         firsts: dict[tuple[str, int, bool], int] = {}
         for number, statement in enumerate(statements):
             at = firsts.setdefault((statement.text, statement.weight, statement.against), number)

@@ -44,8 +44,8 @@ class _TailTable(TableLayout):
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
-        """The groups of these kinds; the largest one of files that were read stands apart: the
-        others are compared with it, and it is shown in any case."""
+        """The groups of these kinds. The largest group of read files is a section of its own: all
+        groups are compared with it, and it is always shown."""
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
         smaller = rows[: len(rows) - len(last)]
@@ -144,7 +144,7 @@ def _watchdog_text(report: Report) -> str:
 
 
 def show(tail: Tail, options: Options = PLAIN) -> Iterator[StyledLine]:
-    """Nodes and files without an answer, then the groups of lines: the odd one out on top.
+    """Nodes and files without an answer, then the groups of lines, the smallest first.
 
     With ``verbose`` nothing is cut or left out.
     """
