@@ -282,7 +282,7 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
         merged = time.process_time()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         begun_json = time.process_time()
-        out.writelines(json_report.stacks(stacks))
+        out.writelines(json_report.render(stacks))
         written = time.process_time() - begun_json
     reading = read - begun
     return Cost(

@@ -1,9 +1,9 @@
-"""Write a file on this machine whole or not at all, through nobody's links but root's and ours.
+"""Write a file on this machine atomically, and follow only links of root and of this user.
 
 A path is walked from the root, one component at a time, each opened without following a link and
-relative to the directory before it: whoever swaps a component meanwhile redirects nothing. A link
-is followed only where nobody but root and we could have made it: it and every directory above it
-belong to root or to us, and others cannot put a link of theirs in its place. The kernel's
+relative to its parent: a component that is replaced meanwhile redirects nothing. A link
+is followed only where only root or this user could have made it: it and every parent directory
+belong to root or to this user, and no other user can replace it. The kernel's
 protected_symlinks, protected_regular and protected_fifos (proc_sys_fs(5)) need not be set.
 """
 
@@ -26,16 +26,16 @@ _NAMED = {"stdout": 1, "stderr": 2}
 #: Seconds after which a new file without its last name is a killed run's: no run writes so long.
 _LEFT_S = 3600
 #: As many links as the kernel follows (path_resolution(7)).
-_MOST_LINKS = 40
+MAX_LINKS = 40
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotFollowed(OSError):
-    """What somebody else has put where we would write; its file name is that component."""
+    """A file of another user at a path that would be written; its file name is that component."""
 
-    def __init__(self, what: str, status: os.stat_result, component: str) -> None:
-        told = f"{what} of {user_name(status.st_uid)}: not followed"
-        super().__init__(errno.EPERM, told, component)
+    def __init__(self, kind: str, status: os.stat_result, component: str) -> None:
+        message = f"{kind} of {user_name(status.st_uid)}: not followed"
+        super().__init__(errno.EPERM, message, component)
 
 
 def user_name(uid: int) -> str:
@@ -46,12 +46,12 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _ours(status: os.stat_result) -> bool:
+def _is_trusted(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid())
 
 
 @dataclass(frozen=True)
-class _Directory:
+class _OpenDirectory:
     """A directory on the way.
 
     number: its O_PATH descriptor, closed with the walk
@@ -69,14 +69,14 @@ class _Directory:
 
 
 @dataclass(frozen=True)
-class _End:
+class _PathEnd:
     """Where a path ends.
 
     name:   in the directory; "": the directory itself is what the path names
     number: an O_PATH descriptor of what has this name; -1: there is nothing
     """
 
-    directory: _Directory
+    directory: _OpenDirectory
     name: str
     number: int = -1
 
@@ -91,11 +91,11 @@ def _replaceable(status: os.stat_result) -> bool:
     In a sticky directory they cannot. Our own group may write where we are not root: with a umask
     of 002, a user's own group can write to all directories of hers.
     """
-    if not _ours(status):
+    if not _is_trusted(status):
         return True
     group = status.st_gid == os.getegid() and os.geteuid() != 0
-    others = stat.S_IWOTH | (0 if group else stat.S_IWGRP)
-    return bool(status.st_mode & others) and not status.st_mode & stat.S_ISVTX
+    writable = stat.S_IWOTH | (0 if group else stat.S_IWGRP)
+    return bool(status.st_mode & writable) and not status.st_mode & stat.S_ISVTX
 
 
 def _components(path: str) -> list[str]:
@@ -104,7 +104,7 @@ def _components(path: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
+def _walk(path: Path, make: int | None = None) -> Iterator[_PathEnd]:
     """Where the path ends; directories that lack are made with the mode ``make``.
 
     Raises NotFollowed, and OSError with the path as its file name.
@@ -116,52 +116,52 @@ def _walk(path: Path, make: int | None = None) -> Iterator[_End]:
             opened.callback(os.close, number)
             return number
 
-        def enter(name: str, above: _Directory | None) -> _Directory:
+        def enter(name: str, parent: _OpenDirectory | None) -> _OpenDirectory:
             # With O_DIRECTORY, what is mounted on demand is mounted.
-            number = look(name, os.O_DIRECTORY, above.number if above else None)
+            number = look(name, os.O_DIRECTORY, parent.number if parent else None)
             status = os.fstat(number)
-            known = above.child(name) if above else "/"
-            insecure = _replaceable(status) or (above is not None and above.open)
-            return _Directory(number, known, status, insecure)
+            place = parent.child(name) if parent else "/"
+            insecure = _replaceable(status) or (parent is not None and parent.open)
+            return _OpenDirectory(number, place, status, insecure)
 
-        here = enter("/", None)
+        directory = enter("/", None)
         words = _components(os.path.join(os.getcwd(), path))
         links = 0
         while words:
             name = words.pop()
             with contextlib.suppress(NotADirectoryError, FileNotFoundError):
-                here = enter(name, here)
+                directory = enter(name, directory)
                 continue
             try:
-                found = look(name, 0, here.number)
+                number = look(name, 0, directory.number)
             except FileNotFoundError:
                 if make is None and words:
                     raise
                 if make is None:
-                    yield _End(here, name)
+                    yield _PathEnd(directory, name)
                     return
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, make, dir_fd=here.number)
-                here = enter(name, here)
+                    os.mkdir(name, make, dir_fd=directory.number)
+                directory = enter(name, directory)
                 continue
-            status = os.fstat(found)
+            status = os.fstat(number)
             if not stat.S_ISLNK(status.st_mode):
                 if words or make is not None:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-                yield _End(here, name, found)
+                yield _PathEnd(directory, name, number)
                 return
             # In a sticky directory, anybody may have made a second name for a link of root's.
-            doubled = here.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
-            if here.open or doubled or not _ours(status):
-                raise NotFollowed("a link", status, here.child(name))
+            doubled = directory.status.st_mode & stat.S_ISVTX and status.st_nlink > 1
+            if directory.open or doubled or not _is_trusted(status):
+                raise NotFollowed("a link", status, directory.child(name))
             links += 1
-            if links > _MOST_LINKS:
+            if links > MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            target = os.readlink("", dir_fd=found)
+            target = os.readlink("", dir_fd=number)
             if target.startswith("/"):
-                here = enter("/", None)
+                directory = enter("/", None)
             words += _components(target)
-        yield _End(here, "", here.number)
+        yield _PathEnd(directory, "", directory.number)
 
 
 @contextlib.contextmanager
@@ -218,7 +218,7 @@ def check(path: Path) -> None:
 
 
 def write_atomically(
-    path: Path, pieces: Iterable[str | bytes], mode: int = 0o644, *, keep_mode: bool = True
+    path: Path, parts: Iterable[str | bytes], mode: int = 0o644, *, keep_mode: bool = True
 ) -> None:
     """Make ``path`` hold these pieces: a reader sees the old file or the new one, never a part.
 
@@ -227,25 +227,25 @@ def write_atomically(
     no regular file (``/dev/stdout``, a pipe) is written to directly, when it is root's, ours, or a
     descriptor that was handed to us.
 
-    keep_mode: False: the file gets ``mode``, whatever it had, and whatever the umask
+    keep_mode: False: the file gets ``mode``, regardless of its old mode and the umask
     Raises NotFollowed, and OSError with the path as its file name; the old file is intact then.
     """
-    given = _GIVEN.fullmatch(str(path))
+    descriptor = _GIVEN.fullmatch(str(path))
     with _named(path):
-        if given is not None:
-            _pour(os.dup(_NAMED[given[1]] if given[1] else int(given[2])), pieces)
+        if descriptor is not None:
+            _pour(os.dup(_NAMED[descriptor[1]] if descriptor[1] else int(descriptor[2])), parts)
             return
         with _written(path) as (end, status):
             if status is None or stat.S_ISREG(status.st_mode):
-                if status and keep_mode and _ours(status) and status.st_nlink == 1:
+                if status and keep_mode and _is_trusted(status) and status.st_nlink == 1:
                     mode = status.st_mode & 0o777
                 elif keep_mode:
                     mode &= ~_umask()
-                _replace(end, pieces, mode)
+                _replace(end, parts, mode)
             else:
-                # This very pipe or device, whatever has its name by now.
+                # The opened pipe or device, even if its name was given to another file.
                 flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
-                _pour(os.open(f"/proc/self/fd/{end.number}", flags), pieces)
+                _pour(os.open(f"/proc/self/fd/{end.number}", flags), parts)
 
 
 def _umask() -> int:
@@ -256,7 +256,7 @@ def _umask() -> int:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[tuple[_End, os.stat_result | None]]:
+def _written(path: Path) -> Iterator[tuple[_PathEnd, os.stat_result | None]]:
     """Where to write, and what is there."""
     with _walk(path) as end:
         status = end.status
@@ -267,26 +267,26 @@ def _written(path: Path) -> Iterator[tuple[_End, os.stat_result | None]]:
         yield end, status
 
 
-def _refuse_planted(end: _End, status: os.stat_result) -> None:
-    """Raises NotFollowed for what somebody may have put there to get what we write."""
-    here = end.directory
-    if _ours(status):
+def _refuse_planted(end: _PathEnd, status: os.stat_result) -> None:
+    """Raises NotFollowed for a file that another user may have planted to receive the text."""
+    directory = end.directory
+    if _is_trusted(status):
         return
     if not stat.S_ISREG(status.st_mode):
         kind = "a pipe" if stat.S_ISFIFO(status.st_mode) else "a device or socket"
-        raise NotFollowed(kind, status, here.child(end.name))
-    shared = here.status.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
-    if shared and status.st_uid != here.status.st_uid:
-        raise NotFollowed("a file", status, here.child(end.name))
+        raise NotFollowed(kind, status, directory.child(end.name))
+    shared = directory.status.st_mode & (stat.S_IWOTH | stat.S_IWGRP)
+    if shared and status.st_uid != directory.status.st_uid:
+        raise NotFollowed("a file", status, directory.child(end.name))
 
 
-def _pour(number: int, pieces: Iterable[str | bytes]) -> None:
+def _pour(number: int, parts: Iterable[str | bytes]) -> None:
     with open(number, "wb") as out:
-        out.writelines(map(_bytes, pieces))
+        out.writelines(map(_bytes, parts))
 
 
 def _remove_leftovers(at: int, start: str) -> None:
-    """Remove what a killed run of ours left beside the file: named, and not renamed any more."""
+    """Remove temporary files that a killed run left beside the file."""
     with contextlib.suppress(OSError):
         number = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
         try:
@@ -295,12 +295,12 @@ def _remove_leftovers(at: int, start: str) -> None:
             os.close(number)
         for name in names:
             if name.startswith(start) and re.fullmatch("[0-9a-f]{8}", name[len(start) :]):
-                known = os.stat(name, dir_fd=at, follow_symlinks=False)
-                if known.st_uid == os.geteuid() and time.time() - known.st_mtime > _LEFT_S:
+                leftover = os.stat(name, dir_fd=at, follow_symlinks=False)
+                if leftover.st_uid == os.geteuid() and time.time() - leftover.st_mtime > _LEFT_S:
                     os.unlink(name, dir_fd=at)
 
 
-def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
+def _replace(end: _PathEnd, parts: Iterable[str | bytes], mode: int) -> None:
     """A new file, and its name when it is whole: until then it has none, where that can be."""
     at = end.directory.number
     start = f".{end.name[:200]}."
@@ -316,7 +316,7 @@ def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
             number = os.open(passing, flags, 0o600, dir_fd=at)
             named = True
         with open(number, "wb") as out:
-            out.writelines(map(_bytes, pieces))
+            out.writelines(map(_bytes, parts))
             out.flush()
             os.fchmod(number, mode)
             os.fsync(number)
@@ -331,109 +331,5 @@ def _replace(end: _End, pieces: Iterable[str | bytes], mode: int) -> None:
                 os.unlink(passing, dir_fd=at)
 
 
-def _bytes(piece: str | bytes) -> bytes:
-    return piece if isinstance(piece, bytes) else piece.encode("utf-8", "backslashreplace")
-
-
-OPTION = "--trust-inventory"
-#: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
-VARIABLE = "NODEREADY_TRUST_INVENTORY"
-#: The remedy where OPTION does not count.
-SET_VARIABLE = f"set {VARIABLE}=1"
-
-
-def trust_asked() -> bool:
-    """Whether VARIABLE asks to take every file."""
-    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
-
-
-def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
-    """Why root does not take this file, in one line that says whose and what to do; "": it does.
-
-    Always "" for other users, whose rights are their own, and for a file that cannot be found.
-
-    remedy: how to ask for it nevertheless
-    """
-    if os.geteuid() != 0 or trust_asked():
-        return ""
-    try:
-        wrong = _wrong(str(path), _owners())
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
-            return ""
-        wrong = f"{error.strerror}: name the file itself"
-    return f"{path} is not taken by root: {wrong}, or {remedy}" if wrong else ""
-
-
-def _owners() -> frozenset[int]:
-    """root, and who became root by sudo."""
-    sudo = os.environ.get("SUDO_UID", "")
-    return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
-
-
-def _wrong(path: str, owners: frozenset[int]) -> str:
-    """What is wrong with the file or with a place on the way to it, as the kernel walks there."""
-    todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
-    here, links = "/", 0
-    found = _of("/", owners)
-    while todo and not found:
-        part = todo.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            here = os.path.dirname(here)
-            continue
-        place = os.path.join(here, part)
-        found = _of(place, owners)
-        if not stat.S_ISLNK(os.lstat(place).st_mode):
-            here = place
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
-        target = os.readlink(place)
-        here = "/" if target.startswith("/") else here
-        todo += reversed(target.split("/"))
-    return found
-
-
-def _of(place: str, owners: frozenset[int]) -> str:
-    """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
-    seen = os.lstat(place)
-    if seen.st_uid not in owners:
-        return f"{place} belongs to {user_name(seen.st_uid)}; chown root it"
-    if stat.S_ISLNK(seen.st_mode) or (stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX):
-        return ""
-    if seen.st_mode & stat.S_IWOTH:
-        return f"everybody may write to {place}; chmod o-w it"
-    if seen.st_mode & stat.S_IWGRP and not _private(place, seen):
-        return f"group {_group(seen.st_gid)} may write to {place}; chmod g-w it"
-    return ""
-
-
-def _private(place: str, seen: os.stat_result) -> bool:
-    """Whether the group of a place is its owner's alone.
-
-    With an access list, the group's bits are those of the whole list (acl(5)).
-    """
-    import grp
-
-    try:
-        owner, group = pwd.getpwuid(seen.st_uid), grp.getgrgid(seen.st_gid)
-    except KeyError:
-        return False
-    try:
-        os.getxattr(place, "system.posix_acl_access")
-    except OSError:
-        alone = owner.pw_gid == seen.st_gid and owner.pw_name == group.gr_name
-        return alone and set(group.gr_mem) <= {owner.pw_name}
-    return False
-
-
-def _group(gid: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return f"gid {gid}"
+def _bytes(part: str | bytes) -> bytes:
+    return part if isinstance(part, bytes) else part.encode("utf-8", "backslashreplace")

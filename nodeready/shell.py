@@ -1,4 +1,4 @@
-"""The one gate from our code to a node's shell: quoting, and the command that takes a script.
+"""The only gate from nodeready to a node's shell: quoting, and the command that takes a script.
 
 The command is one constant line without newlines or backslashes, so that every login shell (bash,
 dash, fish, csh) hands it on unchanged. The script comes over the command's standard input, because
@@ -20,7 +20,7 @@ KILL_AFTER_S = 5
 
 
 def quote(value: object) -> str:
-    """``value`` as one word of a POSIX shell, whatever characters it contains.
+    """``value`` as one word of a POSIX shell, with any characters.
 
     Raises ValueError for a NUL byte, which no argument can contain.
     """
@@ -42,7 +42,10 @@ def search_path(path: str) -> str:
 
     An empty one, ``.`` and any relative one mean the current directory, whosever that is.
     """
-    return ":".join(one for one in path.split(":") if one.startswith("/")) or os.defpath
+    return (
+        ":".join(directory for directory in path.split(":") if directory.startswith("/"))
+        or os.defpath
+    )
 
 
 @cache
@@ -61,14 +64,14 @@ def minify(script: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("#")) + "\n"
 
 
-class Command(NamedTuple):
+class ShellCommand(NamedTuple):
     """A line for a node's login shell, and what the line reads from its standard input."""
 
     line: str
     stdin: str
 
 
-def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> Command:
+def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -> ShellCommand:
     """The command that runs ``script`` on a node: under ``timeout -k``, LC_ALL=C, without input.
 
     tag:     a word that marks the process on the node (``nodeready:RUN``), so that a later command
@@ -81,16 +84,18 @@ def command(script: str, timeout_s: int, tag: str, payload: str | None = None) -
     """
     if not re.fullmatch(r"[A-Za-z0-9:_-]+", tag):
         raise ValueError(f"no tag for a process: {tag!r}")
-    made = f"{library('prologue')}nr_main() {{\n{script}\n}}\nnr_main </dev/null\n"
+    program = f"{library('prologue')}nr_main() {{\n{script}\n}}\nnr_main </dev/null\n"
     # The trap: `timeout` watches only this shell. If TERM ended the shell, a program of the script
     # that ignores TERM would never get its KILL. The script runs in a subshell, which has the tag
     # in its arguments.
     if payload is None:
-        stdin, inner = made, 'trap : TERM; (eval "$(cat)")'
+        stdin, inner = program, 'trap : TERM; (eval "$(cat)")'
     else:
         # In front of a payload, the script is one line: `read` takes that line from a pipe and no
         # byte more, where other programs take what they can (head of busybox).
-        text = base64.b64encode(made.encode("utf-8", "surrogateescape")).decode("ascii")
+        text = base64.b64encode(program.encode("utf-8", "surrogateescape")).decode("ascii")
         stdin = f"{text}\n{payload}"
         inner = 'trap : TERM; exec 3<&0; read -r nr && (eval "$(echo $nr|base64 -d)")'
-    return Command(f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin)
+    return ShellCommand(
+        f"timeout -k {KILL_AFTER_S} {int(timeout_s)} sh -c {quote(inner)} {tag}", stdin
+    )

@@ -1,13 +1,13 @@
 """CHANGE a node: each operation makes the checks pass that name the operation in ``fixed_by``.
 
-An operation has no opinion of its own: it asks the check. A line per subject that has operations.
+An operation does not judge: it asks the check. A line per subject that has operations.
 STEPS is the order in which `nodeready deploy` runs them: the registry's order of subjects, and
 within a subject the order of its STEPS; deploy.py lists the same for pyinfra.
 """
 
 from __future__ import annotations
 
-from nodeready.deploy.step import Step
+from nodeready.deploy.step import DeployStep
 from nodeready.operations import core_dumps as core_dumps
 from nodeready.operations import debug_tools as debug_tools
 from nodeready.operations import gate as gate
@@ -18,4 +18,4 @@ from nodeready.operations import ptrace as ptrace
 from nodeready.operations import ssh_client as ssh_client
 from nodeready.subjects.registry import CHANGED
 
-STEPS: tuple[Step, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)
+STEPS: tuple[DeployStep, ...] = tuple(step for name in CHANGED for step in globals()[name].STEPS)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, Directory, RemoveFile, Run
-from nodeready.deploy.step import (
-    SYSCTL_D,
-    others_of,
-    own_file,
-    step,
-    sysctl_dropin,
-    sysctl_name,
-)
+from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, RunCommand
+from nodeready.deploy.own_files import SYSCTL_D, others_of, own_file, sysctl_dropin, sysctl_name
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps.checks import packaged, retention_rule
@@ -25,46 +19,46 @@ COREDUMP_CONF = "/etc/systemd/coredump.conf.d/zz-nodeready.conf"
 
 
 @step()
-def rewriters(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def rewriters(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Stop, disable and mask the services that rewrite core_pattern when they start."""
-    cores: CoreDumps = seen["core_dumps"]
+    cores: CoreDumps = snapshot["core_dumps"]
     for unit in (unit for unit in REWRITERS if unit in cores.rewriters):
         if cores.systemd:
-            yield Run(("systemctl", "disable", "--now", unit), f"stop {unit}")
-        yield Run(("systemctl", "mask", unit), f"mask {unit}")
+            yield RunCommand(("systemctl", "disable", "--now", unit), f"stop {unit}")
+        yield RunCommand(("systemctl", "mask", unit), f"mask {unit}")
 
 
 @step()
-def directory(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def directory(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Make the core directory, now and at boot, with a rule that removes old cores."""
-    cores: CoreDumps = seen["core_dumps"]
-    content = render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(want))
-    yield from own_file(seen, TMPFILES, content)
+    cores: CoreDumps = snapshot["core_dumps"]
+    content = render("core_dumps/tmpfiles.conf.j2", rule=retention_rule(policy))
+    yield from own_file(snapshot, TMPFILES, content)
     # The rule alone may be missing, beside a directory that only a person can repair.
-    if checks.directory(cores, want).fixable:
-        yield Directory(core_directory(want), "1777")
+    if checks.directory(cores, policy).fixable:
+        yield MakeDirectory(core_directory(policy), "1777")
 
 
 @step()
-def pattern(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def pattern(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set kernel.core_pattern now and for the next boot."""
-    cores: CoreDumps = seen["core_dumps"]
-    if want.core_handler == "path":
-        wanted = want.core_pattern
-        yield from sysctl_dropin(seen, "core_dumps", KEY, wanted, cores.boot)
+    cores: CoreDumps = snapshot["core_dumps"]
+    if policy.core_handler == "path":
+        core_pattern = policy.core_pattern
+        yield from sysctl_dropin(snapshot, "core_dumps", KEY, core_pattern, cores.boot)
     else:
         # The package's own file sets the pattern; ours would hide it.
-        wanted = packaged(cores) or cores.live
-        for path, content in others_of(seen, SYSCTL_D, sysctl_name("core_dumps")):
+        core_pattern = packaged(cores) or cores.live
+        for path, content in others_of(snapshot, SYSCTL_D, sysctl_name("core_dumps")):
             yield RemoveFile(path, content)
-    if cores.live != wanted:
-        yield Run(("sysctl", "-w", f"{KEY}={wanted}"))
+    if cores.live != core_pattern:
+        yield RunCommand(("sysctl", "-w", f"{KEY}={core_pattern}"))
 
 
 @step()
-def size(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def size(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Let systemd-coredump keep cores of any size."""
-    yield from own_file(seen, COREDUMP_CONF, render("core_dumps/coredump.conf.j2"))
+    yield from own_file(snapshot, COREDUMP_CONF, render("core_dumps/coredump.conf.j2"))
 
 
 STEPS = (rewriters, directory, pattern, size)

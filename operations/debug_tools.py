@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.access import COMPANIONS, FOLDERS
@@ -26,36 +26,38 @@ _TIMEOUT_S = 600
 
 
 @step(timeout_s=120)
-def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def py_spy(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Put the control machine's static py-spy into /usr/local/bin: the node needs no network.
 
     Raises PlanError when the control machine has no py-spy for the node's kind of machine.
     """
-    tools: DebugTools = seen["debug_tools"]
-    there = tools.py_spy is not None
+    tools: DebugTools = snapshot["debug_tools"]
+    is_installed = tools.py_spy is not None
     # Those on the way to a constant path.
-    yield from (Run(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path))
+    yield from (
+        RunCommand(("chmod", "a+rx", path)) for path in tools.closed if is_on_the_way(path)
+    )
     note = Script("note", ("nr_note", PY_SPY, PY_SPY_NOTE), f"note the sha256 of {PY_SPY}")
-    known = DIGESTS.get((want.py_spy_version, tools.machine))
-    if there and (tools.exposed or (tools.linked and not tools.mode)):
-        # No link of theirs is followed, or one that leads nowhere; no file keeps its owner.
+    digest = DIGESTS.get((policy.py_spy_version, tools.machine))
+    if is_installed and (tools.exposed or (tools.linked and not tools.mode)):
+        # No link of another user, and no broken link, is followed; no file keeps its owner.
         yield RemoveFile(PY_SPY)
-        there = False
-    elif there and tools.mode & 0o555 != 0o555:
+        is_installed = False
+    elif is_installed and tools.mode & 0o555 != 0o555:
         # An existing file keeps its mode when it is written.
-        yield Run(("chmod", "0755", PY_SPY))
-        if tools.py_spy == want.py_spy_version and known in (None, tools.sha256):
+        yield RunCommand(("chmod", "0755", PY_SPY))
+        if tools.py_spy == policy.py_spy_version and digest in (None, tools.sha256):
             yield note
             return
     try:
-        content = py_spy_binary.binary(want.py_spy_version, tools.machine)
+        content = py_spy_binary.binary(policy.py_spy_version, tools.machine)
     except py_spy_binary.PySpyError as error:
         raise PlanError(str(error)) from None
-    test = f'[ "$("$1" --version)" = "py-spy {want.py_spy_version}" ]'
+    test = f'[ "$("$1" --version)" = "py-spy {policy.py_spy_version}" ]'
     yield WriteFile(
         PY_SPY,
         content,
-        b"" if there else None,
+        b"" if is_installed else None,
         mode="0755",
         validator=("sh", "-c", f"{test} || {{ echo 'it does not run'; exit 1; }}", "sh"),
         large=True,
@@ -64,22 +66,24 @@ def py_spy(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 
 def is_on_the_way(path: str) -> bool:
-    """Whether it is a directory on the way to the py-spy of ours."""
+    """Whether it is a parent directory of nodeready's py-spy."""
     return path in map(str, PurePosixPath(PY_SPY).parents)
 
 
 @step(touches=["pdsh", "ssh_client"], timeout_s=_TIMEOUT_S)
-def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Install the missing packages with one refresh of the index at most; open programs that are
     closed to users, and install those again whose files are gone or do not start."""
-    tools: DebugTools = seen["debug_tools"]
-    wait_s = min(want.package_lock_wait_s, _TIMEOUT_S - 60)
+    tools: DebugTools = snapshot["debug_tools"]
+    wait_s = min(policy.package_lock_wait_s, _TIMEOUT_S - 60)
     # What the node says chooses among what the policy and this program name.
     manager = next((name for name in MANAGERS if name == tools.manager), "")
-    missing = [name for name in want.packages if name in tools.missing]
-    troubles = tuple(unusable(tools, want))
-    closed = dict.fromkeys(one.stuck.path for one in troubles if one.stuck.mend == "chmod")
-    yield from (Run(("chmod", "a+rx", path)) for path in closed)
+    missing = [name for name in policy.packages if name in tools.missing]
+    troubles = tuple(unusable(tools, policy))
+    closed = dict.fromkeys(
+        trouble.stuck.path for trouble in troubles if trouble.stuck.mend == "chmod"
+    )
+    yield from (RunCommand(("chmod", "a+rx", path)) for path in closed)
     if not manager:
         return
     if missing:
@@ -88,10 +92,10 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
             ("nr_packages", manager, str(wait_s), *missing),
             f"install {' '.join(missing)} with {manager}",
         )
-    again = [one for one in troubles if one.stuck.mend == "reinstall"]
-    if again:
-        names = " ".join(dict.fromkeys(one.package for one in again))
-        pairs = [word for one in again for word in (one.package, _program(one))]
+    reinstalled = [trouble for trouble in troubles if trouble.stuck.mend == "reinstall"]
+    if reinstalled:
+        names = " ".join(dict.fromkeys(trouble.package for trouble in reinstalled))
+        pairs = [word for trouble in reinstalled for word in (trouble.package, _program(trouble))]
         yield Script(
             "packages",
             ("nr_again", manager, str(wait_s), *pairs),
@@ -99,11 +103,11 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
         )
 
 
-def _program(one: Unusable) -> str:
+def _program(trouble: Unusable) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
-    folder, _, name = one.stuck.path.rpartition("/")
-    known = (one.package, *COMPANIONS.get(one.package, ()))
-    return one.stuck.path if folder in FOLDERS and name in known else "-"
+    folder, _, name = trouble.stuck.path.rpartition("/")
+    packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))
+    return trouble.stuck.path if folder in FOLDERS and name in packages_ else "-"
 
 
 STEPS = (py_spy, packages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.gate.checks import kept, uncompiled
@@ -34,98 +34,100 @@ from nodeready.transport import bundle
 
 #: Seconds for a change that carries the bundle over a slow connection.
 _TIMEOUT_S = 120
-_RELOAD = Run(("systemctl", "daemon-reload"))
+_RELOAD = RunCommand(("systemctl", "daemon-reload"))
 
 
-def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
+def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
     """Write those of our files that are not as they should be."""
-    there: Gate = seen["gate"]
+    gate: Gate = snapshot["gate"]
     for path in paths:
-        content, old = contents(want, bundle.program)[path], seen.files.get(path)
+        content, old = contents(policy, bundle.program)[path], snapshot.files.get(path)
         program = path in PROGRAMS
-        if path in there.there and old == content:
+        if path in gate.there and old == content:
             # An existing file keeps its mode when it is written.
-            if program and path not in there.runs:
-                yield Run(("chmod", "0755", path))
+            if program and path not in gate.runs:
+                yield RunCommand(("chmod", "0755", path))
             continue
         yield WriteFile(path, content, old, mode="0755" if program else "0644", owned=True)
-        if program and path in there.there:
-            yield Run(("chmod", "0755", path))
+        if program and path in gate.there:
+            yield RunCommand(("chmod", "0755", path))
 
 
 @step()
-def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
-    there: Gate = seen["gate"]
-    staying = kept(there)
-    gone = [path for path in FILES if path in there.there and path not in staying]
-    if there.systemd and TIMER in gone:
-        yield Run(("systemctl", "disable", "--now", "nodeready.timer"))
+    gate: Gate = snapshot["gate"]
+    staying = kept(gate)
+    gone = [path for path in FILES if path in gate.there and path not in staying]
+    if gate.systemd and TIMER in gone:
+        yield RunCommand(("systemctl", "disable", "--now", "nodeready.timer"))
     for path in gone:
-        yield RemoveFile(path, seen.files.get(path, b""))
-    for path in (VERDICT, want.gate_textfile):
+        yield RemoveFile(path, snapshot.files.get(path, b""))
+    for path in (VERDICT, policy.gate_textfile):
         if path:
             yield RemoveFile(path)
-    if there.systemd and (TIMER in gone or SERVICE in gone):
+    if gate.systemd and (TIMER in gone or SERVICE in gone):
         yield _RELOAD
     if not staying:
-        yield Run(("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}")
+        yield RunCommand(
+            ("sh", "-c", f"rmdir {DIRECTORY} 2>/dev/null || :"), f"remove {DIRECTORY}"
+        )
 
 
 @step(timeout_s=_TIMEOUT_S)
-def program(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def program(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write nodeready as one file that the node's Python can run, compile it, write the policy.
 
     Raises PlanError for a Python that was not asked for.
     """
-    there: Gate = seen["gate"]
-    wanted = dict(getattr(want, "gate_files", ()))
-    if there.python not in PYTHONS:
-        raise PlanError(f"{there.python[:100]!r} is no Python that nodeready asks for")
-    exposed = [path for path in ROOTS if path in there.exposed]
+    gate: Gate = snapshot["gate"]
+    digests = dict(getattr(policy, "gate_files", ()))
+    if gate.python not in PYTHONS:
+        raise PlanError(f"{gate.python[:100]!r} is no Python that nodeready asks for")
+    exposed = [path for path in ROOTS if path in gate.exposed]
     if exposed:
-        yield Run(("chown", "0:0", "--", *exposed))
-        yield Run(("chmod", "go-w", "--", *exposed))
-    new = (there.digests or {}).get(BUNDLE) != wanted.get(BUNDLE)
+        yield RunCommand(("chown", "0:0", "--", *exposed))
+        yield RunCommand(("chmod", "go-w", "--", *exposed))
+    new = (gate.digests or {}).get(BUNDLE) != digests.get(BUNDLE)
     if new:
         test = '"$0" -I "$1" --version >/dev/null 2>&1 || { echo "it does not run"; exit 1; }'
         yield WriteFile(
             BUNDLE,
-            contents(want, bundle.program)[BUNDLE],
-            b"" if BUNDLE in there.there else None,
-            validator=("sh", "-c", test, there.python),
+            contents(policy, bundle.program)[BUNDLE],
+            b"" if BUNDLE in gate.there else None,
+            validator=("sh", "-c", test, gate.python),
             large=True,
         )
     # Until the new program is compiled, the node runs the old program by the old policy.
-    if new or exposed or uncompiled(there):
-        words = ("nr_compile", there.python, BUNDLE, COMPILED, NOTE, wanted[BUNDLE])
-        yield Script("compile", words, f"compile {BUNDLE} for {there.python}")
-    yield from _files(seen, want, POLICY)
+    if new or exposed or uncompiled(gate):
+        words = ("nr_compile", gate.python, BUNDLE, COMPILED, NOTE, digests[BUNDLE])
+        yield Script("compile", words, f"compile {BUNDLE} for {gate.python}")
+    yield from _files(snapshot, policy, POLICY)
 
 
 @step()
-def timer(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def timer(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Have the node look at itself: by a systemd timer, or by cron where systemd does not run."""
-    there: Gate = seen["gate"]
-    if there.systemd:
-        yield from _files(seen, want, RECORD, SERVICE, TIMER)
+    gate: Gate = snapshot["gate"]
+    if gate.systemd:
+        yield from _files(snapshot, policy, RECORD, SERVICE, TIMER)
         yield _RELOAD
-        yield Run(("systemctl", "enable", "nodeready.timer"))
+        yield RunCommand(("systemctl", "enable", "nodeready.timer"))
         # Without a restart, a timer that runs keeps its old interval.
-        yield Run(("systemctl", "restart", "nodeready.timer"))
-        others = [CRON]
+        yield RunCommand(("systemctl", "restart", "nodeready.timer"))
+        obsolete = [CRON]
     else:
-        yield from _files(seen, want, RECORD, CRON)
-        others = [WANTED, TIMER, SERVICE]
-    for path in others:
-        if path in there.there:
-            yield RemoveFile(path, seen.files.get(path, b""))
+        yield from _files(snapshot, policy, RECORD, CRON)
+        obsolete = [WANTED, TIMER, SERVICE]
+    for path in obsolete:
+        if path in gate.there:
+            yield RemoveFile(path, snapshot.files.get(path, b""))
 
 
 @step()
-def slurm(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def slurm(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write the programs that slurm.conf can name. That file itself is the administrator's."""
-    yield from _files(seen, want, PROLOG, HEALTH_CHECK)
+    yield from _files(snapshot, policy, PROLOG, HEALTH_CHECK)
 
 
 STEPS = (leftover, program, timer, slurm)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from nodeready import shell
-from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
-from nodeready.deploy.step import name_after, own_file, step
+from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
+from nodeready.deploy.own_files import name_after, own_file
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.iommu.checks import our_line, tool, wanted
@@ -52,24 +53,24 @@ def grub_piece(args: tuple[str, ...]) -> bytes:
     )
 
 
-def _debian(seen: Snapshot, iommu: Iommu, piece: bytes) -> Iterator[Action]:
+def _debian(snapshot: Snapshot, iommu: Iommu, content: bytes) -> Iterator[Action]:
     """A drop-in that is read last, for update-grub."""
-    others = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
-    others = [name for name in others if "nodeready" not in name]
-    path = f"{GRUB_D}/{name_after(_DROPIN, max(others, default=''))}"
-    yield from own_file(seen, path, piece, validator=_VALIDATOR, instead_of=_DROPIN)
+    names = [line.path.rpartition("/")[2] for line in iommu.config if line.path != DEFAULT_GRUB]
+    names = [name for name in names if "nodeready" not in name]
+    path = f"{GRUB_D}/{name_after(_DROPIN, max(names, default=''))}"
+    yield from own_file(snapshot, path, content, validator=_VALIDATOR, instead_of=_DROPIN)
 
 
-def _suse(iommu: Iommu, piece: bytes) -> Iterator[Action]:
-    """A block at the end of /etc/default/grub, the one file that SUSE's grub2-mkconfig reads."""
+def _suse(iommu: Iommu, block: bytes) -> Iterator[Action]:
+    """A block at the end of /etc/default/grub, the only file that SUSE's grub2-mkconfig reads."""
     if iommu.default_grub is None:
         raise PlanError(f"{DEFAULT_GRUB} is not there; is GRUB this node's boot loader?")
-    content = managed_block.put(iommu.default_grub, piece, "end")
+    content = managed_block.put(iommu.default_grub, block, "end")
     if content != iommu.default_grub:
         yield WriteFile(DEFAULT_GRUB, content, iommu.default_grub, validator=_VALIDATOR)
 
 
-def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
+def _redhat(iommu: Iommu, args: tuple[str, ...]) -> RunCommand:
     """grubby edits every boot loader entry, and the arguments that new kernels get.
 
     Raises PlanError for an argument that is no plain word.
@@ -82,26 +83,26 @@ def _redhat(iommu: Iommu, args: tuple[str, ...]) -> Run:
             raise PlanError(f"{token[:100]!r}: remove it by hand from the boot loader entries")
     if remove:
         words.insert(2, f"--remove-args={' '.join(remove)}")
-    return Run(tuple(words))
+    return RunCommand(tuple(words))
 
 
 @step(timeout_s=300)
-def args(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def args(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Put the arguments on the kernel's command line of the next boot. Never reboots."""
-    iommu: Iommu = seen["iommu"]
-    wants = wanted(iommu, want)
+    iommu: Iommu = snapshot["iommu"]
+    wants = wanted(iommu, policy)
     if isinstance(wants, str):
         return
     if iommu.family == "redhat":
         yield _redhat(iommu, wants)
         return
-    piece = grub_piece(wants)
+    content = grub_piece(wants)
     if iommu.family == "debian":
-        yield from _debian(seen, iommu, piece)
+        yield from _debian(snapshot, iommu, content)
     else:
-        yield from _suse(iommu, piece)
+        yield from _suse(iommu, content)
     # os-prober and a dozen kernels make the tool slow on a busy disk: hence the long limit.
-    yield Run(tool(iommu))
+    yield RunCommand(tool(iommu))
 
 
 STEPS = (args,)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, PlanError, Run, WriteFile
-from nodeready.deploy.step import name_after, own_file, step
+from nodeready.deploy.actions import Action, PlanError, RunCommand, WriteFile
+from nodeready.deploy.own_files import name_after, own_file
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import chmod_mends
@@ -27,23 +28,25 @@ from nodeready.subjects.templates import render
 _MODULE = re.compile(r"/usr/(local/)?lib(64)?(/[A-Za-z0-9_.-]+)?/pdsh/sshcmd\.so")
 
 
-def _known(path: str) -> bool:
+def _is_own_profile(path: str) -> bool:
     folder, _, name = path.rpartition("/")
-    own = folder == PROFILE_D and any(
+    is_nodereadys = folder == PROFILE_D and any(
         is_own(name, f"zz-nodeready-pdsh{suffix}") for suffix in (".sh", ".csh")
     )
-    return own or path == RCMD_DEFAULT or _MODULE.fullmatch(path) is not None
+    return is_nodereadys or path == RCMD_DEFAULT or _MODULE.fullmatch(path) is not None
 
 
 @step()
-def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def rcmd(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set ssh as the remote command: Debian's file, the environment, the login shells."""
-    pdsh: Pdsh = seen["pdsh"]
-    for path in filter(_known, read_by_users(pdsh)):
+    pdsh: Pdsh = snapshot["pdsh"]
+    for path in filter(_is_own_profile, read_by_users(pdsh)):
         for barrier in pdsh.access.barriers(path):
             if barrier.path == path or chmod_mends(barrier, path):
-                yield Run(("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path))
-    # The file is one word for Debian's wrapper and has no room for a mark of ours.
+                yield RunCommand(
+                    ("chmod", "a+r" if barrier.path == path else "a+rx", barrier.path)
+                )
+    # The file is one word for Debian's wrapper and has no room for nodeready's mark.
     word = f"{TYPE}\n".encode()
     if pdsh.debian and pdsh.rcmd_default != word:
         yield WriteFile(RCMD_DEFAULT, word, pdsh.rcmd_default)
@@ -55,18 +58,18 @@ def rcmd(seen: Snapshot, want: Policy) -> Iterator[Action]:
         default = f"zz-nodeready-pdsh{suffix}"
         path = f"{PROFILE_D}/{name_after(default, last_in_profile(pdsh, suffix))}"
         text = render(f"pdsh/profile{suffix}.j2", variable=VARIABLE, type=TYPE)
-        yield from own_file(seen, path, text, instead_of=default)
+        yield from own_file(snapshot, path, text, instead_of=default)
 
 
 @step()
-def pdshrc(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def pdshrc(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Put our block into the ~/.pdshrc of the policy's users; what is theirs stays.
 
     Raises PlanError for lines that make no block.
     """
-    inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(want))
-    for user in seen["pdsh"].users:
-        if user.name not in want.pdshrc_users or user.trouble or has_block(user, want):
+    inner = render("pdsh/pdshrc.j2", lines=pdshrc_lines(policy))
+    for user in snapshot["pdsh"].users:
+        if user.name not in policy.pdshrc_users or user.trouble or has_block(user, policy):
             continue
         try:
             content = managed_block.put(user.pdshrc or b"", inner, "keep")

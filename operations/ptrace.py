@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nodeready.deploy.actions import Action, Run
-from nodeready.deploy.step import step, sysctl_dropin
+from nodeready.deploy.actions import Action, RunCommand
+from nodeready.deploy.own_files import sysctl_dropin
+from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects.ptrace.facts import KEY, Ptrace
 from nodeready.subjects.snapshot import Snapshot
 
 
 @step()
-def scope(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def scope(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set kernel.yama.ptrace_scope now and for the next boot."""
-    ptrace: Ptrace = seen["ptrace"]
-    yield from sysctl_dropin(seen, "ptrace", KEY, str(want.ptrace_scope), ptrace.boot)
-    if ptrace.live not in (want.ptrace_scope, 3):
-        yield Run(("sysctl", "-w", f"{KEY}={want.ptrace_scope}"))
+    ptrace: Ptrace = snapshot["ptrace"]
+    yield from sysctl_dropin(snapshot, "ptrace", KEY, str(policy.ptrace_scope), ptrace.boot)
+    if ptrace.live not in (policy.ptrace_scope, 3):
+        yield RunCommand(("sysctl", "-w", f"{KEY}={policy.ptrace_scope}"))
 
 
 @step()
-def selinux(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def selinux(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Switch SELinux's deny_ptrace off, now and for the next boot."""
-    yield Run(("setsebool", "-P", "deny_ptrace", "off"))
+    yield RunCommand(("setsebool", "-P", "deny_ptrace", "off"))
 
 
 STEPS = (selinux, scope)

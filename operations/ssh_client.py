@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -46,9 +46,9 @@ _HAS_KEYS = f"""grep -qxF '{managed_block.BEGIN.decode()}' {KNOWN_HOSTS} 2>/dev/
 """
 
 
-def validator(want: Policy) -> tuple[str, ...]:
+def validator(policy: Policy) -> tuple[str, ...]:
     """The command that a new ssh_config has to pass on the node."""
-    strict = want.ssh_client_hosts and want.ssh_client_mode == "known_hosts"
+    strict = policy.ssh_client_hosts and policy.ssh_client_mode == "known_hosts"
     return ("sh", "-c", (_HAS_KEYS if strict else "") + _READS, "sh")
 
 
@@ -61,25 +61,27 @@ def _with_block(content: bytes, inner: bytes) -> bytes:
 def _open(client: SshClient, path: str) -> Iterator[Action]:
     """Let every user read the file, which is root's: its mode, and that of the directories of
     root's on the way to it."""
-    there = client.access.seen.get(path)
+    observed = client.access.seen.get(path)
     for barrier in client.access.barriers(path):
         if barrier.path != path and chmod_mends(barrier, path):
-            yield Run(("chmod", "a+rx", barrier.path))
-    if there is not None and (there.uid or there.mode & 0o022 or not there.mode & READ):
-        yield Run(("chown", "root:root", path))
-        yield Run(("chmod", "0644", path))
+            yield RunCommand(("chmod", "a+rx", barrier.path))
+    if observed is not None and (
+        observed.uid or observed.mode & 0o022 or not observed.mode & READ
+    ):
+        yield RunCommand(("chown", "root:root", path))
+        yield RunCommand(("chmod", "0644", path))
 
 
 @step(timeout_s=600)
-def installed(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def installed(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Open an ssh that is closed to users; install its package again where the program is gone or
     does not start."""
-    trouble = trouble_of(seen["ssh_client"])
+    trouble = trouble_of(snapshot["ssh_client"])
     if trouble is not None and trouble.mend == "chmod":
-        yield Run(("chmod", "a+rx", trouble.path))
+        yield RunCommand(("chmod", "a+rx", trouble.path))
         return
-    wait_s = min(want.package_lock_wait_s, 540)
-    package = PACKAGES.get(seen["ssh_client"].package, "openssh-client")
+    wait_s = min(policy.package_lock_wait_s, 540)
+    package = PACKAGES.get(snapshot["ssh_client"].package, "openssh-client")
     yield Script(
         "packages",
         ("nr_again", "", str(wait_s), package, SSH),
@@ -88,27 +90,27 @@ def installed(seen: Snapshot, want: Policy) -> Iterator[Action]:
 
 
 @step(timeout_s=120)
-def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def known_hosts(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Write every node's host keys into our block of /etc/ssh/ssh_known_hosts.
 
     Raises PlanError for lines that make no block.
     """
-    client: SshClient = seen["ssh_client"]
+    client: SshClient = snapshot["ssh_client"]
     yield from _open(client, KNOWN_HOSTS)
     old = client.known_hosts.content
-    if client.known_hosts.digest == expected(want.ssh_known_hosts).digest:
+    if client.known_hosts.digest == expected(policy.ssh_known_hosts).digest:
         return
     try:
-        new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+        new = _with_block(old or b"", expected(policy.ssh_known_hosts).inner)
     except ValueError as error:
         raise PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)
 
 
 @step(timeout_s=120)
-def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Take our block out of /etc/ssh/ssh_known_hosts: comes after the options."""
-    client: SshClient = seen["ssh_client"]
+    client: SshClient = snapshot["ssh_client"]
     old = client.known_hosts.content or b""
     new = managed_block.remove(old)
     yield _write(client, new) if new else RemoveFile(KNOWN_HOSTS, old)
@@ -120,35 +122,35 @@ def _write(client: SshClient, new: bytes) -> WriteFile:
     return WriteFile(KNOWN_HOSTS, new, old, large=large)
 
 
-def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
+def _goes_into_dropin(client: SshClient, policy: Policy) -> bool:
     """Whether the options go into the drop-in, else into a block at the top of the main file.
 
-    A drop-in that holds the right lines in vain is beaten by a file that was not seen.
+    A drop-in with the right lines and no effect is overridden by an unobserved file.
     """
-    there = ours(client)
-    if there.block is not None or there.dropin == option_lines(want):
+    block = ours(client)
+    if block.block is not None or block.dropin == option_lines(policy):
         return False
     main = MAIN if MAIN in client.config else VENDOR
-    return speaks_first(main, client.files, wanted_options(want))
+    return speaks_first(main, client.files, wanted_options(policy))
 
 
-def _without_block(client: SshClient, want: Policy) -> Iterator[Action]:
+def _without_block(client: SshClient, policy: Policy) -> Iterator[Action]:
     """Take our block out of the main file; remove a main file that held nothing else."""
     old = client.config.get(MAIN, b"")
     if managed_block.find(old) is None:
         return
-    rest = managed_block.remove(old)
-    if rest.strip():
-        yield WriteFile(MAIN, rest, old, validator=validator(want))
+    remaining = managed_block.remove(old)
+    if remaining.strip():
+        yield WriteFile(MAIN, remaining, old, validator=validator(policy))
     else:
         yield RemoveFile(MAIN, old)
 
 
 @step()
-def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
+def options(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Set the options of the mode for the policy's hosts where the first value wins."""
-    client: SshClient = seen["ssh_client"]
-    lines = option_lines(want)
+    client: SshClient = snapshot["ssh_client"]
+    lines = option_lines(policy)
     opened = [
         *(_open(client, MAIN) if client.access.barrier(MAIN) is not None else ()),
         *(_open(client, DROPIN) if DROPIN in client.config else ()),
@@ -157,22 +159,22 @@ def options(seen: Snapshot, want: Policy) -> Iterator[Action]:
         # What ssh makes of files that it can read, the next look tells.
         yield from opened
         return
-    if want.ssh_client_hosts and _goes_into_dropin(client, want):
+    if policy.ssh_client_hosts and _goes_into_dropin(client, policy):
         content = render("ssh_client/ssh_config.conf.j2", lines=lines)
         old = client.config.get(DROPIN)
         if old != content:
-            yield WriteFile(DROPIN, content, old, validator=validator(want))
+            yield WriteFile(DROPIN, content, old, validator=validator(policy))
         return
-    if want.ssh_client_hosts:
+    if policy.ssh_client_hosts:
         old = client.config.get(MAIN)
-        alone = not managed_block.remove(old or b"").strip()
-        vendor = VENDOR if alone and VENDOR in client.config else ""
+        is_alone = not managed_block.remove(old or b"").strip()
+        vendor = VENDOR if is_alone and VENDOR in client.config else ""
         inner = render("ssh_client/block.j2", lines=lines, vendor=vendor)
         new = managed_block.put(old or b"", inner, "top")
         if new != old:
-            yield WriteFile(MAIN, new, old, validator=validator(want))
+            yield WriteFile(MAIN, new, old, validator=validator(policy))
     else:
-        yield from _without_block(client, want)
+        yield from _without_block(client, policy)
     if DROPIN in client.config:
         yield RemoveFile(DROPIN, client.config[DROPIN])
 

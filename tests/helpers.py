@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from nodeready import shell
-from nodeready.deploy.actions import Change
-from nodeready.deploy.step import Step
+from nodeready.deploy.actions import StepChange
+from nodeready.deploy.step import DeployStep
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import Snapshot
@@ -52,12 +52,12 @@ def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) 
     return snapshot.read(done.stdout, chosen, policy, nonce)
 
 
-def plan(seen: Snapshot, policy: Policy, steps: Iterable[Step]) -> list[Change]:
+def plan(seen: Snapshot, policy: Policy, steps: Iterable[DeployStep]) -> list[StepChange]:
     """What these steps would do."""
     return [change for step in steps if (change := step.plan(seen, policy)) is not None]
 
 
-def apply(run: Runner, changes: Iterable[Change]) -> None:
+def apply(run: Runner, changes: Iterable[StepChange]) -> None:
     """Carry the changes out. Raises AssertionError with the step's own words when one fails."""
     for change in changes:
         text = change.script("test", "root@test", 5)

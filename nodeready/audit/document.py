@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, TypedDict
 
 from nodeready.exit_codes import exit_code
+from nodeready.json_types import Count, Moment, Name, Positive
 from nodeready.subjects.gpus.gpu import Gpus
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES, Result, worst
@@ -29,22 +30,29 @@ UNREACHABLE, FAILED = "unreachable", "failed"
 NODE_STATUSES: tuple[str, ...] = (UNREACHABLE, FAILED, *STATUSES)
 
 
+_Observation = Annotated[Any, {"type": ["object", "array", "string", "number", "boolean", "null"]}]
+_Facts = Annotated[dict[str, _Observation], {"propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"}}]
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """One node of an audit.
 
-    status:  one of NODE_STATUSES
-    seconds: wall time of its look, connection included; 0 when there was none
-    error:   one line when it could not be looked at, else ""
+    status:  the worst of its results; unreachable: it was not reached, or the connection was lost;
+             failed: it could not be probed for another reason
+    seconds: wall time of its probe, connection included; 0: there was none
+    error:   why it could not be probed, one line; empty when it could
     groups:  of the inventory that it is in
     age_s:   of a recorded verdict; None: the node was probed, or has no verdict
     counts:  of a recorded verdict: status -> number of further results with only a status
     read_facts: gives the facts as text of the run's format, where a worker made that text
     """
 
-    name: str
-    status: str
-    seconds: float = 0.0
+    JSON: ClassVar = ("name", "status", "seconds", "error", "age_seconds?", "facts", "results")
+
+    name: Name
+    status: Annotated[str, {"enum": NODE_STATUSES}]
+    seconds: Annotated[float, {"minimum": 0}] = 0.0
     error: str = ""
     groups: tuple[str, ...] = ()
     results: tuple[Result, ...] = ()
@@ -80,8 +88,14 @@ class NodeReport:
         return counts
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """Subject -> what was observed of it, as plain data; made anew each time."""
+    def age_seconds(self) -> float | None:
+        """The age of its recorded verdict, by the clock of the machine that collected it."""
+        return self.age_s
+
+    @property
+    def facts(self) -> _Facts:
+        """Subject -> its observation, as plain data. A subject that could not
+        be observed has the field unknown alone, with the reason."""
         if self.snapshot is None:
             return {}
         subjects = self.snapshot.subjects
@@ -99,10 +113,10 @@ class Outlier:
     nodes:    who differs -> their value
     """
 
-    fact: Annotated[str, {"minLength": 1}]
+    fact: Name
     group: str
     majority: Any
-    count: Annotated[int, {"minimum": 1}]
+    count: Positive
     nodes: Annotated[Mapping[str, Any], {"minProperties": 1}]
 
 
@@ -120,35 +134,56 @@ class Recorded:
 
     source: str
     texts: bool
-    believed: Annotated[int, {"minimum": 0}]
-    stale: Annotated[int, {"minimum": 0}]
-    missing: Annotated[int, {"minimum": 0}]
+    believed: Count
+    stale: Count
+    missing: Count
     newest_s: Annotated[float | None, {"minimum": 0}]
     oldest_s: Annotated[float | None, {"minimum": 0}]
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What one audit found.
+class AuditSummary(TypedDict):
+    """Counts.
 
-    started, finished: ISO 8601, UTC, with a Z
-    policy_digest:     of the nodes' policies: equal digests, equal expectations
-    complete:          False when it was interrupted: nodes that were not looked at are there with
-                       the status FAILED and the error NOT_LOOKED_AT
-    recorded:          None: the nodes were asked
+    nodes:   nodes by status
+    results: results by status
     """
 
-    started: str
-    finished: str
-    policy_digest: str
+    nodes: Annotated[dict[str, Count], {"keys": NODE_STATUSES}]
+    results: Annotated[dict[str, Count], {"keys": STATUSES}]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The document of `nodeready audit`. Text is one line without control characters; bytes that
+    are no UTF-8 stand in it as \\xNN. Units are in the names of fields.
+
+    started:       when the audit began, UTC
+    finished:      when it ended, UTC
+    policy_digest: of the nodes' policies: equal digests, equal expectations
+    complete:      False when it was interrupted: some nodes were not probed, and are FAILED with
+                   the error NOT_LOOKED_AT
+    recorded:      the source of the verdicts, of an audit of recorded verdicts; None: the nodes
+                   were probed
+    outliers:      facts in which some nodes differ from most of their group
+    """
+
+    SCHEMA: ClassVar = "audit"
+    JSON: ClassVar[tuple[str, ...]] = (
+        *("started", "finished", "policy_digest", "complete", "recorded?"),
+        *("nodes", "outliers", "summary"),
+    )
+
+    started: Moment
+    finished: Moment
+    policy_digest: Annotated[str, {"pattern": "^[0-9a-f]*$"}]
     nodes: Sequence[NodeReport]
     outliers: tuple[Outlier, ...] = ()
     complete: bool = True
     recorded: Recorded | None = None
 
     @cached_property
-    def summary(self) -> dict[str, dict[str, int]]:
-        """``{"nodes": {status: count}, "results": {status: count}}``, with every status."""
+    def summary(self) -> AuditSummary:
+        """How many nodes and results have each status, with every status."""
         nodes = Counter(node.status for node in self.nodes)
         results: Counter[str] = Counter()
         for node in self.nodes:
@@ -200,24 +235,33 @@ def _line(result: Result) -> str:
 
 @dataclass(frozen=True)
 class Ready:
-    """The audit with the proofs among its results, and what follows from it.
+    """The document of `nodeready ready`: an audit with the proofs among its results, and the nodes
+    that are ready.
 
-    budget_s: seconds that it was allowed to take
+    budget_s: maximum of seconds that the command was allowed to take
     needed:   nodes that have to be ready; None: all of them
     """
 
+    SCHEMA: ClassVar = "ready"
+    JSON: ClassVar = (
+        *(f"audit.{name}" for name in Audit.JSON[:5]),
+        *("budget_s", "needed", "enough", "go", "no_go"),
+        *(f"audit.{name}" for name in Audit.JSON[5:]),
+    )
+
     audit: Audit
-    budget_s: int
-    needed: int | None = None
+    budget_s: Positive
+    needed: Annotated[int | None, {"minimum": 1}] = None
 
     @cached_property
     def go(self) -> tuple[str, ...]:
-        """The nodes that are ready, in the inventory's order."""
+        """The nodes that are ready, in the order of the inventory."""
         return tuple(node.name for node in self.audit.nodes if _ready(node))
 
     @cached_property
     def no_go(self) -> Mapping[str, tuple[str, ...]]:
-        """The nodes that are not ready, with reasons: ``CHECK: actual``, ``unreachable: ...``."""
+        """The nodes that are not ready, each with its reasons: ``CHECK: value``, or why it could
+        not be probed."""
         return {node.name: _reasons(node) for node in self.audit.nodes if not _ready(node)}
 
     @property

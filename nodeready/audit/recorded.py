@@ -34,12 +34,13 @@ from nodeready.audit.verdict import (
 )
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
+from nodeready.secrets import redact
 from nodeready.subjects.registry import SUBJECTS, Selection, check_ids
 from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
 from nodeready.subjects.snapshot import waive
 from nodeready.subjects.ssh_client.facts import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
-from nodeready.text import redact, sanitise, span
+from nodeready.text import sanitise, span
 
 # --- What a source holds, whichever it is.
 
@@ -134,7 +135,7 @@ def of_directory(directory: str, expected: int, limit_s: float) -> list[Heard]:
 
 
 # --- Prometheus, and what speaks its HTTP API (Thanos, Mimir, VictoriaMetrics): one query for the
-# metrics of all nodes' textfiles (reports/monitoring.py), one for the targets themselves.
+# metrics of all nodes' textfiles (reports/prometheus.py), one for the targets themselves.
 #
 # A node's textfile may have any label. That of the target, `instance` above all, is Prometheus's
 # own: it renames what a textfile has under such a name (honor_labels, off by default). `up` has

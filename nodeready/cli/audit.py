@@ -15,7 +15,7 @@ from nodeready.cli.options import Refused, asking, option, report, steps_option
 from nodeready.cli.recorded import recorded_audit, recorded_source
 from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
-from nodeready.reports.monitoring import nagios_code
+from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options, find, names
 from nodeready.subjects.registry import (
     Selection,

@@ -15,8 +15,8 @@ from nodeready.exit_codes import OK
 from nodeready.files import write_atomically
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data, digest
-from nodeready.reports.registry import grouped
-from nodeready.reports.registry import nodes as folded
+from nodeready.reports.lines import grouped
+from nodeready.reports.lines import nodes as folded
 from nodeready.text import counted
 from nodeready.transport.bundle import build
 

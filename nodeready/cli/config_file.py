@@ -56,9 +56,9 @@ def defaults_of(command: click.Command, commands: Iterable[str]) -> dict[str, An
 
 def _refuse_unsafe(place: str | Path, prefix: str = "") -> None:
     """Raises Refused, ``whose`` in front of it, for what others than root could have written."""
-    from nodeready import files
+    from nodeready.inventory import trust
 
-    reason = files.distrust(place, remedy=files.SET_VARIABLE)
+    reason = trust.distrust(place, remedy=trust.SET_VARIABLE)
     if reason:
         raise Refused(f"{prefix}{reason}")
 
@@ -87,9 +87,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _option_name(path: Path, key: str, options: Iterable[str]) -> str:
     name = key.replace("-", "_")
     if name not in options:
-        from nodeready.policy.fields import closest
+        from nodeready.policy.fields import closest_word
 
-        close = closest(name, tuple(options))
+        close = closest_word(name, tuple(options))
         advice = f"did you mean {close}?" if close else f"there are {', '.join(options)}"
         raise Refused(f"{path}: unknown option {key}: {advice}")
     return name

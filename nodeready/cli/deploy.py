@@ -13,16 +13,16 @@ from nodeready.cli.conversations import converse, probe_nodes
 from nodeready.cli.options import Refused, common, format_option, option
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, ssh_targets
-from nodeready.deploy.document import Deploy, Node, Outcome, deploy_code
-from nodeready.reports.plan import show_plan
+from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome, deploy_code
+from nodeready.reports.deploy_table import show_plan
+from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import Options, find, names
-from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import CHANGED, SelectionError, select_whole
 from nodeready.text import counted, now
 from nodeready.transport.look import NOT_LOOKED_AT, PROBE_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from nodeready.deploy.plan import Plan, PlanRun
+    from nodeready.deploy.plan import NodePlan, PlanRun
     from nodeready.subjects.context import Judged
 
 _STOPPING = "interrupted: ending what runs on the nodes (again: leave at once)"
@@ -93,7 +93,9 @@ class _Report:
         """Whether a person reads it."""
         return find("deploy", self.form).styled
 
-    def tell(self, nodes: Iterable[Node], *, complete: bool = True, silent: bool = False) -> int:
+    def tell(
+        self, nodes: Iterable[DeployedNode], *, complete: bool = True, silent: bool = False
+    ) -> int:
         """Show the document. Returns the exit code."""
         document = Deploy(self.started, now(), self.check, self.subjects, tuple(nodes), complete)
         if not silent:
@@ -155,7 +157,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     return (_partial if nodes.transport.interrupted else _finish)(report, done, nodes)
 
 
-def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, Plan]:
+def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, NodePlan]:
     """The plans of the nodes that were looked at."""
     from nodeready.deploy.plan import plan
 
@@ -166,24 +168,26 @@ def _plans(judged: Mapping[str, Judged], chosen: tuple[str, ...]) -> dict[str, P
     }
 
 
-def _node(node: Judged, plan: Plan | None) -> Node:
+def _node(node: Judged, plan: NodePlan | None) -> DeployedNode:
     """A node of the document, with its plan; None: it has none."""
-    from nodeready.deploy.plan import Plan
+    from nodeready.deploy.plan import NodePlan
 
-    report = Node.of(node.name, plan or Plan(), node.results)
+    report = DeployedNode.of(node.name, plan or NodePlan(), node.results)
     error = node.error or ("" if node.reached else NOT_LOOKED_AT)
     return replace(report, error=error, unreachable=node.unreachable)
 
 
-def _with_outcome(node: Node, run: PlanRun) -> Node:
+def _with_outcome(node: DeployedNode, run: PlanRun) -> DeployedNode:
     """A node of the document, with the outcome of its plan."""
-    outcome = Outcome(run.done, dict(run.failed), run.cut, run.left, run.complete)
+    outcome = DeployOutcome(
+        run.done, dict(run.failed), run.interrupted_step, run.unrepaired, run.complete
+    )
     last = run.node
     judged_node = replace(node, outcome=outcome, error=last.error, unreachable=last.unreachable)
     return judged_node.judged(last.results)
 
 
-def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
+def _agreed(screen: Screen, plans: Mapping[str, NodePlan]) -> bool | None:
     """Whether the user confirms the changes; None: interrupted."""
     changes = sum(len(plan.changes) for plan in plans.values())
     if not sys.stdin.isatty():
@@ -196,14 +200,14 @@ def _agreed(screen: Screen, plans: Mapping[str, Plan]) -> bool | None:
         return None
 
 
-def _nothing_done(report: _Report, nodes: Iterable[Node]) -> int:
+def _nothing_done(report: _Report, nodes: Iterable[DeployedNode]) -> int:
     """Ctrl-C or its like before the first change."""
     code = report.tell(nodes, complete=False)
     report.screen.say("nothing was changed")
     return code
 
 
-def _partial(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
+def _partial(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
     """Ctrl-C or its like: no new work, remote commands ended, what was done is shown."""
     code = report.tell(nodes, complete=False)
     planned = [node for node in nodes if node.outcome is not None]
@@ -216,12 +220,12 @@ def _partial(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
     return code
 
 
-def _again(nodes: Sequence[Node]) -> list[str]:
+def _again(nodes: Sequence[DeployedNode]) -> list[str]:
     """The nodes to try again."""
     return [n.name for n in nodes if n.failed] + [n.name for n in nodes if n.unreachable]
 
 
-def _finish(report: _Report, nodes: Sequence[Node], targets: Targets) -> int:
+def _finish(report: _Report, nodes: Sequence[DeployedNode], targets: Targets) -> int:
     """Tell what became of the plan, and remember the nodes to try again."""
     code = report.tell(nodes)
     again = _again(nodes)

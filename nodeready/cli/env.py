@@ -15,8 +15,8 @@ from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
 from nodeready.exit_codes import exit_code
 from nodeready.ready import job_env
-from nodeready.reports import exports
-from nodeready.reports.plan import show_errors
+from nodeready.reports import env_script
+from nodeready.reports.deploy_table import show_errors
 from nodeready.reports.registry import names
 from nodeready.text import now
 from nodeready.transport.base import Request, new_nonce
@@ -59,7 +59,7 @@ def _environment(
     return job_env.Environment(
         taken,
         tuple(snapshots),
-        job_env.grouped({look.name: look.error for look in looks if look.error}),
+        job_env.nodes_by_error({look.name: look.error for look in looks if look.error}),
         (
             *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
             *debug_variables,
@@ -145,7 +145,7 @@ def env(
         nodes.remember_failed([look.name for look in looks if look.error], lost=True)
     if environment.nodes:
         show("env", format, environment, screen, output=output)
-    for line in exports.troubles(environment):
+    for line in env_script.troubles(environment):
         screen.say(line)
     return exit_code(
         failed=any(look.error and not look.unreachable for look in looks),

@@ -12,7 +12,7 @@ import click
 from nodeready.cli.options import Refused, option
 from nodeready.policy import Policy
 from nodeready.policy.policy import reason
-from nodeready.reports.registry import Line, line
+from nodeready.reports.lines import StyledLine, line
 from nodeready.subjects.registry import (
     SUBJECTS,
     meant,
@@ -32,7 +32,7 @@ def _prose(text: str) -> str:
     return re.sub(r"``(.+?)``", r"\1", text, flags=re.S)
 
 
-def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
+def _wrapped(text: str, width: int, indent: str = "") -> Iterator[StyledLine]:
     """Paragraphs, each filled anew; lists and examples stay as they stand."""
     for number, paragraph in enumerate(_prose(text).split("\n\n")):
         if number:
@@ -54,14 +54,14 @@ def _wrapped(text: str, width: int, indent: str = "") -> Iterator[Line]:
         )
 
 
-def _part(title: str, text: str, width: int) -> Iterator[Line]:
+def _part(title: str, text: str, width: int) -> Iterator[StyledLine]:
     """A title on a line, its text below it."""
     yield line("")
     yield line((title, "bold"))
     yield from _wrapped(text, width, "  ")
 
 
-def _page(page: Page, width: int) -> Iterator[Line]:
+def _page(page: Page, width: int) -> Iterator[StyledLine]:
     """The whole page of one check."""
     yield line((page.id, "bold"))
     yield line("")
@@ -87,7 +87,7 @@ def _page(page: Page, width: int) -> Iterator[Line]:
             yield from (line(f"    {row}") for row in lines)
 
 
-def _listed(subjects: list[str], width: int) -> Iterator[Line]:
+def _listed(subjects: list[str], width: int) -> Iterator[StyledLine]:
     """Every check of these subjects, a line each."""
     room = max(len(check.id) for name in subjects for check in SUBJECTS[name].checks)
     for number, subject in enumerate(subjects):
@@ -128,7 +128,7 @@ def explain(check: tuple[str, ...], color: str) -> int:
 
     screen = Screen(color)
     width = min(screen.width, _WIDEST)
-    pages: list[Iterator[Line]] = []
+    pages: list[Iterator[StyledLine]] = []
     for word in check:
         if word in SUBJECTS:
             pages.append(_listed([word], width))

@@ -20,8 +20,9 @@ from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_
 from nodeready.healthcheck import here
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
+from nodeready.secrets import redact, redacted
 from nodeready.subjects.registry import Selection, select
-from nodeready.text import now, redact, redacted
+from nodeready.text import now
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
 from nodeready.triage.collector import EvidenceCollector

@@ -13,7 +13,7 @@ from nodeready.cli.options import Refused, asking, option, output_file, steps_op
 from nodeready.cli.targets import TargetOptions, select_targets
 from nodeready.exit_codes import exit_code
 from nodeready.files import write_atomically
-from nodeready.reports.plan import show_errors
+from nodeready.reports.deploy_table import show_errors
 from nodeready.subjects.registry import (
     LEARNED,
 )

@@ -180,7 +180,7 @@ def hostfile_options(nodes: str) -> Callable[[Command], Command]:
 
     what: the nodes that are written
     """
-    from nodeready.inventory.hostfile import FORMS as forms
+    from nodeready.inventory.launcher_files import FORMS as forms
 
     out = option("--hostfile-out", metavar="FILE", help=f"Write the {nodes} nodes to FILE.")
     form = option(

@@ -20,7 +20,7 @@ from nodeready.cli.screen import Screen, refuse_unwritable, show, write_hostfile
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import policy_settings
 from nodeready.policy.policy import PolicyError
-from nodeready.reports.monitoring import nagios_code
+from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import find, names
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
 from nodeready.text import counted, now
@@ -51,7 +51,7 @@ def _prove_fleet(
     nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: Wanted, budget_s: int
 ) -> list[Look]:
     """Probe and prove until the budget is spent."""
-    from nodeready.inventory.load import given_addresses
+    from nodeready.inventory.endpoints import given_addresses
     from nodeready.ready.run import Task, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)

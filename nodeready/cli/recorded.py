@@ -26,7 +26,7 @@ from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
 from nodeready.policy.policy import digest
-from nodeready.reports.registry import nodes as folded
+from nodeready.reports.lines import nodes as folded
 from nodeready.subjects.registry import (
     SUBJECTS,
     Selection,
@@ -98,7 +98,7 @@ def recorded_audit(
 
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
-    from nodeready.inventory.load import endpoint
+    from nodeready.inventory.endpoints import endpoint
     from nodeready.subjects.gate.files import own
     from nodeready.subjects.ssh_client.known_hosts import Names
 

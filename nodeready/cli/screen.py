@@ -19,10 +19,11 @@ import click
 
 from nodeready.cli.options import Refused
 from nodeready.files import NotFollowed, check, write_atomically
-from nodeready.inventory import hostfile
+from nodeready.inventory import launcher_files
 from nodeready.inventory.nodeset import fold
 from nodeready.reports import registry
-from nodeready.reports.registry import PLAIN, SCREEN, Line, Options
+from nodeready.reports.lines import StyledLine, nodes
+from nodeready.reports.registry import PLAIN, SCREEN, Options
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _console(stream: TextIO, color: str) -> Console:
     )
 
 
-def _text(line: Line) -> Text:
+def _text(line: StyledLine) -> Text:
     """A report's line with its styles; its text is no markup."""
     from rich.text import Text
 
@@ -101,7 +102,7 @@ class Screen:
         """Lines for a result: those of the terminal, at least 40; 0, no limit, in a pipe."""
         return max(SCREEN, self.out.height - 2) if sys.stdout.isatty() else 0
 
-    def show(self, lines: Iterable[Line]) -> None:
+    def show(self, lines: Iterable[StyledLine]) -> None:
         """Print results to standard output. On a terminal, long lines are wrapped and indented."""
         from rich.text import Text
 
@@ -116,7 +117,7 @@ class Screen:
             for part in parts:
                 self.out.print(Text(" " * indent) + part, soft_wrap=True)
 
-    def tell(self, lines: Iterable[Line]) -> None:
+    def tell(self, lines: Iterable[StyledLine]) -> None:
         """Print lines to standard error."""
         for line in lines:
             self.err.print(_text(line), soft_wrap=True)
@@ -135,7 +136,7 @@ class Screen:
     def say_partial(self, missing: Iterable[str]) -> None:
         """After an interrupt: which nodes the results lack."""
         names = [*missing]
-        without = f"; not {registry.nodes(names)}" if names else ""
+        without = f"; not {nodes(names)}" if names else ""
         self.say(f"interrupted: the results are partial{without}")
 
     def _tell(self, waiting: NodeProgress) -> None:
@@ -290,13 +291,13 @@ def write_hostfile(
 ) -> str:
     """Write the file of ``--hostfile-out``. Returns why nothing was written, or "".
 
-    ready, rejected: as for `hostfile.text`
+    ready, rejected: as for `launcher_files.text`
     """
     if not ready:
         return f"no node is ready: {path} is left as it is"
     if not complete:
         return f"interrupted: {path} is left as it is"
-    write_atomically(Path(path), [hostfile.text(form, ready, rejected)])
+    write_atomically(Path(path), [launcher_files.text(form, ready, rejected)])
     return ""
 
 

@@ -221,7 +221,7 @@ def smoke(
     screen = options.screen()
     nodes = select_targets(inventory, options, settings, job=job, tell=screen.note, works=True)
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
-    from nodeready.inventory.load import given_addresses
+    from nodeready.inventory.endpoints import given_addresses
     from nodeready.smoke import run
 
     with nodes.transport:

@@ -17,8 +17,8 @@ from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
 from nodeready.node.tail import Config
 from nodeready.policy import Policy
+from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import names
-from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED, Conversation, new_nonce
 from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched

@@ -125,18 +125,21 @@ def load_targets(
     settings: fields of the policy that the command line sets for every node
     Raises Refused for every mistake in the inventory, its data and --limit.
     """
-    from nodeready.inventory import load
+    from pyinfra.api.exceptions import InventoryError
+
+    from nodeready.inventory.load import load
+    from nodeready.inventory.node_policies import policies as node_policies
 
     data = {"ssh_user": options.ssh_user, "ssh_key": options.ssh_key}
     try:
-        loaded = load.load(
+        loaded = load(
             inventory,
             data={key: value for key, value in data.items() if value},
             trusted=options.trust_inventory,
         )
         hosts = list(loaded) if options.limit is None else _limit(loaded, options)
-        policies = load.policies(loaded, hosts)
-    except load.InventoryError as error:
+        policies = node_policies(loaded, hosts)
+    except InventoryError as error:
         raise Refused(str(error)) from None
     except PolicyError as error:
         raise Refused("\n".join(error.problems)) from None
@@ -150,13 +153,13 @@ def load_targets(
 
 def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
     """The hosts that ``--limit`` selects. Warns of failed nodes that left the inventory."""
-    from nodeready.inventory.load import limit
+    from nodeready.inventory.limit import select_hosts
     from nodeready.inventory.nodeset import folded, split
 
     words = str(options.limit)
     parts = split(words)
     if LAST_FAILED not in parts:
-        return limit(inventory, words)
+        return select_hosts(inventory, words)
     failed = load_failed()
     is_alone = set(parts) == {LAST_FAILED}
     if not failed and is_alone:
@@ -173,7 +176,7 @@ def _limit(inventory: NodeInventory, options: TargetOptions) -> list[Host]:
         raise Refused(f"--limit {LAST_FAILED}: not in the inventory: {names}")
     if missing:
         options.warn(f"--limit {LAST_FAILED}: not in the inventory: {folded(missing, 200)}")
-    return limit(inventory, words, {LAST_FAILED: present})
+    return select_hosts(inventory, words, {LAST_FAILED: present})
 
 
 # --- The transport.

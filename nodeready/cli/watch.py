@@ -30,7 +30,7 @@ from nodeready.cli.targets import TargetOptions, Targets
 from nodeready.exit_codes import INTERRUPTED, exit_code
 from nodeready.files import make_directory, user_name
 from nodeready.node.witnesses import motion
-from nodeready.reports.registry import nodes as folded
+from nodeready.reports.lines import nodes as folded
 from nodeready.text import now, sanitise
 from nodeready.triage import incident as kept
 from nodeready.triage import watch as watching

@@ -1,4 +1,4 @@
 """CHANGE: plan what a node's failing checks ask for, do exactly that, and look again.
 
-It has no opinion of its own about a node, and never restarts or reboots beyond the policy.
+It does not judge a node, and never restarts or reboots beyond the policy.
 """

@@ -39,8 +39,8 @@ class WriteFile:
                directory
     validator: a command that gets the new file as its last word and must succeed
     large:     sent through the connection instead of the command line, packed; no diff
-    owned:     ours outright: written whatever is there, where another's file that changed since
-               it was looked at is left alone
+    owned:     nodeready's own file: always written, where another file that changed meanwhile is
+               left alone
     """
 
     path: str
@@ -58,12 +58,12 @@ class WriteFile:
             old = "*"
         else:
             old = "-" if self.old is None else hashlib.sha256(self.old).hexdigest()
-        rest = shell.join([self.mode, data, old, *self.validator])
+        arguments = shell.join([self.mode, data, old, *self.validator])
         if not self.user:
-            return f"nr_write {shell.quote(self.path)} {rest}"
+            return f"nr_write {shell.quote(self.path)} {arguments}"
         # The node's user database says where the home directory is, not what the node was seen as.
         name = shell.quote(self.path.rpartition("/")[2])
-        words = f'nr_write "$NR_HOME"/{name} {rest}'
+        words = f'nr_write "$NR_HOME"/{name} {arguments}'
         return f"nr_as {shell.quote(self.user)} {shell.quote(words)}"
 
     def describe(self) -> str:
@@ -92,7 +92,7 @@ _MOST_COMPARED = 4_000_000
 
 
 def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
-    """A unified diff, safe to show; of two long files, the lines that one of them alone has."""
+    """A unified diff, safe to show; of two long files, only the removed and added lines."""
     if len(old) * len(new) <= _MOST_COMPARED:
         lines = difflib.unified_diff(old, new, old_name, new_name, lineterm="")
         return "\n".join(sanitise(line) for line in lines)
@@ -105,7 +105,7 @@ def _diff(old: list[str], new: list[str], old_name: str, new_name: str) -> str:
 
 @dataclass(frozen=True)
 class RemoveFile:
-    """A file of ours goes away."""
+    """Remove a file that nodeready owns."""
 
     path: str
     old: bytes = b""
@@ -121,8 +121,13 @@ class RemoveFile:
         return _diff(lines, [], self.path, "/dev/null")
 
 
+class _WithoutDiff:
+    def diff(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True)
-class Directory:
+class MakeDirectory(_WithoutDiff):
     """The directory exists with this mode."""
 
     path: str
@@ -134,29 +139,23 @@ class Directory:
     def describe(self) -> str:
         return f"directory {self.path} with mode {self.mode}"
 
-    def diff(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class Run:
+class RunCommand(_WithoutDiff):
     """A command. ``what`` says it in the field's words when it fails; "" is the command itself."""
 
     argv: tuple[str, ...]
-    what: str = ""
+    purpose: str = ""
 
     def sh(self) -> str:
-        return shell.join(["nr_do", self.what or " ".join(self.argv), *self.argv])
+        return shell.join(["nr_do", self.purpose or " ".join(self.argv), *self.argv])
 
     def describe(self) -> str:
         return f"run {' '.join(self.argv)}"
 
-    def diff(self) -> str:
-        return ""
-
 
 @dataclass(frozen=True)
-class Script:
+class Script(_WithoutDiff):
     """A fixed shell text of our own (a file of nodeready/sh) with arguments.
 
     For what one command cannot say, such as a package manager with its lock and index.
@@ -172,16 +171,13 @@ class Script:
     def describe(self) -> str:
         return self.what
 
-    def diff(self) -> str:
-        return ""
 
-
-Action = WriteFile | RemoveFile | Directory | Run | Script
+Action = WriteFile | RemoveFile | MakeDirectory | RunCommand | Script
 
 
 @dataclass(frozen=True)
-class Change:
-    """All that one operation does to one node: its name, what it repairs, and how.
+class StepChange:
+    """The actions of one operation on one node.
 
     step:    the operation, ``subject.noun``
     fixes:   the ids of the failing checks that it repairs

@@ -6,28 +6,26 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nodeready.deploy import actions
 from nodeready.exit_codes import exit_code
+from nodeready.json_types import Count, Moment
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result
 
 if TYPE_CHECKING:
-    from nodeready.deploy.plan import Plan
+    from nodeready.deploy.plan import NodePlan
 
-#: Statuses of a node. unreachable: not reached, or lost on the way; failed: not looked at for
-#: another reason, or a step failed, or did not repair what it should; to-change: a change is
-#: planned and was not made; changed: all were made. Where nothing is planned, unknown: a check
-#: could not be observed; for-a-person: one is bad that no operation of ours repairs; ok.
+#: Statuses of a node: see `DeployedNode.status`.
 STATUSES = ("unreachable", "failed", "to-change", "changed", "unknown", "for-a-person", "ok")
-#: Kinds of actions: a file, a directory, a command, or a script of ours.
+#: Kinds of actions: on a file, a directory, a command, or a shell library's script.
 KINDS = ("create", "change", "remove", "directory", "run", "script")
 
 
 @dataclass(frozen=True)
-class Action:
+class PlannedAction:
     """One thing that a change does.
 
     kind:    one of KINDS
@@ -42,22 +40,22 @@ class Action:
     command: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, action: actions.Action) -> Action:
+    def of(cls, action: actions.Action) -> PlannedAction:
         """The document's view of an action of the plan."""
         text = action.describe()
         if isinstance(action, actions.WriteFile):
             return cls("create" if action.old is None else "change", text, action.path)
         if isinstance(action, actions.RemoveFile):
             return cls("remove", text, action.path)
-        if isinstance(action, actions.Directory):
+        if isinstance(action, actions.MakeDirectory):
             return cls("directory", text, action.path)
-        kind = "run" if isinstance(action, actions.Run) else "script"
+        kind = "run" if isinstance(action, actions.RunCommand) else "script"
         return cls(kind, text, command=action.argv)
 
 
 @dataclass(frozen=True)
-class Change:
-    """All that one operation would do, or did, to one node.
+class PlannedChange:
+    """The planned or completed actions of one operation on one node.
 
     step:    the operation, ``SUBJECT.NOUN``
     checks:  the failing results that it repairs, as they were when it was planned
@@ -67,12 +65,12 @@ class Change:
 
     step: str
     checks: tuple[Result, ...]
-    actions: tuple[Action, ...]
+    actions: tuple[PlannedAction, ...]
     diff: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DeployOutcome:
     """What became of the plan on one node.
 
     done:     steps that ran well, in order; a later look can ask for more than were planned
@@ -89,65 +87,73 @@ class Outcome:
     complete: bool = False
 
 
+_Results = Annotated[Mapping[str, Count], {"propertyNames": {"enum": RESULT_STATUSES}}]
+
+
 @dataclass(frozen=True)
-class Node:
+class DeployedNode:
     """One node of a deploy.
 
-    error:        one line when it could not be looked at or was lost, else ""
-    unreachable:  the error is that it was not reached, or got lost
+    error:        why it could not be probed, or the connection was lost, one line; else ""
+    unreachable:  the error is that it was not reached, or that the connection was lost
     changes:      the plan, in order
-    refused:      steps that cannot be planned -> one line why
-    outcome:      None: nothing was changed, because only the plan was asked for
-    for_a_person: bad results of the latest look that no step of this run repairs
-    results:      status -> how many results of the latest look have it
+    refused:      steps that cannot be planned -> the reason, one line
+    outcome:      None: nothing was changed, because there is no plan, or only the plan was asked
+                  for
+    for_a_person: bad results of the latest probe that no step of this run repairs
+    results:      how many results of the latest probe have each status; empty: there was none
     """
+
+    JSON: ClassVar = (
+        *("name", "status", "error", "changes", "refused", "outcome", "for_a_person", "results"),
+    )
 
     name: str
     error: str = ""
     unreachable: bool = False
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PlannedChange, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
-    outcome: Outcome | None = None
+    outcome: DeployOutcome | None = None
     for_a_person: tuple[Result, ...] = ()
-    results: Mapping[str, int] = field(default_factory=dict)
+    results: _Results = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str, plan: Plan, results: Iterable[Result]) -> Node:
+    def of(cls, name: str, plan: NodePlan, results: Iterable[Result]) -> DeployedNode:
         """A node that was looked at, with its plan; ``results`` are those that ask for it."""
         rows = tuple(results)
         changes = tuple(
-            Change(
+            PlannedChange(
                 change.step,
                 tuple(result for result in rows if result.check in change.fixes),
-                tuple(map(Action.of, change.actions)),
+                tuple(map(PlannedAction.of, change.actions)),
                 tuple(change.diff().splitlines()),
             )
             for change in plan.changes
         )
         return cls(name, changes=changes, refused=dict(plan.refused)).judged(rows)
 
-    def judged(self, results: Iterable[Result]) -> Node:
+    def judged(self, results: Iterable[Result]) -> DeployedNode:
         """The same with the results of a later look."""
         rows = tuple(results)
         counts = Counter(result.status for result in rows)
-        told = self._told()
+        covered = self._covered_checks()
         return replace(
             self,
             for_a_person=tuple(
-                row for row in rows if row.bad and not (row.fixable and row.check in told)
+                row for row in rows if row.bad and not (row.fixable and row.check in covered)
             ),
             results={status: counts[status] for status in RESULT_STATUSES},
         )
 
-    def _told(self) -> set[str]:
-        """The checks whose steps are told of: planned, failed, or without success. What a step of
-        another subject repairs, which was not chosen, somebody has to know."""
-        outcome = self.outcome or Outcome()
+    def _covered_checks(self) -> set[str]:
+        """The checks whose steps were planned, failed, or did not help. The checks of subjects
+        that were not chosen are not among them: a person has to know of these."""
+        outcome = self.outcome or DeployOutcome()
         steps = {*self.refused, *outcome.failed}
         planned = {result.check for change in self.changes for result in change.checks}
-        left = {result.check for result in outcome.left}
-        checks = (one for subject in SUBJECTS.values() for one in subject.checks)
-        return planned | left | {one.id for one in checks if one.fixed_by in steps}
+        remaining = {result.check for result in outcome.left}
+        checks = (check for subject in SUBJECTS.values() for check in subject.checks)
+        return planned | remaining | {check.id for check in checks if check.fixed_by in steps}
 
     @property
     def planned(self) -> bool:
@@ -162,8 +168,11 @@ class Node:
         return bool(self.error) and not self.unreachable
 
     @property
-    def status(self) -> str:
-        """One of STATUSES."""
+    def status(self) -> Annotated[str, {"enum": STATUSES}]:
+        """unreachable: not reached, or the connection was lost; failed: not probed for another
+        reason, or a step failed, or did not repair what it should; to-change: a change is planned
+        and was not made; changed: all were made. Where nothing is planned, unknown: a check could
+        not be observed; for-a-person: a bad result that no operation repairs; ok: no bad one."""
         if self.error:
             return "unreachable" if self.unreachable else "failed"
         if self.failed:
@@ -180,23 +189,30 @@ class Node:
 
 @dataclass(frozen=True)
 class Deploy:
-    """The document.
+    """The document of `nodeready deploy`: the plan of every node and, without --check, its
+    outcome.
 
-    started, finished: ISO 8601, UTC, with a Z
-    check:    only the plan: nothing was to be changed, or somebody said no
-    subjects: those that were chosen
-    complete: False when it was interrupted: some nodes were not looked at or not completed
+    started:  when it began, UTC
+    finished: when it ended, UTC
+    check:    only the plan: changes were not wanted, or not confirmed
+    subjects: the subjects that were chosen
+    complete: False when it was interrupted: some nodes were not probed or not completed
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "deploy"
+    JSON: ClassVar = (
+        *("started", "finished", "check", "complete", "subjects", "nodes", "summary"),
+    )
+
+    started: Moment
+    finished: Moment
     check: bool
     subjects: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[DeployedNode, ...]
     complete: bool = True
 
     @cached_property
-    def summary(self) -> dict[str, int]:
+    def summary(self) -> Annotated[dict[str, Count], {"keys": STATUSES}]:
         """Nodes by status, with every status."""
         counts = Counter(node.status for node in self.nodes)
         return {status: counts[status] for status in STATUSES}

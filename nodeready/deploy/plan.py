@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 
-from nodeready.deploy.actions import Change, PlanError
+from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.context import Judged
@@ -31,31 +31,29 @@ from nodeready.transport.look import PROBE_TIMEOUT_S, look_at
 
 
 @dataclass(frozen=True)
-class Plan:
+class NodePlan:
     """The changes for one node in order, and the steps that could not be planned, with why."""
 
-    changes: tuple[Change, ...] = ()
+    changes: tuple[StepChange, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
 
 def plan(
-    seen: Snapshot,
-    want: Policy,
+    snapshot: Snapshot,
+    policy: Policy,
     results: Iterable[Result],
     subjects: Iterable[str] | None = None,
-) -> Plan:
-    """The plan for a node that looks like ``seen`` and was judged; ``subjects`` limits it (None:
-    all).
-    """
+) -> NodePlan:
+    """The plan for a node that was judged; ``subjects`` limits it (None: all)."""
     results = tuple(results)
     chosen = None if subjects is None else set(subjects)
-    changes: list[Change] = []
+    changes: list[StepChange] = []
     refused: dict[str, str] = {}
     for step in STEPS:
         if chosen is not None and step.subject not in chosen:
             continue
         try:
-            change = step.plan(seen, want, results)
+            change = step.plan(snapshot, policy, results)
         except PlanError as error:
             refused[step.name] = str(error)
             continue
@@ -64,7 +62,7 @@ def plan(
             continue
         if change is not None:
             changes.append(change)
-    return Plan(tuple(changes), refused)
+    return NodePlan(tuple(changes), refused)
 
 
 # --- The run of a plan on one node.
@@ -80,70 +78,70 @@ NOT_ROOT = "not root: run with sudo"
 class PlanRun:
     """The run of a plan on one node.
 
-    node:     as it was seen last
-    done:     steps that ran well, in order
-    failed:   step -> one line why
-    cut:      the step during which the connection was lost or the run was interrupted, or "";
-              what it was doing to a file is done whole or not at all
-    left:     fixable results of the chosen subjects' own steps that are still there after the last
-              look
-    complete: the conversation came to its own end
+    node:             its latest results
+    done:             steps that succeeded, in order
+    failed:           step -> the reason, one line
+    interrupted_step: the step during which the connection was lost or the run was interrupted;
+                      each file is replaced completely or left as it was
+    unrepaired:       fixable results of the chosen subjects that remain after the last probe
+    complete:         the conversation ended by itself
     """
 
     node: Judged
     done: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
-    cut: str = ""
-    left: tuple[Result, ...] = ()
+    interrupted_step: str = ""
+    unrepaired: tuple[Result, ...] = ()
     complete: bool = False
 
 
 def run_plan(
     node: Judged,
-    first: Plan,
+    first: NodePlan,
     run: str,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
 ) -> Conversation[PlanRun]:
     """The conversation that changes a node until its policy's checks pass.
 
-    A step that fails does not stop the others.
+    A failed step does not stop later steps.
 
     run:      the word for this run in the node's lock
     subjects: those that may be changed; None: all
     limit_s:  seconds for a look
     """
     chosen = None if subjects is None else frozenset(subjects)
-    made, todo = PlanRun(node, failed=dict(first.refused)), first
+    plan_run, todo = PlanRun(node, failed=dict(first.refused)), first
     for _ in range(MAX_PASSES):
-        made = replace(made, failed={**made.failed, **todo.refused})
-        made, touched, goes_on = yield from _changes(made, todo, run)
+        plan_run = replace(plan_run, failed={**plan_run.failed, **todo.refused})
+        plan_run, touched, goes_on = yield from _changes(plan_run, todo, run)
         if not goes_on:
-            return made
+            return plan_run
         if not touched:
             break
-        seen = yield from look_at(node.name, node.policy, touched, limit_s)
-        if seen.kind == INTERRUPTED:
-            return made
-        if seen.snapshot is None or seen.error:
+        look = yield from look_at(node.name, node.policy, touched, limit_s)
+        if look.kind == INTERRUPTED:
+            return plan_run
+        if look.snapshot is None or look.error:
             return replace(
-                made, node=replace(made.node, error=seen.error, unreachable=seen.unreachable)
+                plan_run,
+                node=replace(plan_run.node, error=look.error, unreachable=look.unreachable),
             )
-        made = replace(made, node=_again(made.node, seen.snapshot))
-        assert made.node.snapshot is not None
-        todo = plan(made.node.snapshot, node.policy, made.node.results, chosen)
-    left = (r for r in made.node.results if r.fixable and _chosen(r, chosen))
-    return replace(made, left=tuple(left), complete=True)
+        plan_run = replace(plan_run, node=_judged_again(plan_run.node, look.snapshot))
+        assert plan_run.node.snapshot is not None
+        todo = plan(plan_run.node.snapshot, node.policy, plan_run.node.results, chosen)
+    remaining = (r for r in plan_run.node.results if r.fixable and _chosen(r, chosen))
+    return replace(plan_run, unrepaired=tuple(remaining), complete=True)
 
 
 def _changes(
-    made: PlanRun, todo: Plan, run: str
+    plan_run: PlanRun, todo: NodePlan, run: str
 ) -> Generator[Request, Answer, tuple[PlanRun, set[str], bool]]:
-    """Make these changes: the outcome so far, the subjects touched, and whether to go on."""
+    """Make these changes. Returns the run, the touched subjects, and whether to continue."""
     touched: set[str] = set()
-    node = made.node
+    node = plan_run.node
     for change in todo.changes:
-        if change.step in made.failed:
+        if change.step in plan_run.failed:
             continue
         answer = yield change.request(node.name, run, node.policy.lock_wait_s)
         touched.update(change.touches)
@@ -155,22 +153,22 @@ def _changes(
                     error=f"{answer.reason()} in {change.step}",
                     unreachable=kind in UNREACHED,
                 )
-            return replace(made, node=node, cut=change.step), touched, False
+            return replace(plan_run, node=node, interrupted_step=change.step), touched, False
         if not answer.ok:
-            failed = {**made.failed, change.step: answer.reason()}
-            made = replace(made, failed=failed)
+            failed = {**plan_run.failed, change.step: answer.reason()}
+            plan_run = replace(plan_run, failed=failed)
             if answer.reason() == NOT_ROOT:
                 # No later step can do better: say it once.
-                return made, touched, False
-        elif change.step not in made.done:
-            made = replace(made, done=(*made.done, change.step))
-    return made, touched, True
+                return plan_run, touched, False
+        elif change.step not in plan_run.done:
+            plan_run = replace(plan_run, done=(*plan_run.done, change.step))
+    return plan_run, touched, True
 
 
-def _again(node: Judged, newer: Snapshot) -> Judged:
+def _judged_again(node: Judged, newer: Snapshot) -> Judged:
     """The node with the newer snapshot merged in, judged again."""
-    seen = node.snapshot.merged(newer) if node.snapshot else newer
-    return replace(node, snapshot=seen, results=tuple(judge(seen, node.policy)))
+    snapshot = node.snapshot.merged(newer) if node.snapshot else newer
+    return replace(node, snapshot=snapshot, results=tuple(judge(snapshot, node.policy)))
 
 
 def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
@@ -179,16 +177,16 @@ def _chosen(result: Result, subjects: frozenset[str] | None) -> bool:
     if subjects is None or subject not in subjects:
         return subjects is None
     checks = SUBJECTS[subject].checks if subject in SUBJECTS else ()
-    return any(one.fixed_by for one in checks if one.id == result.check)
+    return any(check.fixed_by for check in checks if check.id == result.check)
 
 
-def run_of(node: Judged, refused: dict[str, str], found: PlanRun | Failure) -> PlanRun:
+def run_of(node: Judged, refused: dict[str, str], outcome: PlanRun | Failure) -> PlanRun:
     """The run that a conversation with this node came to; a failed conversation has one, too.
 
     refused: the steps that could not be planned
     """
-    if isinstance(found, PlanRun):
-        return found
-    if found.kind != INTERRUPTED:
-        node = replace(node, error=found.error, unreachable=found.kind in UNREACHED)
+    if isinstance(outcome, PlanRun):
+        return outcome
+    if outcome.kind != INTERRUPTED:
+        node = replace(node, error=outcome.error, unreachable=outcome.kind in UNREACHED)
     return PlanRun(node, failed=refused)

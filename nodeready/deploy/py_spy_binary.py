@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from nodeready import files
 from nodeready.files import make_directory, write_atomically
+from nodeready.inventory import trust
 from nodeready.node.run import private_directory
 from nodeready.subjects.debug_tools.facts import DIGESTS
 
@@ -38,7 +38,7 @@ _PIP_TIMEOUT_S = 120
 _INTERPRETER = 3  # PT_INTERP: the program wants a dynamic loader, and this node's libc
 
 _lock = threading.Lock()
-_found: dict[tuple[str, str], bytes | str] = {}
+_binaries: dict[tuple[str, str], bytes | str] = {}
 
 
 class PySpyError(Exception):
@@ -48,36 +48,36 @@ class PySpyError(Exception):
 def binary(version: str, machine: str) -> bytes:
     """The program of this version for ``uname -m`` MACHINE. Raises PySpyError.
 
-    Looked for once per process, whatever the number of nodes and the outcome.
+    Searched once per process; a failure is remembered, too.
     """
     with _lock:
-        if (version, machine) not in _found:
+        if (version, machine) not in _binaries:
             try:
-                _found[version, machine] = _find(version, machine)
+                _binaries[version, machine] = _find(version, machine)
             except PySpyError as error:
-                _found[version, machine] = str(error)
-        found = _found[version, machine]
-    if isinstance(found, str):
-        raise PySpyError(found)
-    return found
+                _binaries[version, machine] = str(error)
+        content = _binaries[version, machine]
+    if isinstance(content, str):
+        raise PySpyError(content)
+    return content
 
 
 def _find(version: str, machine: str) -> bytes:
     if machine not in _MACHINES:
         raise PySpyError(f"no static py-spy for {machine}, only for {', '.join(_MACHINES)}")
-    given = os.environ.get("NODEREADY_PY_SPY_DIR", "")
-    if given:
-        return _from_directory(Path(given), version, machine)
+    directory = os.environ.get("NODEREADY_PY_SPY_DIR", "")
+    if directory:
+        return _from_directory(Path(directory), version, machine)
     cached = _cache() / version / machine
-    for content in (_installed(version, machine), _kept(cached, version, machine)):
-        if content is not None and not wrong(content, version, machine):
+    for content in (_installed(version, machine), _from_cache(cached, version, machine)):
+        if content is not None and not binary_problem(content, version, machine):
             return content
     content = _download(version, machine)
-    _keep(cached, content)
+    _write_cache(cached, content)
     return content
 
 
-def wrong(content: bytes, version: str, machine: str) -> str:
+def binary_problem(content: bytes, version: str, machine: str) -> str:
     """Why ``content`` is not the static py-spy of this version and machine; "" when it is."""
     pinned = DIGESTS.get((version, machine))
     if pinned is not None:
@@ -104,16 +104,16 @@ def _read(path: Path) -> bytes | None:
         return None
 
 
-def _strange(path: Path, version: str, machine: str) -> str:
+def _distrust_reason(path: Path, version: str, machine: str) -> str:
     """Why root hands no program from here to the nodes; "": root does, or its sha256 is known."""
     if (version, machine) in DIGESTS:
         return ""
-    return files.distrust(path, remedy=files.SET_VARIABLE)
+    return trust.distrust(path, remedy=trust.SET_VARIABLE)
 
 
-def _kept(path: Path, version: str, machine: str) -> bytes | None:
+def _from_cache(path: Path, version: str, machine: str) -> bytes | None:
     """What the cache has, unless others than root could have put it there."""
-    return None if _strange(path, version, machine) else _read(path)
+    return None if _distrust_reason(path, version, machine) else _read(path)
 
 
 def _cache() -> Path:
@@ -121,8 +121,8 @@ def _cache() -> Path:
     return Path(home, "nodeready", "py-spy")
 
 
-def _keep(path: Path, content: bytes) -> None:
-    """Put a program into the cache, whole or not at all; one that cannot be written is none."""
+def _write_cache(path: Path, content: bytes) -> None:
+    """Put a program into the cache atomically; a write error is ignored."""
     try:
         make_directory(path.parent, 0o700)
         write_atomically(path, [content], 0o600)
@@ -131,7 +131,7 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def _installed(version: str, machine: str) -> bytes | None:
-    """The program of this environment's own py-spy package, when it is the one."""
+    """The program of the py-spy package in this environment, if the version matches."""
     if platform.machine() != machine:
         return None
     try:
@@ -163,11 +163,11 @@ def _from_directory(directory: Path, version: str, machine: str) -> bytes:
             f"no py_spy-{version}-…_{machine}.whl in {directory} ($NODEREADY_PY_SPY_DIR): "
             f"put the wheel for {machine} there"
         )
-    why = _strange(wheels[0], version, machine)
-    if why:
-        raise PySpyError(f"py-spy {version}: {why}")
+    distrust = _distrust_reason(wheels[0], version, machine)
+    if distrust:
+        raise PySpyError(f"py-spy {version}: {distrust}")
     content = _from_wheel(wheels[0], version)
-    reason = wrong(content, version, machine)
+    reason = binary_problem(content, version, machine)
     if reason:
         raise PySpyError(f"py-spy in {wheels[0]} is {reason}: replace the file")
     return content
@@ -212,10 +212,10 @@ def _download(version: str, machine: str) -> bytes:
     """The program from the package index that pip is set up for. Raises PySpyError."""
     help_text = f"put its {machine} wheel into a directory and set NODEREADY_PY_SPY_DIR to it"
     platforms = [word for name in _MACHINES[machine][1] for word in ("--platform", name)]
-    why = _strange(Path(tempfile.gettempdir()), version, machine)
-    if why:
-        # Whoever owns a directory swaps what is in it.
-        raise PySpyError(f"py-spy {version}: {why}")
+    distrust = _distrust_reason(Path(tempfile.gettempdir()), version, machine)
+    if distrust:
+        # The owner of a directory can replace its files.
+        raise PySpyError(f"py-spy {version}: {distrust}")
     with _private_directory() as (directory, alive):
         # -I and the directory: nothing is imported from where our user happens to be, or from what
         # PYTHONPATH adds. pip's own settings (PIP_…, pip.conf) stay.
@@ -227,7 +227,7 @@ def _download(version: str, machine: str) -> bytes:
                 ["sh", "-c", _WATCHED, "sh", directory, *argv],
                 cwd=directory,
                 stdin=alive,
-                # pip has temporary files of its own.
+                # pip writes temporary files.
                 env={**os.environ, "TMPDIR": directory},
                 capture_output=True,
                 text=True,
@@ -241,14 +241,14 @@ def _download(version: str, machine: str) -> bytes:
         if done.returncode or not wheels:
             raise PySpyError(f"py-spy {version}: {_pip_reason(done.stderr)}; {help_text}")
         content = _from_wheel(wheels[0], version)
-    reason = wrong(content, version, machine)
+    reason = binary_problem(content, version, machine)
     if reason:
         raise PySpyError(f"py-spy {version} from pip is {reason}; {help_text}")
     return content
 
 
-def _pip_reason(said: str) -> str:
+def _pip_reason(stderr: str) -> str:
     """pip's own last word: the last ERROR line, or the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     return re.sub(r"^ERROR: ", "", (errors or lines or ["pip failed"])[-1])

@@ -20,8 +20,8 @@ from pyinfra.context import ctx_host
 from typing_extensions import override
 
 from nodeready import shell
-from nodeready.deploy.actions import Change
-from nodeready.inventory.load import policies
+from nodeready.deploy.actions import StepChange
+from nodeready.inventory.node_policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.context import FleetContext
@@ -37,10 +37,10 @@ from nodeready.transport.sudo import with_sudo
 
 
 @dataclass
-class _Run:
+class _StepRun:
     """One pyinfra run.
 
-    context:      what all nodes together told; None: they were not looked at yet
+    context:      what needs all nodes; None: they were not probed yet
     seen_by_node: the latest snapshot of each node, and its results
     stale:        node -> the subjects that were changed since then
     """
@@ -50,7 +50,7 @@ class _Run:
     context: FleetContext | None = None
     seen_by_node: dict[str, tuple[Snapshot, tuple[Result, ...]]] = field(default_factory=dict)
     stale: dict[str, set[str]] = field(default_factory=dict)
-    # pyinfra loads a deploy file for all nodes at once: the first one looks, the others wait.
+    # pyinfra loads a deploy file for all nodes at once: the first one probes, the rest wait.
     lock: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 
     def look_at_all(self, state: State) -> FleetContext:
@@ -61,34 +61,34 @@ class _Run:
         conversations: dict[Key, Conversation[Look]] = {
             name: look_at(name, self.declared[name], CHANGED) for name in names
         }
-        found = collect(self.carrier, conversations)
-        looks = [Look.of(name, found[name]) for name in names]
+        answers = collect(self.carrier, conversations)
+        looks = [Look.of(name, answers[name]) for name in names]
         context = fleet_context(self.carrier, self.declared, looks, state.inventory)
-        for name, one in zip(names, looks, strict=True):
+        for name, look in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
-            asked = question(name, self.declared[name], CHANGED)
-            self._judge_and_keep(context, name, one.snapshot or asked.nothing(one.error))
+            probe = question(name, self.declared[name], CHANGED)
+            self._judge_and_keep(context, name, look.snapshot or probe.nothing(look.error))
         self.context = context
         return context
 
-    def _judge_and_keep(self, context: FleetContext, name: str, seen: Snapshot) -> None:
-        self.seen_by_node[name] = (seen, tuple(judge(seen, context.policies[name])))
+    def _judge_and_keep(self, context: FleetContext, name: str, snapshot: Snapshot) -> None:
+        self.seen_by_node[name] = (snapshot, tuple(judge(snapshot, context.policies[name])))
 
     def look_again(self, context: FleetContext, name: str, stale: Iterable[str]) -> None:
         """Look once more at what became stale on a node."""
-        asked = question(name, context.policies[name], stale)
-        for _, answer in self.carrier.ask([asked.request]):
+        probe = question(name, context.policies[name], stale)
+        for _, answer in self.carrier.ask([probe.request]):
             self._judge_and_keep(
-                context, name, self.seen_by_node[name][0].merged(asked.read(answer))
+                context, name, self.seen_by_node[name][0].merged(probe.read(answer))
             )
 
 
 # pyinfra calls an operation with nothing but its host, whose State stands for the run: only here
 # can the run's snapshots wait for the next operation. They go with the State.
-_runs: WeakKeyDictionary[State, _Run] = WeakKeyDictionary()
+_runs: WeakKeyDictionary[State, _StepRun] = WeakKeyDictionary()
 
 
-def _run(host: Host) -> tuple[_Run, FleetContext]:
+def _run(host: Host) -> tuple[_StepRun, FleetContext]:
     state = host.state
     if state not in _runs:
         try:
@@ -96,14 +96,14 @@ def _run(host: Host) -> tuple[_Run, FleetContext]:
         except PolicyError as error:
             # pyinfra prints its own exceptions as one line, any other as a traceback.
             raise PyinfraError(str(error)) from None
-        _runs[state] = _Run(Connected([], secrets.token_hex(6)), declared)
+        _runs[state] = _StepRun(Connected([], secrets.token_hex(6)), declared)
     run = _runs[state]
     with run.lock:
         return run, run.context or run.look_at_all(state)
 
 
 def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
-    """A node's snapshot, its policy (completed by what the other nodes showed), and its results.
+    """The snapshot of a node, its policy (completed from all nodes), and its results.
 
     Subjects that became stale are looked at again.
     """
@@ -111,21 +111,23 @@ def observed(host: Host) -> tuple[Snapshot, Policy, tuple[Result, ...]]:
     stale = run.stale.pop(host.name, None)
     if stale:
         run.look_again(context, host.name, stale)
-    seen, results = run.seen_by_node[host.name]
-    return seen, context.policies[host.name], results
+    snapshot, results = run.seen_by_node[host.name]
+    return snapshot, context.policies[host.name], results
 
 
-def command(host: Host, change: Change) -> StringCommand:
-    """The one command that makes a change on the node.
+def command(host: Host, change: StepChange) -> StringCommand:
+    """The command that makes a change on the node.
 
     pyinfra itself would put sudo's password into the command line, for every user of the node to
     read: the password of these commands is the first line of their input.
     """
     run, context = _run(host)
     wait_s = context.policies[host.name].lock_wait_s
-    asked = change.request(host.name, run.carrier.run, wait_s)
-    # As one line, whatever bytes are in it: pyinfra sends text.
-    line, stdin = shell.command(asked.script, asked.limit_s, run.carrier.tag, asked.payload or "")
+    request = change.request(host.name, run.carrier.run, wait_s)
+    # One line of ASCII: pyinfra sends text.
+    line, stdin = shell.command(
+        request.script, request.limit_s, run.carrier.tag, request.payload or ""
+    )
     password = _sudo_password(host)
     if not password:
         return StringCommand(line, _stdin=stdin)
@@ -139,11 +141,11 @@ def command(host: Host, change: Change) -> StringCommand:
 
 def _sudo_password(host: Host) -> str:
     """The password for sudo to root in the operation that is being prepared, or ""."""
-    given = cast("dict[str, Any]", host.current_op_global_arguments or {})
-    if not given.get("_sudo") or given.get("_sudo_user"):
+    arguments = cast("dict[str, Any]", host.current_op_global_arguments or {})
+    if not arguments.get("_sudo") or arguments.get("_sudo_user"):
         return ""
     prompted = host.connector_data.get("prompted_sudo_password")
-    return str(given.get("_sudo_password") or prompted or "")
+    return str(arguments.get("_sudo_password") or prompted or "")
 
 
 def refuse(reason: str) -> StringCommand:
@@ -159,7 +161,7 @@ def forget(host: Host, touched: Iterable[str]) -> None:
 
 # --- The probes as pyinfra facts: `pyinfra INVENTORY fact nodeready.deploy.pyinfra.NodeFacts`.
 #
-# NodeFacts carries all subjects in one round trip; each subject is a fact of its own as well
+# NodeFacts carries all subjects in one round trip; each subject is also a separate fact
 # (`nodeready.deploy.pyinfra.Ptrace`). A subject that could not be observed is ``{"unknown":
 # reason}``.
 
@@ -175,10 +177,10 @@ class NodeFacts(FactBase[dict[str, Any]]):
         # line: the node is asked here, and pyinfra's own command is an empty one.
         host = ctx_host.get()
         policy = policies(host.inventory, [host])[host.name]
-        asked = question(host.name, policy, self.subjects)
+        probe = question(host.name, policy, self.subjects)
         carrier = Connected([host.inventory.get_host(host.name)])
-        ((_, answer),) = carrier.ask([asked.request])
-        self._seen = asked.read(answer)
+        ((_, answer),) = carrier.ask([probe.request])
+        self._seen = probe.read(answer)
         return "echo"
 
     @staticmethod

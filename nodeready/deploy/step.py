@@ -15,20 +15,18 @@ from pyinfra import host
 from pyinfra.api import StringCommand, operation
 
 from nodeready.deploy import pyinfra
-from nodeready.deploy.actions import Action, Change, PlanError, RemoveFile, WriteFile
+from nodeready.deploy.actions import Action, PlanError, StepChange
 from nodeready.policy import Policy
-from nodeready.subjects.base import Unknown, beatable, is_own
+from nodeready.subjects.base import Unknown
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.subjects.sysctl import Boot, sets
-from nodeready.subjects.templates import render
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
 
 
 @dataclass(frozen=True)
-class Step:
+class DeployStep:
     """One operation: a callable for deploy.py, with the plan that ``nodeready deploy`` runs.
 
     name:      ``subject.noun``
@@ -54,52 +52,54 @@ class Step:
         return (self.act.__doc__ or "").split("\n")[0]
 
     def plan(
-        self, seen: Snapshot, want: Policy, results: Iterable[Result] | None = None
-    ) -> Change | None:
-        """The change that this step would make to a node that shows ``seen``; None: none.
+        self, snapshot: Snapshot, policy: Policy, results: Iterable[Result] | None = None
+    ) -> StepChange | None:
+        """The change that this step would make to a node; None: no change.
 
-        results: of judging ``seen`` by ``want``; None: they are made here
+        results: of judging the snapshot; None: they are made here
 
-        A subject that could not be observed is left alone: we do not change what we cannot see.
+        A subject that could not be observed is not changed.
         """
-        if isinstance(seen.subjects.get(self.subject, Unknown("")), Unknown):
+        if isinstance(snapshot.subjects.get(self.subject, Unknown("")), Unknown):
             return None
         if results is None:
-            results = judge(seen, want, (self.subject,))
+            results = judge(snapshot, policy, (self.subject,))
         failing = tuple(
             result.check for result in results if result.check in self.fixes and result.fixable
         )
         if not failing:
             return None
-        actions = tuple(self.act(seen, want))
-        return Change(self.name, failing, actions, self.touches, self.timeout_s)
+        actions = tuple(self.act(snapshot, policy))
+        return StepChange(self.name, failing, actions, self.touches, self.timeout_s)
 
     def __call__(self, **arguments: Any) -> Any:
         return self.operation(**arguments)
 
 
-def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], Step]:
+def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], DeployStep]:
     """Make a Step of a generator of actions; its name is ``module.function``.
 
     It fixes the checks of its subject that name it. Raises ValueError when none does.
     """
 
-    def wrap(act: Act) -> Step:
+    def wrap(act: Act) -> DeployStep:
         subject = act.__module__.rpartition(".")[2]
         name = f"{subject}.{act.__name__}"
-        fixes = tuple(one.id for one in SUBJECTS[subject].checks if one.fixed_by == name)
+        fixes = tuple(check.id for check in SUBJECTS[subject].checks if check.fixed_by == name)
         if not fixes:
             raise ValueError(f"no check of {subject} is fixed by {name}")
-        made = Step(name, fixes, act, (subject, *touches), timeout_s)
+        deploy_step = DeployStep(name, fixes, act, (subject, *touches), timeout_s)
 
         def run() -> Generator[StringCommand, None, None]:
-            seen, want, results = pyinfra.observed(host)
-            subject = seen[made.subject]
+            snapshot, policy, results = pyinfra.observed(host)
+            subject = snapshot[deploy_step.subject]
             if isinstance(subject, Unknown):
-                yield pyinfra.refuse(f"{made.subject} could not be observed: {subject.reason}")
+                yield pyinfra.refuse(
+                    f"{deploy_step.subject} could not be observed: {subject.reason}"
+                )
                 return
             try:
-                change = made.plan(seen, want, results)
+                change = deploy_step.plan(snapshot, policy, results)
             except PlanError as error:
                 yield pyinfra.refuse(f"{name}: {error}")
                 return
@@ -110,76 +110,7 @@ def step(touches: Iterable[str] = (), timeout_s: int = 60) -> Callable[[Act], St
             pyinfra.forget(host, change.touches)
 
         run.__name__, run.__module__, run.__doc__ = act.__name__, act.__module__, act.__doc__
-        object.__setattr__(made, "operation", operation()(run))
-        return made
+        object.__setattr__(deploy_step, "operation", operation()(run))
+        return deploy_step
 
     return wrap
-
-
-def name_after(default: str, other: str) -> str:
-    """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
-
-    For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError for
-    an ``other`` behind which no file can be (nodeready/subjects/base.py, ``beatable``).
-    """
-    if not beatable(other):
-        raise PlanError(f"{other[:100]!r}: no file can be read after it: rename it")
-    name, zs = default, 0
-    while other and name <= other:
-        zs += 1
-        name = "z" * zs + "-" + default[default.index("nodeready") :]
-    return name
-
-
-# --- Actions that several steps share: files of ours, from their templates.
-
-
-def own_file(
-    seen: Snapshot,
-    path: str,
-    content: bytes,
-    *,
-    validator: tuple[str, ...] = (),
-    instead_of: str = "",
-) -> Iterator[Action]:
-    """Write a file that we own outright, unless it has this content already.
-
-    instead_of: the file's usual name: what stands in its directory under other forms of that name
-                is removed after the file is written, so that a connection that dies in between
-                leaves the setting in place
-    """
-    old = seen.files.get(path)
-    if old != content:
-        yield WriteFile(path, content, old, validator=validator, owned=True)
-    if instead_of:
-        for other, before in others_of(seen, path.rpartition("/")[0], instead_of):
-            if other != path:
-                yield RemoveFile(other, before)
-
-
-def others_of(seen: Snapshot, directory: str, default: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of what is ours in this very directory under a form of this name."""
-    for path, content in seen.files.items():
-        folder, _, name = path.rpartition("/")
-        if folder == directory and is_own(name, default):
-            yield path, content
-
-
-SYSCTL_D = "/etc/sysctl.d"
-
-
-def sysctl_name(subject: str) -> str:
-    """The usual name of our sysctl.d file for a subject."""
-    return f"99-zz-nodeready-{subject}.conf"
-
-
-def sysctl_dropin(
-    seen: Snapshot, subject: str, key: str, value: str, boot: Boot
-) -> Iterator[Action]:
-    """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
-    if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:
-        return
-    default = sysctl_name(subject)
-    path = f"{SYSCTL_D}/{name_after(default, boot.last_name)}"
-    content = render(f"{subject}/sysctl.conf.j2", key=key, value=value)
-    yield from own_file(seen, path, content, instead_of=default)

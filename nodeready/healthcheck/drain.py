@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nodeready.secrets import redacted
 from nodeready.shell import search_path
-from nodeready.text import now, redacted, sanitise
+from nodeready.text import now, sanitise
 
 if TYPE_CHECKING:
     from nodeready.audit.verdict import Verdict

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
-from nodeready.policy.fields import closest, port_range
-from nodeready.policy.policy import PolicyError, check_settings, digest, shown_key
+from nodeready.policy.fields import closest_word, port_range
+from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot, judge
@@ -190,9 +190,9 @@ def _settings(text: bytes, where: str) -> dict[str, Any]:
     names = [field.name for field in fields(Policy)]
     problems = []
     for key in data.keys() - set(names):
-        close = closest(key, names)
+        close = closest_word(key, names)
         meant = f"did you mean {close}?" if close else "there is no such setting"
-        problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
+        problems.append(f"{where}: unknown setting {key_text(key)}: {meant}")
     try:
         found = check_settings({key: data[key] for key in names if key in data}, where)
     except PolicyError as error:
@@ -237,7 +237,7 @@ def run(policy: Policy, given: Namespace) -> int:
     if code or not given.quiet or given.output or given.format != "table":
         write(of_audit(found, given.format, given.verbose), given.output)
     if given.format == "nagios":
-        from nodeready.reports.monitoring import nagios_code
+        from nodeready.reports.nagios import nagios_code
 
         return nagios_code(found)
     return code

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from nodeready import files
-from nodeready.inventory.nodeset import NodeSetError, expand_one, fold
+from nodeready.inventory import trust
+from nodeready.inventory.nodeset import NodeSetError, expand_one
 
 #: A hostfile of `nodeset.MAX_NODES` names of full length is 17 MB: more is another kind of file.
 MAX_BYTES = 32 * 1024 * 1024
@@ -21,7 +21,6 @@ MAX_BYTES = 32 * 1024 * 1024
 MAX_SLOTS = 65_536
 #: Where DeepSpeed looks (deepspeed --hostfile), after the current directory.
 DEFAULT_FILES = ("./hostfile", "/job/hostfile")
-
 _SLOTS = ("slots", "cpus", "cpu", "count")
 # Settings of the launchers that say nothing about which nodes there are.
 _IGNORED = ("max_slots", "max-slots", "ifname", "binding")
@@ -59,7 +58,7 @@ def _slots(settings: list[str]) -> int | None:
     return slots
 
 
-def parse(text: str, where: str) -> dict[str, int | None]:
+def parse(text: str, source: str) -> dict[str, int | None]:
     """The hosts of a hostfile in its order, each with its slots; None where none were given.
 
     where: the file's name, for the error text
@@ -75,7 +74,7 @@ def parse(text: str, where: str) -> dict[str, int | None]:
             slots = _slots(settings)
             names = expand_one(name)
         except (NodeSetError, ValueError) as error:
-            raise _refused(f"{where}:{number}: {error} (in {line[:80]!a})") from None
+            raise _refused(f"{source}:{number}: {error} (in {line[:80]!a})") from None
         for host in names:
             if host in hosts:
                 before = hosts[host]
@@ -83,18 +82,18 @@ def parse(text: str, where: str) -> dict[str, int | None]:
             else:
                 hosts[host] = slots
     if not hosts:
-        raise _refused(f"{where} names no host: one host per line, as HOST or HOST slots=8")
+        raise _refused(f"{source} names no host: one host per line, as HOST or HOST slots=8")
     return hosts
 
 
 def read(path: str | Path, trusted: bool = False) -> dict[str, int | None]:
     """`parse` of the file ``path``. Raises InventoryError, also when it cannot be read.
 
-    trusted: read it as root whoever could have written it; see `nodeready.files`
+    trusted: read it as root although others could have written it; see `nodeready.inventory.trust`
     """
-    why = "" if trusted else files.distrust(path)
-    if why:
-        raise _refused(why)
+    reason = "" if trusted else trust.distrust(path)
+    if reason:
+        raise _refused(reason)
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -108,7 +107,7 @@ def read(path: str | Path, trusted: bool = False) -> dict[str, int | None]:
 def find(environ: Mapping[str, str] = os.environ) -> Path:
     """The file of $NODEREADY_HOSTFILE, else ./hostfile, else /job/hostfile (DeepSpeed's default).
 
-    Raises InventoryError when there is none.
+    Raises InventoryError when none exists.
     """
     named = environ.get("NODEREADY_HOSTFILE")
     if named:
@@ -124,34 +123,3 @@ def find(environ: Mapping[str, str] = os.environ) -> Path:
 def with_data(hosts: Mapping[str, int | None]) -> list[tuple[str, dict[str, int]]]:
     """``hosts`` as an inventory names them: (name, data), the slots under ``slots``."""
     return [(name, {} if slots is None else {"slots": slots}) for name, slots in hosts.items()]
-
-
-def render(hosts: Mapping[str, int | None]) -> str:
-    """``hosts`` as a hostfile that `parse` and the launchers read, one host per line."""
-    lines = (name if slots is None else f"{name} slots={slots}" for name, slots in hosts.items())
-    return "".join(f"{line}\n" for line in lines)
-
-
-# --- The ready nodes of `nodeready ready`, in the forms that launchers read.
-
-#: Form -> who reads it.
-FORMS = {
-    "hostfile": "DeepSpeed and Open MPI: 'gpu001 slots=8'",
-    "list": "pdsh, torchrun scripts, ssh loops: a name per line",
-    "exclude": "Slurm: the nodes that are not ready, for sbatch --exclude",
-}
-
-
-def text(form: str, ready: Mapping[str, int], others: Iterable[str]) -> str:
-    """The file's content.
-
-    form:   one of FORMS
-    ready:  name -> slots, in the order in which ranks are to be placed
-    others: the nodes that are not ready
-    """
-    if form == "exclude":
-        names = fold(others)
-        return f"{names}\n" if names else ""
-    if form == "list":
-        return "".join(f"{name}\n" for name in ready)
-    return "".join(f"{name} slots={slots}\n" for name, slots in ready.items())

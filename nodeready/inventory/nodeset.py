@@ -17,7 +17,7 @@ from ClusterShell.Defaults import config_paths
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 from ClusterShell.NodeUtils import GroupResolverError
 
-from nodeready.files import distrust
+from nodeready.inventory.trust import distrust
 from nodeready.text import cut, sanitise
 
 #: More names than the largest Slurm cluster has nodes (MAX_SLURM_NODES is 65,536): a typing error.
@@ -147,10 +147,10 @@ def expand_one(text: str, globs: bool = False) -> list[str]:
     frame = _BRACKETS.sub("0", text)
     if "[" in frame or "]" in frame:
         # What its ranges hold cannot be counted, and nothing is made that was not counted.
-        more = text.count("[") - text.count("]")
-        why = "missing bracket" if more > 0 else "unmatched closing bracket"
-        why = why if more else "brackets within brackets"
-        raise NodeSetError(f"node set {_shown(text)}: {why}")
+        surplus = text.count("[") - text.count("]")
+        problem = "missing bracket" if surplus > 0 else "unmatched closing bracket"
+        problem = problem if surplus else "brackets within brackets"
+        raise NodeSetError(f"node set {_shown(text)}: {problem}")
     if not (globs and _GLOB.fullmatch(frame)):
         try:
             host_name(frame)
@@ -187,14 +187,18 @@ def group(word: str) -> list[str] | None:
     """
     if not _GROUP.fullmatch(word):
         return None
-    wrong = next((why for path in config_paths("groups.conf") if (why := distrust(path))), "")
-    if wrong:
-        raise NodeSetError(wrong)
+    distrusted = next(
+        (reason for path in config_paths("groups.conf") if (reason := distrust(path))), ""
+    )
+    if distrusted:
+        raise NodeSetError(distrusted)
     try:
         names = list(NodeSet(word))
     except (NodeSetException, GroupResolverError, OSError) as error:
-        why = sanitise(" ".join(str(error).split())[:120]) or type(error).__name__
-        raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources: {why}") from error
+        reason = sanitise(" ".join(str(error).split())[:120]) or type(error).__name__
+        raise NodeSetError(
+            f"no group {_shown(word)} in ClusterShell's sources: {reason}"
+        ) from error
     if not names:
         raise NodeSetError(f"no group {_shown(word)} in ClusterShell's sources")
     if len(names) > MAX_NODES:
@@ -248,53 +252,53 @@ def nodes(text: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """``names`` as short as it can be said: ``gpu[001-063],login1``; "" for none.
+    """``names`` in the shortest form: ``gpu[001-063],login1``; "" for no name.
 
     What is no plain host name (``@local``, IPv6 addresses) stands at the end, joined by commas.
     ClusterShell compares each name of two numbers with each other one: 27 s for 10,000 that do not
     fold. Here the cost grows with the names, and a set is no more than a product of ranges.
     """
     shapes: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
-    others: list[str] = []
+    unfolded: list[str] = []
     for name in unique(names):
         if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-            others.append(name)
+            unfolded.append(name)
             continue
         parts = _NUMBER.split(name)
         if any(len(number) > _DIGITS for number in parts[1::2]):
             shapes[(name,)].append(())
         else:
             shapes[tuple(parts[0::2])].append(tuple(parts[1::2]))
-    pieces = [
+    blocks = [
         (natural(_joined(words, first)), _joined(words, ranges))
         for words, rows in shapes.items()
         for first, ranges in _blocks(rows)
     ]
-    return ",".join([*(text for _, text in sorted(pieces)), *others])
+    return ",".join([*(text for _, text in sorted(blocks)), *unfolded])
 
 
 def _joined(words: Sequence[str], numbers: Sequence[str]) -> str:
-    shown = (f"[{one}]" if "-" in one or "," in one else one for one in numbers)
-    return "".join(piece for pair in zip(words, [*shown, ""], strict=True) for piece in pair)
+    shown = (f"[{number}]" if "-" in number or "," in number else number for number in numbers)
+    return "".join(part for pair in zip(words, [*shown, ""], strict=True) for part in pair)
 
 
 def _blocks(rows: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Tuples of numbers as products of ranges: the first tuple of each, and its ranges."""
-    made = {row: row for row in rows}
+    folded = {row: row for row in rows}
     for at in reversed(range(len(rows[0]))):
-        if len({row[at] for row in made}) == 1:
+        if len({row[at] for row in folded}) == 1:
             continue
-        alike: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
-        for row in made:
-            alike[row[:at] + row[at + 1 :]].append(row)
+        groups: defaultdict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+        for row in folded:
+            groups[row[:at] + row[at + 1 :]].append(row)
         joined = {}
-        for key, some in alike.items():
-            of = {row[at]: row for row in some}
+        for key, members in groups.items():
+            of = {row[at]: row for row in members}
             numbers = _ascending(of)
-            whole = (*key[:at], _ranges(numbers), *key[at:])
-            joined[whole] = made[of[numbers[0]]]
-        made = joined
-    return ((first, ranges) for ranges, first in made.items())
+            joined_row = (*key[:at], _ranges(numbers), *key[at:])
+            joined[joined_row] = folded[of[numbers[0]]]
+        folded = joined
+    return ((first, ranges) for ranges, first in folded.items())
 
 
 def _ascending(numbers: Collection[str]) -> list[str]:
@@ -307,7 +311,7 @@ def _ascending(numbers: Collection[str]) -> list[str]:
 
 
 def _ranges(numbers: Sequence[str]) -> str:
-    """``001-063,070`` of ascending numbers. ``9-10`` is one range, ``09-100`` is none."""
+    """``001-063,070`` of ascending numbers. ``9-10`` is one range, ``09-100`` is not."""
     runs: list[list[str]] = []
     for number in numbers:
         first, last = runs[-1] if runs else ("", "")

@@ -17,7 +17,7 @@ from shutil import which
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory.nodeset import NodeSetError, expand, host_name, natural, unique
-from nodeready.policy.fields import closest
+from nodeready.policy.fields import closest_word
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
@@ -41,7 +41,7 @@ def inventory(
     Raises InventoryError, one line.
     """
     text = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST") or ""
-    wanted = environ.get("NODEREADY_PARTITION", "")
+    partition = environ.get("NODEREADY_PARTITION", "")
     path = search_path(environ.get("PATH", ""))
     partitions: dict[str, list[str]] = {}
     if which("sinfo", path=path):
@@ -55,15 +55,15 @@ def inventory(
             "no Slurm here: run inside a job (SLURM_JOB_NODELIST is not set), or where sinfo "
             "is installed and shows nodes"
         )
-    elif wanted:
-        if wanted not in partitions:
-            raise InventoryError(_no_partition(wanted, partitions))
-        chosen = partitions[wanted]
+    elif partition:
+        if partition not in partitions:
+            raise InventoryError(_no_partition(partition, partitions))
+        chosen = partitions[partition]
     else:
         chosen = sorted({name for part in partitions.values() for name in part}, key=natural)
-    known = set(chosen)
+    chosen_names = set(chosen)
     groups = {
-        group: [name for name in members if name in known]
+        group: [name for name in members if name in chosen_names]
         for group, members in partitions.items()
         if group not in _NO_GROUPS and not group.startswith("_")
     }
@@ -107,20 +107,22 @@ def _partitions(out: str) -> dict[str, list[str]]:
     sinfo's own order changes from call to call, and the order of a node's groups decides whose
     setting holds: that of the last by name.
     """
-    found: dict[str, list[str]] = {}
+    names_of: dict[str, list[str]] = {}
     for line in filter(str.strip, out.split("\n")):
         try:
             name, partition = line.split()
-            found.setdefault(partition, []).append(host_name(name))
+            names_of.setdefault(partition, []).append(host_name(name))
         except ValueError:
             raise InventoryError(f"sinfo printed what is no node: {line[:80]!a}") from None
-    return {name: sorted(set(found[name]), key=natural) for name in sorted(found, key=natural)}
+    return {
+        name: sorted(set(names_of[name]), key=natural) for name in sorted(names_of, key=natural)
+    }
 
 
-def _no_partition(wanted: str, partitions: Mapping[str, object]) -> str:
-    close = closest(wanted, partitions)
+def _no_partition(partition: str, partitions: Mapping[str, object]) -> str:
+    close = closest_word(partition, partitions)
     hint = f"did you mean {close}?" if close else f"there are {', '.join(partitions)}"
-    return sanitise(f"NODEREADY_PARTITION: no partition {wanted}; {hint}", 300)
+    return sanitise(f"NODEREADY_PARTITION: no partition {partition}; {hint}", 300)
 
 
 def ask(command: list[str], path: str, timeout_s: float) -> str:
@@ -144,16 +146,16 @@ def ask(command: list[str], path: str, timeout_s: float) -> str:
         _end(child)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        said = _last_line(error.stderr or b"") or "is slurmctld up? (scontrol ping)"
-        raise InventoryError(f"{shown} gave no answer in {timeout_s:g} s: {said}") from None
+        message = _last_line(error.stderr or b"") or "is slurmctld up? (scontrol ping)"
+        raise InventoryError(f"{shown} gave no answer in {timeout_s:g} s: {message}") from None
     if child.returncode:
-        said = _last_line(problem) or f"exit code {child.returncode}"
-        raise InventoryError(f"{shown} failed: {said}")
+        message = _last_line(problem) or f"exit code {child.returncode}"
+        raise InventoryError(f"{shown} failed: {message}")
     return out.decode("utf-8", "replace")
 
 
 def _last_line(problem: bytes) -> str:
-    """The last thing that a command said on standard error."""
+    """The last line of a command's standard error."""
     return sanitise(problem.decode("utf-8", "replace").strip().split("\n")[-1], 200)
 
 

@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
+from nodeready.node.log_lines import last_lines, text_lines
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, Refused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
-from nodeready.text import last_lines, text_lines
 
 # --- What the program is told, and what it answers.
 
@@ -565,7 +565,7 @@ def _rows(handle: int, size: int, count: int, *, whole: bool) -> list[bytes] | N
     rows: list[bytes] | None = []
     for most in (MAX_BYTES,) if whole else (LOOKED_AT, MAX_BYTES):
         start = max(0, size - most)
-        rows = text_lines(os.pread(handle, min(most, size), start), whole=start == 0)
+        rows = text_lines(os.pread(handle, min(most, size), start), is_whole=start == 0)
         if rows is None or start == 0 or len(rows) > count:
             break
     return rows

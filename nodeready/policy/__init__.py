@@ -1,8 +1,8 @@
-"""DECLARE what every node of a group has to be: each setting with its kind, default and reason.
+"""DECLARE the required state of a group's nodes: each setting with its kind, default and reason.
 
 No file is read here and no node is asked: what group_data says comes in as a mapping.
 """
 
-from nodeready.policy.policy import Expected, Policy
+from nodeready.policy.policy import JudgingPolicy, Policy
 
-__all__ = ["Expected", "Policy"]
+__all__ = ["JudgingPolicy", "Policy"]

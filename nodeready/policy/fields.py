@@ -20,7 +20,7 @@ class Invalid(ValueError):
     """One value breaks its rule; the text completes 'KEY = VALUE: ...'."""
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A wrong value for a message, of at most 60 characters."""
     try:
         text = repr(value)
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Kind:
+class SettingKind:
     """What a setting may be.
 
     check: the value that group_data holds -> the value that a Policy holds. Raises Invalid
@@ -50,8 +50,8 @@ class Kind:
     named: bool = False
 
 
-def setting(default: Any, kind: Kind, reason: str) -> Any:
-    """A field of Policy: its default, its kind, and what it is for."""
+def setting(default: Any, kind: SettingKind, reason: str) -> Any:
+    """A field of Policy: its default, its kind, and its purpose."""
     return field(default=default, metadata={"kind": kind, "reason": reason})
 
 
@@ -63,7 +63,7 @@ def rows(table: Table) -> dict[str, dict[str, Any]]:
 # --- The kinds that have a parameter.
 
 
-def _whole(value: Any, low: int, high: int) -> int:
+def _check_whole_number(value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise Invalid("must be a whole number")
     if not low <= value <= high:
@@ -88,40 +88,40 @@ def _text(value: Any) -> str:
     return value
 
 
-def _items(value: Any, pattern: str, what: str) -> tuple[str, ...]:
+def _items(value: Any, pattern: str, noun: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, (tuple, list)):
-        raise Invalid(f"must be a list of {what}s: ({shown(value)},)?")
+        raise Invalid(f"must be a list of {noun}s: ({value_text(value)},)?")
     for item in value:
         if not re.fullmatch(pattern, _text(item)):
-            raise Invalid(f"{item!r} is no {what}")
+            raise Invalid(f"{item!r} is no {noun}")
     return tuple(value)
 
 
-def whole(low: int, high: int) -> Kind:
+def whole_number(low: int, high: int) -> SettingKind:
     """A whole number, ``low`` and ``high`` included."""
-    return Kind(lambda value: _whole(value, low, high), f"{low} to {high}")
+    return SettingKind(lambda value: _check_whole_number(value, low, high), f"{low} to {high}")
 
 
-def whole_or_none(low: int, high: int) -> Kind:
+def whole_number_or_none(low: int, high: int) -> SettingKind:
     """A whole number, or None."""
-    return Kind(
-        lambda value: None if value is None else _whole(value, low, high),
+    return SettingKind(
+        lambda value: None if value is None else _check_whole_number(value, low, high),
         f"{low} to {high}, or `None`",
     )
 
 
-def wholes(low: int, high: int) -> Kind:
+def whole_numbers(low: int, high: int) -> SettingKind:
     """Whole numbers; a Policy holds them sorted."""
 
     def check(value: Any) -> tuple[int, ...]:
         if isinstance(value, str) or not isinstance(value, (tuple, list, set, frozenset)):
-            raise Invalid(f"must be a list of numbers: ({shown(value)},)?")
-        return tuple(sorted(_whole(item, low, high) for item in value))
+            raise Invalid(f"must be a list of numbers: ({value_text(value)},)?")
+        return tuple(sorted(_check_whole_number(item, low, high) for item in value))
 
-    return Kind(check, f"numbers, {low} to {high}")
+    return SettingKind(check, f"numbers, {low} to {high}")
 
 
-def one_of(*choices: str) -> Kind:
+def one_of(*choices: str) -> SettingKind:
     """One of a few words."""
 
     def check(value: Any) -> str:
@@ -129,15 +129,15 @@ def one_of(*choices: str) -> Kind:
             raise Invalid("must be one of " + ", ".join(choices))
         return str(value)
 
-    return Kind(check, ", ".join(f'`"{choice}"`' for choice in choices))
+    return SettingKind(check, ", ".join(f'`"{choice}"`' for choice in choices))
 
 
-def each(pattern: str, what: str) -> Kind:
+def matching(pattern: str, noun: str) -> SettingKind:
     """Strings that all match ``pattern``; ``what`` is the word for one of them."""
-    return Kind(lambda value: _items(value, pattern, what), f"{what}s")
+    return SettingKind(lambda value: _items(value, pattern, noun), f"{noun}s")
 
 
-def table(**columns: type) -> Kind:
+def table(**columns: type) -> SettingKind:
     """Names with columns, each a positive whole number or a line of text; see Table."""
 
     def check(value: Any) -> Table:
@@ -153,7 +153,7 @@ def table(**columns: type) -> Kind:
         )
 
     takes = "names with " + ", ".join(f"`{name}`" for name in columns)
-    return Kind(check, takes, rows, named=True)
+    return SettingKind(check, takes, rows, named=True)
 
 
 def _name(name: Any) -> str:
@@ -165,15 +165,15 @@ def _name(name: Any) -> str:
 def _columns(name: str, settings: Any, columns: Mapping[str, type]) -> tuple[tuple[str, Any], ...]:
     if not isinstance(settings, Mapping):
         raise Invalid(f"{name!r} must have settings: {{'{next(iter(columns))}': ...}}")
-    for column, wanted in settings.items():
+    for column, setting_value in settings.items():
         if column not in columns:
-            close = closest(column, columns) if isinstance(column, str) else ""
+            close = closest_word(column, columns) if isinstance(column, str) else ""
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(columns)
-            raise Invalid(f"{name!r} has the unknown setting {shown(column)}: {meant}")
+            raise Invalid(f"{name!r} has the unknown setting {value_text(column)}: {meant}")
         if columns[column] is int:
-            _whole(wanted, 1, 10_000_000)
+            _check_whole_number(setting_value, 1, 10_000_000)
         else:
-            _text(wanted)
+            _text(setting_value)
     return tuple(sorted(settings.items()))
 
 
@@ -215,14 +215,14 @@ _MOST_KIB = (1 << 54) - 1
 CORE_SPECIFIERS = frozenset("%cCdeEfghiIpPstu")
 #: CORENAME_MAX_SIZE in the kernel: the pattern and its terminating zero.
 CORE_PATTERN_MAX_BYTES = 128
-#: The system's own directories (hier(7)), which are no place for what everybody may write.
+#: The system's own directories (hier(7)), which must not be writable for all users.
 _SYSTEM = re.compile(r"/(bin|boot|dev|etc|lib(|32|64|x32)|proc|root|run|sbin|sys|usr)(/.*)?")
 #: Those in which others have theirs: a directory below them may be the cores' own.
 _SHARED = re.compile(r"/(home|media|mnt|opt|srv|var(|/cache|/lib|/log|/mail|/spool))?")
 
 
 def _no_core_directory(directory: str) -> bool:
-    """Whether the directory cannot be given to everybody, and lose what is old in it."""
+    """Whether the directory must not be made writable for all, and cleaned of old files."""
     plain = "/" + "/".join(word for word in directory.split("/") if word not in ("", "."))
     return bool(_SYSTEM.fullmatch(plain) or _SHARED.fullmatch(plain))
 
@@ -270,7 +270,7 @@ def _directory(value: Any) -> str:
 def _port_range(value: Any) -> tuple[int, int]:
     if not (isinstance(value, (tuple, list)) and len(value) == 2):
         raise Invalid("must be two port numbers: (first, last)")
-    first, last = (_whole(port, 1, 65535) for port in value)
+    first, last = (_check_whole_number(port, 1, 65535) for port in value)
     if first > last:
         raise Invalid(f"is the wrong way round: ({last}, {first})?")
     return (first, last)
@@ -285,45 +285,45 @@ def _version(value: Any) -> str:
 #: What may be the name of a user.
 USER_NAME = r"[A-Za-z_][A-Za-z0-9_.-]{0,31}"
 
-FLAG = Kind(_flag, "`True`, `False`")
-LINE = Kind(_text, "one line of text")
-VERSION = Kind(_version, 'a version, or `""`')
-LIMIT = Kind(
+FLAG = SettingKind(_flag, "`True`, `False`")
+LINE = SettingKind(_text, "one line of text")
+VERSION = SettingKind(_version, 'a version, or `""`')
+LIMIT = SettingKind(
     _limit,
     '`"unlimited"`, or KiB',
     lambda value: value if value == "unlimited" else int(value),
 )
-CORE_PATTERN = Kind(_core_pattern, "an absolute path pattern")
-PORT_RANGE = Kind(_port_range, "`(first, last)`, 1 to 65535")
-WAIVERS = Kind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
+CORE_PATTERN = SettingKind(_core_pattern, "an absolute path pattern")
+PORT_RANGE = SettingKind(_port_range, "`(first, last)`, 1 to 65535")
+WAIVERS = SettingKind(_waivers, "check ids and reasons: `{'ID': 'WHY'}`", dict)
 
-USERS = each(USER_NAME, "user name")
-PATHS = each(r"/[^:\s'\"]*", "absolute path")
-PATH = Kind(
+USERS = matching(USER_NAME, "user name")
+PATHS = matching(r"/[^:\s'\"]*", "absolute path")
+PATH = SettingKind(
     lambda value: value if value == "" else PATHS.check((value,))[0], 'an absolute path, or `""`'
 )
-LINES = Kind(each(r".+", "line").check, "lines of text")
-WORDS = Kind(each(r".+", "word").check, "the words of a command")
+LINES = SettingKind(matching(r".+", "line").check, "lines of text")
+WORDS = SettingKind(matching(r".+", "word").check, "the words of a command")
 # What bash exports (a function's name has signs that are none of these).
-VARIABLES = Kind(
-    each(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
+VARIABLES = SettingKind(
+    matching(r"[A-Za-z_][A-Za-z0-9_]*=.*", "variable (NAME=VALUE)").check, "`NAME=VALUE`s"
 )
-DOMAINS = each(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
+DOMAINS = matching(r"\*|@?[A-Za-z_][A-Za-z0-9_.-]{0,31}", "limits.conf domain")
 # With ".service.d" it is one component of a path, of 255 bytes.
-UNITS = each(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
+UNITS = matching(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}", "service name")
 # "NAME-" asks apt to remove a package, as "-NAME" does elsewhere.
-PACKAGES = each(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
-PATTERNS = each(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
-_KERNEL_ARGS = each(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
-KERNEL_ARGS = Kind(
+PACKAGES = matching(r"[a-z0-9]([a-z0-9+.-]{0,126}[a-z0-9+.])?", "package name")
+PATTERNS = matching(r"!?[A-Za-z0-9*?_][A-Za-z0-9*?_.:%-]*", "ssh host pattern")
+_KERNEL_ARGS = matching(r"[A-Za-z_][A-Za-z0-9_.-]*(=[A-Za-z0-9_.,:+-]+)?", "kernel argument")
+KERNEL_ARGS = SettingKind(
     lambda value: None if value is None else _KERNEL_ARGS.check(value),
     "kernel arguments, or `None`",
 )
-USER = Kind(
+USER = SettingKind(
     lambda value: value if value == "" else USERS.check((value,))[0], 'a user name, or `""`'
 )
-DIRECTORY = Kind(_directory, 'an absolute path of a directory, or `""`')
-TEXTFILE = Kind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
+DIRECTORY = SettingKind(_directory, 'an absolute path of a directory, or `""`')
+TEXTFILE = SettingKind(_textfile, 'an absolute path of a file `*.prom`, or `""`')
 
 
 # --- Words of a command line: a range of ports, and the known word that an unknown one resembles.
@@ -341,12 +341,12 @@ def port_range(words: str) -> tuple[int, int]:
     return first, last
 
 
-def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that begins with ``word``, else the one most like it; "" for none."""
-    names = list(known)
-    begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-    if begun:
-        return begun[0]
+def closest_word(word: str, known_words: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that begins with ``word``, else the most similar one; "" for none."""
+    names = list(known_words)
+    completions = [name for name in names if len(word) > 1 and name.startswith(word)]
+    if completions:
+        return completions[0]
     # Few runs have an unknown word, and a node's own program starts often.
     import difflib
 

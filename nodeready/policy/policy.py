@@ -1,4 +1,4 @@
-"""Policy: the one declaration of what "ready" means. A field per setting, with its reason.
+"""Policy: the declaration of what "ready" means. A field per setting, with its reason.
 
 The field names are the keys of pyinfra's ``group_data``. `make_policy` turns such
 data into a Policy, or into a list of errors that name the file, the key and the likely meaning.
@@ -35,26 +35,26 @@ from nodeready.policy.fields import (
     WAIVERS,
     WORDS,
     Invalid,
-    Kind,
     Names,
+    SettingKind,
     Table,
     one_of,
     setting,
-    shown,
     table,
-    whole,
-    whole_or_none,
-    wholes,
+    value_text,
+    whole_number,
+    whole_number_or_none,
+    whole_numbers,
 )
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What every node of a group has to be. All values are plain data."""
+    """The required state of every node of a group. All values are plain data."""
 
     ptrace_scope: int = setting(
         0,
-        whole(0, 2),
+        whole_number(0, 2),
         "kernel.yama.ptrace_scope: 0 lets py-spy and gdb attach to processes of the same user "
         "without sudo. 3 is refused: it can only be lowered by a reboot.",
     )
@@ -72,7 +72,7 @@ class Policy:
     )
     core_retention_days: int = setting(
         14,
-        whole(0, 3650),
+        whole_number(0, 3650),
         "Days after which systemd-tmpfiles removes a core file; 0 keeps them for ever. A core is "
         "as large as its process: without a rule the disk fills.",
     )
@@ -89,7 +89,7 @@ class Policy:
     )
     limit_nofile: int = setting(
         1048576,
-        whole(1024, 1073741816),
+        whole_number(1024, 1073741816),
         "RLIMIT_NOFILE for jobs, soft and hard: NCCL and data loaders open thousands of files. "
         "The kernel refuses more than fs.nr_open (1048576 by default).",
     )
@@ -183,18 +183,18 @@ class Policy:
     )
     gate_interval_s: int = setting(
         300,
-        whole(30, 86400),
+        whole_number(30, 86400),
         "Seconds between two verdicts of the timer.",
     )
     gate_max_age_s: int = setting(
         900,
-        whole(0, 86400),
+        whole_number(0, 86400),
         "Seconds for which the prolog believes a verdict: three of the timer's intervals, so that "
         "one that is late costs nothing.",
     )
     gate_budget_s: int = setting(
         10,
-        whole(3, 50),
+        whole_number(3, 50),
         "Seconds that the prolog and the health check may take: Slurm kills a health check after "
         "60, and a prolog holds every job of its node.",
     )
@@ -219,17 +219,17 @@ class Policy:
     )
     lock_wait_s: int = setting(
         30,
-        whole(0, 3600),
+        whole_number(0, 3600),
         "Seconds that a deploy waits for another one on the same node.",
     )
     package_lock_wait_s: int = setting(
         120,
-        whole(0, 3600),
+        whole_number(0, 3600),
         "Seconds to wait for the package manager's lock: a fresh node's first update can hold it.",
     )
     gpu_count: int | None = setting(
         None,
-        whole_or_none(0, 64),
+        whole_number_or_none(0, 64),
         "GPUs that every node's PCI bus shows; None: any.",
     )
     gpu_model: str = setting(
@@ -267,7 +267,7 @@ class Policy:
     )
     gpu_max_temperature_c: int | None = setting(
         None,
-        whole_or_none(30, 120),
+        whole_number_or_none(30, 120),
         "Degrees Celsius that no GPU may reach; None: its own slow-down threshold.",
     )
     gpu_idle: bool = setting(
@@ -277,7 +277,7 @@ class Policy:
     )
     xid_ignore: tuple[int, ...] = setting(
         (),
-        wholes(0, 1023),
+        whole_numbers(0, 1023),
         "NVIDIA Xid codes that are not reported.",
     )
     nics: Table = setting(
@@ -319,24 +319,24 @@ class Policy:
     )
     disk_free_percent: int = setting(
         5,
-        whole(0, 99),
+        whole_number(0, 99),
         "Per cent of space and of inodes that must be free on local file systems: at 5 per cent "
         "ext4 keeps the rest for root, and jobs fail.",
     )
     shm_min_mb: int = setting(
         0,
-        whole(0, 1 << 30),
+        whole_number(0, 1 << 30),
         "MiB that /dev/shm must have: PyTorch's data loaders and NCCL share memory through it. "
         "0: any.",
     )
     memory_min_mb: int = setting(
         0,
-        whole(0, 1 << 30),
+        whole_number(0, 1 << 30),
         "MiB of memory that the kernel must see; 0: any.",
     )
     hugepages: int | None = setting(
         None,
-        whole_or_none(0, 1 << 30),
+        whole_number_or_none(0, 1 << 30),
         "vm.nr_hugepages; None: any.",
     )
     swap: str = setting(
@@ -346,20 +346,20 @@ class Policy:
     )
     numa_balancing: int | None = setting(
         None,
-        whole_or_none(0, 2),
+        whole_number_or_none(0, 2),
         "kernel.numa_balancing; None: 0 where AMD Instinct GPUs are (ROCm asks for it), any "
         "elsewhere.",
     )
     smoke_min_gbps: int = setting(
         0,
-        whole(0, 1_000_000),
+        whole_number(0, 1_000_000),
         "Gbit/s of bus bandwidth that a collective between nodes must reach in `nodeready smoke` "
         "(nccl-tests' busbw in GB/s, times eight); 0: only peers are compared. In use: 370 on one "
         "port of 400 Gbit/s, 2000 on eight.",
     )
     smoke_min_node_gbps: int = setting(
         0,
-        whole(0, 1_000_000),
+        whole_number(0, 1_000_000),
         "The same inside of a node; 0: only peers are compared. In use: 1200 over NVLink, 120 "
         "over PCIe.",
     )
@@ -389,7 +389,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Expected(Policy):
+class JudgingPolicy(Policy):
     """A policy with what the control machine works out from its settings, to judge by both.
 
     gate_files: path -> sha256 of every file of the node's own check. Empty on the node itself,
@@ -402,9 +402,9 @@ class Expected(Policy):
     host_key: str = ""
 
     @classmethod
-    def completing(cls, policy: Policy, **more: Any) -> Expected:
-        """The policy with this beside what it has."""
-        return cls(**{**vars(policy), **more})
+    def completing(cls, policy: Policy, **completions: Any) -> JudgingPolicy:
+        """The policy with these values added."""
+        return cls(**{**vars(policy), **completions})
 
 
 #: The first words of our settings: an unknown key that begins with one of them is misspelt.
@@ -427,42 +427,42 @@ class PolicyError(ValueError):
 _WHY = 600
 
 
-def kind_of(key: str) -> Kind:
-    """What the setting of this name may be. Raises KeyError when there is none."""
-    kind: Kind = _FIELDS[key].metadata["kind"]
+def kind_of(key: str) -> SettingKind:
+    """The kind of the setting of this name. Raises KeyError for an unknown one."""
+    kind: SettingKind = _FIELDS[key].metadata["kind"]
     return kind
 
 
 def reason(key: str) -> str:
-    """What the setting of this name is for. Raises KeyError when there is none."""
+    """The purpose of the setting of this name. Raises KeyError for an unknown one."""
     return str(_FIELDS[key].metadata["reason"])
 
 
 def _misspelt(key: str) -> str:
-    """What an unknown ``key`` of ours was probably meant to be; "" for somebody else's key."""
+    """The probable meaning of an unknown ``key``; "" for a key of other software."""
     import difflib
 
     close = difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.85)
     if close:
         return f"did you mean {close[0]}?"
     if key.startswith(_PREFIXES):
-        ours = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
-        return "the settings are " + ", ".join(ours)
+        related = [name for name in _FIELDS if name.split("_")[0] == key.split("_", maxsplit=1)[0]]
+        return "the settings are " + ", ".join(related)
     return ""
 
 
-def shown_key(key: str) -> str:
+def key_text(key: str) -> str:
     """An unknown setting for a message: as it is, or like a wrong value."""
-    return key if key.isprintable() and len(key) <= 60 else shown(key)
+    return key if key.isprintable() and len(key) <= 60 else value_text(key)
 
 
 def check_settings(
-    data: Mapping[str, Any], where: str, foreign: frozenset[str] = frozenset()
+    data: Mapping[str, Any], source: str, foreign: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """The validated settings among ``data``; other people's keys are left out.
 
     where:   the file or other origin, for the error text
-    foreign: keys that belong to pyinfra, never taken for a misspelt one of ours
+    foreign: keys that belong to pyinfra, never taken for a misspelt setting
     Raises PolicyError with every problem of this origin.
     """
     settings: dict[str, Any] = {}
@@ -472,21 +472,21 @@ def check_settings(
             try:
                 settings[key] = kind_of(key).check(value)
             except Invalid as wrong:
-                why = str(wrong)
-                why = why if len(why) <= _WHY else f"{why[: _WHY - 3]}..."
-                problems.append(f"{where}: {key} = {shown(value)}: {why}")
+                reason = str(wrong)
+                reason = reason if len(reason) <= _WHY else f"{reason[: _WHY - 3]}..."
+                problems.append(f"{source}: {key} = {value_text(value)}: {reason}")
         elif isinstance(key, str) and not key.startswith("_") and key not in foreign:
             meant = _misspelt(key)
             if meant:
-                problems.append(f"{where}: unknown setting {shown_key(key)}: {meant}")
+                problems.append(f"{source}: unknown setting {key_text(key)}: {meant}")
     if problems:
         raise PolicyError(problems)
     return settings
 
 
-def make_policy(data: Mapping[str, Any], where: str = "policy") -> Policy:
+def make_policy(data: Mapping[str, Any], source: str = "policy") -> Policy:
     """The Policy that ``data`` declares; settings that it does not name keep their default."""
-    return Policy(**check_settings(data, where))
+    return Policy(**check_settings(data, source))
 
 
 def as_data(policy: Policy) -> dict[str, Any]:
@@ -495,7 +495,7 @@ def as_data(policy: Policy) -> dict[str, Any]:
 
 
 def digest(policies: Iterable[Policy]) -> str:
-    """A short name for a set of policies, whatever their order: equal policies, equal names.
+    """A short name for a set of policies in any order: equal policies have equal names.
 
     A report says by which policies it judged, and a kept verdict holds for no other policy.
     """

@@ -25,9 +25,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
+from nodeready.json_types import Name, Names, WholeSecond
 from nodeready.node.stacks.beside import (
     RECORDER,
     RECORDER_ON,
@@ -263,43 +265,66 @@ SUBJECTS = ("nics", "rdma", "ports", "pdsh")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}")
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(:[0-9]{1,3})?")
 
-#: Value or reason with the names of the nodes that have it, the most common first.
-Groups = tuple[tuple[str, tuple[str, ...]], ...]
+
+class NodesByValue(NamedTuple):
+    """Nodes that suggest the same value.
+
+    value: None: these nodes need none
+    """
+
+    value: str | None
+    nodes: Names
+
+
+class NodesByReason(NamedTuple):
+    """Nodes whose value is not known, by the reason."""
+
+    reason: Name
+    nodes: Names
+
+
+class NodesByError(NamedTuple):
+    """Nodes that could not be probed, by the reason."""
+
+    error: Name
+    nodes: Names
 
 
 @dataclass(frozen=True)
 class Variable:
     """A variable of a job's environment.
 
-    value:          what to export; None: it is not exported
+    value:          what to export; None: nothing
     reason:         why this value, or why none
-    settled:        nobody has to look at it: no node differs, and all are known
-    nodes_by_value: which nodes suggest which value; "" of those that need none
-    unknown:        reason -> the nodes of which it could not be found out
-    notes:          further lines about it
+    settled:        no person has to decide: no node differs, and all are known
+    nodes_by_value: the nodes by the value that they suggest, the most common first
+    unknown:        the nodes whose value is not known, by the reason
+    notes:          further lines about it, such as the users of occupied ports
     """
 
-    name: str
-    value: str | None
-    reason: str
+    name: Annotated[str, {"pattern": "^[A-Z][A-Z0-9_]*$"}]
+    value: Annotated[str | None, {"pattern": "^[A-Za-z0-9=/][A-Za-z0-9_.:,=/%-]*$"}]
+    reason: Name
     settled: bool
-    nodes_by_value: Groups = ()
-    unknown: Groups = ()
+    nodes_by_value: tuple[NodesByValue, ...] = ()
+    unknown: tuple[NodesByReason, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What `nodeready env` found.
+    """The document of `nodeready env`. Text is one line without control characters.
 
-    taken:     when the nodes were looked at, UTC
-    nodes:     those that were
-    missing:   error -> the nodes that could not be
+    taken:   when the nodes were probed, UTC
+    nodes:   the nodes that were probed
+    missing: the nodes that could not be probed, by the reason
     """
 
-    taken: str
-    nodes: tuple[str, ...]
-    missing: Groups
+    SCHEMA: ClassVar = "env"
+
+    taken: WholeSecond
+    nodes: Names
+    missing: tuple[NodesByError, ...]
     variables: tuple[Variable, ...]
 
 
@@ -311,13 +336,22 @@ class _Suggestion:
     reason: str = field(default="", compare=False)
 
 
-def grouped(pairs: Mapping[str, str]) -> Groups:
-    """Node -> text, as text -> nodes, the most common first."""
-    found: dict[str, list[str]] = {}
-    for name, text in pairs.items():
-        found.setdefault(text, []).append(name)
-    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
-    return tuple((text, tuple(names)) for text, names in ranked)
+def _nodes_by_text(texts: Mapping[str, str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Node -> text, as pairs of a text and its nodes, the most common text first."""
+    nodes_by_text: dict[str, list[str]] = {}
+    for node, text in texts.items():
+        nodes_by_text.setdefault(text, []).append(node)
+    ranked = sorted(nodes_by_text.items(), key=lambda item: -len(item[1]))
+    return [(text, tuple(nodes)) for text, nodes in ranked]
+
+
+def nodes_by_error(errors: Mapping[str, str]) -> tuple[NodesByError, ...]:
+    """Node -> error, as errors with their nodes, the most common error first."""
+    return tuple(NodesByError(*row) for row in _nodes_by_text(errors))
+
+
+def _nodes_by_reason(reasons: Mapping[str, str]) -> tuple[NodesByReason, ...]:
+    return tuple(NodesByReason(*row) for row in _nodes_by_text(reasons))
 
 
 def _reason(seen: object, what: str) -> str:
@@ -374,11 +408,16 @@ def _variable(
     harmless: the variable means nothing where a node needs none
     """
     suggestions = {node: ask(snapshot) for node, snapshot in snapshots.items()}
-    values = grouped(
-        {node: one.value for node, one in suggestions.items() if one.value is not None}
+    values = tuple(
+        NodesByValue(value or None, nodes)
+        for value, nodes in _nodes_by_text(
+            {node: one.value for node, one in suggestions.items() if one.value is not None}
+        )
     )
-    unknown = grouped({node: one.reason for node, one in suggestions.items() if one.value is None})
-    needed = [value for value, _ in values if value or not harmless] or [""]
+    unknown = _nodes_by_reason(
+        {node: one.reason for node, one in suggestions.items() if one.value is None}
+    )
+    needed = [value or "" for value, _ in values if value or not harmless] or [""]
     if not values:
         return Variable(name, None, "no node tells", False, (), unknown)
     if len(needed) > 1:
@@ -390,7 +429,7 @@ def _variable(
 
 def _sockets(snapshots: Mapping[str, Snapshot]) -> Variable:
     found = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots)
-    names = [value[1:] for value, _ in found.nodes_by_value]
+    names = [(value or "")[1:] for value, _ in found.nodes_by_value]
     if found.value is not None or len(names) < 2:
         return found
     # NCCL takes what it finds of a list: where every node has one of them alone, that is the one.
@@ -416,8 +455,8 @@ def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> 
         value,
         choice.reason,
         value is not None and not choice.unknown,
-        ((value, known),) if value else (),
-        grouped(choice.unknown),
+        (NodesByValue(value, known),) if value else (),
+        _nodes_by_reason(choice.unknown),
         choice.notes,
     )
 
@@ -579,7 +618,7 @@ def debug_variables(
     word = word or new_word()
     suggested = {node: _debugging(one, directory, word) for node, one in installed.items()}
     names = dict.fromkeys(name for one in suggested.values() for name in one)
-    unknown = grouped({node: one.why for node, one in installed.items() if one.why})
+    unknown = _nodes_by_text({node: one.why for node, one in installed.items() if one.why})
     found = []
     for name in names:
         given = {node: one[name] for node, one in suggested.items() if name in one}
@@ -593,7 +632,7 @@ def debug_variables(
                 value,
                 reason,
                 True,
-                ((value, tuple(given)),),
+                (NodesByValue(value, tuple(given)),),
                 (),
                 (*notes, *(f"{fold(some)}: {why}" for why, some in unknown if of_torch)),
             )

@@ -4,34 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Alike,
-    Line,
-    Options,
-    Part,
-    Section,
-    alike,
-    fits,
-    fitted,
-    line,
-    nodes,
-    reasons,
-)
+from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
-from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
+from nodeready.triage.cores import Cores, Crash, Group, crashed_in
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
 _GROUPS, _FRAMES, _PYTHON = 20, 14, 6
-#: So many kinds of crashes, reasons and notes are shown whole, however long they are.
+#: Maximum of kinds of crashes, reasons and notes that are shown whole.
 _FEW = 4
-#: Columns of the words on the left; at most of a function, and of a node set.
-_INDENT, _NAME, _NODES = 9, 44, 120
-#: Characters of a text that are shown without -v.
-_TEXT = 500
-_WHOLE = 1_000_000
+#: Columns of a function, and of a node set.
+_NAME, _NODES = 44, 120
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -46,7 +33,7 @@ def size(number: int) -> str:
 def process(crash: Crash) -> str:
     """``pid 4711, rank 3, user ada, 37 threads, 5.2 MiB``: what is known of a process."""
     core = crash.core
-    known = [
+    parts = [
         "" if crash.pid is None else f"pid {crash.pid}",
         "" if core.rank is None else f"rank {core.rank}",
         f"job {core.job}" if core.job else "",
@@ -54,167 +41,130 @@ def process(crash: Crash) -> str:
         counted(core.threads, "thread") if core.threads else "",
         size(crash.found.file.size_bytes),
     ]
-    return ", ".join(filter(None, known))
+    return ", ".join(filter(None, parts))
 
 
-class _Table:
-    """The layout of one table."""
+class _CoresTable(TableLayout):
+    def named(self, word: str, style: str, text: str, names: Iterable[str]) -> StyledLine:
+        """The first line of a row: its text and its nodes."""
+        word = f"{word:<{self.indent - 1}} "
+        room = max(20, min(self.width - len(word) - len(text) - 2, _NODES))
+        return self.head(word, style, text, "  " if text else "", self.names(names, room))
 
-    def __init__(self, options: Options) -> None:
-        self.verbose, self.width = options.verbose, options.width
-        self.whole = bool(options.verbose) or not options.lines
-
-    def head(self, word: str, style: str, text: str, names: Iterable[str]) -> Line:
-        start = f"{word:<{_INDENT - 1}} "
-        room = max(20, min(self.width - len(start) - len(text) - 2, _NODES))
-        who = nodes(names, _WHOLE if self.whole else room)
-        return line((start, STYLES[style]), text, "  " if text else "", (who, "bold"))
-
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
-
-    def group(self, group: Group) -> Iterator[Line]:
-        """What crashed where, its frames, and one core to look at."""
+    def group(self, group: Group) -> Iterator[StyledLine]:
+        """The program and place of a crash, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
-        where = ""
+        place = ""
         if top:
             how = "in" if crashed_in(group.frames, top) else "below"
-            where = f" {how} {sanitise(top.function, _NAME)}"
-        names = list(dict.fromkeys(crash.node for crash in group.crashes))
-        word = signal_name(group.signal)
-        yield self.head(word, "fail", f"{group.program or '?'}{where}", names)
-        ranks = sorted({c.core.rank for c in group.crashes if c.core.rank is not None})
+            place = f" {how} {sanitise(top.function, _NAME)}"
+        yield self.named(group.signal_name, "fail", f"{group.program or '?'}{place}", group.nodes)
         jobs = sorted({crash.core.job for crash in group.crashes if crash.core.job})
-        told = [counted(len(group.crashes), "core")]
-        if ranks:
-            told.append(f"rank{'s' * (len(ranks) > 1)} {fold_ranks(ranks)}")
+        parts = [counted(len(group.crashes), "core")]
+        if group.ranks:
+            parts.append(f"rank{'s' * (len(group.ranks) > 1)} {fold_ranks(group.ranks)}")
         if jobs:
-            told.append(f"job {', '.join(jobs[:4])}")
+            parts.append(f"job {', '.join(jobs[:4])}")
         since = f"first {first.when} on {first.node}" if len(group.crashes) > 1 else first.when
-        yield self.below(f"{', '.join(told)}; {since}")
+        yield self.detail(f"{', '.join(parts)}; {since}")
         yield from self.frames(group)
         yield from self.python(first)
         for crash in group.crashes if self.verbose else group.crashes[:1]:
             yield self.core(crash)
         yield line("")
 
-    def short(self, group: Group) -> Line:
+    def short(self, group: Group) -> StyledLine:
         """A kind of crash in one line."""
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
-    def more(self, count: int) -> Line:
-        more = counted(count, "more kind of crash", "more kinds of crash")
-        return line((f"and {more} (-v shows them)", "bold"))
+    def more_kinds(self, count: int) -> StyledLine:
+        kinds = counted(count, "more kind of crash", "more kinds of crash")
+        return line((f"and {kinds} (-v shows them)", "bold"))
 
-    def core(self, crash: Crash) -> Line:
-        """The core file, its process, and what is doubtful about the core."""
+    def core(self, crash: Crash) -> StyledLine:
+        """The core file, its process, and and any doubt about the core."""
         doubt = f"; {crash.core.warning}" if crash.core.warning else ""
         if crash.core.cut:
             doubt += "; gdb's words were more than is kept"
         text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
-        return self.below((text, "dim"), (doubt, STYLES["warn"]))
+        return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
-    def frames(self, group: Group) -> Iterator[Line]:
+    def frames(self, group: Group) -> Iterator[StyledLine]:
         rows = group.frames if self.verbose else group.frames[:_FRAMES]
         names = [sanitise(frame.function, 200 if self.verbose else _NAME) for frame in rows]
         width = max(map(len, names), default=0)
         for number, (name, frame) in enumerate(zip(names, rows)):
             style = "bold" if frame == group.headline else ""
             padded = f"{name:<{width}}  " if frame.place else name
-            yield self.below(f"#{number:<3} ", (padded, style), frame.place)
+            yield self.detail(f"#{number:<3} ", (padded, style), frame.place)
         if group.frames[len(rows) :]:
-            more = counted(len(group.frames) - len(rows), "more frame")
-            yield self.below((f"     {more} (-v shows them)", "dim"))
+            hidden = counted(len(group.frames) - len(rows), "more frame")
+            yield self.detail((f"     {hidden} (-v shows them)", "dim"))
 
-    def python(self, crash: Crash) -> Iterator[Line]:
+    def python(self, crash: Crash) -> Iterator[StyledLine]:
         """The stack as Python has it (py-bt)."""
         rows = crash.backtrace.python
         for row in rows if self.verbose else rows[:_PYTHON]:
-            yield self.below(row)
+            yield self.detail(row)
 
-    def unread(self, crashes: Sequence[Crash]) -> Section:
-        """Cores without a backtrace, cores with nearly the same reason together."""
-        # A number is no word of a reason: what is alike has no node of its own.
-        pairs = (((one.core.unread,), f"\0{at}") for at, one in enumerate(crashes))
+    def unread(self, crashes: Sequence[Crash]) -> RowSection:
+        """Cores without a backtrace, by similar reasons."""
+        # The number stands for the node, so that no word of a reason is taken for its name.
+        pairs = (((crash.core.unread,), f"\0{at}") for at, crash in enumerate(crashes))
 
-        def head(row: Alike) -> tuple[Line, list[Crash]]:
-            some = [crashes[int(name[1:])] for name in row.names]
-            names = list(dict.fromkeys(crash.node for crash in some))
-            return self.head("unread", "unknown", counted(len(some), "core"), names), some
+        def head(row: SimilarTexts) -> tuple[StyledLine, list[Crash]]:
+            members = [crashes[int(name[1:])] for name in row.names]
+            names = list(dict.fromkeys(crash.node for crash in members))
+            return self.named("unread", "unknown", counted(len(members), "core"), names), members
 
-        def full(row: Alike) -> Iterator[Line]:
-            first, some = head(row)
+        def full(row: SimilarTexts) -> Iterator[StyledLine]:
+            first, members = head(row)
             yield first
-            yield self.below((row.said or row.instance)[0])
-            for crash in some if self.verbose else some[:1]:
+            yield self.detail((row.shared_texts or row.instance)[0])
+            for crash in members if self.verbose else members[:1]:
                 yield self.core(crash)
 
-        def short(row: Alike) -> Line:
-            return head(row)[0].with_(f"  {(row.said or row.instance)[0]}")
+        def short(row: SimilarTexts) -> StyledLine:
+            return head(row)[0].with_(f"  {(row.shared_texts or row.instance)[0]}")
 
-        rows = alike(pairs, _WHOLE if self.verbose else 3)
-        return Section(rows, full, short, self.more_rows)
+        rows = fold_similar(pairs, NO_LIMIT if self.verbose else 3)
+        return RowSection(rows, full, short, self.count_line)
 
-    def more_rows(self, count: int) -> Line:
-        return self.below((f"and {count} more (-v shows them)", "bold"))
-
-    def lost(self, cores: Cores, kind: str) -> Section:
+    def lost(self, cores: Cores, kind: str) -> RowSection:
         """The nodes that gave no answer."""
-        found = [
-            (node, why)
-            for node, why in cores.errors.items()
+        errors = [
+            (node, error)
+            for node, error in cores.errors.items()
             if (node in cores.unreachable) == (kind == "unreachable")
         ]
+        return self.by_reason(f"{kind} ", kind, reasons(errors, self.verbose))
 
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield line((f"{kind:<{_INDENT - 1}} ", STYLES[kind]), (self.names(row[1]), "bold"))
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            start = (f"{kind:<{_INDENT - 1}} ", STYLES[kind])
-            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found, self.verbose), full, short, self.more_rows)
-
-    def names(self, names: list[str]) -> str:
-        return nodes(names, _WHOLE if self.whole else 60)
-
-    def notes(self, cores: Cores) -> Section:
-        """What kept nodes from looking somewhere."""
-        found = ((node, one) for node, rows in cores.notes.items() for one in rows)
-
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head("note", "warn", "", row[1])
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            start = (f"{'note':<{_INDENT - 1}} ", STYLES["warn"])
-            return line(start, (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found, self.verbose), full, short, self.more_rows)
+    def notes(self, cores: Cores) -> RowSection:
+        """Directories that a node could not search, and why."""
+        notes = ((node, note) for node, notes in cores.notes.items() for note in notes)
+        return self.by_reason("note", "warn", reasons(notes, self.verbose))
 
 
-def show(cores: Cores, options: Options = PLAIN) -> Iterator[Line]:
+def show(cores: Cores, options: Options = PLAIN) -> Iterator[StyledLine]:
     """Each kind of crash with its backtrace, then what could not be read, and why.
 
     With ``verbose`` every frame and every core is shown.
     """
-    table = _Table(options)
+    table = _CoresTable(options)
     sections = [
-        Section(cores.groups, table.group, table.short, table.more, _GROUPS),
+        RowSection(cores.groups, table.group, table.short, table.more_kinds, _GROUPS),
         table.unread(cores.unread),
         table.lost(cores, "unreachable"),
         table.lost(cores, "failed"),
         table.notes(cores),
     ]
-    room = 0 if table.whole else options.lines - 3
+    room = 0 if table.is_whole else options.lines - 3
     yield from fitted(sections, room, options.width, _FEW)
     older = sum(cores.more.values())
     if older:
         text = f"{counted(older, 'older core')} not read (--since, --limit: fewer at once)"
-        yield table.head("more", "warn", text, cores.more)
+        yield table.named("more", "warn", text, cores.more)
     if not cores.complete:
         yield line(("partial  ", STYLES["warn"]), "interrupted: not all cores were looked at")
     yield line(summary(cores))
@@ -224,8 +174,8 @@ def summary(cores: Cores) -> str:
     """``4 cores on 2 nodes: 3 read, of 1 kind; 1 not read``."""
     if not cores.crashes:
         return f"no core found on {counted(len(cores.asked) - len(cores.errors), 'node')}"
-    where = counted(len({crash.node for crash in cores.crashes}), "node")
-    told = f"{counted(len(cores.crashes), 'core')} on {where}: {len(cores.read)} read"
+    nodes_ = counted(len({crash.node for crash in cores.crashes}), "node")
+    text = f"{counted(len(cores.crashes), 'core')} on {nodes_}: {len(cores.read)} read"
     if cores.groups:
-        told += f", of {counted(len(cores.groups), 'kind')}"
-    return f"{told}; {len(cores.unread)} not read" if cores.unread else told
+        text += f", of {counted(len(cores.groups), 'kind')}"
+    return f"{text}; {len(cores.unread)} not read" if cores.unread else text

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from nodeready.audit.document import Audit, NodeReport, Outlier
-from nodeready.reports.registry import PLAIN, Options, told
-from nodeready.reports.table import differing
+from nodeready.reports.findings import differing
+from nodeready.reports.lines import result_text
+from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
@@ -45,14 +46,14 @@ def _outcome(result: Result, failing: tuple[str, ...]) -> str:
     """The elements inside of a check's case; "" for a check that passed."""
     fix = f"fix: {result.fix}" if result.fix else ""
     if result.status in failing:
-        return _element("failure", told(result), result.status, fix)
+        return _element("failure", result_text(result), result.status, fix)
     if result.status == "warn":
-        return f"<system-out>{_xml(f'warn: {told(result)} {fix}'.rstrip())}</system-out>"
+        return f"<system-out>{_xml(f'warn: {result_text(result)} {fix}'.rstrip())}</system-out>"
     if result.status == "unknown":
-        return _element("error", told(result), "unknown")
+        return _element("error", result_text(result), "unknown")
     if result.status == "waived":
-        return _element("skipped", result.fix, "waived", told(result))
-    return _element("skipped", told(result), "na") if result.status == "na" else ""
+        return _element("skipped", result.fix, "waived", result_text(result))
+    return _element("skipped", result_text(result), "na") if result.status == "na" else ""
 
 
 @lru_cache(maxsize=8192)
@@ -66,10 +67,12 @@ def _case(classname: str, name: str, inside: str) -> str:
     return f"    {tag}>{inside}</testcase>\n" if inside else f"    {tag}/>\n"
 
 
-def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list[Outlier]) -> str:
+def _suite(
+    node: NodeReport, audit: Audit, failing: tuple[str, ...], outliers: list[Outlier]
+) -> str:
     statuses = [result.status for result in node.results]
     cases = [_judged(result, failing) for result in node.results]
-    for outlier in apart:
+    for outlier in outliers:
         cases.append(_case("outliers", outlier.fact, _differs(outlier, node.name, failing)))
     if node.error:
         cases.insert(0, _case("node", "node.look", _element("error", node.error, node.status)))
@@ -81,7 +84,7 @@ def _suite(node: NodeReport, audit: Audit, failing: tuple[str, ...], apart: list
         time=f"{node.seconds:.3f}",
         tests=str(len(cases)),
         failures=str(
-            sum(status in failing for status in statuses) + len(apart) * ("warn" in failing)
+            sum(status in failing for status in statuses) + len(outliers) * ("warn" in failing)
         ),
         errors=str(statuses.count("unknown") + bool(node.error)),
         skipped=str(statuses.count("na") + statuses.count("waived")),
@@ -96,14 +99,14 @@ def _differs(outlier: Outlier, name: str, failing: tuple[str, ...]) -> str:
     return f"<system-out>{_xml(f'differs: {text}')}</system-out>"
 
 
-def _apart(audit: Audit) -> dict[str, list[Outlier]]:
+def _outliers_by_node(audit: Audit) -> dict[str, list[Outlier]]:
     """Node -> the facts in which it differs from its peers."""
-    found: dict[str, list[Outlier]] = {node.name: [] for node in audit.nodes}
+    outliers_of: dict[str, list[Outlier]] = {node.name: [] for node in audit.nodes}
     for outlier in audit.outliers:
         for name in outlier.nodes:
-            if name in found:
-                found[name].append(outlier)
-    return found
+            if name in outliers_of:
+                outliers_of[name].append(outlier)
+    return outliers_of
 
 
 def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
@@ -111,8 +114,8 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     failing = ("fail", "warn") if options.fail_on == "warn" else ("fail",)
     results = audit.summary["results"]
     errors = sum(bool(node.error) for node in audit.nodes)
-    apart = _apart(audit)
-    differing_facts = sum(map(len, apart.values()))
+    outliers_of = _outliers_by_node(audit)
+    differing_facts = sum(map(len, outliers_of.values()))
     tag = _tag(
         "testsuites",
         name="nodeready audit" if audit.complete else "nodeready audit (partial: interrupted)",
@@ -124,11 +127,11 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     )
     yield f'<?xml version="1.0" encoding="UTF-8"?>\n{tag}>\n'
     for node in audit.nodes:
-        yield _suite(node, audit, failing, apart[node.name])
+        yield _suite(node, audit, failing, outliers_of[node.name])
     yield "</testsuites>\n"
 
 
-def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: a suite per node with one case, and one suite for all of them together.
 
     A suspect is a failure in the case of each of its nodes; a node that was not tested is an
@@ -136,24 +139,33 @@ def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
     """
     blamed: dict[str, list[tuple[str, str]]] = {}
     together: list[tuple[str, str]] = []
-    for one in found.suspects:
-        said = (one.kind, "; ".join(one.evidence))
-        if not one.blamed:
-            together.append(said)
-        for name in one.blamed:
-            blamed.setdefault(name, []).append(said)
-    unfinished = found.stopped or ("" if found.complete else "interrupted")
-    suites = [_tested("all nodes", "smoke.together", found, together, why=unfinished)]
-    for node in found.nodes:
+    for suspect in smoke_test.suspects:
+        blame = (suspect.kind, "; ".join(suspect.evidence))
+        if not suspect.blamed:
+            together.append(blame)
+        for name in suspect.blamed:
+            blamed.setdefault(name, []).append(blame)
+    unfinished = smoke_test.stopped or ("" if smoke_test.complete else "interrupted")
+    suites = [_tested("all nodes", "smoke.together", smoke_test, together, reason=unfinished)]
+    for node in smoke_test.nodes:
         rows = blamed.get(node.name, [])
         bad = node.status in ("unreachable", "untested")
-        why = (node.why or node.status) if bad else ""
+        reason = (node.why or node.status) if bad else ""
         suites.append(
-            _tested(node.name, "smoke.collective", found, rows, why=why, warned=node.warnings)
+            _tested(
+                node.name,
+                "smoke.collective",
+                smoke_test,
+                rows,
+                reason=reason,
+                warned=node.warnings,
+            )
         )
     tag = _tag(
         "testsuites",
-        name="nodeready smoke" if found.complete else "nodeready smoke (partial: interrupted)",
+        name="nodeready smoke"
+        if smoke_test.complete
+        else "nodeready smoke (partial: interrupted)",
         tests=str(len(suites)),
         failures=str(sum("<failure" in suite for suite in suites)),
         errors=str(sum("<error" in suite for suite in suites)),
@@ -166,31 +178,31 @@ def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
 def _tested(
     name: str,
     case: str,
-    found: Smoke,
+    smoke_test: Smoke,
     blamed: list[tuple[str, str]],
     *,
-    why: str = "",
+    reason: str = "",
     warned: tuple[str, ...] = (),
 ) -> str:
     """A suite with its one case. blamed: (kind, evidence); why: it was not tested"""
     inside = ""
     if blamed:
         kind, message = blamed[0]
-        text = "; ".join(f"{kind}: {said}" for kind, said in blamed[1:])
+        text = "; ".join(f"{kind}: {evidence}" for kind, evidence in blamed[1:])
         inside = _element("failure", message, kind, text)
-    elif why:
-        inside = _element("error", why, "untested")
+    elif reason:
+        inside = _element("error", reason, "untested")
     elif warned:
         inside = f"<system-out>{_xml('warn: ' + '; '.join(warned))}</system-out>"
     tag = _tag(
         "testsuite",
         name=name,
         hostname=name,
-        timestamp=found.started,
+        timestamp=smoke_test.started,
         time="0",
         tests="1",
         failures=str(int(bool(blamed))),
-        errors=str(int(bool(why) and not blamed)),
+        errors=str(int(bool(reason) and not blamed)),
         skipped="0",
     )
     return f"  {tag}>\n{_case('smoke', case, inside)}  </testsuite>\n"

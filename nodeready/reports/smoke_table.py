@@ -1,4 +1,4 @@
-"""A smoke test on a terminal: the verdict, who spoils it and why, and the line to paste."""
+"""A smoke test on a terminal: the verdict, the suspects with evidence, and the line to paste."""
 
 from __future__ import annotations
 
@@ -7,47 +7,30 @@ from dataclasses import replace
 from datetime import datetime
 
 from nodeready.inventory.nodeset import fold
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Line,
-    Options,
-    Part,
-    Safe,
-    Section,
-    alike,
-    fits,
-    fitted,
-    grouped,
-    line,
-    nodes,
-    reasons,
-)
+from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import fold_similar, reasons
+from nodeready.reports.table_layout import MAX_TEXT, MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.shell import quote
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
 from nodeready.smoke.search import NODE, PAIR, SCALE
 from nodeready.text import counted, sanitise
 
-#: Columns of the words on the left.
-_INDENT = 9
-#: Columns beyond which a node set is cut even where nothing wraps; none under -v.
-_WIDEST, _WHOLE = 160, 1_000_000
 #: Suspects, pieces of evidence of one, and reasons why nodes were not tested, without -v.
 _SUSPECTS, _EVIDENCE, _REASONS = 30, 4, 8
-#: So many suspects, warnings and reasons are shown whole, however long they are.
+#: Maximum of suspects, warnings and reasons that are shown whole.
 _FEW = 5
 #: Characters of the list of nodes to leave out that are shown without -v: some lines to paste.
 _PASTED = 1200
-#: Characters of a text that are shown without -v.
-_TEXT = 500
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
-def _seconds(found: Smoke) -> int:
-    """How long it took."""
+def _seconds(smoke: Smoke) -> int:
+    """The duration."""
     first, last = (
         datetime.fromisoformat(moment.replace("Z", "+00:00"))
-        for moment in (found.started, found.finished)
+        for moment in (smoke.started, smoke.finished)
     )
     return max(0, round((last - first).total_seconds()))
 
@@ -59,214 +42,211 @@ def _figure(gbps: float) -> str:
     return f"{gbps:.1f}" if gbps >= 10 else f"{gbps:.2f}" if gbps >= 0.1 else f"{gbps:.2g}"
 
 
-def _alike(
+def _merge_similar(
     rows: list[tuple[Suspect, tuple[str, ...]]],
 ) -> list[tuple[Suspect, tuple[str, ...]]]:
-    """The same with one row for nodes against which nearly the same speaks."""
-    nodes_ = {names[0]: one for one, names in rows if one.kind == NODE and len(names) == 1}
-    found = alike((one.evidence, name) for name, one in nodes_.items())
-    merged = {row.names[0]: row for row in found}
-    made: list[tuple[Suspect, tuple[str, ...]]] = []
-    for one, names in rows:
+    """The rows, with one row for nodes with similar evidence."""
+    nodes_ = {
+        names[0]: suspect for suspect, names in rows if suspect.kind == NODE and len(names) == 1
+    }
+    similar = fold_similar((suspect.evidence, name) for name, suspect in nodes_.items())
+    merged = {row.names[0]: row for row in similar}
+    merged_rows: list[tuple[Suspect, tuple[str, ...]]] = []
+    for suspect, names in rows:
         row = merged.get(names[0])
-        if nodes_.get(names[0]) is not one:
-            made.append((one, names))
+        if nodes_.get(names[0]) is not suspect:
+            merged_rows.append((suspect, names))
         elif row is not None:
-            made.append((replace(one, evidence=row.said or row.instance), tuple(row.names)))
-    return made
+            merged_rows.append(
+                (replace(suspect, evidence=row.shared_texts or row.instance), tuple(row.names))
+            )
+    return merged_rows
 
 
-class _Table:
-    def __init__(self, found: Smoke, options: Options) -> None:
-        self.found, self.verbose = found, options.verbose
-        self.width = min(options.width, _WIDEST)
-        self.whole = bool(options.verbose) or not options.lines
+class _SmokeTable(TableLayout):
+    def __init__(self, smoke: Smoke, options: Options) -> None:
+        super().__init__(options)
+        self.smoke = smoke
+        self.width = min(options.width, MAX_WIDTH)
 
-    def names(self, names: Iterable[str], beside: int = _INDENT) -> tuple[str, str]:
-        """A node set, cut where it does not fit beside so many columns of other text."""
-        room = _WHOLE if self.whole else max(20, self.width - beside)
-        return nodes(names, room), "bold"
-
-    def head(self, word: str, style: str, *parts: Part) -> Line:
-        return line((f"{word:<{_INDENT}}", STYLES[style]), *parts)
-
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
-
-    def more(self, count: int) -> Line:
-        return self.below((f"and {count} more (-v shows them)", "bold"))
+    def names_beside(self, names: Iterable[str], columns: int = 9) -> tuple[str, str]:
+        """A node set, cut where it does not fit beside other text of ``columns``."""
+        return self.names(names, max(20, self.width - columns))
 
     def subject(self) -> str:
-        """What was found, in a few words."""
-        found = self.found
-        whole = counted(len(found.nodes), "node")
-        gpus = sum(len(node.gpus) for node in found.nodes)
-        ranks = sum(node.ranks for node in found.nodes)
+        """The result in a few words."""
+        smoke = self.smoke
+        tested = counted(len(smoke.nodes), "node")
+        gpus = sum(len(node.gpus) for node in smoke.nodes)
+        ranks = sum(node.ranks for node in smoke.nodes)
         all_ranks = counted(gpus, "GPU") if gpus else counted(ranks, "rank") if ranks else ""
-        whole += f", {all_ranks}" if all_ranks else ""
-        if found.suspects:
-            return f"{counted(len(found.suspects), 'suspect')} among {whole}"
-        left = [f"{found.summary[one]} {one}" for one in (UNREACHABLE, UNTESTED)]
-        left = [text for text in left if not text.startswith("0 ")]
-        if not found.tests and not found.alone:
-            return f"nothing was tested on {whole}"
-        return f"{' and '.join(left)} of {whole}" if left else whole
+        tested += f", {all_ranks}" if all_ranks else ""
+        if smoke.suspects:
+            return f"{counted(len(smoke.suspects), 'suspect')} among {tested}"
+        untested = [f"{smoke.summary[status]} {status}" for status in (UNREACHABLE, UNTESTED)]
+        untested = [text for text in untested if not text.startswith("0 ")]
+        if not smoke.tests and not smoke.alone:
+            return f"nothing was tested on {tested}"
+        return f"{' and '.join(untested)} of {tested}" if untested else tested
 
-    def verdict(self) -> Iterator[Line]:
-        """The verdict, what was found, and by what; a second line where one has no room."""
-        found = self.found
-        pieces = [self.subject()]
-        if found.engine:
-            pieces.append(found.engine)
-        pieces.append(
-            f"{counted(found.tests, 'test')}, {counted(found.rounds, 'round')}, "
-            f"{_seconds(found)} s"
+    def verdict(self) -> Iterator[StyledLine]:
+        """The verdict, the result and the engine; in several lines where one has no room."""
+        smoke = self.smoke
+        parts = [self.subject()]
+        if smoke.engine:
+            parts.append(smoke.engine)
+        parts.append(
+            f"{counted(smoke.tests, 'test')}, {counted(smoke.rounds, 'round')}, "
+            f"{_seconds(smoke)} s"
         )
         rows = [""]
-        for piece in pieces:
-            joined = f"{rows[-1]} · {piece}" if rows[-1] else piece
-            if rows[-1] and _INDENT + len(joined) > max(80, self.width):
-                rows.append(piece)
+        for part in parts:
+            joined = f"{rows[-1]} · {part}" if rows[-1] else part
+            if rows[-1] and self.indent + len(joined) > max(80, self.width):
+                rows.append(part)
             else:
                 rows[-1] = joined
-        yield self.head(found.verdict, "ok" if found.good else "fail", (rows[0], "bold"))
+        yield self.head(smoke.verdict, "ok" if smoke.good else "fail", (rows[0], "bold"))
         for row in rows[1:]:
-            yield self.below(row)
-        if not found.complete:
-            yield self.head("partial", "warn", found.stopped or "interrupted")
-        elif found.stopped:
-            yield self.head("stopped", "warn", found.stopped)
+            yield self.detail(row)
+        if not smoke.complete:
+            yield self.head("partial", "warn", smoke.stopped or "interrupted")
+        elif smoke.stopped:
+            yield self.head("stopped", "warn", smoke.stopped)
 
-    def suspect(self, found: tuple[Suspect, tuple[str, ...]]) -> Iterator[Line]:
-        """A suspect: its kind and names, then what speaks against it."""
-        one, names = found
+    def suspect(self, row: tuple[Suspect, tuple[str, ...]]) -> Iterator[StyledLine]:
+        """A suspect: its kind and names, then the evidence."""
+        suspect, names = row
         count = f"  {counted(len(names), 'node')}"
-        who: list[Part] = [self.names(names, _INDENT + len(count))]
-        if one.kind == PAIR and len(names) == 2:
-            who = [self.names(names[:1]), " with ", self.names(names[1:])]
-        elif one.gpus:
-            word = "GPU" if len(one.gpus) == 1 else "GPUs"
-            who.append((f"  {word} {', '.join(map(str, one.gpus))}", "bold"))
-        elif one.kind == SCALE:
-            who = ["no node alone, only so many of them together"]
+        names_part: list[Part] = [self.names_beside(names, self.indent + len(count))]
+        if suspect.kind == PAIR and len(names) == 2:
+            names_part = [self.names_beside(names[:1]), " with ", self.names_beside(names[1:])]
+        elif suspect.gpus:
+            word = "GPU" if len(suspect.gpus) == 1 else "GPUs"
+            names_part.append((f"  {word} {', '.join(map(str, suspect.gpus))}", "bold"))
+        elif suspect.kind == SCALE:
+            names_part = ["no node alone, only so many of them together"]
         elif len(names) > 1:
-            who.append(count)
-        yield self.head(one.kind, "suspect", *who)
-        most = len(one.evidence) if self.whole else _EVIDENCE
-        for text in one.evidence[:most]:
-            yield self.below(text)
-        if one.evidence[most:]:
-            yield self.more(len(one.evidence) - most)
+            names_part.append(count)
+        yield self.head(suspect.kind, "suspect", *names_part)
+        maximum = len(suspect.evidence) if self.is_whole else _EVIDENCE
+        for text in suspect.evidence[:maximum]:
+            yield self.detail(text)
+        if suspect.evidence[maximum:]:
+            yield self.count_line(len(suspect.evidence) - maximum)
 
-    def short(self, found: tuple[Suspect, tuple[str, ...]]) -> Line:
-        """A suspect in one line, with what speaks against it most."""
-        return next(self.suspect(found)).with_(f"  {'; '.join(found[0].evidence[:1])}")
+    def short(self, row: tuple[Suspect, tuple[str, ...]]) -> StyledLine:
+        """A suspect in one line, with the strongest evidence."""
+        return next(self.suspect(row)).with_(f"  {'; '.join(row[0].evidence[:1])}")
 
-    def suspects(self) -> Section:
+    def suspects(self) -> RowSection:
         """All of them; nodes with the same evidence are one."""
         equal: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
-        for place, one in enumerate(self.found.suspects):
-            key = (one.kind, one.gpus, one.evidence) if one.kind not in (PAIR, SCALE) else place
-            first, names = equal.get(key, (one, ()))
-            equal[key] = (first, names + one.nodes)
+        for place, suspect in enumerate(self.smoke.suspects):
+            key = (
+                (suspect.kind, suspect.gpus, suspect.evidence)
+                if suspect.kind not in (PAIR, SCALE)
+                else place
+            )
+            first, names = equal.get(key, (suspect, ()))
+            equal[key] = (first, names + suspect.nodes)
         rows = list(equal.values())
         if len(rows) > _SUSPECTS and not self.verbose:
-            rows = _alike(rows)
-        return Section(rows, self.suspect, self.short, self.more, _SUSPECTS)
+            rows = _merge_similar(rows)
+        return RowSection(rows, self.suspect, self.short, self.count_line, _SUSPECTS)
 
-    def warnings(self) -> Section:
+    def warnings(self) -> RowSection:
         """What got worse on nodes meanwhile, equal warnings once."""
 
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head("warn", "warn", self.names(row[1]))
-            yield self.below(row[0])
+        def full(row: tuple[str, list[str]]) -> Iterator[StyledLine]:
+            yield self.head("warn", "warn", self.names_beside(row[1]))
+            yield self.detail(row[0])
 
-        def short(row: tuple[str, list[str]]) -> Line:
+        def short(row: tuple[str, list[str]]) -> StyledLine:
             return self.head("warn", "warn", (fits(row[1], 30), "bold"), f"  {row[0]}")
 
-        pairs = [(node.name, text) for node in self.found.nodes for text in node.warnings]
-        return Section(reasons(pairs, self.verbose), full, short, self.more, _SUSPECTS)
+        pairs = [(node.name, text) for node in self.smoke.nodes for text in node.warnings]
+        return RowSection(reasons(pairs, self.verbose), full, short, self.count_line, _SUSPECTS)
 
-    def untested(self) -> Iterator[Section]:
-        """The nodes of which nothing is known, and why; equal reasons once."""
+    def untested(self) -> Iterator[RowSection]:
+        """The nodes without a result, by the reason."""
         for status, style in ((UNREACHABLE, "unreachable"), (UNTESTED, "unknown")):
             yield self.unknown(
                 (f"{status}  ", STYLES[style]),
-                [(one.name, one.why) for one in self.found.nodes if one.status == status],
+                [(node.name, node.why) for node in self.smoke.nodes if node.status == status],
             )
 
-    def unknown(self, word: tuple[str, str], found: list[tuple[str, str]]) -> Section:
+    def unknown(self, word: tuple[str, str], node_reasons: list[tuple[str, str]]) -> RowSection:
         """A line for each reason."""
 
-        def one(row: tuple[str, list[str]]) -> Line:
-            why, names = row
-            beside = len(word[0]) + min(len(why) + 2, self.width // 2)
-            text = line(word, self.names(names, beside), f"  {why}" if why else "")
-            return text if self.whole else text.cut(_TEXT)
+        def row_line(row: tuple[str, list[str]]) -> StyledLine:
+            reason, names = row
+            columns = len(word[0]) + min(len(reason) + 2, self.width // 2)
+            text = line(word, self.names_beside(names, columns), f"  {reason}" if reason else "")
+            return text if self.is_whole else text.cut(MAX_TEXT)
 
-        rows = reasons(found, self.verbose)
-        return Section(rows, lambda row: [one(row)], one, self.more, _REASONS)
+        rows = reasons(node_reasons, self.verbose)
+        return RowSection(rows, lambda row: [row_line(row)], row_line, self.count_line, _REASONS)
 
-    def engines(self) -> Iterator[Line]:
+    def engines(self) -> Iterator[StyledLine]:
         """What the nodes have, where they differ; what a pass proves."""
-        found = self.found
-        rows = grouped((node.engine, node.name) for node in found.nodes if node.engine)
+        smoke = self.smoke
+        rows = grouped((node.engine, node.name) for node in smoke.nodes if node.engine)
         if len(rows) > 1 or (rows and self.verbose):
             for engine, names in rows:
-                shown = self.names(names, _INDENT + len(engine) + 2)
+                shown = self.names_beside(names, self.indent + len(engine) + 2)
                 yield self.head("engine", "na", shown, f"  {engine}")
-        if found.control and self.verbose:
-            yield self.head("control", "na", found.control)
-        if found.proves:
-            yield self.head("proves" if found.good else "tried", "na", found.proves)
+        if smoke.control and self.verbose:
+            yield self.head("control", "na", smoke.control)
+        if smoke.proves:
+            yield self.head("proves" if smoke.good else "tried", "na", smoke.proves)
 
-    def links(self) -> Iterator[Line]:
+    def links(self) -> Iterator[StyledLine]:
         """The bandwidth of each class, with the test that had the least."""
-        for at, one in enumerate(self.found.links):
-            yield self.head("" if at else "Gbit/s", "na", *self.link(one))
+        for at, link in enumerate(self.smoke.links):
+            yield self.head("" if at else "Gbit/s", "na", *self.link(link))
 
-    def link(self, one: Link) -> Iterator[Part]:
-        yield f"{_CLASSES.get(one.name, one.name)}: median {_figure(one.median_gbps)}, "
-        slow = one.least_gbps < one.floor_gbps
-        yield (f"least {_figure(one.least_gbps)}", STYLES["warn"] if slow else "")
-        if one.where:
+    def link(self, link: Link) -> Iterator[Part]:
+        yield f"{_CLASSES.get(link.name, link.name)}: median {_figure(link.median_gbps)}, "
+        slow = link.least_gbps < link.floor_gbps
+        yield (f"least {_figure(link.least_gbps)}", STYLES["warn"] if slow else "")
+        if link.where:
             yield " ("
-            yield nodes(one.where, _WHOLE if self.verbose else 40)
+            yield nodes(link.where, NO_LIMIT if self.verbose else 40)
             yield ")"
-        if one.floor_gbps:
-            yield f", {'below the ' if slow else ''}floor {_figure(one.floor_gbps)}"
-        yield f"; {counted(one.tests, 'test')}"
+        if link.floor_gbps:
+            yield f", {'below the ' if slow else ''}floor {_figure(link.floor_gbps)}"
+        yield f"; {counted(link.tests, 'test')}"
 
-    def result(self) -> Iterator[Line]:
-        """The nodes that are left, and the words for srun and sbatch without the others."""
-        found = self.found
-        if found.good or not found.go:
+    def result(self) -> Iterator[StyledLine]:
+        """The nodes that remain, and the words for srun and sbatch that exclude the rest."""
+        smoke = self.smoke
+        if smoke.good or not smoke.go:
             return
-        count = counted(len(found.go), "node")
-        if any(one.kind == SCALE for one in found.suspects):
+        count = counted(len(smoke.go), "node")
+        if any(suspect.kind == SCALE for suspect in smoke.suspects):
             word, count = "passed", f"{count}, fewer at a time"
         else:
-            word = "GO" if found.complete and not found.stopped else "passed"
-        names = self.names(found.go, _INDENT + len(count) + 2)
+            word = "GO" if smoke.complete and not smoke.stopped else "passed"
+        names = self.names_beside(smoke.go, self.indent + len(count) + 2)
         yield self.head(word, "ok", names, f"  {count}")
-        if found.exclude:
-            words = f"--exclude={quote(fold(found.exclude))}"
-            if len(words) > _PASTED and not self.whole:
-                words = counted(len(found.exclude), "node")
+        if smoke.exclude:
+            words = f"--exclude={quote(fold(smoke.exclude))}"
+            if len(words) > _PASTED and not self.is_whole:
+                words = counted(len(smoke.exclude), "node")
                 words += ": --exclude-out FILE writes them, --limit @last-failed tests them again"
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
 
 
-def show(found: Smoke, options: Options = PLAIN) -> Iterator[Line]:
+def show(smoke: Smoke, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
-    table = _Table(found, options)
+    table = _SmokeTable(smoke, options)
     head = list(table.verdict())
     end = [*table.engines(), *table.links(), *table.result()]
     sections = [table.suspects(), table.warnings(), *table.untested()]
-    # Room for every suspect that is shown, and for the number of the others.
+    # Room for every shown suspect, and for the number of hidden ones.
     room = max(_SUSPECTS + 1, options.lines - len(head) - len(end) - 2)
-    middle = list(fitted(sections, 0 if table.whole else room, options.width, _FEW))
+    middle = list(fitted(sections, 0 if table.is_whole else room, options.width, _FEW))
     yield from head
     yield from (line(""), *middle) if middle else ()
     yield from (line(""), *end) if middle and end else end

@@ -19,9 +19,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from jinja2.ext import Extension
 from markupsafe import Markup
 
-from nodeready.reports import stacks_table
-from nodeready.reports.registry import PLAIN, Options, nodes
-from nodeready.reports.stacks_table import Branch, branches
+from nodeready.reports import rank_groups
+from nodeready.reports.lines import nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.stack_branches import Branch, branches
 from nodeready.text import counted, sanitise
 from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fold_ranks
 
@@ -29,12 +30,12 @@ from nodeready.triage.stacks.document import Group, Rank, Stacks, Statement, fol
 _OPEN, _PROCESSES = 3, 1000
 #: Rows of the matrix; statements of one witness that stand in a cell of it, and below it.
 _ROWS, _CELL, _SAYS = 2000, 4, 200
-#: Branches at one place, and one below the other: browsers nest 512 elements.
+#: Branches at one place, and nested ones: browsers nest 512 elements.
 _BRANCHES, _DEEPEST = 200, 100
 #: Characters of a name, of a set of ranks or nodes in a row, and of any other text.
 _LONG, _SET, _TEXT = 300, 60, 4000
 _WHOLE = 1_000_000_000
-#: The witnesses and the kinds of verdicts, as a person says them.
+#: The witnesses and the kinds of verdicts -> their names for a person.
 _WITNESSES = {
     "logs": "log", "flight_recorder": "flight recorder", "nccl_ras": "NCCL RAS", "gpu": "GPU",
     "network": "network", "kernel": "kernel",
@@ -101,15 +102,15 @@ def _template() -> Template:
     environment.globals.update(
         OPEN=_OPEN, PROCESSES=_PROCESSES, LONG=_LONG, SET=_SET, SAYS=_SAYS, CELL=_CELL,
         WITNESSES=_WITNESSES, KINDS=_KINDS, names=nodes, NEWLINE=Markup("\n"),
-        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=stacks_table.place,
-        ranks=stacks_table.ranks, who=stacks_table.who, word=stacks_table.word,
+        counted=counted, fold_ranks=fold_ranks, folded=_folded, place=rank_groups.place,
+        ranks=rank_groups.ranks, who=rank_groups.members, word=rank_groups.word,
     )  # fmt: skip
     return environment.get_template("page.html.j2")
 
 
 @lru_cache(maxsize=2)
 def part(name: str) -> Markup:
-    """The style sheet or the script as it stands in the page: a constant file of ours."""
+    """The style sheet or the script of the page: a constant file."""
     loader = PackageLoader("nodeready", "reports/stacks_page")
     return Markup("\n" + loader.get_source(Environment(autoescape=True), name)[0])
 
@@ -131,7 +132,7 @@ class _Card:
     """A group with its place in the page.
 
     number:  as the page counts, from 1
-    largest: the other groups are compared with this one
+    largest: this group is the reference of all groups
     begun:   other groups have gone on from where this one stands
     """
 
@@ -139,7 +140,7 @@ class _Card:
     group: Group
     processes: Sequence[Rank]
     largest: bool
-    begun: bool
+    is_overtaken: bool
 
 
 @dataclass(frozen=True)
@@ -156,25 +157,25 @@ class _Twig:
 
 
 def _cards(stacks: Stacks) -> Iterator[_Card]:
-    found: dict[int, list[Rank]] = {}
-    for one in stacks.processes:
-        found.setdefault(one.group, []).append(one)
-    largest, begun = stacks_table.largest(stacks), stacks_table.begun(stacks)
+    processes_of = rank_groups.processes_by_group(stacks)
+    largest, begun_groups = rank_groups.largest(stacks), rank_groups.overtaken(stacks)
     for at, group in enumerate(stacks.groups):
-        yield _Card(at + 1, group, found.get(at, ()), group is largest, at in begun)
+        yield _Card(at + 1, group, processes_of.get(at, ()), group is largest, at in begun_groups)
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What one witness says of the ranks of a row. weight: the largest of its statements', below 0
-    where all speak against; None: it says nothing of them."""
+    """The statements of one witness about the ranks of a row.
 
-    says: tuple[Statement, ...]
+    weight: the largest of the statements; below 0: all speak against a cause; None: no statement
+    """
+
+    statements: tuple[Statement, ...]
     weight: int | None
 
 
 @dataclass(frozen=True)
-class _Row:
+class _MatrixRow:
     """Ranks that stand side by side in the matrix with equal cells.
 
     number: of their group; order: of the row by suspicion, from 1
@@ -194,54 +195,57 @@ class _Row:
 class _Matrix:
     """Ranks by witnesses. hidden: rows that are not shown"""
 
-    rows: tuple[_Row, ...]
+    rows: tuple[_MatrixRow, ...]
     hidden: int
 
 
-#: Group, state, and the statements of each witness: what makes ranks equal in the matrix.
+#: Group, state, and the statements of each witness: ranks with equal keys share a row.
 _Key = tuple[int, str, tuple[tuple[int, ...], ...]]
 
 
-def _cell(says: Sequence[Statement]) -> _Cell:
-    if not says:
+def _cell(statements: Sequence[Statement]) -> _Cell:
+    if not statements:
         return _Cell((), None)
-    return _Cell(tuple(says), max(-1 if one.against else one.weight for one in says))
+    return _Cell(
+        tuple(statements),
+        max(-1 if statement.against else statement.weight for statement in statements),
+    )
 
 
 class _About:
     """Which statements of a witness are about a rank: of itself, or of its node."""
 
-    def __init__(self, says: Sequence[Statement]) -> None:
+    def __init__(self, statements: Sequence[Statement]) -> None:
         self._ranks: dict[int, list[int]] = {}
         self._nodes: dict[str, list[int]] = {}
-        # The same words about several nodes make their ranks equal.
+        # Equal statements about several nodes make their ranks equal.
         firsts: dict[tuple[str, int, bool], int] = {}
-        for number, one in enumerate(says):
-            at = firsts.setdefault((one.text, one.weight, one.against), number)
-            for rank in one.ranks:
+        for number, statement in enumerate(statements):
+            at = firsts.setdefault((statement.text, statement.weight, statement.against), number)
+            for rank in statement.ranks:
                 self._ranks.setdefault(rank, []).append(at)
             # A statement of ranks names their nodes, too.
-            for node in () if one.ranks else one.nodes:
+            for node in () if statement.ranks else statement.nodes:
                 self._nodes.setdefault(node, []).append(at)
 
     def of(self, rank: int | None, node: str) -> tuple[int, ...]:
-        own = self._ranks.get(rank, []) if rank is not None else []
-        return tuple(sorted({*own, *self._nodes.get(node, [])}))
+        statements = self._ranks.get(rank, []) if rank is not None else []
+        return tuple(sorted({*statements, *self._nodes.get(node, [])}))
 
 
 def _members(stacks: Stacks) -> Iterator[tuple[int, int | None, str, str, Rank | None]]:
     """Group, rank, node, state and process of every rank, by group and then by rank."""
-    found: dict[int, list[Rank]] = {}
-    for one in stacks.processes:
-        found.setdefault(one.group, []).append(one)
+    processes_of = rank_groups.processes_by_group(stacks)
     for at, group in enumerate(stacks.groups):
-        processes = sorted(found.get(at, ()), key=lambda one: (one.rank is None, one.rank or 0))
-        for one in processes:
-            channel = one.wait_channel if one.wait_channel != "0" else ""
-            yield at, one.rank, one.node, f"{one.state} {channel}".strip(), one
-        known = {one.rank for one in processes}
+        processes = sorted(
+            processes_of.get(at, ()), key=lambda process: (process.rank is None, process.rank or 0)
+        )
+        for process in processes:
+            channel = process.wait_channel if process.wait_channel != "0" else ""
+            yield at, process.rank, process.node, f"{process.state} {channel}".strip(), process
+        numbers = {process.rank for process in processes}
         for rank in group.ranks:
-            if rank not in known:
+            if rank not in numbers:
                 yield at, rank, group.nodes[0] if len(group.nodes) == 1 else "", "", None
 
 
@@ -250,16 +254,16 @@ def _matrix(stacks: Stacks) -> _Matrix:
     about = [_About(witness.says) for witness in stacks.witnesses]
     rows: list[tuple[_Key, list[tuple[int | None, str, Rank | None]]]] = []
     for at, rank, node, state, process in _members(stacks):
-        key = at, state, tuple(one.of(rank, node) for one in about)
+        key = at, state, tuple(witness.of(rank, node) for witness in about)
         if not rows or rows[-1][0] != key:
             rows.append((key, []))
         rows[-1][1].append((rank, node, process))
-    made = []
+    matrix_rows = []
     for order, ((at, state, picked), members) in enumerate(rows[:_ROWS], 1):
         group = stacks.groups[at]
-        said = [witness.says for witness in stacks.witnesses]
-        made.append(
-            _Row(
+        statements = [witness.says for witness in stacks.witnesses]
+        matrix_rows.append(
+            _MatrixRow(
                 order,
                 at + 1,
                 group,
@@ -267,17 +271,20 @@ def _matrix(stacks: Stacks) -> _Matrix:
                 tuple(process for _, _, process in members if process is not None),
                 tuple(dict.fromkeys(node for _, node, _ in members if node)) or group.nodes,
                 state,
-                tuple(_cell([says[one] for one in some]) for says, some in zip(said, picked)),
+                tuple(
+                    _cell([witness_statements[index] for index in indexes])
+                    for witness_statements, indexes in zip(statements, picked)
+                ),
             )
         )
-    return _Matrix(tuple(made), max(0, len(rows) - _ROWS))
+    return _Matrix(tuple(matrix_rows), max(0, len(rows) - _ROWS))
 
 
 def _suspect_group(stacks: Stacks, ranks: Sequence[int]) -> int:
     """The number of the first group that has one of these ranks; 0: none has."""
-    wanted = set(ranks)
+    suspects = set(ranks)
     for number, group in enumerate(stacks.groups, 1):
-        if wanted & {*group.ranks}:
+        if suspects & {*group.ranks}:
             return number
     return 0
 
@@ -294,7 +301,7 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
     style, script = part("page.css"), part("page.js")
     yield _template().render(
         stacks=stacks,
-        title=stacks_table.headline(stacks),
+        title=rank_groups.headline(stacks),
         policy=_policy(style, script),
         style=style,
         script=script,
@@ -302,5 +309,5 @@ def render(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
         matrix=_matrix(stacks),
         suspect_group=lambda ranks: _suspect_group(stacks, ranks),
         tree=list(_tree(stacks)) if any(group.frames for group in stacks.groups) else (),
-        silent=[f"{node}: {why}" for node, why in stacks_table.silent(stacks)],
+        silent=[f"{node}: {reason}" for node, reason in rank_groups.silent(stacks)],
     )

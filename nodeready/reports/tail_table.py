@@ -4,175 +4,151 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from nodeready.reports.registry import (
-    PLAIN,
-    STYLES,
-    Line,
-    Options,
-    Part,
-    Section,
-    fits,
-    fitted,
-    line,
-    nodes,
-    reasons,
-)
-from nodeready.reports.stacks_table import ranks
+from nodeready.reports.lines import STYLES, StyledLine, line
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import reasons
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
 from nodeready.triage.logs import Group, Report, Tail
 
-#: Columns of the words on the left; groups that are shown without -v.
-_INDENT, _MOST = 13, 20
-#: Columns at most of a node set and of ranks; none under -v.
-_NODES, _RANKS, _WHOLE = 60, 40, 1_000_000
-#: Characters of a line that are shown without -v.
-_TEXT = 500
+#: Groups that are shown without -v.
+_MOST = 20
+#: Columns of a set of ranks without -v.
+_RANKS = 40
 _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
           "stopped": ("stopped", "fail"), "skipped": ("skipped", "na")}  # fmt: skip
 
 
-class _Table:
+class _TailTable(TableLayout):
+    indent = 13
+
     def __init__(self, tail: Tail, options: Options) -> None:
-        self.tail, self.verbose = tail, options.verbose
-        self.whole = bool(options.verbose) or not options.lines
+        super().__init__(options)
+        self.tail = tail
 
-    def head(self, word: str, style: str, *parts: Part) -> Line:
-        return line((f"{word:<{_INDENT}}", style), *parts)
+    def trouble(self, word: str, style: str, reason_by_node: Mapping[str, str]) -> RowSection:
+        """The nodes without a whole answer, by their reason."""
+        return self.by_reason(word, style, reasons(reason_by_node.items(), self.verbose))
 
-    def below(self, *parts: Part) -> Line:
-        text = line(" " * _INDENT, *parts)
-        return text if self.whole else text.cut(_TEXT)
+    def count_line(self, count: int) -> StyledLine:
+        return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
-    def names(self, names: tuple[str, ...] | list[str]) -> tuple[str, str]:
-        return nodes(names, _WHOLE if self.whole else _NODES), "bold"
-
-    def trouble(self, word: str, style: str, found: Mapping[str, str]) -> Section:
-        """The nodes that have no whole answer, nodes with the same reason together."""
-
-        def full(row: tuple[str, list[str]]) -> Iterator[Line]:
-            yield self.head(word, STYLES[style], self.names(row[1]))
-            yield self.below(row[0])
-
-        def short(row: tuple[str, list[str]]) -> Line:
-            return self.head(word, STYLES[style], (fits(row[1], 30), "bold"), f"  {row[0]}")
-
-        return Section(reasons(found.items(), self.verbose), full, short, self.more)
-
-    def more(self, count: int) -> Line:
-        return self.below((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
-
-    def short(self, group: Group) -> Line:
+    def short(self, group: Group) -> StyledLine:
         """A group in one line: its last line of all."""
         last = group.lines[-1] if group.lines else group.why
         return next(self.whole_of(group)).with_(f"  {last}" if last else "")
 
-    def whole_of(self, group: Group) -> Iterator[Line]:
+    def whole_of(self, group: Group) -> Iterator[StyledLine]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
-    def groups(self, *kinds: str) -> list[Section]:
-        """The groups of these kinds; the largest one of files that were read stands apart: the
-        others are compared with it, and it is shown in any case."""
+    def groups(self, *kinds: str) -> list[RowSection]:
+        """The groups of these kinds. The largest group of read files is a section of its own: all
+        groups are compared with it, and it is always shown."""
         rows = [group for group in self.tail.groups if group.kind in kinds]
         last = rows[-1:] if "lines" in kinds else []
-        rest = rows[: len(rows) - len(last)]
+        smaller = rows[: len(rows) - len(last)]
         return [
-            Section(some, self.whole_of, self.short, self.more, _MOST - len(last))
-            for some in (rest, last)
+            RowSection(section, self.whole_of, self.short, self.count_line, _MOST - len(last))
+            for section in (smaller, last)
         ]
 
-    def who(self, group: Group) -> str:
+    def rank_text(self, group: Group) -> str:
         """The ranks of a group's files, as far as the paths name them."""
-        found = sorted({file.rank for file in group.files if file.rank is not None})
+        global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
-        limit = _WHOLE if self.verbose else _RANKS
-        if found:
-            return f"  {ranks(found, limit)}"
+        limit = NO_LIMIT if self.verbose else _RANKS
+        if global_ranks:
+            return f"  {ranks(global_ranks, limit)}"
         return f"  local {ranks(local, limit)}" if local else ""
 
     def eg(self, group: Group) -> str:
         return "e.g. " if len(group.files) > 1 else ""
 
-    def unread(self, group: Group) -> Iterator[Line]:
+    def unread(self, group: Group) -> Iterator[StyledLine]:
         """Files that were not read, or nodes without any."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
-        yield self.head(word, STYLES[style], self.names(group.nodes), self.who(group), count)
-        where = f"{self.eg(group)}{group.example}: " if group.example else ""
-        yield self.below(where, group.why)
+        yield self.head(word, style, self.names(group.nodes), self.rank_text(group), count)
+        example = f"{self.eg(group)}{group.example}: " if group.example else ""
+        yield self.detail(example, group.why)
 
-    def lines(self, group: Group) -> Iterator[Line]:
+    def lines(self, group: Group) -> Iterator[StyledLine]:
         """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
-        style = STYLES["warn"] if len(group.files) * 2 < self.tail.files else ""
+        style = "warn" if len(group.files) * 2 < self.tail.files else ""
         if group.kind in _WORDS:
-            word, style = _WORDS[group.kind][0], STYLES[_WORDS[group.kind][1]]
+            word, style = _WORDS[group.kind]
         yield self.head(
-            word, style, self.names(group.nodes), self.who(group), f"  {self.state(group)}"
+            word, style, self.names(group.nodes), self.rank_text(group), f"  {self.state(group)}"
         )
-        yield self.below((f"{self.eg(group)}{group.example}", "dim"))
+        yield self.detail((f"{self.eg(group)}{group.example}", "dim"))
         for text in group.lines:
-            yield self.below(("| ", "dim"), text)
+            yield self.detail(("| ", "dim"), text)
         if not group.lines:
-            yield self.below(("no line" if self.tail.grep else "empty", "dim"))
+            yield self.detail(("no line" if self.tail.grep else "empty", "dim"))
 
-    def reports(self) -> Iterator[Line]:
+    def reports(self) -> Iterator[StyledLine]:
         """What the watchdogs say, the rank that is least far first; equal ones are one row."""
         equal: dict[str, list[int]] = {}
-        for one in self.tail.reports:
-            known = equal.setdefault(_said(one), [])
-            if one.rank is not None and one.rank not in known:
-                known.append(one.rank)
+        for report in self.tail.reports:
+            report_ranks = equal.setdefault(_watchdog_text(report), [])
+            if report.rank is not None and report.rank not in report_ranks:
+                report_ranks.append(report.rank)
         rows = list(equal.items())
-        most = len(rows) if self.verbose else _MOST
-        for at, (words, found) in enumerate(rows[:most]):
-            who = ranks(sorted(found), _WHOLE if self.verbose else _RANKS) or "a rank"
-            said = ((who, "bold"), f"  {words}")
-            yield self.below(*said) if at else self.head("watchdog", STYLES["warn"], *said)
-        if len(rows) > most:
-            yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
+        maximum = len(rows) if self.verbose else _MOST
+        for at, (words, report_ranks) in enumerate(rows[:maximum]):
+            rank_text = (
+                ranks(sorted(report_ranks), NO_LIMIT if self.verbose else _RANKS) or "a rank"
+            )
+            parts = ((rank_text, "bold"), f"  {words}")
+            yield self.detail(*parts) if at else self.head("watchdog", "warn", *parts)
+        if len(rows) > maximum:
+            yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
     def state(self, group: Group) -> str:
         parts = [counted(len(group.files), "file")]
         if self.tail.grep:
-            found = sum(file.matches or 0 for file in group.files)
-            parts.append(counted(found, "match", "matches"))
+            matches = sum(file.matches or 0 for file in group.files)
+            parts.append(counted(matches, "match", "matches"))
         parts.append(f"written {span(min(file.age_s or 0 for file in group.files))} ago")
         if group.kind == "stopped":
             behind = sorted(file.behind_s or 0 for file in group.files)
-            least, most = span(behind[0]), span(behind[-1])
-            far = least if least == most else f"{least} to {most}"
+            minimum, maximum = span(behind[0]), span(behind[-1])
+            far = minimum if minimum == maximum else f"{minimum} to {maximum}"
             parts.append(f"{far} before the others")
         return ", ".join(parts)
 
 
-def _said(one: Report) -> str:
+def _watchdog_text(report: Report) -> str:
     """``default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed``."""
-    number = "" if one.sequence is None else f" {one.sequence}"
-    what = f"{one.operation or 'collective'}{number}"
+    number = "" if report.sequence is None else f" {report.sequence}"
+    collective = f"{report.operation or 'collective'}{number}"
     words = {
-        "timeout": f"{what} timed out",
+        "timeout": f"{collective} timed out",
         "status": "",
-        "missing": f"has not come to {what}",
-        "reached": f"has come to {what}, others have not",
+        "missing": f"has not come to {collective}",
+        "reached": f"has come to {collective}, others have not",
         "lost": "its connection to another rank broke",
-        "mismatch": f"has called {what}, others another one",
+        "mismatch": f"has called {collective}, others another one",
         "stuck": "its watchdog hangs (in CUDA, in NCCL, or it waits for the GIL)",
-    }[one.kind]
+    }[report.kind]
     counts = (
-        f"{count} {what}"
-        for count, what in ((one.enqueued, "enqueued"), (one.completed, "completed"))
+        f"{count} {state}"
+        for count, state in ((report.enqueued, "enqueued"), (report.completed, "completed"))
         if count is not None
     )
     text = ", ".join(filter(None, (words, *counts)))
-    return f"{one.group}: {text}" if one.group else text
+    return f"{report.group}: {text}" if report.group else text
 
 
-def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
-    """Nodes and files without an answer, then the groups of lines: the odd one out on top.
+def show(tail: Tail, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """Nodes and files without an answer, then the groups of lines, the smallest first.
 
     With ``verbose`` nothing is cut or left out.
     """
-    table = _Table(tail, options)
+    table = _TailTable(tail, options)
     rows = sum(group.kind in ("stopped", "lines") for group in tail.groups)
     after = [*table.reports(), *_end(tail, rows)]
     sections = [
@@ -183,21 +159,21 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
         *table.groups("stopped", "lines"),
         *table.groups("skipped"),
     ]
-    room = 0 if table.whole else max(_MOST, options.lines - len(after))
+    room = 0 if table.is_whole else max(_MOST, options.lines - len(after))
     yield from fitted(sections, room, options.width)
     yield from after
 
 
-def _end(tail: Tail, groups: int) -> Iterator[Line]:
-    where = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
+def _end(tail: Tail, groups: int) -> Iterator[StyledLine]:
+    nodes_ = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
     yield line("")
     if not tail.complete:
         yield line(("partial      ", STYLES["warn"]), "interrupted: not all nodes answered")
     if tail.left_out:
-        left = counted(tail.left_out, "file matches", "files match")
-        yield line(f"{left}, too, and were written before these: --max-files takes more")
+        files = counted(tail.left_out, "file matches", "files match")
+        yield line(f"{files}, too, and were written before these: --max-files takes more")
     yield line(
-        f"{counted(tail.files, 'file')} on {counted(len(where), 'node')}, "
+        f"{counted(tail.files, 'file')} on {counted(len(nodes_), 'node')}, "
         f"{counted(groups, 'group')}"
     )
     if groups > _MOST and groups * 2 > tail.files:

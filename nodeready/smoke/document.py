@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
-from nodeready.smoke.search import PAIR, SCALE
+from nodeready.json_types import Count, Moment, Name, Positive
+from nodeready.smoke.search import KINDS, PAIR, SCALE
 
 #: What a node's row says, worst first: it is suspected; it was lost or not reached; nothing could
 #: be tested there; it passed, and something on it got worse meanwhile; it passed.
@@ -23,17 +25,15 @@ SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
 
 @dataclass(frozen=True)
 class Suspect:
-    """Who spoils the collective.
+    """A cause of failing tests. scale: no node alone, only a number of nodes together.
 
-    kind:     ``node``, ``gpu``, ``pair`` or ``scale``
-    nodes:    names
     gpus:     of kind gpu, its numbers on the one node
     evidence: one sentence each, the strongest first
     """
 
-    kind: str
-    nodes: tuple[str, ...]
-    gpus: tuple[int, ...]
+    kind: Annotated[str, {"enum": KINDS}]
+    nodes: tuple[Name, ...]
+    gpus: tuple[Count, ...]
     evidence: tuple[str, ...]
 
     @property
@@ -46,7 +46,9 @@ class Suspect:
 class Node:
     """One node.
 
-    status:   one of NODE_STATUSES
+    status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
+              lost; untested: nothing could be tested there; warned: it passed, and something got
+              worse during the test
     why:      of a node that was not reached or not tested; ""
     ranks:    that it ran in each test
     gpus:     that its ranks had
@@ -56,7 +58,7 @@ class Node:
     """
 
     name: str
-    status: str
+    status: Annotated[str, {"enum": NODE_STATUSES}]
     why: str = ""
     ranks: int = 0
     gpus: tuple[int, ...] = ()
@@ -84,37 +86,50 @@ class Link:
 
 @dataclass(frozen=True)
 class Smoke:
-    """What one smoke test found.
+    """The document of `nodeready smoke`. Text is one line without control characters; bytes that
+    are no UTF-8 stand in it as \\xNN.
 
-    started, finished: ISO 8601, UTC, with a Z
-    complete:  False when it was interrupted
-    engine:    that was used, such as ``torch 2.13.0 over gloo``; "": there was none
-    proves:    what its pass proves
-    control:   the engine of the control arm; ""
-    tests:     collective tests of several nodes; alone: tests of one; rounds: of all kinds
-    stopped:   why it ended before it was through, such as the budget; ""
+    started:  when it began, UTC
+    finished: when it ended, UTC
+    complete: False when it was interrupted
+    engine:   the program that ran the collectives, such as ``torch 2.13.0 over gloo``; "": none
+    proves:   what its pass proves
+    control:  the engine of the control arm; "": there was none
+    budget_s: maximum of seconds that it was allowed to take
+    tests:    collectives of several nodes
+    alone:    tests of one node
+    rounds:   of tests that ran side by side
+    links:    the bandwidth of each class of links
+    stopped:  why it ended early, such as the budget; "": it did not
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "smoke"
+    JSON: ClassVar = (
+        *("started", "finished", "verdict", "complete", "stopped", "engine", "proves", "control"),
+        *("budget_s", "tests", "alone", "rounds", "go", "exclude"),
+        *("suspects", "nodes", "links", "summary"),
+    )
+
+    started: Moment
+    finished: Moment
     complete: bool
     engine: str
     proves: str
     control: str
-    budget_s: int
-    tests: int
-    alone: int
-    rounds: int
+    budget_s: Positive
+    tests: Count
+    alone: Count
+    rounds: Count
     nodes: tuple[Node, ...]
     suspects: tuple[Suspect, ...]
     links: tuple[Link, ...]
     stopped: str = ""
 
     @property
-    def exclude(self) -> tuple[str, ...]:
-        """Few nodes without which nothing of what was found is left, in the order of the
-        inventory: suspects, those that were not reached or not tested, and of pairs the nodes in
-        which most of them meet. What only a number of nodes shows excludes none."""
+    def exclude(self) -> tuple[Name, ...]:
+        """The fewest nodes that explain every failure, in the order of the inventory: suspects,
+        nodes that were not reached or not tested, and of pairs the nodes in which most of them
+        meet. A suspect of kind scale excludes none."""
         out = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
         for one in self.suspects:
@@ -127,14 +142,14 @@ class Smoke:
         return tuple(name for name in names if name in out)
 
     @property
-    def go(self) -> tuple[str, ...]:
-        """The nodes that may get the job: all others."""
+    def go(self) -> tuple[Name, ...]:
+        """The nodes that are not excluded, in the order of the inventory."""
         out = {*self.exclude}
         return tuple(node.name for node in self.nodes if node.name not in out)
 
     @property
-    def summary(self) -> dict[str, int]:
-        """How many nodes have each status, with every status."""
+    def summary(self) -> Annotated[dict[str, Count], {"keys": NODE_STATUSES}]:
+        """Nodes by status, with every status."""
         counts = Counter(node.status for node in self.nodes)
         return {status: counts[status] for status in NODE_STATUSES}
 
@@ -145,8 +160,8 @@ class Smoke:
         return through and bool(self.nodes) and not self.suspects and not self.exclude
 
     @property
-    def verdict(self) -> str:
-        """``GO`` or ``NO-GO``."""
+    def verdict(self) -> Annotated[str, {"enum": ("GO", "NO-GO")}]:
+        """GO: every test was made, and all passed."""
         return "GO" if self.good else "NO-GO"
 
 

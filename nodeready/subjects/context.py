@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nodeready.policy import Policy
-from nodeready.policy.policy import Expected
+from nodeready.policy.policy import JudgingPolicy
 from nodeready.subjects.access import Access
 from nodeready.subjects.base import Counters, Unknown
 from nodeready.subjects.nics.facts import Nics, with_peers
@@ -267,7 +267,7 @@ class _Expectations(Mapping[str, Policy]):
             self._made[key] = complete(told, policy, self._program)
         done = self._made[key]
         host_key = self._endpoints[name].key if name in self._endpoints else ""
-        return Expected.completing(done, host_key=host_key) if host_key else done
+        return JudgingPolicy.completing(done, host_key=host_key) if host_key else done
 
 
 def _known_hosts(

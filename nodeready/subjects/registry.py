@@ -31,7 +31,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
-from nodeready.policy.fields import closest
+from nodeready.policy.fields import closest_word
 from nodeready.subjects.base import Probe, own_files
 from nodeready.subjects.result import Result
 
@@ -75,9 +75,9 @@ def meant(word: str) -> str:
     known: Iterable[str] = [*SUBJECTS, *check_ids()]
     subject, _, noun = word.partition(".")
     if noun and subject not in SUBJECTS:
-        near = closest(subject, SUBJECTS)
+        near = closest_word(subject, SUBJECTS)
         known = [one for one in known if near and one.startswith(near)] or known
-    return closest(word, known, cutoff=0.5)
+    return closest_word(word, known, cutoff=0.5)
 
 
 # --- Which checks a command makes: ``--only`` and ``--skip``, with ids, subjects and globs.
@@ -133,7 +133,7 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
                 if named.probe is not None:
                     by = "only looked at, by nodeready audit"
                 raise SelectionError(f"{option} {word}: is {by}")
-            close = closest(word, [*subjects, *ids])
+            close = closest_word(word, [*subjects, *ids])
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)
             raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
         found |= matched

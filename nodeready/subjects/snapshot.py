@@ -19,7 +19,7 @@ from typing import Any
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.policy.fields import closest
+from nodeready.policy.fields import closest_word
 from nodeready.subjects.base import (
     Output,
     OwnFiles,
@@ -693,7 +693,7 @@ def _meant(check: str, known: list[str]) -> str:
     same = [one for one in known if one.startswith(f"{subject}.")]
     if same and name == "observed":
         return "what could not be observed cannot be waived"
-    close = closest(check, known)
+    close = closest_word(check, known)
     if close:
         return f"no such check; did you mean {close}?"
     return f"no such check; there are {', '.join(same)}" if same else "no such check"

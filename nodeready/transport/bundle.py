@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).parents[1]
 _ROOMS = ("healthcheck", "node/proofs")
 #: The reports of a node: the rows of nodeready.reports.registry that say `on_node`, which imports
 #: them by name.
-_REPORTS = ("json_report", "monitoring", "table")
+_REPORTS = ("audit_table", "json_report", "nagios", "prometheus")
 #: Imported by what a node needs, but never there: it folds the names of many nodes.
 _LEFT_OUT = ("nodeready.inventory.nodeset",)
 _SHEBANG = b"#!/usr/bin/env python3\n"

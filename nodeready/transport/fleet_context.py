@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from pyinfra.api import Inventory
 
-from nodeready.inventory.load import endpoint
+from nodeready.inventory.endpoints import endpoint
 from nodeready.policy import Policy
 from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.ssh_client import known_hosts

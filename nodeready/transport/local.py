@@ -74,7 +74,7 @@ def end_session(process: subprocess.Popen[bytes]) -> None:
 class LocalProcess:
     """A command that runs on this machine. `end` must be called in the end."""
 
-    def __init__(self, command: shell.Command, max_bytes: int) -> None:
+    def __init__(self, command: shell.ShellCommand, max_bytes: int) -> None:
         self.began = time.monotonic()
         self._process = _start(command.line, subprocess.PIPE)
         self._in, self._out, self._err = (
@@ -187,7 +187,7 @@ class LocalProcess:
         return found
 
 
-def run(command: shell.Command, limit_s: int, max_bytes: int) -> Answer:
+def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
     """Run a command here and wait for its answer, a little longer than its own limit."""
     child = LocalProcess(command, max_bytes)
     try:
@@ -216,13 +216,13 @@ class Local(Carrier):
         super().__init__([os.uname().nodename])
         self._sudo, self._password = sudo, ""
 
-    def _command(self, request: Request) -> shell.Command:
+    def _command(self, request: Request) -> shell.ShellCommand:
         line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
         if self._sudo:
             line = with_sudo(line, self._password)
             if self._password:
                 stdin = f"{self._password}\n{stdin}"
-        return shell.Command(line, stdin)
+        return shell.ShellCommand(line, stdin)
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         self._password = password

@@ -222,7 +222,7 @@ class Srun(Carrier):
 
         return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
 
-    def _command(self, script: str, limit_s: int, payload: str | None) -> shell.Command:
+    def _command(self, script: str, limit_s: int, payload: str | None) -> shell.ShellCommand:
         made = shell.command(script, limit_s, self.tag, payload)
         return made._replace(line=with_sudo(made.line, "")) if self.sudo else made
 
@@ -258,7 +258,7 @@ class Srun(Carrier):
             return True
         return False
 
-    def _argv(self, command: shell.Command, nodes: Sequence[str]) -> list[str]:
+    def _argv(self, command: shell.ShellCommand, nodes: Sequence[str]) -> list[str]:
         parts = len(_parts(command.stdin))
         return [
             *self._options(nodes), *self._gres,

@@ -111,7 +111,7 @@ def _run(host: Host, line: str, stdin: str, request: Request, others: dict[str, 
             said = run_over_ssh(host, words, data, mark, request.max_bytes)
         return Reply(said.stdout, said.stderr, rc=said.status)
     if isinstance(connector, LocalConnector):
-        command = shell.Command(wrap_command(host, line, others), stdin)
+        command = shell.ShellCommand(wrap_command(host, line, others), stdin)
         return local.run(command, request.limit_s, request.max_bytes)
     ok, output = host.run_shell_command(StringCommand(line), **{**others, "_stdin": stdin})
     return Reply(output.stdout, output.stderr, rc=0 if ok else 1)

@@ -26,7 +26,7 @@ from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.sshuserclient.client import get_ssh_config
 
 from nodeready import shell
-from nodeready.inventory.load import ssh_lines
+from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.subjects.ssh_client.facts import matches
 
 # --- What the inventory says.

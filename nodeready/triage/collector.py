@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy import Policy
-from nodeready.text import counted, now, redacted, sanitise
+from nodeready.secrets import redacted
+from nodeready.text import counted, now, sanitise
 from nodeready.transport.base import UNREACHED, Asks, Carrier, Conversation
 from nodeready.triage import incident
 from nodeready.triage.cores import collect_cores

@@ -9,11 +9,12 @@ import re
 import signal
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
+from nodeready.json_types import Count
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
 from nodeready.node.cores.program import Core, Done, File, Listing
@@ -68,20 +69,23 @@ _ENDING = frozenset(
 )  # fmt: skip
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True)
+class Frame:
     """One call, without addresses and values.
 
     function: ``??`` where gdb has no name
     file:     of the source, as gdb has it; "": no debug information
     line:     0: none
-    library:  the file's name of the shared library; "": the program itself, or not told
+    library:  the file name of the shared library; "": the program itself, or not known
     offset:   of a function without a name, the address within its page: it is the same wherever
               the program was loaded
     """
 
+    JSON: ClassVar = ("function", "file", "line", "library")
+
     function: str
     file: str = ""
-    line: int = 0
+    line: Count = 0
     library: str = ""
     offset: int = 0
 
@@ -278,21 +282,47 @@ class Crash:
         return whole is not None and self.found.file.size_bytes < whole
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """Crashes of the same program by the same signal in the same place.
 
+    signal:  0: copies of live processes; None: not known
+    program: without its directory
+    frames:  of the thread that got the signal, innermost first, as gdb numbers them
     crashes: the first to crash stands first
+    cores:   indexes into `cores`, the first to crash first
     """
+
+    JSON: ClassVar = (
+        *("signal", "signal_name", "program", "function", "cores", "nodes", "ranks", "frames"),
+    )
 
     signal: int | None
     program: str
     frames: tuple[Frame, ...]
     crashes: tuple[Crash, ...]
+    cores: tuple[Count, ...] = ()
 
     @property
     def signal_name(self) -> str:
-        """``SIGSEGV``; see `signal_name`."""
+        """Such as ``SIGSEGV``; ``live``: of a live process."""
         return signal_name(self.signal)
+
+    @property
+    def function(self) -> str:
+        """The first function with a name that does not only end a program: where it crashed, or
+        what called that."""
+        return self.headline.function if self.headline else ""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of the crashes, in their order."""
+        return tuple(dict.fromkeys(crash.node for crash in self.crashes))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the crashes, sorted."""
+        return tuple(sorted({c.core.rank for c in self.crashes if c.core.rank is not None}))
 
     @property
     def headline(self) -> Frame | None:
@@ -300,16 +330,93 @@ class Group(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cores:
-    """What one look at the cores of all nodes showed.
+class CoreRow:
+    """One core file, however many nodes see it.
 
+    node:        where it crashed, by the file's name; else the node that read it
+    seen_on:     the nodes that see this file
+    written:     ISO 8601, UTC
+    age_s:       by the node's clock
+    whole_bytes: the size that its own headers give
+    command:     the first 80 characters
+    threads:     0: not known
+    unread:      why there is no backtrace; "": there is one
+    text_file:   of `-o DIR`: the output of gdb; "": there is none
+    python:      the lines of py-bt
+    """
+
+    node: str
+    seen_on: tuple[str, ...]
+    path: str
+    written: str
+    age_s: float
+    size_bytes: int
+    whole_bytes: int | None
+    truncated: bool
+    signal: int | None
+    pid: int | None
+    uid: int | None
+    user: str
+    comm: str
+    program: str
+    command: str
+    threads: int
+    rank: int | None
+    job: str
+    unread: str
+    warning: str
+    text_file: str
+    python: tuple[str, ...]
+
+    @classmethod
+    def of(cls, crash: Crash, text_file: str) -> CoreRow:
+        """The row of a core in the document."""
+        file, core = crash.found.file, crash.core
+        return cls(
+            node=crash.node,
+            seen_on=crash.found.nodes,
+            path=file.path,
+            written=crash.when,
+            age_s=round(file.age_s, 1),
+            size_bytes=file.size_bytes,
+            whole_bytes=core.whole_bytes,
+            truncated=crash.truncated,
+            signal=crash.signal,
+            pid=crash.pid,
+            uid=core.uid,
+            user=core.user,
+            comm=core.comm,
+            program=core.program,
+            command=core.command,
+            threads=core.threads,
+            rank=core.rank,
+            job=core.job,
+            unread=core.unread,
+            warning=core.warning,
+            text_file=text_file if crash.text else "",
+            python=crash.backtrace.python,
+        )
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The document of `nodeready cores`, and DIR/cores.json: where the program of every core
+    crashed, equal crashes together, the group that began first in front.
+
+    started:  ISO 8601, UTC
+    finished: ISO 8601, UTC
     asked:    the nodes
-    read:     cores with a backtrace; unread: those without, each with its reason
-    errors:   node -> why it gave no answer; unreachable: which of these could not be reached
+    errors:   node -> why it gave no answer
+    unreachable: the nodes among these that could not be reached
     notes:    node -> what kept it from looking somewhere
-    more:     node -> how many older cores were not looked at
+    more:     node -> how many older cores were not read
     complete: False when it was interrupted
     """
+
+    SCHEMA: ClassVar = "cores"
+    JSON: ClassVar = (
+        *("started", "finished", "complete", "groups", "cores", "errors", "notes", "more"),
+    )
 
     started: str
     finished: str
@@ -323,15 +430,27 @@ class Cores:
 
     @cached_property
     def read(self) -> tuple[Crash, ...]:
+        """The cores with a backtrace."""
         return tuple(crash for crash in self.crashes if not crash.core.unread)
 
     @cached_property
     def unread(self) -> tuple[Crash, ...]:
+        """The cores without one, each with its reason."""
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        return grouped(self.read)
+        """The cores with a backtrace by their crash."""
+        indexes = {id(crash): index for index, crash in enumerate(self.crashes)}
+        return tuple(
+            replace(group, cores=tuple(indexes[id(crash)] for crash in group.crashes))
+            for group in grouped(self.read)
+        )
+
+    @property
+    def cores(self) -> tuple[CoreRow, ...]:
+        """Every core file once."""
+        return tuple(map(CoreRow.of, self.crashes, self.file_names))
 
     @cached_property
     def file_names(self) -> tuple[str, ...]:

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
-from nodeready.text import now, redacted
+from nodeready.json_types import Moment
+from nodeready.secrets import redacted
+from nodeready.text import now
 from nodeready.triage.stacks.document import Verdict
 
 # --- The document.
@@ -62,21 +64,29 @@ class Part:
 
 @dataclass(frozen=True)
 class Incident:
-    """What was kept of a job that hangs.
+    """The document of `nodeready incident`, and DIR/incident.json: the evidence of a job that
+    hangs. Known forms of secrets are removed from all texts.
 
-    started, finished: ISO 8601, UTC, with a Z
+    started:  UTC
+    finished: UTC
     job:      as it was asked for
-    user:     whose job it is; "": not told
-    reason:   why it was taken: a person asked, or what was watched
-    complete: False when it was interrupted
+    user:     the owner of the job; "": not known
+    reason:   why it was taken: on request, or what was watched
+    complete: False when it was interrupted; the missing parts say so
     verdict:  of the stacks and all witnesses; None: there is none
     advice:   what to look at next, one line each
-    parts:    each once
+    parts:    in the order in which they were taken
     archive:  the path of the one file that holds all of it; "": it could not be written
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "incident"
+    JSON: ClassVar = (
+        *("started", "finished", "job", "user", "reason", "complete", "verdict", "advice"),
+        *("archive", "parts"),
+    )
+
+    started: Moment
+    finished: Moment
     job: str
     user: str
     reason: str

@@ -10,9 +10,10 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.inventory.nodeset import natural
+from nodeready.json_types import Count
 from nodeready.node import payload
 from nodeready.node.tail import Config
 from nodeready.node.tail import Tail as NodeTail
@@ -284,22 +285,33 @@ class Report:
 
 @dataclass(frozen=True)
 class Tail:
-    """The document.
+    """The document of `nodeready tail`. Text is without control characters: they stand in it as
+    visible escapes.
 
-    started, finished: ISO 8601, UTC, with a Z
-    left_out: files that match, too, on nodes that have more than --max-files
-    notes:    node -> what is wrong with its whole answer
-    unreachable, failed: node -> why it gave none
-    complete: False when it was interrupted
-    reports:  of all files, of each group the rank that is least far first
+    started:     ISO 8601, UTC
+    finished:    ISO 8601, UTC
+    grep:        the regular expression, or empty
+    groups:      by kind, within a kind the smallest first
+    left_out:    matching files beyond --max-files of their node
+    notes:       node -> what is wrong with its whole answer
+    unreachable: node -> why it could not be reached
+    failed:      node -> why it gave no answer although it was reached
+    complete:    False when it was interrupted
+    reports:     of PyTorch's watchdogs: of each process group the slowest rank first
     """
+
+    SCHEMA: ClassVar = "tail"
+    JSON: ClassVar = (
+        *("started", "finished", "pattern", "grep", "complete", "left_out"),
+        *("groups", "reports", "notes", "unreachable", "failed"),
+    )
 
     started: str
     finished: str
     pattern: str
     grep: str
     groups: tuple[Group, ...]
-    left_out: int
+    left_out: Count
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]

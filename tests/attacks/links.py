@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodeready.deploy.actions import Action, Change, Directory, RemoveFile, WriteFile
+from nodeready.deploy.actions import Action, MakeDirectory, RemoveFile, StepChange, WriteFile
 from nodeready.policy import Policy
 from nodeready.policy.policy import as_data
 from nodeready.transport import bundle
@@ -67,7 +67,7 @@ class Attack:
 
 def change(*actions: Action) -> str:
     """A change of a deploy, as it runs on a node."""
-    return Change("attack.links", (), actions).script("attack", "root@test", 0)
+    return StepChange("attack.links", (), actions).script("attack", "root@test", 0)
 
 
 def _report(path: str) -> str:
@@ -104,7 +104,7 @@ def _ours(path: str) -> WriteFile:
 _COMMANDS: dict[str, Callable[[str], str]] = {
     "report": _report,
     "record": _record,
-    "directory": lambda path: change(Directory(path, "1777")),
+    "directory": lambda path: change(MakeDirectory(path, "1777")),
     "write": lambda path: change(_ours(path)),
     "remove": lambda path: change(RemoveFile(path)),
 }
@@ -156,7 +156,7 @@ for _ in range(1000):
     """,
     "a change": f"""
         i=0; while [ $i -lt 60 ]; do i=$((i + 1)); (
-        {change(Directory("/srv/prom/sub", "1777"))}
+        {change(MakeDirectory("/srv/prom/sub", "1777"))}
         ); ( {change(RemoveFile("/srv/prom/sub/nodeready.prom"))} ); done
     """,
 }

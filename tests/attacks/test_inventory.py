@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready import files
+from nodeready.inventory import trust
 from tests.attacks.conftest import become, reached_by_all
 from tests.cases import read
 from tests.command import Tool
@@ -147,7 +147,7 @@ def test_no_home_of_hers_is_roots(tool: Tool, control: Control) -> None:
         lines.append(
             Line(["bundle", fleet, "-o", home / "made"], home, {"HOME": str(home), **env})
         )
-    trusted = [replace(line, env={**line.env, files.VARIABLE: "1"}) for line in lines]
+    trusted = [replace(line, env={**line.env, trust.VARIABLE: "1"}) for line in lines]
     ended = run_batch(tool, [Line(["bundle", sound, "-o", tool.home / "made"]), *lines, *trusted])
     assert ended[0].status == 0, ended[0]
     for (case, (_, _, named)), done in zip(LEADING.items(), ended[1:], strict=False):

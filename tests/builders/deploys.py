@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodeready.deploy.actions import Change, Directory, RemoveFile, Run, Script, WriteFile
-from nodeready.deploy.document import Deploy, Node, Outcome
-from nodeready.deploy.plan import Plan
+from nodeready.deploy.actions import (
+    MakeDirectory,
+    RemoveFile,
+    RunCommand,
+    Script,
+    StepChange,
+    WriteFile,
+)
+from nodeready.deploy.document import Deploy, DeployedNode, DeployOutcome
+from nodeready.deploy.plan import NodePlan
 from nodeready.subjects.result import Result, fail, ok, unknown
 from tests.builders.fleets import FINISHED, HOSTILE, SCOPE, STARTED
 
-NOTHING = Plan()
+NOTHING = NodePlan()
 FILE = WriteFile("/etc/sysctl.d/60-nodeready.conf", b"kernel.yama.ptrace_scope = 0\n", b"# ours\n")
-SYSCTL = Change(
-    "ptrace.sysctl", ("ptrace.scope",), (FILE, Run(("sysctl", "-w", "x=0"))), ("ptrace",)
+SYSCTL = StepChange(
+    "ptrace.sysctl", ("ptrace.scope",), (FILE, RunCommand(("sysctl", "-w", "x=0"))), ("ptrace",)
 )
 INSTALL = (
-    Directory("/opt/nodeready", "0755"),
+    MakeDirectory("/opt/nodeready", "0755"),
     WriteFile("/opt/nodeready/py-spy", b"\x7fELF", None, large=True),
     RemoveFile("/usr/local/bin/py-spy", b"old\n"),
     Script("packages", ("nr_install", "gdb"), "install gdb"),
 )
 NO_USER = {"pdsh.pdshrc": "user ml: no such user on this node"}
-PTRACE = Plan((SYSCTL,))
-MANY = Plan(
-    (SYSCTL, Change("debug_tools.py_spy", ("debug_tools.py_spy",), INSTALL, ("debug_tools",))),
+PTRACE = NodePlan((SYSCTL,))
+MANY = NodePlan(
+    (SYSCTL, StepChange("debug_tools.py_spy", ("debug_tools.py_spy",), INSTALL, ("debug_tools",))),
     NO_USER,
 )
 PY_SPY = replace(SCOPE, check="debug_tools.py_spy", expected="0.4.3", actual="missing")
@@ -32,21 +39,21 @@ IOMMU = fail("iommu.args", "iommu=pt", "not set", "/proc/cmdline", "add it and r
 MUTE = unknown("limits.core", "timed out")
 
 
-def node(name: str, plan: Plan = NOTHING, *results: Result) -> Node:
-    return Node.of(name, plan, results or (ok("ptrace.scope", "0"),))
+def node(name: str, plan: NodePlan = NOTHING, *results: Result) -> DeployedNode:
+    return DeployedNode.of(name, plan, results or (ok("ptrace.scope", "0"),))
 
 
-def planned() -> tuple[Node, ...]:
+def planned() -> tuple[DeployedNode, ...]:
     """Every kind of node that a plan has."""
     return (
         node("gpu001", PTRACE, SCOPE, IOMMU),
         node("gpu002", PTRACE, SCOPE, IOMMU),
         node("gpu003", MANY, SCOPE, PY_SPY),
         node("gpu004"),
-        node("gpu005", Plan(), MUTE),
-        node("gpu006", Plan(), IOMMU),
-        Node("gpu007", "10.1.0.7: no answer in 15 s", True),
-        Node("gpu008", "sudo wants a password"),
+        node("gpu005", NodePlan(), MUTE),
+        node("gpu006", NodePlan(), IOMMU),
+        DeployedNode("gpu007", "10.1.0.7: no answer in 15 s", True),
+        DeployedNode("gpu008", "sudo wants a password"),
     )
 
 
@@ -58,11 +65,11 @@ def result() -> Deploy:
     """The same after it ran: done, failed, lost, not fixed."""
     done, lost, failed, *others = planned()
     left = (replace(PY_SPY, actual="0.3.0"),)
-    cut = Outcome(cut="ptrace.sysctl")
-    some = Outcome(("ptrace.sysctl",), NO_USER, left=left, complete=True)
-    not_fixed = Outcome(left=(SCOPE,), complete=True)
+    cut = DeployOutcome(cut="ptrace.sysctl")
+    some = DeployOutcome(("ptrace.sysctl",), NO_USER, left=left, complete=True)
+    not_fixed = DeployOutcome(left=(SCOPE,), complete=True)
     nodes = (
-        replace(done, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
+        replace(done, outcome=DeployOutcome(("ptrace.sysctl",), complete=True)).judged([IOMMU]),
         replace(lost, error="lost in ptrace.sysctl", unreachable=True, outcome=cut),
         replace(failed, outcome=some).judged([*left]),
         *others,
@@ -77,8 +84,8 @@ def well() -> Deploy:
 
 def interrupted() -> Deploy:
     one, two, *others = planned()
-    one = replace(one, outcome=Outcome(("ptrace.sysctl",), complete=True)).judged([])
-    two = replace(two, outcome=Outcome(cut="ptrace.sysctl"))
+    one = replace(one, outcome=DeployOutcome(("ptrace.sysctl",), complete=True)).judged([])
+    two = replace(two, outcome=DeployOutcome(cut="ptrace.sysctl"))
     return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, two, *others), False)
 
 
@@ -86,13 +93,13 @@ def hostile() -> Deploy:
     """Everything that a node may say is bad."""
     bad = replace(SCOPE, actual=HOSTILE, source=HOSTILE, fix=HOSTILE)
     file = replace(FILE, old=HOSTILE.encode("utf-8", "replace"))
-    plan = Plan((Change(HOSTILE, ("ptrace.scope",), (file,)),), {HOSTILE: HOSTILE})
+    plan = NodePlan((StepChange(HOSTILE, ("ptrace.scope",), (file,)),), {HOSTILE: HOSTILE})
     one = replace(
         node(HOSTILE, plan, bad),
-        outcome=Outcome((HOSTILE,), {HOSTILE: HOSTILE}, HOSTILE, (bad,), True),
+        outcome=DeployOutcome((HOSTILE,), {HOSTILE: HOSTILE}, HOSTILE, (bad,), True),
         for_a_person=(replace(bad, owner="admin"),),
     )
-    return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, Node(HOSTILE, HOSTILE)))
+    return Deploy(STARTED, FINISHED, False, ("ptrace",), (one, DeployedNode(HOSTILE, HOSTILE)))
 
 
 DEPLOYS = {

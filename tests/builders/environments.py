@@ -15,7 +15,9 @@ WHEN = "2026-03-01T12:00:00Z"
 EVIL = "x'; touch pwned; $(touch pwned)`touch pwned`\ntouch pwned\r\x85\u2028touch pwned\x1b[2J"
 
 
-def environment(nodes: Iterable[Snapshot], missing: job_env.Groups = ()) -> Environment:
+def environment(
+    nodes: Iterable[Snapshot], missing: tuple[job_env.NodesByError, ...] = ()
+) -> Environment:
     snapshots = {f"gpu{number:03}": each for number, each in enumerate(nodes, 1)}
     variables = job_env.variables(snapshots, dict.fromkeys(snapshots, POLICY))
     return Environment(WHEN, tuple(snapshots), missing, variables)
@@ -26,7 +28,10 @@ ENVIRONMENTS = {
     "one": environment([node(rdma=rdma())]),
     "differs": environment(
         [*[node()] * 63, node(nics=nics("eth1"), rdma=rdma(), ports=ports(socket(29500)))],
-        (("no answer in 15 s", ("gpu065",)), (EVIL, ("gpu066",))),
+        (
+            job_env.NodesByError("no answer in 15 s", ("gpu065",)),
+            job_env.NodesByError(EVIL, ("gpu066",)),
+        ),
     ),
     "halves": environment([node(), node(nics=nics("eth1", "eth0"))]),
     "unknown": environment([node(), node(), node(ports=Unknown("timed out"))]),

@@ -46,7 +46,7 @@ def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) ->
     return proved.Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
 
 
-def line(config: proved.Config) -> shell.Command:
+def line(config: proved.Config) -> shell.ShellCommand:
     """The command as it travels."""
     made = payload.program("nodeready.node.proofs.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)

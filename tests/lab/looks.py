@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.deploy.step import Step
+from nodeready.deploy.step import DeployStep
 from nodeready.lab import Node
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result
@@ -22,7 +22,7 @@ def statuses(node: Node, policy: Policy, *subjects: str) -> dict[str, str]:
     return {check: result.status for check, result in judged(node, policy, *subjects).items()}
 
 
-def deploy(node: Node, policy: Policy, steps: Iterable[Step], *subjects: str) -> list[str]:
+def deploy(node: Node, policy: Policy, steps: Iterable[DeployStep], *subjects: str) -> list[str]:
     """Do what is to do; which steps that was."""
     changes = plan(observe(on(node), policy, subjects), policy, steps)
     apply(on(node), changes)

@@ -71,7 +71,7 @@ def configured(**how: Any) -> answer.Config:
     return answer.Config(nonce, TAG, **{"limit_s": 40, "interval_s": 0.1, **how})
 
 
-def line(config: answer.Config) -> shell.Command:
+def line(config: answer.Config) -> shell.ShellCommand:
     """The command as it travels."""
     made = payload.program("nodeready.node.stacks.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nodeready import shell
-from nodeready.deploy.actions import Change
+from nodeready.deploy.actions import StepChange
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.registry import SUBJECTS
@@ -38,7 +38,9 @@ def forced(seen, check):
     """The change that the check's step would make, whether the check asks for it or not."""
     page = next(one for subject in SUBJECTS.values() for one in subject.checks if one.id == check)
     (step,) = [one for one in STEPS if one.name == page.fixed_by]
-    return Change(step.name, (check,), tuple(step.act(seen, POLICY)), step.touches, step.timeout_s)
+    return StepChange(
+        step.name, (check,), tuple(step.act(seen, POLICY)), step.touches, step.timeout_s
+    )
 
 
 @pytest.mark.parametrize("case", cases(__file__, "promise.json"))

@@ -20,7 +20,7 @@ from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import Ended, Supervisor, roots_alone
 from nodeready.node.stacks.processes import contents, stat
-from nodeready.text import redact
+from nodeready.secrets import redact
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
 Frame = tuple[str, str, int]

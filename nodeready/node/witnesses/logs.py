@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from nodeready.node import users_file
+from nodeready.node.log_lines import text_lines
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
-from nodeready.text import text_lines
 
 #: Lines of a log that are told, and characters of each.
 MOST_LINES, MOST_CHARACTERS = 5, 200
@@ -421,7 +421,7 @@ def _read(one: _File) -> tuple[int, list[str] | None]:
     """The size of a log, and the lines at its end; None: it is no text."""
     size = os.fstat(one.number).st_size
     start = max(0, size - LOOKED_AT)
-    rows = text_lines(os.pread(one.number, LOOKED_AT, start), whole=start == 0)
+    rows = text_lines(os.pread(one.number, LOOKED_AT, start), is_whole=start == 0)
     if rows is None:
         return size, None
     return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready.policy import Expected, Policy
+from nodeready.policy import JudgingPolicy, Policy
 from nodeready.shell import quote
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -84,7 +84,7 @@ def python(seen: Gate, want: Policy) -> Result:
     check, expected = "gate.python", "Python 3.9 or newer"
     if not want.gate:
         return na(check, OFF)
-    if not isinstance(want, Expected):
+    if not isinstance(want, JudgingPolicy):
         return na(check, _ALONE)
     if seen.python:
         return ok(check, expected, seen.python)
@@ -98,7 +98,7 @@ def _installed(check: str, seen: Gate, want: Policy, paths: tuple[str, ...]) -> 
         return na(check, OFF)
     if not seen.python:
         return na(check, _NO_PYTHON)
-    if not isinstance(want, Expected):
+    if not isinstance(want, JudgingPolicy):
         return na(check, _ALONE)
     expected = f"{', '.join(paths)} as this nodeready writes it"
     wanted, there = dict(want.gate_files), seen.digests or {}
@@ -158,7 +158,7 @@ def timer(seen: Gate, want: Policy) -> Result:
         if result.status == "ok" and WANTED not in seen.there:
             return fixable(check, "enabled at boot", "nodeready.timer is not enabled", TIMER)
         others = [CRON]
-    elif seen.cron or not want.gate or not isinstance(want, Expected):
+    elif seen.cron or not want.gate or not isinstance(want, JudgingPolicy):
         result = _installed(check, seen, want, (RECORD, CRON))
         others = [WANTED, TIMER, SERVICE]
     else:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from nodeready.policy import Expected, Policy
+from nodeready.policy import JudgingPolicy, Policy
 from nodeready.policy.policy import as_data
 from nodeready.subjects.gate.facts import (
     BUNDLE,
@@ -48,7 +48,7 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
     """
     if not policy.gate:
         return policy
-    return Expected.completing(policy, gate_files=_digests(declared, program))
+    return JudgingPolicy.completing(policy, gate_files=_digests(declared, program))
 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:

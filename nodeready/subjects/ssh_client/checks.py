@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.policy.policy import Expected as Completed
+from nodeready.policy.policy import JudgingPolicy as Completed
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import UNLOADED, Stuck, chmod_mends, stuck
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, warn

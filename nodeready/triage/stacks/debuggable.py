@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
+from nodeready.json_types import MomentOrEmpty
 from nodeready.node.stacks.beside import (
     RECORDER,
     RECORDER_ON,
@@ -46,16 +47,22 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Debuggable:
-    """What a job has for whoever debugs it.
+    """The document of `nodeready stacks --check`: what a job has for its debugging. Text is one
+    line without control characters.
 
-    started, finished: ISO 8601, UTC, with a Z
+    started:  when the capture began, UTC
+    finished: when it ended, UTC
+    job:      the job; empty: not known, or several
     findings: by item, the worst of each first
     errors:   node -> why it gave no answer, one line
     complete: False when it was interrupted
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "debuggable"
+    JSON: ClassVar = ("started", "finished", "job", "complete", "findings", "errors")
+
+    started: MomentOrEmpty
+    finished: MomentOrEmpty
     job: str
     findings: tuple[Finding, ...]
     errors: Mapping[str, str]

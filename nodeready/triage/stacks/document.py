@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
+from nodeready.json_types import MomentOrEmpty
 
 #: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
 #: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
@@ -235,21 +236,30 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stacks:
-    """All ranks of one job on all nodes, grouped, the most suspicious group first.
+    """The document of `nodeready stacks`: where every rank of a job stands, grouped, the most
+    suspicious group first.
 
-    started, finished: ISO 8601, UTC, with a Z
-    world_size: what the ranks themselves say; None: nobody says, or they disagree
-    errors:     node -> why it gave no answer, one line
+    started:    UTC
+    finished:   UTC
+    job:        empty where the processes name none
+    world_size: WORLD_SIZE of the ranks; None: they have none, or disagree
+    errors:     node -> why it gave no answer, or only a part of it, one line
     advice:     what to look at next, one line each
-    complete:   False when it was interrupted
-    user:       whose job it is; "": not told
+    complete:   False when it was interrupted; ranks that were not found do not count as missing
+    user:       the owner of the job; "": not known
     others:     the jobs that are not shown, the largest first
     verdict:    None: no rank was found
     witnesses:  beside the stacks
     """
 
-    started: str
-    finished: str
+    SCHEMA: ClassVar = "stacks"
+    JSON: ClassVar = (
+        *("started", "finished", "job", "user", "world_size", "complete", "verdict"),
+        *("groups", "witnesses", "processes", "errors", "others", "advice"),
+    )
+
+    started: MomentOrEmpty
+    finished: MomentOrEmpty
     job: str
     world_size: int | None
     groups: tuple[Group, ...]

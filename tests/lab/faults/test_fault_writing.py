@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.deploy.actions import Change, WriteFile
+from nodeready.deploy.actions import StepChange, WriteFile
 from nodeready.inventory.nodeset import fold
 from tests.command import ours
 from tests.helpers import apply, on
@@ -118,7 +118,7 @@ def test_a_file_that_changed_since_it_was_looked_at(fresh_node):
         fresh_node.enter(["rm", "-f", "/etc/theirs"])
         if now is not None:
             fresh_node.write("/etc/theirs", now)
-        change = Change("test.write", (), (WriteFile("/etc/theirs", b"ours\n", old),))
+        change = StepChange("test.write", (), (WriteFile("/etc/theirs", b"ours\n", old),))
         with pytest.raises(AssertionError, match="since it was looked at; run again"):
             apply(run, [change])
         found = fresh_node.enter(["cat", "/etc/theirs"], check=False).stdout

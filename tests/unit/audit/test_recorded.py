@@ -31,7 +31,7 @@ from nodeready.audit.verdict import (
 )
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
-from nodeready.reports.monitoring import prometheus
+from nodeready.reports.prometheus import prometheus
 from nodeready.reports.schema import schema
 from nodeready.subjects.gate.files import own
 from nodeready.subjects.registry import select

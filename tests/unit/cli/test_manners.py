@@ -13,7 +13,7 @@ import nodeready
 from nodeready.cli import screen
 from nodeready.cli.options import Refused
 from nodeready.cli.screen import NodeProgress
-from nodeready.reports.registry import Line
+from nodeready.reports.lines import StyledLine
 from tests.command import Terminal
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -57,7 +57,7 @@ def test_an_option_outranks_the_environment_and_that_the_terminal(
     stream = io.StringIO()
     stream.isatty = lambda: on_terminal
     monkeypatch.setattr(sys, "stdout", stream)
-    screen.Screen(color).show([Line((("failed", "bold red"), (" 1 node", "")))])
+    screen.Screen(color).show([StyledLine((("failed", "bold red"), (" 1 node", "")))])
     text = stream.getvalue()
     assert bool(COLOUR.search(text)) is coloured, text
     # The words are the same either way.

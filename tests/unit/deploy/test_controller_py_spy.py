@@ -14,7 +14,7 @@ import zipfile
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.py_spy_binary import PySpyError, binary, wrong
+from nodeready.deploy.py_spy_binary import PySpyError, binary, binary_problem
 from nodeready.subjects.debug_tools.facts import DIGESTS
 from tests.command import wait_for
 
@@ -60,7 +60,7 @@ def write_pip(path, text):
 @pytest.fixture(autouse=True)
 def alone(tmp_path, monkeypatch):
     """An empty cache of our own, and a pip without a network that counts its calls."""
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NODEREADY_PY_SPY_DIR", raising=False)
     monkeypatch.setattr(sys, "executable", write_pip(tmp_path / "python", PIP))
@@ -74,13 +74,13 @@ def calls(tmp_path):
 def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     # The pinned version of this machine comes from the environment.
     (version,) = {version for version, _ in DIGESTS}
-    assert wrong(binary(version, HERE), version, HERE) == ""
+    assert binary_problem(binary(version, HERE), version, HERE) == ""
     assert calls(tmp_path) == []
     content = program(OTHER, 1)
     wheel(tmp_path / "index", "9.1.0", OTHER, content)
     assert binary("9.1.0", OTHER) == binary("9.1.0", OTHER) == content
     # The cache has it for the next process.
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     assert binary("9.1.0", OTHER) == content
     (arguments,) = calls(tmp_path)
     assert f"manylinux_2_17_{OTHER}" in arguments
@@ -89,7 +89,7 @@ def test_another_machines_is_downloaded_once_and_kept(tmp_path, monkeypatch):
     assert cached == tmp_path / "cache" / "nodeready" / "py-spy" / "9.1.0" / OTHER
     # A damaged cache is passed over.
     cached.write_bytes(content[:30])
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     assert binary("9.1.0", OTHER) == cached.read_bytes() == content
 
 
@@ -110,7 +110,7 @@ def test_a_sites_own_directory_is_the_only_source(tmp_path, monkeypatch):
     monkeypatch.setenv("NODEREADY_PY_SPY_DIR", str(tmp_path))
     with pytest.raises(PySpyError, match=r"no py_spy-9\.1\.0-…_aarch64\.whl in /.*: put the"):
         binary("9.1.0", "aarch64")
-    monkeypatch.setattr(py_spy_binary, "_found", {})
+    monkeypatch.setattr(py_spy_binary, "_binaries", {})
     content = program("aarch64", 1)
     wheel(tmp_path, "9.1.0", "aarch64", content)
     assert binary("9.1.0", "aarch64") == content
@@ -134,7 +134,7 @@ def test_an_unfit_program_has_a_reason():
         (b"#!/usr/bin/python3\n", "no 64-bit program"),
         (b"", "no 64-bit program"),
     ):
-        assert wrong(content, "9.1.0", "x86_64") == reason
+        assert binary_problem(content, "9.1.0", "x86_64") == reason
 
 
 # Writes a part of a download, and never ends.
@@ -176,10 +176,10 @@ def test_an_incomplete_program_has_no_name_in_the_cache(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "cache" / "x86_64"
-    py_spy_binary._keep(path, b"old")
+    py_spy_binary._write_cache(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", full)
-        py_spy_binary._keep(path.with_name("other"), b"other")
+        py_spy_binary._write_cache(path.with_name("other"), b"other")
     assert [file.name for file in path.parent.iterdir()] == ["x86_64"]
-    py_spy_binary._keep(path, b"new")
+    py_spy_binary._write_cache(path, b"new")
     assert path.read_bytes() == b"new"

@@ -171,4 +171,4 @@ def test_a_plan_names_nothing_that_the_node_chose(cases, least, policies, monkey
     assert {step.name for step in STEPS} == {
         name for name, count in steps.items() if count > least
     }
-    assert actions == {"WriteFile", "RemoveFile", "Directory", "Run", "Script"}
+    assert actions == {"WriteFile", "RemoveFile", "MakeDirectory", "RunCommand", "Script"}

@@ -12,17 +12,13 @@ import ClusterShell.NodeSet
 import pytest
 from ClusterShell.NodeUtils import GroupResolverConfig
 from pyinfra.api import Config, Inventory, State
+from pyinfra.api.exceptions import InventoryError
 
 from nodeready.inventory import nodeset
-from nodeready.inventory.load import (
-    InventoryError,
-    NodeInventory,
-    endpoint,
-    limit,
-    load,
-    names,
-    policies,
-)
+from nodeready.inventory.endpoints import endpoint
+from nodeready.inventory.limit import names, select_hosts
+from nodeready.inventory.load import NodeInventory, load
+from nodeready.inventory.node_policies import policies
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
 from tests.cases import cases
@@ -152,13 +148,13 @@ def test_an_error_in_group_data_names_its_file_and_prints_stay_out_of_the_result
 @pytest.mark.parametrize("case", cases(__file__, "data/limits.json"))
 def test_limit_selects_in_the_order_of_the_inventory(case, cluster):
     failed = {"@last-failed": ["gpu002", "retired7"]}
-    assert names(limit(load(str(cluster)), case["expression"], failed)) == case["nodes"]
+    assert names(select_hosts(load(str(cluster)), case["expression"], failed)) == case["nodes"]
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/limit_errors.json"))
 def test_limit_refuses_a_missing_node_or_group(case, cluster):
     with pytest.raises(InventoryError) as caught:
-        limit(load(str(cluster)), case["expression"], {"@last-failed": []})
+        select_hosts(load(str(cluster)), case["expression"], {"@last-failed": []})
     assert case["why"] in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -166,8 +162,8 @@ def test_limit_refuses_a_missing_node_or_group(case, cluster):
 def test_limit_takes_a_node_before_a_group_of_its_name_and_local_by_its_name(tmp_path):
     path = tmp_path / "x.py"
     path.write_text("a = ['b', 'c']\nb = ['c']\n")
-    assert names(limit(load(str(path), cwd=tmp_path), "b")) == ["b"]
-    assert names(limit(load("@local,gpu1", cwd=tmp_path), "@local")) == ["@local"]
+    assert names(select_hosts(load(str(path), cwd=tmp_path), "b")) == ["b"]
+    assert names(select_hosts(load("@local,gpu1", cwd=tmp_path), "@local")) == ["@local"]
 
 
 def test_hosts_are_what_pyinfra_makes_them(tmp_path):
@@ -274,10 +270,10 @@ def test_a_group_of_clustershells_is_its_nodes(groups, monkeypatch):
 
 def test_a_group_of_clustershells_selects_nodes_of_the_inventory(groups):
     inventory = load("gpu[2-5]", cwd=groups)
-    assert names(limit(inventory, "@racks:rack1,gpu5")) == ["gpu2", "gpu3", "gpu5"]
+    assert names(select_hosts(inventory, "@racks:rack1,gpu5")) == ["gpu2", "gpu3", "gpu5"]
     for words in ("@rack9", "@nosuch"):
         with pytest.raises(InventoryError, match=f"no node or group {words} in the inventory"):
-            limit(inventory, words)
+            select_hosts(inventory, words)
     for words, why in (
         ("@nosuch", "no group '@nosuch' in ClusterShell's sources"),
         ("@other:rack1", "no group '@other:rack1' in ClusterShell's sources"),

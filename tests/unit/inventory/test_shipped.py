@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyinfra.api.exceptions import InventoryError
 
-from nodeready.inventory.load import InventoryError, load, names
+from nodeready.inventory.limit import names
+from nodeready.inventory.load import load
 from nodeready.inventory.nodeset import nodes
 from nodeready.policy import Policy
 from nodeready.policy.policy import check_settings

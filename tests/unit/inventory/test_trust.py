@@ -8,16 +8,16 @@ import pwd
 from types import SimpleNamespace
 
 import pytest
+from pyinfra.api.exceptions import InventoryError
 
-from nodeready import files
-from nodeready.inventory import hostfile
-from nodeready.inventory.load import InventoryError, load
+from nodeready.inventory import hostfile, trust
+from nodeready.inventory.load import load
 
 
 @pytest.fixture(autouse=True)
 def as_root(monkeypatch, tmp_path):
     """Whoever runs the tests counts as root, and owns every place above them."""
-    monkeypatch.delenv(files.VARIABLE, raising=False)
+    monkeypatch.delenv(trust.VARIABLE, raising=False)
     monkeypatch.setenv("SUDO_UID", str(os.getuid()))
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.chdir(tmp_path)
@@ -48,24 +48,24 @@ def shows(monkeypatch, path, **values):
 
 def test_a_file_of_roots_alone_is_taken(file):
     for path in (file, "a/x.py", "./a/../a/x.py", "no/such/file"):
-        assert files.distrust(path) == ""
+        assert trust.distrust(path) == ""
     for name, target in (("b", "c"), ("c", "b")):
         file.parent.with_name(name).symlink_to(target)
-    assert "Too many levels" in files.distrust("b")
+    assert "Too many levels" in trust.distrust("b")
 
 
 def test_a_strangers_file_directory_and_link_are_named(file, monkeypatch):
     link = file.parent.parent / "link.py"
     link.symlink_to("a/x.py")
-    assert files.distrust(link) == ""
+    assert trust.distrust(link) == ""
     for place in (file, file.parent, link):
         with monkeypatch.context() as patch:
             shows(patch, place, st_uid=54321)
-            reason = files.distrust(link)
+            reason = trust.distrust(link)
             assert f"link.py is not taken by root: {place} belongs to uid 54321; chown" in reason
             assert "--trust-inventory" in reason
             patch.setenv("SUDO_UID", "54321")
-            assert "54321" not in files.distrust(link)
+            assert "54321" not in trust.distrust(link)
 
 
 def test_the_mode_of_a_file_or_directory(file, monkeypatch):
@@ -78,7 +78,7 @@ def test_the_mode_of_a_file_or_directory(file, monkeypatch):
     ):
         with monkeypatch.context() as patch:
             shows(patch, file, st_mode=mode, st_gid=54321)
-            reason = files.distrust(file)
+            reason = trust.distrust(file)
             assert why in reason
             assert bool(reason) == bool(why)
 
@@ -90,10 +90,10 @@ def test_the_owners_private_group_may_write(file, monkeypatch):
     shows(monkeypatch, file, st_mode=0o100664, st_gid=7)
     for members, taken in (([], True), (["alice"], True), (["alice", "bob"], False)):
         group.gr_mem = members
-        assert (files.distrust(file) == "") is taken
+        assert (trust.distrust(file) == "") is taken
     group.gr_mem = []
     monkeypatch.setattr(os, "getxattr", lambda place, name: b"an access list")
-    assert "group alice may write to" in files.distrust(file)
+    assert "group alice may write to" in trust.distrust(file)
 
 
 def test_a_user_may_take_the_file_nevertheless(file, monkeypatch):
@@ -106,11 +106,11 @@ def test_a_user_may_take_the_file_nevertheless(file, monkeypatch):
         assert len(load(str(path), trusted=True)) == 1
     with pytest.raises(InventoryError, match="everybody may write"):
         hostfile.read(hosts)
-    monkeypatch.setenv(files.VARIABLE, "1")
+    monkeypatch.setenv(trust.VARIABLE, "1")
     assert len(load(str(file))) == 1
-    monkeypatch.setenv(files.VARIABLE, "0")
+    monkeypatch.setenv(trust.VARIABLE, "0")
     with pytest.raises(InventoryError):
         load(str(file))
     # Another user's rights are no more than those of the file's owner.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert files.distrust(file) == ""
+    assert trust.distrust(file) == ""

@@ -52,7 +52,7 @@ def test_a_variable_that_no_node_needs_is_settled():
     ):
         variable = variables[name]
         assert (variable.value, variable.reason, variable.settled) == (None, reason, True)
-        assert variable.nodes_by_value == (("", ("gpu1", "gpu2")),)
+        assert variable.nodes_by_value == ((None, ("gpu1", "gpu2")),)
     # pdsh on some nodes is enough.
     variable = of(node(pdsh=Pdsh(installed=False)), node())["PDSH_RCMD_TYPE"]
     assert (variable.value, variable.settled) == ("ssh", True)
@@ -64,7 +64,7 @@ def test_a_variable_that_no_node_needs_is_settled():
         ("NCCL_SOCKET_IFNAME", node(nics=nics("eth1")), ("=eth0", "=eth1")),
         ("GLOO_SOCKET_IFNAME", node(nics=nics("eth1")), ("eth0", "eth1")),
         ("NCCL_IB_HCA", node(rdma=rdma("mlx5_0")), ("=mlx5_0,mlx5_1", "=mlx5_0")),
-        ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", "")),
+        ("NCCL_IB_HCA", node(rdma=rdma()), ("=mlx5_0,mlx5_1", None)),
     ],
 )
 def test_nodes_that_differ_set_nothing(name, odd, by_value):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 
 from nodeready.audit.document import Ready, ready_code, slots
-from nodeready.inventory import hostfile
+from nodeready.inventory import launcher_files
 from nodeready.node.proofs.program import _PROVE
 from nodeready.ready.run import Wanted
+from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
-from nodeready.reports.table import show_ready
 from nodeready.subjects.proof.facts import COLLECTIVE, MESH, SESSION, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import fail, ok, unknown, warn
@@ -85,6 +85,6 @@ def test_launchers_get_the_ready_nodes():
         ("exclude", ["gpu2", "gpu3", "x"], "gpu[2-3],x\n"),
         ("exclude", [], ""),
     ):
-        assert hostfile.text(form, ready, others) == text
+        assert launcher_files.text(form, ready, others) == text
     # A node without GPUs has one slot.
     assert slots(FINE) == slots(AWAY) == 1

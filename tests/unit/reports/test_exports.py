@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from nodeready.ready.job_env import Environment, Variable
-from nodeready.reports import exports, json_report
+from nodeready.reports import env_script, json_report, speedscope
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.stack_fleets import FLEETS
 
@@ -19,7 +19,7 @@ EACH = pytest.mark.parametrize("name", ENVIRONMENTS)
 
 
 def text(environment: Environment) -> str:
-    return "".join(exports.shell_lines(environment))
+    return "".join(env_script.shell_lines(environment))
 
 
 def evaluate(shell: list[str], name: str, directory: Path) -> None:
@@ -52,14 +52,14 @@ def test_comments_fit_a_terminal_and_cannot_steer_it(name: str) -> None:
     for line in shown.split("\n"):
         assert line[:1] in ("", "#") or line.startswith("export "), line
         assert len(line) <= 80, line
-    for form in (shown, "".join(json_report.env(ENVIRONMENTS[name]))):
+    for form in (shown, "".join(json_report.render(ENVIRONMENTS[name]))):
         assert not {c for c in form if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}
         assert "\u2028" not in form
 
 
 def test_what_needs_attention_is_a_line_each() -> None:
     good, unknown, differs = (
-        list(exports.troubles(ENVIRONMENTS[name])) for name in ("good", "unknown", "differs")
+        list(env_script.troubles(ENVIRONMENTS[name])) for name in ("good", "unknown", "differs")
     )
     assert (good, unknown) == ([], ["MASTER_PORT is unknown on gpu003: timed out"])
     words = "is not set: the nodes differ: "
@@ -79,7 +79,7 @@ def test_a_value_that_zsh_would_expand_is_quoted() -> None:
 @pytest.mark.parametrize("name", FLEETS)
 def test_a_profile_has_one_weighted_sample_per_stack(name: str) -> None:
     stacks = FLEETS[name]()
-    document = json.loads("".join(exports.speedscope(stacks)))
+    document = json.loads("".join(speedscope.speedscope(stacks)))
     jsonschema.validate(document, SPEEDSCOPE)
     (profile,) = document["profiles"]
     assert profile["endValue"] - profile["startValue"] == sum(profile["weights"])
@@ -93,7 +93,7 @@ def test_a_profile_has_one_weighted_sample_per_stack(name: str) -> None:
 
 
 def test_a_profile_names_the_ranks_of_each_stack() -> None:
-    document = json.loads("".join(exports.speedscope(FLEETS["one"]())))
+    document = json.loads("".join(speedscope.speedscope(FLEETS["one"]())))
     assert [frame["name"] for frame in document["shared"]["frames"] if "[" in frame["name"]] == [
         "[blocked: rank 7]",
         "[blocked: ranks 0-6,8-511]",

@@ -10,8 +10,8 @@ import xmlschema
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodeready.audit.document import Audit, audit_code
-from nodeready.reports import json_report, junit, monitoring
-from nodeready.reports.monitoring import nagios_code
+from nodeready.reports import json_report, junit, nagios, prometheus
+from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options, find
 from nodeready.text import sanitise
 from tests.builders.fleets import Ptrace, audit, crowd, fleet, node, outcomes
@@ -56,9 +56,9 @@ def test_json_keeps_harmless_text_and_is_written_a_node_at_a_time():
     text = 'é ü 日本 😀 "quoted" back\\slash \\u001b tab\t'
     report = audit(node("gpu001"))
     report.nodes[0].snapshot.subjects["ptrace"] = Ptrace(winner=text)
-    (row,) = json.loads("".join(json_report.audit(report)))["nodes"]
+    (row,) = json.loads("".join(json_report.render(report)))["nodes"]
     assert row["facts"]["ptrace"]["winner"] == text
-    assert max(map(len, json_report.audit(fleet(50)))) < 3000
+    assert max(map(len, json_report.render(fleet(50)))) < 3000
 
 
 @OUTCOMES
@@ -82,7 +82,7 @@ def test_junit_is_valid_and_fails_where_the_run_fails(name, fail_on):
 
 def samples(report):
     values = {}
-    for family in text_string_to_metric_families("".join(monitoring.prometheus(report))):
+    for family in text_string_to_metric_families("".join(prometheus.prometheus(report))):
         assert (family.type, bool(family.documentation)) == ("gauge", True)
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
@@ -110,7 +110,7 @@ def test_prometheus_has_every_node_and_every_bad_result(name):
     ids=[*AUDITS, "1000", "300 findings"],
 )
 def test_nagios_reads_its_performance_data_and_no_other(report):
-    text = "".join(monitoring.nagios(report))
+    text = "".join(nagios.nagios(report))
     first, *below = text.splitlines()
     assert first.startswith("NODEREADY ")
     assert first.count("|") == 1

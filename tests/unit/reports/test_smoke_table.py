@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeready.reports.registry import STYLES, Options, find
+from nodeready.reports.lines import STYLES
+from nodeready.reports.registry import Options, find
 from nodeready.reports.smoke_table import show
 from nodeready.smoke.document import (
     PASSED,

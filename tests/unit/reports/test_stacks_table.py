@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from nodeready.reports.rank_groups import overtaken
 from nodeready.reports.registry import Options
-from nodeready.reports.stacks_table import begun, branches, show
+from nodeready.reports.stack_branches import branches
+from nodeready.reports.stacks_table import show
 from nodeready.text import sanitise
 from nodeready.triage.stacks.document import VERDICT_KINDS, Frame, Stacks
 from tests.builders.stack_fleets import FLEETS, job, stack, stages
@@ -50,7 +52,7 @@ def test_every_line_is_safe_and_the_table_fits_80_columns(name):
 def test_others_have_gone_on_only_when_lines_and_order_say_so(short, long, gone_on):
     first, second = (tuple(Frame(*row) for row in frames(text)) for text in (short, long))
     stacks = job((stack(first, [0]), "S"), (stack(second, [1]), "S"), size=2)
-    assert begun(stacks) == ({0} if gone_on else set())
+    assert overtaken(stacks) == ({0} if gone_on else set())
     text = "\n".join(lines(stacks))
     assert ("others have gone on from here" in text) == gone_on
 
@@ -96,5 +98,5 @@ def test_ranks_deep_in_a_recursion_are_a_tree_that_can_be_shown(count):
     groups = [(stack(calls[: depth + 1], [depth]), "R") for depth in range(count)]
     stacks = job(*groups, size=count)
     assert len(lines(stacks)) < 60
-    *_, last = branches(stacks, most=9999, deepest=9999)
+    *_, last = branches(stacks, max_branches=9999, max_depth=9999)
     assert (last.ranks, last.depth, last.ends) == ((count - 1,), count - 1, 1)

@@ -11,15 +11,16 @@ from functools import cache
 import pytest
 
 from nodeready.audit.document import Outlier, Ready
-from nodeready.deploy.document import Action, Change, Deploy, Outcome
-from nodeready.deploy.document import Node as DeployNode
+from nodeready.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
+from nodeready.deploy.document import DeployedNode as DeployNode
 from nodeready.inventory.nodeset import expand
 from nodeready.node.cores.program import Core
 from nodeready.node.cores.program import File as CoreOnDisk
 from nodeready.node.tail import File, Unread
 from nodeready.node.tail import Tail as NodeTail
 from nodeready.reports import json_report
-from nodeready.reports.registry import PLAIN, Options, alike, find, reasons
+from nodeready.reports.registry import PLAIN, Options, find
+from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.smoke.document import PASSED, SUSPECT, UNREACHABLE, UNTESTED, WARNED, Smoke, Suspect
 from nodeready.smoke.document import Node as SmokeNode
 from nodeready.subjects.result import fail, fixable, unknown, warn
@@ -78,8 +79,11 @@ def test_reasons_that_differ_by_an_address_are_one(case):
 @pytest.mark.parametrize("case", cases(__file__, "data/alike.json", "texts"))
 def test_texts_that_are_alike_are_one_row(case):
     texts = case["texts"]
-    rows = alike(((text,), f"n{at}") for at, text in enumerate(texts))
-    shown = [row.said[0] if row.said else f"e.g. {row.example}: {row.instance[0]}" for row in rows]
+    rows = fold_similar(((text,), f"n{at}") for at, text in enumerate(texts))
+    shown = [
+        row.shared_texts[0] if row.shared_texts else f"e.g. {row.example}: {row.instance[0]}"
+        for row in rows
+    ]
     assert sorted(shown) == sorted(case["rows"])
     names = [name for row in rows for name in row.names]
     assert sorted(names) == sorted(f"n{at}" for at in range(len(texts)))
@@ -186,7 +190,7 @@ def test_an_audit_in_a_pipe_names_exactly_the_bad_nodes(name, count):
     bad = {host.name for host in report.nodes if host.status not in ("ok", "na")}
     assert named == bad | {n for outlier in report.outliers for n in outlier.nodes}
     assert not any("more (-v" in row for row in shown)
-    document = json.loads("".join(json_report.audit(report)))
+    document = json.loads("".join(json_report.render(report)))
     assert [row["name"] for row in document["nodes"]] == [host.name for host in report.nodes]
 
 
@@ -231,11 +235,13 @@ def deployed(count):
     nodes = []
     for n in range(count):
         left = fixable("limits.nofile", "1048576", str(n), "/etc/x.conf:3")
-        change = Change("limits.logins", (left,), (Action("change", f"change /etc/{n}"),))
+        change = PlannedChange(
+            "limits.logins", (left,), (PlannedAction("change", f"change /etc/{n}"),)
+        )
         hot = warn("gpus.temp", "60", f"gpu {n % 8}: {60 + n % 24} C", "nvidia-smi", "the fans")
         done = ("limits.logins",) if n % 3 else ()
         failed = {} if n % 3 else {"limits.logins": f"no space left on /etc: {n} bytes"}
-        outcome = Outcome(done, failed, "", (left,) if n % 7 == 1 else (), True)
+        outcome = DeployOutcome(done, failed, "", (left,) if n % 7 == 1 else (), True)
         nodes.append(
             DeployNode(gpu(n), errors.get(gpu(n), ""), gpu(n) in errors, (change,),
                        outcome=outcome, for_a_person=(hot,))

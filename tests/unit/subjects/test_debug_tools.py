@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.deploy.actions import PlanError, RemoveFile, Run, Script, WriteFile
+from nodeready.deploy.actions import PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
@@ -132,6 +132,9 @@ def test_the_binary_is_read_only_where_it_is_to_be_written(monkeypatch):
     assert plan(debug_tools.py_spy, parse(GOOD)) == ()
     # The right program that nobody may run gets only its bits.
     observed = DebugTools(machine="x86_64", py_spy="0.4.3", mode=0o600, sha256=KNOWN)
-    assert plan(debug_tools.py_spy, observed) == (Run(("chmod", "0755", probe.PY_SPY)), NOTE)
+    assert plan(debug_tools.py_spy, observed) == (
+        RunCommand(("chmod", "0755", probe.PY_SPY)),
+        NOTE,
+    )
     with pytest.raises(PlanError, match="no wheel: put one there"):
         plan(debug_tools.py_spy, DebugTools(machine="x86_64"))

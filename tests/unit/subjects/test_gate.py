@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import RemoveFile, Run, WriteFile
+from nodeready.deploy.actions import RemoveFile, RunCommand, WriteFile
 from nodeready.healthcheck import here
 from nodeready.operations import gate as steps
 from nodeready.policy import Policy
@@ -106,7 +106,7 @@ def test_a_fresh_node_gets_all_of_it_the_bundle_first():
     assert list(modes)[:2] == [probe.BUNDLE, probe.POLICY]
     assert set(modes) == set(DIGESTS) - {probe.CRON}
     assert {path for path, mode in modes.items() if mode == "0755"} == set(PROGRAMS)
-    assert [" ".join(action.argv) for action in actions if isinstance(action, Run)] == [
+    assert [" ".join(action.argv) for action in actions if isinstance(action, RunCommand)] == [
         "systemctl daemon-reload",
         "systemctl enable nodeready.timer",
         "systemctl restart nodeready.timer",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import PlanError, RemoveFile, Run, WriteFile
+from nodeready.deploy.actions import PlanError, RemoveFile, RunCommand, WriteFile
 from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
@@ -167,7 +167,7 @@ def test_ubuntu_with_a_contradicting_argument_in_a_later_file():
     write, run = plan(observed)
     assert write.path == "/etc/default/grub.d/zz-nodeready.cfg"
     assert write.content == grub_piece(("iommu=pt",))
-    assert run == Run(("update-grub",))
+    assert run == RunCommand(("update-grub",))
 
 
 def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host():
@@ -175,7 +175,7 @@ def test_rocky_with_variables_in_the_boot_loader_entries_on_an_intel_host():
     assert [entry.tokens[2:] for entry in observed.boot] == [("amd_iommu=off", "crashkernel=1G")]
     assert result(observed, "iommu.args").expected == "intel_iommu=on iommu=pt"
     assert plan(observed) == (
-        Run(("grubby", "--update-kernel=ALL", "--args=intel_iommu=on iommu=pt")),
+        RunCommand(("grubby", "--update-kernel=ALL", "--args=intel_iommu=on iommu=pt")),
     )
     off = result(observed, "iommu.off")
     assert (off.status, off.actual) == ("warn", "amd_iommu=off")
@@ -309,7 +309,7 @@ def test_suse_has_a_block_at_the_end_that_costs_no_other_byte():
     assert isinstance(write, WriteFile)
     assert write.content.startswith(raw + b"\n# >>> nodeready")
     assert grub_piece(("iommu=pt",)) in write.content
-    assert run == Run(("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg"))
+    assert run == RunCommand(("grub2-mkconfig", "-o", "/boot/grub2/grub.cfg"))
 
 
 def test_grubby_takes_contradictions_out_of_all_entries():
@@ -329,7 +329,7 @@ def test_hostile_values_stay_data():
     write, run = plan(parse(UBUNTU.replace("iommu=soft", words) + own))
     assert isinstance(write, WriteFile)
     assert hostile.encode() not in write.content
-    assert run == Run(("update-grub",))
+    assert run == RunCommand(("update-grub",))
     rocky = dataclasses.replace(parse(ROCKY), boot=(Entry("/a:1", (f"iommu={hostile}",)),))
     with pytest.raises(PlanError, match="remove it by hand"):
         plan(rocky)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.deploy.actions import Change, RemoveFile, Run, WriteFile
+from nodeready.deploy.actions import RemoveFile, RunCommand, StepChange, WriteFile
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
@@ -56,10 +56,10 @@ def node(
     return observed
 
 
-def plan(step: Any, observed: Limits, policy: Policy = POLICY, **files: bytes) -> Change:
+def plan(step: Any, observed: Limits, policy: Policy = POLICY, **files: bytes) -> StepChange:
     """What the step changes, where our file has this content."""
     ours = {OURS: files["ours"]} if files.get("ours") else {}
-    change: Change | None = step.plan(Snapshot({"limits": observed}, ours), policy)
+    change: StepChange | None = step.plan(Snapshot({"limits": observed}, ours), policy)
     assert change is not None
     return change
 
@@ -123,7 +123,7 @@ def assert_case(case: dict[str, Any]) -> None:
         assert judged(node(after, *printed, policy=policy), policy)[result.check].status == "ok"
 
 
-def changed(files: dict[str, str], change: Change) -> dict[str, str]:
+def changed(files: dict[str, str], change: StepChange) -> dict[str, str]:
     """The files after the change: whatever stood there, ours is the last one that is read."""
     after = dict(files)
     for action in change.actions:
@@ -192,7 +192,7 @@ def test_a_service_gets_a_drop_in_in_units_of_systemd():
     assert b"LimitMEMLOCK=2048K\n" in write.content
     # A drop-in that sets no limit may come later.
     assert write.path == f"{DROPINS}/zz-nodeready.conf"
-    assert reload == Run(("systemctl", "daemon-reload"))
+    assert reload == RunCommand(("systemctl", "daemon-reload"))
 
 
 def test_a_running_service_waits_for_its_restart():

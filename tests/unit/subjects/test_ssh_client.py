@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.policy import Expected, Policy
+from nodeready.policy import JudgingPolicy, Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.context import expectations
@@ -261,7 +261,7 @@ def test_a_large_block_is_asked_of_the_next_node_when_one_gives_another():
     completed = expectations(policies, nodes, endpoints, bytes, fetch)
     assert asked == ["gpu1", "gpu3"]
     assert all(OLD[1] in policy.ssh_known_hosts for policy in completed.values())
-    assert isinstance(completed["gpu3"], Expected)
+    assert isinstance(completed["gpu3"], JudgingPolicy)
     assert completed["gpu3"].host_key == C
     # When all nodes of the inventory were observed, nobody has anything to add.
     asked.clear()
@@ -317,9 +317,9 @@ def test_nothing_gathered_and_other_modes_do_not_apply():
 def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
     mode = {"ssh_client_mode": "no"}
     for keys, policy, status in (
-        ([A], Policy(), "na"), ([], Expected(host_key=A), "na"),
-        ([A], Expected(host_key=A, **mode), "na"), ([A], Expected(host_key=A), "ok"),
-        ([A], Expected(host_key=B), "fail"),
+        ([A], Policy(), "na"), ([], JudgingPolicy(host_key=A), "na"),
+        ([A], JudgingPolicy(host_key=A, **mode), "na"), ([A], JudgingPolicy(host_key=A), "ok"),
+        ([A], JudgingPolicy(host_key=B), "fail"),
     ):  # fmt: skip
         result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
         assert (result.status, result.fixable) == (status, False)

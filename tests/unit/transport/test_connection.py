@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from paramiko import Ed25519Key, PKey, RSAKey, SSHException
 from paramiko.pkey import PublicBlob
 
-from nodeready.inventory.load import ssh_lines
+from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.transport import ssh
 from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes

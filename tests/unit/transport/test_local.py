@@ -26,7 +26,7 @@ COMMANDS = {
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_is_answered(line):
     given, expected = COMMANDS[line]
-    answer = local.run(shell.Command(line, given), 10, 100_000)
+    answer = local.run(shell.ShellCommand(line, given), 10, 100_000)
     assert replace(answer, seconds=0.0) == expected
     assert answer.seconds < 10
 
@@ -34,7 +34,7 @@ def test_a_command_is_answered(line):
 def test_a_command_that_never_ends_is_ended_at_its_limit(monkeypatch):
     monkeypatch.setattr(shell, "KILL_AFTER_S", 0)
     monkeypatch.setattr(local, "PATIENCE_S", 0.2)
-    answer = local.run(shell.Command("trap '' TERM; echo $$; sleep 600; :", ""), 1, 100)
+    answer = local.run(shell.ShellCommand("trap '' TERM; echo $$; sleep 600; :", ""), 1, 100)
     assert isinstance(answer, Failure)
     assert (answer.kind, answer.error) == (HUNG, "no answer in 1 s")
     wait_for(lambda: not Path("/proc", answer.stdout.strip()).exists())

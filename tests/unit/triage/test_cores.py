@@ -167,7 +167,7 @@ def test_escapes_that_a_core_has_are_shown():
     frame = "#0 0x1 in \x1b[31m\u202eevil (x=1) at \x1b]0;t\x07.c:1"
     texts = {"command": "\x1b[2J", "user": "\udcff", "job": "[bold]x", "program": "/tmp/\x1b[1m"}
     cores = Cores("", "", asked=("gpu1",), crashes=(crash("gpu1", 5, frame, **texts),))
-    text = "".join(json_report.cores(cores))
+    text = "".join(json_report.render(cores))
     table = "\n".join(line.plain for line in cores_table.show(cores, Options(verbose=1)))
     assert text.isascii()
     assert not {"\x1b", "\x07", "\u202e", "\udcff"} & {*text, *table}

@@ -41,7 +41,7 @@ def fleet(*odd: dict[str, Any], ranks: int = 8, size: int = 4, **more: Any) -> l
 def group(traces: Any, errors: dict[str, str] | None = None, **more: Any) -> Stacks:
     """Grouped; what is promised of every document is checked each time."""
     made = grouping.group(traces, errors or {}, **more)
-    VALID.validate(json.loads("".join(json_report.stacks(made))))
+    VALID.validate(json.loads("".join(json_report.render(made))))
     for index, one in enumerate(made.groups):
         mine = [process for process in made.processes if process.group == index]
         assert len(mine) == one.processes
@@ -405,7 +405,7 @@ def test_ranks_are_folded(ranks, text):
 
 
 def test_the_schema_refuses_values_that_cannot_be():
-    good = json.loads("".join(json_report.stacks(group(fleet(world_size=9)))))
+    good = json.loads("".join(json_report.render(group(fleet(world_size=9)))))
     for at, name, value in ((0, "processes", 1), (1, "kind", "odd"), (1, "ranks", [-1])):
         groups = [*good["groups"]]
         groups[at] = {**groups[at], name: value}

@@ -92,7 +92,7 @@ def job(
 
 def judged(traces: Any, errors: Mapping[str, str] | None = None) -> Stacks:
     made = grouping.group(traces, errors or {})
-    VALID.validate(json.loads("".join(json_report.stacks(made))))
+    VALID.validate(json.loads("".join(json_report.render(made))))
     assert made.verdict.kind in VERDICT_KINDS
     assert len(made.verdict.text) <= 160
     assert "\n" not in made.verdict.text

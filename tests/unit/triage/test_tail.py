@@ -101,14 +101,14 @@ BAR = b"start\n 10%|#   |\r 50%|##  |\r 99%|### |"
     (b"\x1b]0;title\x07\x1b[2J\n", True, ("\x1b]0;title\x07\x1b[2J",)),
 ])  # fmt: skip
 def test_the_last_lines_of_a_text(data, is_whole, lines):
-    rows = node_tail.text_lines(data, whole=is_whole)
+    rows = node_tail.text_lines(data, is_whole=is_whole)
     assert node_tail.last_lines(rows, 2).lines == lines
-    assert node_tail.text_lines(b"\x80\x04\x95\x00\x00\n", whole=is_whole) is None
+    assert node_tail.text_lines(b"\x80\x04\x95\x00\x00\n", is_whole=is_whole) is None
 
 
 def test_lines_that_match_are_counted_and_the_last_are_shown():
     text = b"forward 1\nbackward 1\nforward 2\nbackward 2\nbackward 3\n"
-    rows, last = node_tail.text_lines(text, whole=True), node_tail.last_lines
+    rows, last = node_tail.text_lines(text, is_whole=True), node_tail.last_lines
     assert last(rows, 2, re.compile("backward")) == (("backward 2", "backward 3"), 3)
     assert last(rows, 2, re.compile("optimizer")) == ((), 0)
     # Found behind what is cut off.
@@ -193,7 +193,7 @@ def table(tail, verbose: int = 0) -> str:
 
 
 def checked(tail) -> dict:
-    data = json.loads("".join(json_report.tail(tail)))
+    data = json.loads("".join(json_report.render(tail)))
     jsonschema.validate(data, SCHEMA)
     return data
 

@@ -1,0 +1,226 @@
+"""Inventory and group_data files: Python of pyinfra's users, executed as pyinfra does.
+
+pyinfra's own loader is in its command (pyinfra_cli), whose import patches the whole process. This
+loader gives the same groups and data; an error in a file becomes one line that names the file and
+the line.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.abc
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pyinfra import logger
+from pyinfra.api.exceptions import InventoryError, PyinfraError
+
+from nodeready.inventory import trust
+from nodeready.text import sanitise
+
+Hosts = list[Any]
+#: A group's hosts (names, or (name, data)) and its data.
+Group = tuple[Hosts, dict[str, Any]]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, PyinfraError):
+        return sanitise(text)
+    return sanitise(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _line_in(path: Path, error: BaseException) -> int | None:
+    """The line of ``path`` that was running when ``error`` was raised."""
+    line = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), filename=str(path))
+    except OSError as error:
+        raise InventoryError(f"cannot read {path}: {error.strerror}") from None
+    except SyntaxError as error:
+        raise InventoryError(f"{path}:{error.lineno or 1}: {sanitise(error.msg)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise InventoryError(f"{path}: {_one_line(error)}") from None
+
+
+def refuse_strangers(path: Path, trusted: bool) -> None:
+    """Raises InventoryError for a file that others than root could have written for root to run.
+
+    trusted: it was asked for nevertheless
+    """
+    reason = "" if trusted else trust.distrust(path)
+    if reason:
+        raise InventoryError(sanitise(reason))
+
+
+def execute(path: Path, trusted: bool = False) -> dict[str, Any]:
+    """What the file ``path`` binds at its top level, without what it imports.
+
+    The file can import from the current directory, as under pyinfra; root imports only files that
+    no other user could have written. Its prints go to standard error, since standard output is for
+    results. Raises InventoryError, one line.
+
+    trusted: run it although others could have written it; see `nodeready.inventory.trust`
+    """
+    refuse_strangers(path, trusted)
+    tree = _parse(path)
+    bound: dict[str, Any] = {"__file__": str(path)}
+    directory = os.getcwd()
+    if not trusted and trust.distrust(directory):
+        _forget(directory)
+        added = False
+    else:
+        added = directory not in sys.path
+    if added:
+        sys.path.append(directory)
+    try:
+        with contextlib.redirect_stdout(sys.stderr), _only_roots(directory, trusted):
+            exec(compile(tree, str(path), "exec", dont_inherit=True), bound)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+        line = _line_in(path, error)
+        place = f"{path}:{line}" if line else str(path)
+        raise InventoryError(f"{place}: {_one_line(error)}") from None
+    finally:
+        if added:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(directory)
+    if "__all__" in bound:
+        chosen = set(bound["__all__"])
+    else:
+        chosen = bound.keys() - _imported(tree)
+    return {k: v for k, v in bound.items() if k in chosen and not k.startswith("__")}
+
+
+def _forget(directory: str) -> None:
+    """Import nothing more from this directory, unless nodeready itself is there.
+
+    `python -m` and `python -c` begin with the current directory.
+    """
+    nodeready_path = str(Path(__file__).parents[2])
+    sys.path[:] = [
+        place for place in sys.path if place == nodeready_path or (place or directory) != directory
+    ]
+
+
+class _Guard(importlib.abc.MetaPathFinder):
+    """Finds nothing; refuses a module of a directory that others than root could have written."""
+
+    def __init__(self, directory: str) -> None:
+        self.here = directory.rstrip("/") + "/"
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None:
+            return None
+        places = [spec.origin or "", *(spec.submodule_search_locations or ())]
+        if any(place.startswith(self.here) for place in places):
+            # Its compiled file is loaded instead if the times match.
+            for place in filter(None, [*places, spec.cached]):
+                refuse_strangers(Path(place), trusted=False)
+        return None
+
+
+@contextlib.contextmanager
+def _only_roots(directory: str, trusted: bool) -> Iterator[None]:
+    """Meanwhile, root imports from ``here`` only what root could have written."""
+    if trusted or os.geteuid() != 0:
+        yield
+        return
+    guard = _Guard(directory)
+    sys.meta_path.insert(0, guard)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(guard)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """The names that the import statements at the top level of a file bind."""
+    return {
+        alias.asname or alias.name.split(".")[0]
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def read_groups(path: Path, trusted: bool = False) -> dict[str, Group]:
+    """The groups of an inventory file, in its order: each list of hosts, or (hosts, data).
+
+    As under pyinfra, names with a leading underscore and values of other kinds are no groups.
+    trusted: as for `execute`. Raises InventoryError, one line.
+    """
+    groups: dict[str, Group] = {}
+    for name, value in execute(path, trusted).items():
+        if name.startswith("_") or not isinstance(value, list | tuple):
+            continue
+        data: dict[str, Any] = {}
+        hosts = value
+        if isinstance(value, tuple):
+            if len(value) != 2 or not isinstance(value[0], list) or not isinstance(value[1], dict):
+                if any(isinstance(item, str | list) for item in value):
+                    raise InventoryError(
+                        f"{path}: {name} must be a list of hosts, or (hosts, data)"
+                    )
+                continue
+            hosts, data = value
+        invalid = next((host for host in hosts if not _is_host(host)), None)
+        if invalid is not None:
+            shown = sanitise(repr(invalid), 60)
+            logger.warning(f"{path}: {name} is no group of hosts: {shown} is no name")
+            continue
+        groups[name] = (list(hosts), dict(data))
+    return groups
+
+
+def _is_host(item: object) -> bool:
+    if isinstance(item, tuple):
+        return len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], dict)
+    return isinstance(item, str)
+
+
+def group_data(folder: Path, trusted: bool = False) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Each group's data in ``folder``: the group's name, its file, what the file binds.
+
+    Nothing when there is no such folder. Raises InventoryError, one line, for a file that fails,
+    and for a file of another user where everyone can write (/tmp/group_data), which would run with
+    this user's rights. trusted: as for `execute`.
+    """
+    if not folder.is_dir():
+        return
+    for file in sorted(folder.glob("*.py")):
+        if _is_planted(file):
+            raise InventoryError(
+                f"{file} is not run: it is another user's, where everyone can write; "
+                "go to your project's directory"
+            )
+        yield file.stem, file, execute(file, trusted)
+
+
+def _is_planted(file: Path) -> bool:
+    """Whether a stranger could have put ``file`` there for us to run."""
+    try:
+        places = [file.parent.stat(), file.parent.parent.stat()]
+        owners = {file.stat().st_uid, places[0].st_uid}
+    except OSError:
+        return False
+    trusted = {0, os.geteuid()}
+    return not owners <= trusted and any(place.st_mode & stat.S_IWOTH for place in places)

@@ -1,0 +1,116 @@
+"""Whether root takes a file that names nodes: it runs, or is believed, with root's rights."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import stat
+from pathlib import Path
+
+from nodeready.files import MAX_LINKS, user_name
+
+OPTION = "--trust-inventory"
+#: Asks for the same as OPTION: for configuration files, and where pyinfra runs the inventory.
+VARIABLE = "NODEREADY_TRUST_INVENTORY"
+#: The remedy where OPTION does not count.
+SET_VARIABLE = f"set {VARIABLE}=1"
+
+
+def trust_asked() -> bool:
+    """Whether VARIABLE asks to take every file."""
+    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "t", "yes", "y", "on")
+
+
+def distrust(path: str | Path, *, remedy: str = f"use {OPTION}") -> str:
+    """Why root does not take this file, in one line that says whose and what to do; "": it does.
+
+    Always "" for other users, whose rights are their own, and for a file that cannot be found.
+
+    remedy: how to ask for it nevertheless
+    """
+    if os.geteuid() != 0 or trust_asked():
+        return ""
+    try:
+        reason = _distrust_reason(str(path), _owners())
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+            return ""
+        reason = f"{error.strerror}: name the file itself"
+    return f"{path} is not taken by root: {reason}, or {remedy}" if reason else ""
+
+
+def _owners() -> frozenset[int]:
+    """root, and who became root by sudo."""
+    sudo = os.environ.get("SUDO_UID", "")
+    return frozenset({0, int(sudo)} if sudo.isascii() and sudo.isdigit() else {0})
+
+
+def _distrust_reason(path: str, owners: frozenset[int]) -> str:
+    """What is wrong with the file or with a place on the way to it, as the kernel walks there."""
+    todo = [*reversed(os.path.join(os.getcwd(), path).split("/"))]
+    directory, links = "/", 0
+    problem = _entry_problem("/", owners)
+    while todo and not problem:
+        part = todo.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            directory = os.path.dirname(directory)
+            continue
+        place = os.path.join(directory, part)
+        problem = _entry_problem(place, owners)
+        if not stat.S_ISLNK(os.lstat(place).st_mode):
+            directory = place
+            continue
+        links += 1
+        if links > MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
+        target = os.readlink(place)
+        directory = "/" if target.startswith("/") else directory
+        todo += reversed(target.split("/"))
+    return problem
+
+
+def _entry_problem(place: str, owners: frozenset[int]) -> str:
+    """What is wrong with one file, directory or link, with what repairs it; "": nothing."""
+    status = os.lstat(place)
+    if status.st_uid not in owners:
+        return f"{place} belongs to {user_name(status.st_uid)}; chown root it"
+    if stat.S_ISLNK(status.st_mode) or (
+        stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    ):
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody may write to {place}; chmod o-w it"
+    if status.st_mode & stat.S_IWGRP and not _private(place, status):
+        return f"group {_group(status.st_gid)} may write to {place}; chmod g-w it"
+    return ""
+
+
+def _private(place: str, status: os.stat_result) -> bool:
+    """Whether the group of a place is its owner's alone.
+
+    With an access list, the group's bits are those of the whole list (acl(5)).
+    """
+    import grp
+
+    try:
+        owner, group = pwd.getpwuid(status.st_uid), grp.getgrgid(status.st_gid)
+    except KeyError:
+        return False
+    try:
+        os.getxattr(place, "system.posix_acl_access")
+    except OSError:
+        is_private = owner.pw_gid == status.st_gid and owner.pw_name == group.gr_name
+        return is_private and set(group.gr_mem) <= {owner.pw_name}
+    return False
+
+
+def _group(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"gid {gid}"

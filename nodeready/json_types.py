@@ -1,0 +1,47 @@
+"""What a document's class says of its JSON: the fields, and the limits of their values.
+
+A class is both its JSON (`nodeready.reports.json_report`) and its schema
+(`nodeready.reports.schema`). Its fields are the keys; where they are not, ``JSON`` lists the
+attributes in order: a dotted one is an attribute's attribute, one with ``?`` is left out where it
+is None. Limits are words of JSON Schema: ``Annotated[int, {"minimum": 0}]``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, NamedTuple
+
+_SECOND = "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}"
+#: A moment, UTC; one without a fraction; one that is "" for stacks that were read from files.
+Moment = Annotated[str, {"format": "date-time", "pattern": rf"^{_SECOND}(\.[0-9]+)?Z$"}]
+WholeSecond = Annotated[str, {"format": "date-time", "pattern": f"^{_SECOND}Z$"}]
+MomentOrEmpty = Annotated[str, {"pattern": f"^$|^{_SECOND}Z$"}]
+Count = Annotated[int, {"minimum": 0}]
+Positive = Annotated[int, {"minimum": 1}]
+Name = Annotated[str, {"minLength": 1}]
+Names = Annotated[tuple[Name, ...], {"minItems": 1}]
+
+
+class JsonField(NamedTuple):
+    """One key of an object, and the attribute of the class that holds its value."""
+
+    key: str
+    path: str
+    is_optional: bool
+
+
+def json_fields(kind: Any) -> tuple[JsonField, ...]:
+    """The keys of a class's JSON; () for a type that is no object.
+
+    >>> json_fields(JsonField)[0]
+    JsonField(key='key', path='key', is_optional=False)
+    """
+    attributes = getattr(kind, "JSON", getattr(kind, "_fields", ()))
+    if not attributes and dataclasses.is_dataclass(kind):
+        attributes = [field.name for field in dataclasses.fields(kind)]
+    paths = [(attribute.rstrip("?"), attribute.endswith("?")) for attribute in attributes]
+    # A word of Python's has an underscore as an attribute, and none as a key.
+    return tuple(
+        JsonField(path.rpartition(".")[2].rstrip("_"), path, is_optional)
+        for path, is_optional in paths
+    )

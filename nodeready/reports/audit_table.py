@@ -1,0 +1,276 @@
+"""The tables of `audit` and `ready`: failures first with their fix, then a line for healthy nodes.
+
+On a terminal the table fits on a screen. `ready` shows its go and no-go above the findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nodeready.audit.document import Audit, NodeReport, Outlier, Recorded
+from nodeready.reports.findings import (
+    AuditFinding,
+    errors,
+    findings,
+    majority,
+    nodes_by_value,
+    value_text,
+)
+from nodeready.reports.lines import STYLES, Part, Safe, StyledLine, fits, grouped, line, nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.table_layout import MAX_WIDTH, NO_LIMIT, TableLayout
+from nodeready.text import counted, sanitise, span
+
+if TYPE_CHECKING:
+    from nodeready.audit.document import Ready
+
+#: Values of one outlier that are shown without -v.
+_VALUES = 4
+#: Maximum of findings of one node that are shown whole.
+_ALONE = 30
+#: Minimum of lines for the findings.
+_LEAST = 12
+#: The last line of a table that was cut.
+REST = "all of it: -v, | less, or --format json; these nodes again: --limit @last-failed"
+#: Columns of the words on the left, and at most of the names of checks.
+_INDENT, _NAME = 9, 26
+#: Reasons of no-go that are shown without -v.
+_WHYS = 8
+
+
+class _AuditTable(TableLayout):
+    """The layout of one table.
+
+    room:  columns for the names of checks and facts
+    alone: the audit has one node, which no row names
+    cut:   a row of the table does not name all its nodes
+    """
+
+    def __init__(self, audit: Audit, names: Iterable[str], options: Options) -> None:
+        super().__init__(options)
+        self.room = min(max(map(len, names), default=0), _NAME)
+        self.alone = len(audit.nodes) == 1
+        self.width = min(options.width, MAX_WIDTH)
+        self.cut = False
+
+    def nodes(self, names: Iterable[str], columns: int) -> str:
+        """A node set, cut where it does not fit beside other text of ``columns``."""
+        return self.names(names, max(20, self.width - columns))[0]
+
+    def bad(self, names: Sequence[str], columns: int) -> str:
+        """A set of nodes with a finding."""
+        text = self.nodes(names, columns)
+        self.cut = self.cut or text.endswith(f"({len(names)} nodes)")
+        return text
+
+    def named(self, word: str, name: str, names: Sequence[str], style: str = "") -> StyledLine:
+        """``fail     gpus.ecc_errors  gpu[007,019]``."""
+        if self.alone:
+            return self.head(word, style or word, name)
+        name = f"{name:<{self.room}}  "
+        return self.head(word, style or word, name, (self.bad(names, _INDENT + len(name)), "bold"))
+
+    def short(
+        self, word: str, name: str, names: Sequence[str], text: str, style: str = ""
+    ) -> StyledLine:
+        """A row in one line: its nodes in at most half of the line, and their text."""
+        self.cut = True
+        start = (f"{word:<{_INDENT - 2}}  ", STYLES[style or word])
+        name = f"{name:<{self.room}}  " if name else ""
+        room = max(20, (self.width - _INDENT - len(name)) // 2)
+        return line(start, name, (fits(names, room), "bold"), f"  {text}")
+
+    def finding(self, finding: AuditFinding) -> Iterator[StyledLine]:
+        """A finding: its row, what was observed, and the fix or the reason of the waiver."""
+        if self.alone and finding.status in ("ok", "na"):
+            text = f"{finding.check:<{self.room}}  {finding.text}".rstrip()
+            yield self.head(finding.status, finding.status, text)
+            return
+        yield self.named(finding.status, finding.title, finding.names)
+        yield from self.finding_texts(finding)
+        if finding.status == "waived":
+            yield self.detail((finding.fix, "dim"))
+        elif finding.fix:
+            yield self.detail("fix: ", (finding.fix, "cyan"))
+
+    def finding_texts(self, finding: AuditFinding) -> Iterator[StyledLine]:
+        if finding.text:
+            yield self.detail(finding.text)
+        if finding.example:
+            yield self.detail("e.g. ", finding.example)
+
+    def brief(self, finding: AuditFinding) -> StyledLine:
+        """A finding in one line."""
+        return self.short(
+            finding.status, finding.title, finding.names, finding.text or f"e.g. {finding.example}"
+        )
+
+    def error(self, finding: AuditFinding) -> Iterator[StyledLine]:
+        """Nodes that could not be probed, and why."""
+        word = f"{finding.status:<{_INDENT - 2}}  "
+        yield line((word, STYLES[finding.status]), (self.bad(finding.names, len(word)), "bold"))
+        yield from self.finding_texts(finding)
+
+    def outlier(self, outlier: Outlier) -> Iterator[StyledLine]:
+        """An outlier: the fact with the nodes that differ, then the value of most nodes."""
+        yield self.named("differs", outlier.fact, list(outlier.nodes), "warn")
+        yield self.detail(self.values(outlier))
+        yield self.detail(majority(outlier))
+
+    def values(self, outlier: Outlier) -> str:
+        """The values of the nodes that differ; of many, the first ones."""
+        rows = list(nodes_by_value(outlier))
+        maximum = len(rows) if self.is_whole or len(rows) <= _VALUES else _VALUES
+        shown = "; ".join(f"{self.nodes(names, 20)}: {value}" for names, value in rows[:maximum])
+        hidden = f"; and {len(rows) - maximum} more values" if rows[maximum:] else ""
+        text = rows[0][1] if len(rows) == 1 else f"{shown}{hidden}"
+        return Safe(sanitise(text, len(text))) if self.is_whole else text
+
+    def brief_outlier(self, outlier: Outlier) -> StyledLine:
+        """An outlier in one line."""
+        text = f"not {value_text(outlier.majority)}: {self.values(outlier)}"
+        return self.short("differs", outlier.fact, list(outlier.nodes), text, "warn")
+
+    def count_line(self, count: int) -> StyledLine:
+        self.cut = True
+        return super().count_line(count)
+
+    def section(self, rows: Sequence[Any], kind: str = "") -> RowSection:
+        """Rows of one kind: findings, errors or outliers."""
+        if kind == "differs":
+            return RowSection(rows, self.outlier, self.brief_outlier, self.count_line)
+        if kind == "error":
+            return RowSection(rows, self.error, self.brief, self.count_line)
+        return RowSection(rows, self.finding, self.brief, self.count_line)
+
+    def healthy(self, all_nodes: Iterable[NodeReport]) -> Iterator[StyledLine]:
+        """One line for the nodes without a finding, one for those to which nothing applies."""
+        fine, passed, idle = list[str](), set[int](), list[str]()
+        for node in all_nodes:
+            if node.status in ("ok", "waived"):
+                fine.append(node.name)
+                passed.add(node.statuses["ok"])
+            elif node.status == "na":
+                idle.append(node.name)
+        minimum, maximum = min(passed, default=0), max(passed, default=0)
+        checks = (
+            counted(maximum, "check") if minimum == maximum else f"{minimum} to {maximum} checks"
+        )
+        for word, row, text in (
+            ("ok", fine, f"  {checks} passed"),
+            ("na", idle, "  nothing applies here"),
+        ):
+            if row:
+                names = self.nodes(row, _INDENT + len(text))
+                yield self.head(word, word, (names, "bold"), text)
+
+
+def _counts(noun: str, counts: dict[str, int]) -> str:
+    shown = ", ".join(f"{number} {status}" for status, number in counts.items() if number)
+    return f"{counted(sum(counts.values()), noun)}: {shown or 'nothing to show'}"
+
+
+def show_audit(audit: Audit, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The findings, the worst first, each with its fix; then a line for the healthy nodes.
+
+    With ``verbose`` nothing is folded by example or cut, and the results ok and na are shown, too.
+    """
+    every = options.verbose > 0
+    lost = errors(audit, every)
+    bad = findings(audit, ("fail", "unknown", "warn"), every)
+    waived = findings(audit, ("waived",), every)
+    healthy = findings(audit, ("na", "ok")) if every else []
+    names = [finding.title for finding in (*bad, *waived, *healthy)]
+    table = _AuditTable(audit, [*names, *(outlier.fact for outlier in audit.outliers)], options)
+    tail = [line("")] if names or lost or audit.outliers else []
+    tail += table.healthy(audit.nodes)
+    if not audit.complete:
+        tail.append(
+            line(("partial  ", STYLES["warn"]), "interrupted: not all nodes were looked at")
+        )
+    if audit.recorded is not None:
+        tail += _recorded(audit, audit.recorded, options.verbose)
+    tail.append(line(_counts("node", audit.summary["nodes"])))
+    tail.append(line(_counts("result", audit.summary["results"])))
+    sections = [
+        table.section(lost, "error"),
+        table.section(bad),
+        table.section(audit.outliers, "differs"),
+        table.section(waived),
+        table.section(healthy),
+    ]
+    room = 0 if every or not options.lines else max(_LEAST, options.lines - len(tail) - 1)
+    # One node's findings are all worth their lines.
+    yield from fitted(sections, room, options.width, _ALONE if table.alone else 0)
+    yield from tail
+    if table.cut:
+        yield line((REST, "dim"))
+
+
+def _recorded(audit: Audit, recorded: Recorded, verbose: int) -> Iterator[StyledLine]:
+    """The source and the age of the verdicts; with ``verbose`` the age of each."""
+    if verbose:
+        ages = (
+            (span(max(0.0, node.age_s)), node) for node in audit.nodes if node.age_s is not None
+        )
+        for age, names in grouped((age, node.name) for age, node in ages):
+            yield line(
+                (f"{'age':<{_INDENT}}", "bold"), f"{age}  ", (nodes(names, NO_LIMIT), "bold")
+            )
+    nodes_of = f"{counted(recorded.believed, 'node')} of {len(audit.nodes)}"
+    text = f"recorded: {nodes_of} in {recorded.source}"
+    if recorded.newest_s is not None and recorded.oldest_s is not None:
+        text += f", newest {span(recorded.newest_s)}, oldest {span(recorded.oldest_s)} old"
+    untrusted = len(audit.nodes) - recorded.believed - recorded.stale - recorded.missing
+    counts = (
+        (recorded.stale, "stale"),
+        (recorded.missing, "without a verdict"),
+        (untrusted, "not believed"),
+    )
+    bad = ", ".join(f"{number} {word}" for number, word in counts if number)
+    yield line(f"{text}; {bad}" if bad else text)
+
+
+def show_ready(ready: Ready, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The ready nodes, the rest with their reasons, then the findings of the audit."""
+    head = list(_go(ready, options))
+    yield from head
+    remaining = max(_LEAST, options.lines - len(head)) if options.lines else 0
+    yield from show_audit(ready.audit, replace(options, lines=remaining))
+
+
+def _go(ready: Ready, options: Options) -> Iterator[StyledLine]:
+    """The nodes that are ready, those that are not, and whether the first are enough."""
+    is_whole = bool(options.verbose) or not options.lines
+    room = NO_LIMIT if is_whole else min(options.width, MAX_WIDTH) - _INDENT
+    for word, style, names in (("GO", "ok", ready.go), ("NO-GO", "fail", ready.no_go)):
+        if names:
+            count = counted(len(names), "node")
+            text = nodes(names, max(20, room - len(count) - 2))
+            yield line((f"{word:<{_INDENT}}", STYLES[style]), (text, "bold"), f"  {count}")
+    if ready.no_go:
+        yield from _no_go_reasons(ready, is_whole, room)
+    if ready.needed is not None:
+        word, style = ("enough", "ok") if ready.enough else ("too few", "fail")
+        yield line((f"{word:<{_INDENT}}", STYLES[style]), f"{ready.needed} needed")
+    yield line("")
+
+
+def _no_go_reasons(ready: Ready, is_whole: bool, room: int) -> Iterator[StyledLine]:
+    """A line for each set of checks that stops nodes; the findings below have their texts."""
+    pairs = (
+        (", ".join(dict.fromkeys(reason.partition(":")[0] for reason in reasons)), name)
+        for name, reasons in ready.no_go.items()
+    )
+    rows = grouped(pairs)
+    maximum = len(rows) if is_whole else _WHYS
+    for checks, names in rows[:maximum]:
+        shown = nodes(names, NO_LIMIT) if is_whole else fits(names, max(20, room // 3))
+        who_: list[Part] = [] if len(rows) == 1 else [(shown, "bold"), "  "]
+        text = line(" " * _INDENT, *who_, checks)
+        yield text if is_whole or len(rows) == 1 else text.cut(_INDENT + room - 3)
+    if rows[maximum:]:
+        yield line(" " * _INDENT, (f"and {len(rows) - maximum} more (-v shows them)", "bold"))

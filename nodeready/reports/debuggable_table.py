@@ -1,0 +1,42 @@
+"""`stacks --check` on a terminal: an item per line, and what to do for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nodeready.reports.lines import STYLES, StyledLine, line, nodes
+from nodeready.reports.rank_groups import ranks
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.similar_texts import reasons
+from nodeready.reports.table_layout import MAX_TEXT, NO_LIMIT
+from nodeready.text import counted, sanitise
+from nodeready.triage.stacks.debuggable import Debuggable
+
+#: Columns of the ranks and of the nodes of an item; of a node set without an answer.
+_WHO, _NODES = 30, 160
+
+
+def debuggable(document: Debuggable, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """An item per line, with its ranks where these are not all, and what to do."""
+    maximum = max((finding.processes for finding in document.findings), default=0)
+    places = {node for finding in document.findings for node in finding.nodes}
+    job = f"job {sanitise(document.job)[:60]}: " if document.job else ""
+    many = counted(maximum, "process", "processes")
+    yield line(f"{job}{many} on {counted(len(places), 'node')}")
+    for finding in document.findings:
+        if options.quiet and finding.result == "ok":
+            continue
+        owner = ""
+        if finding.processes < maximum:
+            is_whole = options.verbose > 0
+            owner = ranks(finding.ranks, NO_LIMIT if is_whole else _WHO) or counted(
+                finding.processes, "process", "processes"
+            )
+            owner += f" on {nodes(finding.nodes, NO_LIMIT if is_whole else _WHO)}: "
+        word_ = (f"{finding.result:<9}", STYLES[finding.result])
+        yield line(word_, f"{finding.item:<13}{owner}{sanitise(finding.found)[:MAX_TEXT]}")
+        if finding.fix and finding.result != "ok":
+            yield line(" " * 22, f"{sanitise(finding.fix)[:MAX_TEXT]}")
+    for reason, names in reasons(document.errors.items(), options.verbose):
+        who_ = nodes(names, NO_LIMIT if options.verbose or not options.lines else _NODES)
+        yield line(("unknown  ", STYLES["unknown"]), f"{who_}: {sanitise(reason)[:MAX_TEXT]}")

@@ -1,0 +1,262 @@
+"""A deploy on a terminal: its plan and its outcome, once for nodes with the same plan.
+
+Plans, results and errors that differ by numbers alone are one row, and on a terminal all of it
+fits on a screen; the files' differences are shown whole.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from nodeready.deploy.document import Deploy, DeployedNode
+from nodeready.reports.lines import STYLES, StyledLine, fits, line, result_text
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.sections import RowSection, fitted
+from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
+from nodeready.reports.table_layout import NO_LIMIT, TableLayout
+from nodeready.text import counted
+
+#: Maximum of plans, results and errors that are shown whole.
+_FEW = 10
+
+
+class Missed(Protocol):
+    """A node, and why it could not be probed; "" if it was."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def error(self) -> str: ...
+
+    @property
+    def unreachable(self) -> bool: ...
+
+
+#: Kinds of lines in a plan: a step, a check, an action, a difference, a refused step.
+_STEP, _CHECK, _ACTION, _DIFF, _REFUSED = "step", "check", "action", "diff", "refused"
+#: The kinds of a plan's lines, each with the step or the check that it is of.
+_Kinds = tuple[tuple[str, str], ...]
+
+
+def _plan(node: DeployedNode, options: Options) -> tuple[_Kinds, Texts]:
+    """The kinds of a plan's lines, and their texts."""
+    rows: list[tuple[tuple[str, str], str]] = []
+    for change in node.changes:
+        rows.append(((_STEP, change.step), ""))
+        rows += [((_CHECK, result.check), result_text(result)) for result in change.checks]
+        rows += [((_ACTION, ""), action.text) for action in change.actions]
+        rows += [((_DIFF, ""), row) for row in (change.diff if options.diff else ())]
+    rows += [((_REFUSED, step), reason) for step, reason in node.refused.items()]
+    return tuple(kind for kind, _ in rows), tuple(text for _, text in rows)
+
+
+class _DeployTable(TableLayout):
+    indent = 0
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.options = options
+
+    def similar(
+        self, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
+    ) -> list[SimilarTexts]:
+        """Rows of nodes with similar texts; under -v, with equal texts."""
+        return fold_similar(pairs, NO_LIMIT if self.options.verbose else 3, reasons=reasons)
+
+    def fitted(self, sections: Sequence[RowSection]) -> Iterator[StyledLine]:
+        # One line is for the counts. With --diff, the differences are shown whole.
+        room = 0 if self.is_whole or self.options.diff else self.options.lines - 1
+        return fitted(sections, room, self.options.width, _FEW)
+
+    # --- Plans.
+
+    def plans(self, deployed: Iterable[DeployedNode]) -> RowSection:
+        """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
+        kinds: dict[_Kinds, list[tuple[Texts, str]]] = {}
+        for node in deployed:
+            if node.planned:
+                kind, texts = _plan(node, self.options)
+                kinds.setdefault(kind, []).append((texts, node.name))
+        rows = [(kind, row) for kind, pairs in kinds.items() for row in self.similar(pairs)]
+        rows.sort(key=lambda pair: -len(pair[1].names))
+        return RowSection(rows, self.plan, self.short_plan, self.count_line)
+
+    def plan(self, plan: tuple[_Kinds, SimilarTexts]) -> Iterator[StyledLine]:
+        kinds, row = plan
+        example = f", e.g. of {row.example}" if not row.shared_texts else ""
+        changes = counted(sum(kind == _STEP for kind, _ in kinds), "change")
+        yield line(self.names(row.names), f": {changes}{example}")
+        for (kind, name), text in zip(kinds, row.shared_texts or row.instance):
+            if kind == _CHECK:
+                yield line("  ", (f"{name:<26}", STYLES["change"]), f" {text}")
+            elif kind == _REFUSED:
+                yield line("  ", (f"{name:<26}", STYLES["fail"]), f" cannot be planned: {text}")
+            elif kind == _ACTION:
+                yield line(("    + ", STYLES["change"]), text)
+            elif kind == _DIFF:
+                style = {"+": "green", "-": "red", "@": "cyan"}.get(text[:1], "")
+                yield line("      ", (text, style))
+
+    def short_plan(self, plan: tuple[_Kinds, SimilarTexts]) -> StyledLine:
+        kinds, row = plan
+        steps = ", ".join(name for kind, name in kinds if kind == _STEP)
+        return line((fits(row.names, 40), "bold"), f": {steps or 'cannot be planned'}")
+
+    # --- Remaining results, and failures.
+
+    def for_a_person(self, deployed: Iterable[DeployedNode]) -> RowSection:
+        """The results that no step of the run repairs: a reboot, a restart, a file of a person."""
+        kinds: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+        for node in deployed:
+            for result in node.for_a_person:
+                pairs = kinds.setdefault((result.status, result.check), [])
+                pairs.append(((result_text(result), result.fix), node.name))
+        rows = [(*key, row) for key, pairs in kinds.items() for row in self.similar(pairs)]
+        rows.sort(key=lambda finding: -len(finding[2].names))
+        title = line(("for a person:", "bold"))
+        return RowSection(rows, self.person, self.short_person, self.count_line, title=title)
+
+    def person(self, finding: tuple[str, str, SimilarTexts]) -> Iterator[StyledLine]:
+        status, check, row = finding
+        text, fix = row.shared_texts or row.instance
+        start = (f"{status:<8}", STYLES[status])
+        yield line("  ", start, f"{check}  ", self.names(row.names)[0])
+        yield line(f"          {f'e.g. {row.example}: ' if not row.shared_texts else ''}{text}")
+        if fix:
+            yield line("          fix: ", (fix, "bold"))
+
+    def short_person(self, finding: tuple[str, str, SimilarTexts]) -> StyledLine:
+        status, check, row = finding
+        text = (row.shared_texts or row.instance)[0]
+        names = fits(row.names, 30)
+        return line("  ", (f"{status:<8}", STYLES[status]), f"{check}  {names}  {text}")
+
+    def rows(
+        self, word: str, style: str, pairs: Iterable[tuple[Texts, str]], *, reasons: bool = False
+    ) -> RowSection:
+        """Rows of one line each: the word, the nodes, and their text."""
+
+        def row_line(row: SimilarTexts) -> StyledLine:
+            example = f"e.g. {row.example}: " if not row.shared_texts else ""
+            text = ": ".join(row.shared_texts or row.instance)
+            start = (f"{word:<12}", STYLES[style])
+            # The only interrupted node is named in full.
+            lone = word == "partial" and len(row.names) == 1
+            names = row.names[0] if lone else self.names(row.names)[0]
+            return line(start, names, f": {example}{text}")
+
+        return RowSection(
+            self.similar(pairs, reasons=reasons),
+            lambda row: [row_line(row)],
+            row_line,
+            self.count_line,
+        )
+
+    def errors(self, missed: Iterable[Missed]) -> list[RowSection]:
+        """The nodes that could not be probed, a line for each reason."""
+        lost = [(node.unreachable, (node.error.removeprefix(f"{node.name}: "),), node.name)
+                for node in missed if node.error]  # fmt: skip
+        kinds = list(dict.fromkeys(gone for gone, *_ in lost))
+        return [
+            self.rows(
+                "unreachable" if kind else "failed",
+                "fail",
+                ((text, name) for gone, text, name in lost if gone == kind),
+                reasons=True,
+            )
+            for kind in kinds
+        ]
+
+    def outcomes(self, deployed: Iterable[DeployedNode]) -> list[RowSection]:
+        """The outcomes, node sets folded: failed steps first, each with its reason."""
+        done = [(node, node.outcome) for node in deployed if node.outcome is not None]
+        failed = [
+            ((step, reason), n.name)
+            for n, outcome in done
+            for step, reason in outcome.failed.items()
+        ]
+        cut = [
+            ((f"stopped in {outcome.cut}",), n.name)
+            for n, outcome in done
+            if outcome.cut and not n.error
+        ]
+        unrepaired = [
+            ((result.check, result_text(result)), node.name)
+            for node, outcome in done
+            if not outcome.failed
+            for result in outcome.left
+        ]
+        changed = [
+            ((", ".join(outcome.done),), node.name) for node, outcome in done if outcome.done
+        ]
+        return [
+            self.rows("failed", "fail", failed),
+            self.rows("partial", "warn", cut),
+            self.rows("not fixed", "fail", unrepaired),
+            self.rows("changed", "changed", changed),
+        ]
+
+
+def show_plan(deployed: Iterable[DeployedNode], options: Options = PLAIN) -> Iterator[StyledLine]:
+    """Per group of nodes with the same plan: what would change, why, and the files' diffs."""
+    table = _DeployTable(options)
+    return table.fitted([table.plans(deployed)])
+
+
+def show_errors(missed: Iterable[Missed]) -> Iterator[StyledLine]:
+    """The nodes that could not be probed, a line for each reason."""
+    table = _DeployTable(PLAIN)
+    return table.fitted(table.errors(missed))
+
+
+def _word(node: DeployedNode) -> str:
+    """The word under which a node is counted; "to change" for every node with a plan."""
+    if node.planned and not node.error:
+        return "to change"
+    return node.status.replace("-", " ")
+
+
+def _planned(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
+    table = _DeployTable(options)
+    deployed = deploy.nodes
+    yield from table.fitted(
+        [table.plans(deployed), table.for_a_person(deployed), *table.errors(deployed)]
+    )
+    counts = Counter(map(_word, deploy.nodes))
+    always = ("to change", "ok", "unknown", "unreachable")
+    optional = [word for word in ("failed", "for a person") if counts[word]]
+    words = [*always, *sorted(optional, key=list(counts).index)]
+    yield line(", ".join(f"{counts[word]} {word}" for word in words))
+
+
+def _result(deploy: Deploy, options: Options) -> Iterator[StyledLine]:
+    table = _DeployTable(options)
+    sections = table.outcomes(deploy.nodes)
+    if deploy.complete:
+        sections += [*table.errors(deploy.nodes), table.for_a_person(deploy.nodes)]
+    yield from table.fitted(sections)
+    if not deploy.complete or options.quiet:
+        return
+    failed = sum(node.failed for node in deploy.nodes)
+    lost = sum(node.unreachable for node in deploy.nodes)
+    done = [node.outcome.done for node in deploy.nodes if node.outcome]
+    words = Counter(map(_word, deploy.nodes))
+    optional = (f", {words[word]} {word}" for word in ("unknown", "for a person") if words[word])
+    yield line(
+        f"{sum(map(bool, done))} changed ({counted(sum(map(len, done)), 'change')}), "
+        f"{words['ok']} ok, {failed} failed, {lost} unreachable{''.join(optional)}"
+    )
+
+
+def show(deploy: Deploy, options: Options = PLAIN) -> Iterator[StyledLine]:
+    """The plan, after ``--check``; else the outcome, and what is left for a person.
+
+    After an interrupt only the outcome so far is shown. With ``diff`` the plan has the files'
+    differences. With ``quiet``, what was changed, what failed and what is left for a person is
+    shown, and nothing where all is ok.
+    """
+    only = deploy.check and deploy.complete
+    return _planned(deploy, options) if only else _result(deploy, options)

@@ -1,0 +1,89 @@
+"""The variables of a job's environment as lines for a shell to evaluate.
+
+A text of a node stands in comments, one line each, and in quoted values, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+
+from nodeready import shell
+from nodeready.ready.job_env import Environment, Variable
+from nodeready.reports.lines import nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.reports.similar_texts import reasons
+from nodeready.text import counted, sanitise
+
+#: Columns of the comments.
+WIDTH = 80
+#: The word for no value.
+_NONE = "nothing"
+
+
+def _comment(text: str, indent: str = "# ") -> list[str]:
+    # A sanitised text is one line, so that nothing in it can end the comment.
+    return wrap(
+        sanitise(text),
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+    )
+
+
+def _differing(variable: Variable) -> list[str]:
+    """Which nodes would have which value, and what to do about the difference."""
+    width = max(len(value or _NONE) for value, _ in variable.nodes_by_value)
+    lines = []
+    for value, names in variable.nodes_by_value:
+        lines += _comment(f"{value or _NONE:<{width}}  {nodes(names)}", "#   ")
+    (_, first), (_, second), *_ = variable.nodes_by_value
+    if len(first) > len(second):
+        fewer = nodes(name for _, names in variable.nodes_by_value[1:] for name in names)
+        lines += _comment(f"mend {fewer}, or give each node its own value in a file there")
+    else:
+        lines += _comment("give each node its own value in a file there")
+    return lines
+
+
+def _shown(variable: Variable) -> Iterator[str]:
+    yield from _comment(
+        variable.reason
+        if variable.value is not None
+        else f"{variable.name} is not set: {variable.reason}"
+    )
+    if variable.value is None and len(variable.nodes_by_value) > 1:
+        yield from _differing(variable)
+    for note in variable.notes:
+        yield from _comment(note)
+    for reason, names in variable.unknown:
+        yield from _comment(f"unknown on {nodes(names)}: {reason}")
+    if variable.value is not None:
+        yield f"export {variable.name}={shell.quote(variable.value)}"
+
+
+def shell_lines(environment: Environment, options: Options = PLAIN) -> Iterator[str]:
+    """The text for `eval`, in pieces: POSIX sh, for bash, dash, ksh and zsh."""
+    count = counted(len(environment.nodes), "node")
+    lines = _comment(f"nodeready env, {environment.taken}: {nodes(environment.nodes)} ({count})")
+    for error, names in environment.missing:
+        lines += _comment(f"not among them: {nodes(names)}: {error}")
+    for variable in environment.variables:
+        lines += ["", *_shown(variable)]
+    return (f"{line}\n" for line in lines)
+
+
+def troubles(environment: Environment) -> Iterator[str]:
+    """A line for each variable that a person has to decide: `eval` hides the comments."""
+    for variable in environment.variables:
+        if variable.value is None and not variable.settled:
+            shares = "; ".join(
+                f"{v or _NONE} on {nodes(n, 40)}" for v, n in variable.nodes_by_value[:3]
+            )
+            yield f"{variable.name} is not set: {variable.reason}" + (
+                f": {shares}" if shares else ""
+            )
+        unknown = ((name, reason) for reason, names in variable.unknown for name in names)
+        for reason, names in reasons(unknown):
+            yield f"{variable.name} is unknown on {nodes(names)}: {reason}"

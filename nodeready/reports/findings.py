@@ -1,0 +1,158 @@
+"""The findings of an audit with their nodes: one row where they differ by numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nodeready.audit.document import Audit, Outlier
+from nodeready.reports.lines import grouped, nodes, result_text
+from nodeready.reports.similar_texts import SimilarTexts, Texts, fold_similar
+from nodeready.subjects.registry import OBSERVED, SUBJECTS, check_ids
+from nodeready.text import counted
+
+#: Maximum of different reasons why nodes could not be probed; of more, an example is shown.
+_REASONS = 6
+
+
+@dataclass(frozen=True)
+class AuditFinding:
+    """One row of a report.
+
+    text:    the value, the expected value, the source; where the nodes differ in numbers, the
+             minimum and the maximum; "" where they differ in more
+    names:   the nodes
+    example: one of the nodes, and its text, where no single node has ``text``; else ""
+    also:    number of further checks of the subject with the same text
+    """
+
+    status: str
+    check: str
+    text: str
+    fix: str
+    names: tuple[str, ...]
+    example: str = ""
+    also: int = 0
+
+    @property
+    def title(self) -> str:
+        """The check, and the number of further ones."""
+        return f"{self.check} and {self.also} more" if self.also else self.check
+
+
+def _places() -> dict[str, float]:
+    """Check id -> its place in the reports."""
+    places: dict[str, float] = {check: place for place, check in enumerate(check_ids())}
+    for name, subject in SUBJECTS.items():
+        first = min((places[check] for check in subject.ids()), default=0.0)
+        places[f"{name}.{OBSERVED}"] = first - 0.5
+    return places
+
+
+def _finding_of(status: str, check: str, row: SimilarTexts) -> AuditFinding:
+    """The finding of nodes with similar texts of one check."""
+    text, fix = row.shared_texts or ("", row.instance[1])
+    example = f"{row.example}: {row.instance[0]}" if row.example else ""
+    if not row.shared_texts:
+        example += f" (one of {row.variants} texts)"
+    return AuditFinding(status, check, text, fix, tuple(row.names), example)
+
+
+def _rows(pairs: list[tuple[Texts, str]], every: bool, reasons: int = 0) -> list[SimilarTexts]:
+    """The findings of one check in few rows; ``reasons``: the maximum of rows of errors."""
+    if every:
+        return [SimilarTexts(texts, names) for texts, names in grouped(pairs)]
+    return fold_similar(pairs, reasons, reasons=True) if reasons else fold_similar(pairs)
+
+
+def findings(audit: Audit, statuses: Iterable[str], every: bool = False) -> list[AuditFinding]:
+    """The results of these statuses, in that order; those of most nodes first, but ok and na in
+    the order of the subjects.
+
+    every: fold only equal texts
+    """
+    order_of = {status: rank for rank, status in enumerate(statuses)}
+    pairs_of: dict[tuple[str, str], list[tuple[Texts, str]]] = {}
+    for node in audit.nodes:
+        for result in node.results:
+            if result.status in order_of:
+                pairs = pairs_of.setdefault((result.status, result.check), [])
+                pairs.append(((result_text(result), result.fix), node.name))
+    places = _places()
+    order = sorted(
+        pairs_of,
+        key=lambda key: (
+            order_of[key[0]],
+            0 if key[0] in ("ok", "na") else -len(pairs_of[key]),
+            places.get(key[1], len(places)),
+            key[1],
+        ),
+    )
+    rows = [
+        _finding_of(status, check, row)
+        for status, check in order
+        for row in _rows(pairs_of[status, check], every)
+    ]
+    return rows if every else _together(rows)
+
+
+def _together(rows: list[AuditFinding]) -> list[AuditFinding]:
+    """The rows, with the unknown results of one subject and one reason as one row.
+
+    The row has the id of the first of these checks: a tool that hangs leaves a dozen unknown.
+    """
+    groups: dict[tuple[object, ...], list[AuditFinding]] = {}
+    for number, row in enumerate(rows):
+        subject = row.check.partition(".")[0]
+        is_single = row.status != "unknown"
+        key = (number,) if is_single else (subject, row.text, row.names, row.example)
+        groups.setdefault(key, []).append(row)
+    return [
+        replace(first, also=len(further)) if further else first
+        for first, *further in groups.values()
+    ]
+
+
+def errors(audit: Audit, every: bool = False) -> list[AuditFinding]:
+    """The nodes that could not be probed, by the reason, that of most nodes first."""
+    pairs_of: dict[str, list[tuple[Texts, str]]] = {}
+    for node in audit.nodes:
+        if node.error:
+            text = node.error.removeprefix(f"{node.name}: ")
+            pairs_of.setdefault(node.status, []).append(((text, ""), node.name))
+    return [
+        _finding_of(status, "", row)
+        for status in sorted(pairs_of, reverse=True)
+        for row in _rows(pairs_of[status], every, _REASONS)
+    ]
+
+
+def value_text(value: Any) -> str:
+    """The value of a fact; "none" where the node has no such thing."""
+    return "none" if value is None else str(value)
+
+
+def majority(outlier: Outlier) -> str:
+    """The value of most nodes of the group: ``61 nodes of h100: 535.161.08``."""
+    return f"{counted(outlier.count, 'node')} of {outlier.group}: {value_text(outlier.majority)}"
+
+
+def differing(outlier: Outlier, name: str) -> str:
+    """The value of one node that differs, and the value of most nodes of its group."""
+    return f"{outlier.fact} is {value_text(outlier.nodes[name])}; {majority(outlier)}"
+
+
+def nodes_by_value(outlier: Outlier) -> Iterator[tuple[list[str], str]]:
+    """The nodes that differ, by their value; the most nodes first."""
+    for value, names in grouped(
+        (value_text(value), name) for name, value in outlier.nodes.items()
+    ):
+        yield names, value
+
+
+def outlier_line(outlier: Outlier, limit: int = 4) -> str:
+    """One line: ``gpus.driver gpu017: 535.129.03; 61 nodes of h100: 535.161.08``."""
+    rows = [f"{nodes(names)}: {value}" for names, value in nodes_by_value(outlier)]
+    hidden = [f"and {len(rows) - limit} more values"] if len(rows) > limit else []
+    return "; ".join([f"{outlier.fact} {rows[0]}", *rows[1:limit], *hidden, majority(outlier)])

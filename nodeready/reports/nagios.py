@@ -1,0 +1,112 @@
+"""The output of a Nagios plugin: its line, performance data, and a line per finding.
+
+Nagios reads at most 8 KiB of a plugin's output, and takes the text after a ``|`` as numbers
+(Nagios Plugin API, "Plugin Output Length"; Monitoring Plugins guidelines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit
+from nodeready.reports.findings import AuditFinding, errors, findings, outlier_line
+from nodeready.reports.lines import nodes
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.subjects.result import STATUSES
+from nodeready.text import counted, sanitise
+
+if TYPE_CHECKING:
+    pass
+
+#: The words of the exit codes 0 to 3.
+STATES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+#: Bytes of the whole output; the rest of the 8 KiB is left to the command around the plugin.
+_ROOM = 7000
+#: Bytes of one line.
+_LINE = 400
+
+
+def nagios_code(audit: Audit) -> int:
+    """The exit code of the plugin.
+
+    2 when a check failed or a node could not be reached; else 3 when something could not be
+    observed, a node could not be looked at, or the audit is partial or empty; else 1 for a
+    warning. Unknown stands above a warning, because an unknown may hide a failure.
+    """
+    have, results = audit.summary["nodes"], audit.summary["results"]
+    if results["fail"] or have[UNREACHABLE]:
+        return 2
+    if results["unknown"] or have[FAILED] or not audit.complete or not audit.nodes:
+        return 3
+    return 1 if results["warn"] else 0
+
+
+def _line(text: str) -> str:
+    """``text`` as one line of at most _LINE bytes, without the ``|`` of performance data."""
+    safe = sanitise(text).replace("|", "\\x7c")
+    if len(safe.encode()) <= _LINE:
+        return safe
+    return safe.encode()[: _LINE - 3].decode(errors="ignore") + "..."
+
+
+def _headline(audit: Audit) -> str:
+    have = audit.summary["nodes"]
+    bad = [
+        f"{have[status]} {status}"
+        for status in (UNREACHABLE, FAILED, "fail", "unknown", "warn")
+        if have[status]
+    ]
+    total = counted(len(audit.nodes), "node")
+    names = [node.name for node in audit.nodes if node.status not in ("ok", "na", "waived")]
+    if not audit.nodes:
+        text = "no nodes"
+    elif names:
+        text = f"{len(names)} of {total}: {', '.join(bad)}: {nodes(names)}"
+    else:
+        text = f"{total} as the policy wants {'it' if len(audit.nodes) == 1 else 'them'}"
+    if audit.summary["results"]["waived"]:
+        text += f" ({counted(audit.summary['results']['waived'], 'finding')} waived)"
+    return text if audit.complete else f"interrupted, partial: {text}"
+
+
+def _performance(audit: Audit) -> str:
+    """Counts with their ranges, always in the same order, so that graphs keep their lines."""
+    have, total = audit.summary["nodes"], len(audit.nodes)
+    of_nodes = [f"nodes_{status}={have[status]};;;0;{total}" for status in have]
+    results = audit.summary["results"]
+    of_checks = [f"checks_{status}={results[status]};;;0" for status in STATUSES]
+    return " ".join([*of_nodes, *of_checks, f"outliers={len(audit.outliers)};;;0"])
+
+
+def _finding_text(finding: AuditFinding) -> str:
+    return finding.text or f"e.g. {finding.example}"
+
+
+def _finding_line(finding: AuditFinding) -> str:
+    fix = f" (fix: {finding.fix})" if finding.fix else ""
+    word = f"{finding.status.upper()} {finding.title}"
+    return f"{word} {nodes(finding.names)}: {_finding_text(finding)}{fix}"
+
+
+def _detail_lines(audit: Audit) -> Iterator[str]:
+    for error in errors(audit):
+        yield f"{error.status.upper()} {nodes(error.names)}: {_finding_text(error)}"
+    yield from (_finding_line(finding) for finding in findings(audit, ("fail", "unknown", "warn")))
+    yield from (_finding_line(finding) for finding in findings(audit, ("waived",)))
+    yield from (f"DIFFERS {outlier_line(outlier)}" for outlier in audit.outliers)
+
+
+def nagios(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+    """The plugin's line with its performance data, then a line per finding as room allows."""
+    head = _line(f"NODEREADY {STATES[nagios_code(audit)]}: {_headline(audit)}")
+    first = f"{head} | {_performance(audit)}\n"
+    yield first
+    room, rows = _ROOM - len(first.encode()), list(_detail_lines(audit))
+    for count, row in enumerate(rows):
+        text = _line(row) + "\n"
+        room -= len(text.encode())
+        if room < 0:
+            yield f"and {len(rows) - count} more\n"
+            return
+        yield text

@@ -1,0 +1,155 @@
+"""Prometheus text, for the node exporter's textfile collector.
+
+A series for each finding, counts for the remaining results: with 60 checks on 10,000 nodes, a
+series per check would be 600,000 series, nearly all of them ok. A repaired finding has no series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import nodeready
+from nodeready.audit.document import FAILED, UNREACHABLE, Audit
+from nodeready.reports.findings import value_text
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.subjects.result import STATUSES
+from nodeready.text import sanitise
+
+if TYPE_CHECKING:
+    from nodeready.smoke.document import Smoke
+
+#: The statuses of results with a series.
+_LISTED = ("fail", "unknown", "warn", "waived")
+#: Characters of a label's value: a scrape can be configured to refuse longer ones.
+_LABEL = 200
+Sample = tuple[dict[str, str], float]
+
+
+def _label(text: str) -> str:
+    """A label's value: sanitised, then with the format's three escapes."""
+    safe = sanitise(text, _LABEL)
+    return safe.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _metric(name: str, about: str, samples: Iterable[Sample]) -> Iterator[str]:
+    """One gauge with its head; whole numbers without a fraction.
+
+    Prometheus refuses a file that has a series twice: of equal series the first one stays.
+    """
+    yield f"# HELP {name} {about}\n# TYPE {name} gauge\n"
+    written: set[str] = set()
+    for labels, value in samples:
+        inside = ",".join(f'{key}="{_label(text)}"' for key, text in labels.items())
+        if inside in written:
+            continue
+        written.add(inside)
+        number = int(value) if value == int(value) else value
+        yield f"{name}{{{inside}}} {number}\n" if inside else f"{name} {number}\n"
+
+
+def _seconds(moment: str) -> float:
+    """A moment of a report (ISO 8601, UTC) as seconds since 1970."""
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+
+
+def _nodes(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        yield {"node": node.name}, float(node.status not in (UNREACHABLE, FAILED))
+
+
+def _results(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        counts = node.statuses
+        for status in STATUSES:
+            if node.results:
+                yield {"node": node.name, "status": status}, counts[status]
+
+
+def _checks(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        for result in node.results:
+            if result.status in _LISTED:
+                yield {"node": node.name, "check": result.check, "status": result.status}, 1
+
+
+def _ages(audit: Audit) -> Iterator[Sample]:
+    for node in audit.nodes:
+        if node.age_s is not None:
+            yield {"node": node.name}, node.age_s
+
+
+def _outliers(audit: Audit) -> Iterator[Sample]:
+    for outlier in audit.outliers:
+        for node, value in outlier.nodes.items():
+            yield (
+                {
+                    "node": node,
+                    "fact": outlier.fact,
+                    "group": outlier.group,
+                    "value": value_text(value),
+                    "majority": value_text(outlier.majority),
+                },
+                1,
+            )
+
+
+def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
+    """The pieces of the exposition, a series at a time."""
+    finished = _seconds(audit.finished)
+    moments: list[Sample] = [({}, finished)]
+    duration: list[Sample] = [({}, round(finished - _seconds(audit.started), 3))]
+    complete: list[Sample] = [({}, audit.complete)]
+    digest: list[Sample] = [({"policy_digest": audit.policy_digest}, 1)]
+    build: list[Sample] = [({"version": nodeready.__version__}, 1)]
+    ages = list(_ages(audit))
+    counts: list[Sample] = [({"status": s}, n) for s, n in audit.summary["nodes"].items()]
+    for name, about, samples in (
+        ("audit_timestamp_seconds", "When the audit ended, in seconds since 1970.", moments),
+        ("audit_duration_seconds", "How long the audit took.", duration),
+        ("audit_complete", "0 when it was interrupted: nodes are missing.", complete),
+        ("audit_info", "The digest of the policy that was judged by.", digest),
+        ("build_info", "The version of nodeready that judged.", build),
+        ("nodes", "Nodes by their worst status.", counts),
+        ("node_up", "0 when the node could not be looked at.", _nodes(audit)),
+        ("node_results", "Results of one node by status.", _results(audit)),
+        ("check_status", "A check that is not ok; those that are have no series.", _checks(audit)),
+        ("outlier", "A fact in which the node differs from its group.", _outliers(audit)),
+        *([("verdict_age_seconds", "The age of a recorded verdict.", ages)] if ages else ()),
+    ):
+        yield from _metric(f"nodeready_{name}", about, samples)
+
+
+def prometheus_smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
+    """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
+    finished = _seconds(smoke_test.finished)
+    suspects: list[Sample] = [
+        ({"node": name, "kind": suspect.kind}, 1)
+        for suspect in smoke_test.suspects
+        for name in suspect.blamed or ("",)
+    ]
+    excluded: list[Sample] = [({"node": name}, 1) for name in smoke_test.exclude]
+    counts: list[Sample] = [({"status": s}, n) for s, n in smoke_test.summary.items()]
+    rows: list[tuple[str, str, list[Sample]]] = [
+        ("timestamp_seconds", "When it ended, in seconds since 1970.", [({}, finished)]),
+        ("duration_seconds", "How long it took.", [({}, finished - _seconds(smoke_test.started))]),
+        ("complete", "0 when it was interrupted.", [({}, smoke_test.complete)]),
+        ("go", "1 when every test was made and passed.", [({}, smoke_test.good)]),
+        ("info", "What made the collective.", [({"engine": smoke_test.engine}, 1)]),
+        ("tests", "Collectives of several nodes.", [({}, smoke_test.tests)]),
+        ("nodes", "Nodes by their status.", counts),
+        ("suspect", "Who spoils the collective; scale: no node alone.", suspects),
+        ("excluded", "A node without which the others pass, or that was not tested.", excluded),
+    ]
+    for name, about, value in (
+        ("gbps", "Bus bandwidth in Gbit/s, the median of the tests.", "median_gbps"),
+        ("least_gbps", "The least of the tests.", "least_gbps"),
+        ("floor_gbps", "The least that the policy wants.", "floor_gbps"),
+    ):
+        figures = [({"class": link.name}, getattr(link, value)) for link in smoke_test.links]
+        rows.append(
+            (name, about, [figure for figure in figures if figure[1] or value != "floor_gbps"])
+        )
+    for name, about, samples in rows:
+        yield from _metric(f"nodeready_smoke_{name}", about, samples)

@@ -1,0 +1,99 @@
+"""Sections of a report that fits on a screen: rows in full, rows in a line, and a count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from nodeready.reports.lines import StyledLine
+
+
+class RowSection(NamedTuple):
+    """Rows of one kind, the most important one first.
+
+    full:       the lines of a row
+    short:      its only line where there is no room for more
+    count_line: the line that counts the hidden rows
+    max_rows:   maximum of shown rows, where anything is hidden
+    title:      the line above the rows; None: no line
+    """
+
+    rows: Sequence[Any]
+    full: Callable[[Any], Iterable[StyledLine]]
+    short: Callable[[Any], StyledLine]
+    count_line: Callable[[int], StyledLine]
+    max_rows: int = 30
+    title: StyledLine | None = None
+
+
+def fitted(
+    sections: Sequence[RowSection], room: int, width: int, few: int = 0
+) -> Iterator[StyledLine]:
+    """The sections in at most ``room`` lines of a screen; 0: all of them, without a limit.
+
+    Where not everything has room, every row has one line before one row has several, a section
+    gets its share before another one gets more, and the first rows are shown whole.
+
+    few: number of rows, of all sections, that are always shown whole
+    """
+    if not room or sum(len(section.rows) for section in sections) <= few:
+        for section in sections:
+            yield from _titled(section)
+            for row in section.rows:
+                yield from section.full(row)
+        return
+    room -= sum(1 for section in sections for _ in _titled(section))
+    demands = [
+        min(len(section.rows), section.max_rows) + (len(section.rows) > section.max_rows)
+        for section in sections
+    ]
+    shares = _shares(demands, room)
+    spare = room - sum(shares)
+    for section, share in zip(sections, shares):
+        yield from _titled(section)
+        shown = section.rows if len(section.rows) <= share else section.rows[: max(0, share - 1)]
+        has_room = True
+        for row in shown:
+            lines = list(section.full(row)) if has_room else []
+            cost = sum(_height(full_line, width) for full_line in lines) - 1
+            has_room = has_room and cost <= spare
+            if has_room:
+                spare -= cost
+                yield from lines
+            else:
+                short_line = section.short(row)
+                yield short_line if len(short_line.plain) <= width else short_line.cut(width - 3)
+        if len(shown) < len(section.rows) and share:
+            yield section.count_line(len(section.rows) - len(shown))
+
+
+def _titled(section: RowSection) -> Iterator[StyledLine]:
+    if section.rows and section.title is not None:
+        yield section.title
+
+
+def _height(row: StyledLine, width: int) -> int:
+    """Lines of a screen that a line takes: a long one is wrapped below its text."""
+    text = row.plain
+    if len(text) <= width:
+        return 1
+    return -(-len(text) // max(20, width - (len(text) - len(text.lstrip()) + 4)))
+
+
+def _shares(demands: Sequence[int], room: int) -> list[int]:
+    """Lines for each section: its demand, or an equal share; the remainder goes to the first.
+
+    >>> _shares([1, 9, 9], 9)
+    [1, 4, 4]
+    """
+    shares = [0] * len(demands)
+    while room > 0:
+        open_ = [index for index, demand in enumerate(demands) if shares[index] < demand]
+        if not open_:
+            break
+        share = max(1, room // len(open_))
+        for index in open_:
+            addition = min(share, demands[index] - shares[index], room)
+            shares[index] += addition
+            room -= addition
+    return shares

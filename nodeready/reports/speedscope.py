@@ -1,0 +1,58 @@
+"""The stacks as a profile for speedscope (https://www.speedscope.app)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nodeready.reports import rank_groups
+from nodeready.reports.json_report import dump
+from nodeready.reports.registry import PLAIN, Options
+from nodeready.triage.stacks.document import Frame, Stacks
+
+#: The format of a profile.
+_SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
+
+
+def speedscope(stacks: Stacks, options: Options = PLAIN) -> Iterator[str]:
+    """The stacks for speedscope (https://www.speedscope.app), a flame graph of a job.
+
+    The format is speedscope's own. One profile has a sample per stack, root to leaf, of all groups
+    that have one. The sample's weight is the number of processes in the stack: a wide stack is
+    common, a thin one stands apart.
+    """
+    indexes: dict[Frame, int] = {}
+    samples: list[list[int]] = []
+    weights: list[int] = []
+    for group in stacks.groups:
+        if group.frames:
+            path = [indexes.setdefault(frame, len(indexes)) for frame in group.frames]
+            # The ranks stand as a call on top of their stack: the format has no other place.
+            label = Frame(f"[{rank_groups.word(group)}: {rank_groups.members(group, 60)}]", "", 0)
+            samples.append([*path, indexes.setdefault(label, len(indexes))])
+            weights.append(max(group.processes, 1))
+    name = rank_groups.headline(stacks)
+    profile = {
+        "type": "sampled",
+        "name": name,
+        "unit": "none",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }
+    document = {
+        "$schema": _SPEEDSCOPE,
+        "exporter": "nodeready",
+        "name": name,
+        "activeProfileIndex": 0,
+        "shared": {"frames": [_frame(frame) for frame in indexes]},
+        "profiles": [profile],
+    }
+    yield dump(document) + "\n"
+
+
+def _frame(frame: Frame) -> dict[str, Any]:
+    """A frame in the format, which has no empty file and no line 0."""
+    fields = {"name": frame.function, "file": frame.file, "line": frame.line}
+    return {key: value for key, value in fields.items() if key == "name" or value}

@@ -1,0 +1,82 @@
+"""The merged tree of all stacks as rows: calls that the same processes share are one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from nodeready.triage.stacks.document import Frame, Stacks, Tree, tree
+
+
+class Branch(NamedTuple):
+    """A row of the merged tree: calls without a branch between them.
+
+    frames: root to leaf; () for a row that stands for branches that are not shown
+    lasts:  whether a branch is the last one at its place, for every branch above this one and for
+            this one, the outermost first
+    ends:   how many of the branch's processes stand at its last call
+    width:  digits of the largest number of processes at this place
+    hidden: how many branches the row stands for
+    """
+
+    frames: tuple[Frame, ...]
+    processes: int
+    ranks: tuple[int, ...]
+    groups: tuple[int, ...]
+    lasts: tuple[bool, ...]
+    ends: int
+    width: int
+    hidden: int = 0
+
+    @property
+    def depth(self) -> int:
+        """How many branches are above it."""
+        return len(self.lasts) - 1
+
+
+def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
+    """The calls from ``node`` up to the next branch, and the tree's node at that branch."""
+    frames = []
+    while True:
+        if node.frame is not None:
+            frames.append(node.frame)
+        if len(node.children) != 1 or node.children[0].processes != node.processes:
+            return tuple(frames), node
+        node = node.children[0]
+
+
+def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Branch]:
+    """The rows of the merged tree, a branch in front of the branches below it.
+
+    No recursion: ranks that are in a recursive function make a tree that is hundreds of branches
+    deep.
+
+    max_branches: maximum of branches at one place; one row stands for the hidden ones
+    max_depth:    maximum of nested branches
+    """
+    root = tree(stacks)
+    starts = root.children if root.frame is None else (root,)
+    waiting: list[tuple[Tree | list[Tree], tuple[bool, ...], int]] = []
+
+    def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
+        shown = len(children) if len(children) <= max_branches else max_branches
+        if len(lasts) >= max_depth:
+            shown = 0
+        width = max((len(str(child.processes)) for child in children), default=0)
+        if children[shown:]:
+            waiting.append((list(children[shown:]), (*lasts, True), width))
+        for child in reversed(children[:shown]):
+            last = child is children[-1]
+            waiting.append((child, (*lasts, last), width))
+
+    put(starts, ())
+    while waiting:
+        node, lasts, width = waiting.pop()
+        if isinstance(node, list):
+            count = sum(hidden.processes for hidden in node)
+            yield Branch((), count, (), (), lasts, 0, width, len(node))
+            continue
+        frames, end = _chain(node)
+        ends = end.processes - sum(child.processes for child in end.children)
+        yield Branch(frames, node.processes, node.ranks, node.groups, lasts, ends, width)
+        put(end.children, lasts)

@@ -1,0 +1,64 @@
+"""The columns and the limits of a table on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nodeready.reports.lines import STYLES, Part, StyledLine, fits, line, nodes
+from nodeready.reports.registry import Options
+from nodeready.reports.sections import RowSection
+
+#: Characters of a node set or of a text that is not cut.
+NO_LIMIT = 1_000_000
+#: Columns beyond which a node set is cut even where nothing wraps.
+MAX_WIDTH = 160
+#: Characters of a text that are shown without -v.
+MAX_TEXT = 500
+#: Columns of a node set in a short line.
+_SHORT_NODES = 30
+#: A reason, and the nodes that have it.
+Reason = tuple[str, list[str]]
+
+
+class TableLayout:
+    """The layout of one table.
+
+    indent:    columns of the words on the left
+    max_nodes: columns of a node set without -v
+    is_whole:  nothing is cut or left out: -v, a pipe or a file
+    """
+
+    indent = 9
+    max_nodes = 60
+
+    def __init__(self, options: Options) -> None:
+        self.verbose, self.width = options.verbose, options.width
+        self.is_whole = bool(options.verbose) or not options.lines
+
+    def names(self, names: Iterable[str], room: int = 0) -> tuple[str, str]:
+        """A node set, cut after ``room`` columns."""
+        return nodes(names, NO_LIMIT if self.is_whole else room or self.max_nodes), "bold"
+
+    def head(self, word: str, style: str, *parts: Part) -> StyledLine:
+        """The first line of a row: its word on the left, in a style of STYLES or ""."""
+        return line((f"{word:<{self.indent}}", STYLES.get(style, "")), *parts)
+
+    def detail(self, *parts: Part) -> StyledLine:
+        """A further line of a row, below its first one."""
+        text = line(" " * self.indent, *parts)
+        return text if self.is_whole else text.cut(MAX_TEXT)
+
+    def count_line(self, count: int) -> StyledLine:
+        """The line that counts the rows that are not shown."""
+        return self.detail((f"and {count} more (-v shows them)", "bold"))
+
+    def by_reason(self, word: str, style: str, rows: list[Reason]) -> RowSection:
+        """Nodes without a whole answer, by their reason."""
+
+        def full(row: Reason) -> Iterable[StyledLine]:
+            return self.head(word, style, self.names(row[1])), self.detail(row[0])
+
+        def short(row: Reason) -> StyledLine:
+            return self.head(word, style, (fits(row[1], _SHORT_NODES), "bold"), f"  {row[0]}")
+
+        return RowSection(rows, full, short, self.count_line)
