@@ -42,7 +42,7 @@ from nodeready.triage.cores import Cores, collect_cores
 from nodeready.triage.incident import Directory, ForeignDirectory, Incident, Interrupted, Part
 from nodeready.triage.logs import Fetched, fetch_tail, fetched
 from nodeready.triage.stacks import archive, group
-from nodeready.triage.stacks.collect import SearchError, capture, nothing, program_config
+from nodeready.triage.stacks.collect import SearchError, capture, no_ranks_reason, program_config
 from nodeready.triage.stacks.document import Stacks, fold_ranks
 from nodeready.triage.stacks.trace import Trace
 
@@ -143,7 +143,11 @@ class Taker:
         ranks = counted(len(stacks.processes), "process", "processes")
         lost = tuple(found.unreached)
         if not stacks.processes:
-            why = nothing(found) if len(found.errors) < len(found.asked) else "no node answered"
+            why = (
+                no_ranks_reason(found)
+                if len(found.errors) < len(found.asked)
+                else "no node answered"
+            )
             return self._done(
                 Part("stacks", "missing", why=why, errors=stacks.errors, unreached=lost)
             )

@@ -30,7 +30,7 @@ from nodeready.triage.stacks.collect import (
     Captured,
     SearchError,
     capture,
-    nothing,
+    no_ranks_reason,
     program_config,
     unwind,
     with_launchers,
@@ -86,8 +86,8 @@ def _captured(
         screen.say_partial(name for name in found.asked if name not in found.answers)
     if not stacks.processes and len(found.errors) < len(found.asked):
         if not found.errors:
-            raise Refused(nothing(found))
-        screen.say(nothing(found))
+            raise Refused(no_ranks_reason(found))
+        screen.say(no_ranks_reason(found))
     return stacks, stacks_code(
         stacks, unreachable=bool(found.unreached), failed=bool(found.mistaken)
     )
@@ -112,7 +112,7 @@ def _checked(nodes: Nodes, config: Config, screen: Screen, form: str) -> int:
         found.traces(), found.errors, started=started, finished=now(), complete=found.complete
     )
     if not made.findings and not made.errors:
-        raise Refused(nothing(found))
+        raise Refused(no_ranks_reason(found))
     code = debuggable.code(made, unreachable=bool(found.unreached), failed=bool(found.mistaken))
     show("debuggable", form, made, screen, silent=screen.quiet and not code)
     return code
@@ -151,7 +151,7 @@ def _own_directory(output: str | None) -> Path | None:
     directory = Path(output)
     try:
         archive.prepare(directory)
-    except archive.ForeignDirectory as problem:
+    except archive.ForeignStacksDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None

@@ -286,7 +286,7 @@ class Debuggable:
     finished: Perhaps
     job: str
     complete: bool
-    findings: tuple[debuggable.Finding, ...]
+    findings: tuple[debuggable.DebugFinding, ...]
     errors: Mapping[str, str]
 
 

@@ -24,7 +24,7 @@ from nodeready.reports.registry import (
 from nodeready.text import counted, sanitise
 from nodeready.triage import incident as kept
 from nodeready.triage.stacks.debuggable import Debuggable
-from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, Tree, fold_ranks, tree
+from nodeready.triage.stacks.document import Frame, Group, JobTree, Rank, Stacks, fold_ranks, tree
 from nodeready.triage.stacks.hints import user_frame
 
 #: Groups that are shown with their path, and in a line each, without -v.
@@ -212,7 +212,7 @@ class Branch(NamedTuple):
         return len(self.lasts) - 1
 
 
-def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
+def _chain(node: JobTree) -> tuple[tuple[Frame, ...], JobTree]:
     """The calls from ``node`` up to the next branch, and the tree's node at that branch."""
     frames = []
     while True:
@@ -234,9 +234,9 @@ def branches(stacks: Stacks, most: int, deepest: int) -> Iterator[Branch]:
     """
     root = tree(stacks)
     starts = root.children if root.frame is None else (root,)
-    waiting: list[tuple[Tree | list[Tree], tuple[bool, ...], int]] = []
+    waiting: list[tuple[JobTree | list[JobTree], tuple[bool, ...], int]] = []
 
-    def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
+    def put(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
         shown = len(children) if len(children) <= most else most
         if len(lasts) >= deepest:
             shown = 0

@@ -101,7 +101,7 @@ _STANDS = {
 }
 
 
-def waits(group: Group) -> bool:
+def is_waiting(group: Group) -> bool:
     """Whether a group stands at a place where it waits for other ranks.
 
     It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
@@ -114,7 +114,7 @@ def waits(group: Group) -> bool:
     )
 
 
-def stands(group: Group) -> bool:
+def position(group: Group) -> bool:
     """Whether some of a group that waits have not moved at all between the samples.
 
     A collective that ends wakes up all that wait in it: where each has woken up, the job may make
@@ -123,7 +123,7 @@ def stands(group: Group) -> bool:
     return group.verdict != "unsure" or not group.woke
 
 
-class _Waiting(NamedTuple):
+class _WaitingJob(NamedTuple):
     """How many processes of a job wait for others.
 
     below:    those that may, in a call of C below the user's own code: the wait() of an
@@ -144,10 +144,10 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
     everything: processes, and ranks and nodes without one
     """
-    job = _Waiting(
-        sum(group.processes for group in groups if waits(group)),
+    job = _WaitingJob(
+        sum(group.processes for group in groups if is_waiting(group)),
         sum(group.processes for group in groups if _may_wait(group)),
-        any(waits(group) and stands(group) for group in groups),
+        any(is_waiting(group) and position(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
     )
@@ -164,14 +164,14 @@ def _may_wait(group: Group) -> bool:
     return group.kind == "stack" and group.about == "native" and stands
 
 
-def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
+def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     waiting, below = job.ranks, job.below
     if job.everything < 2:
         return None, ""
     if group.kind != "stack":
         return _without_stack(group, job)
     others = _count(waiting, "rank")
-    if waits(group):
+    if is_waiting(group):
         rest = waiting == job.everything
         return "victim", "waits for other ranks" + (", as all do" if rest else "")
     if group.about in _ASIDE or not waiting + below:
@@ -200,7 +200,7 @@ def _verb(number: int) -> str:
     return "waits" if number == 1 else "wait"
 
 
-def _without_stack(group: Group, job: _Waiting) -> tuple[str | None, str]:
+def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     waiting = job.ranks + job.below
     size = max(group.processes, len(group.ranks), len(group.nodes))
     why = group.why.lower()
@@ -217,7 +217,7 @@ def _without_stack(group: Group, job: _Waiting) -> tuple[str | None, str]:
 # --- Calls that are the same on all nodes, at lines that are not.
 
 
-class Apart(NamedTuple):
+class DifferentCode(NamedTuple):
     """A file of the user's whose lines differ by node where the calls are the same.
 
     lines: line -> the nodes that are there
@@ -231,9 +231,9 @@ class Apart(NamedTuple):
     sure: bool
 
 
-def apart(
+def different_code(
     nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
-) -> list[Apart]:
+) -> list[DifferentCode]:
     """Files that are not the same on all nodes, from the stacks of one path.
 
     nodes: node -> its stacks. calls: the frames of a stack. least: ranks of a node, at least
@@ -264,7 +264,7 @@ def apart(
         if sure or least > 1:
             at, lines = places[-1]
             kept = {line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)}
-            found.append(Apart(file, first[at].function, kept, sure))
+            found.append(DifferentCode(file, first[at].function, kept, sure))
     return found
 
 
@@ -275,8 +275,8 @@ def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
     return tuple((node, of[node] - of[names[0]]) for node in names)
 
 
-def _code(found: Sequence[Apart]) -> Iterator[str]:
-    for one in found[:_MOST]:
+def _code(found: Sequence[DifferentCode]) -> Iterator[str]:
+    for one in found[:_MAX_NAMED]:
         where = _few([f"{one.file}:{line} on {fold(there)}" for line, there in one.lines.items()])
         if one.sure:
             yield (
@@ -293,7 +293,7 @@ def _code(found: Sequence[Apart]) -> Iterator[str]:
 # --- The advice, a line each.
 
 #: Processes, jobs and programs that are named one by one.
-_MOST = 5
+_MAX_NAMED = 5
 #: A group with at most this part of the ranks is a minority.
 _MINORITY = 0.25
 #: Characters of a rank set.
@@ -320,8 +320,8 @@ def _count(number: int, one: str, more: str = "") -> str:
 
 def _few(items: Sequence[str]) -> str:
     """The first items, and how many more there are."""
-    text = ", ".join(items[:_MOST])
-    return f"{text} and {len(items) - _MOST} more" if len(items) > _MOST else text
+    text = ", ".join(items[:_MAX_NAMED])
+    return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
 
 
 def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
@@ -342,7 +342,7 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
         yield f"rank {highest} is outside of WORLD_SIZE {size}: missing ranks cannot be counted"
 
 
-def _twice(processes: Sequence[Rank]) -> Iterator[str]:
+def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
     """The processes are sorted by rank."""
     found: dict[int, list[Rank]] = {}
     for before, process in itertools.pairwise(processes):
@@ -380,7 +380,7 @@ _OF_KINDS = {
 }
 
 
-_UNASKED = (
+_MISSING_STACK_KINDS = (
     "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
     "look at them first"
 )
@@ -395,7 +395,7 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
                 found[0], ranks=tuple(ranks), processes=sum(group.processes for group in found)
             )
             silent = kind == "missing" and found[0].why.endswith(SILENT)
-            yield (_UNASKED if silent else text).format(ranks=_ranks(whole))
+            yield (_MISSING_STACK_KINDS if silent else text).format(ranks=_ranks(whole))
     # Of processes: what a node or Slurm refused is no matter of py-spy's.
     why = [group.why.lower() for group in groups if group.kind == "no-data" and group.processes]
     if any("permi" in text or "ptrace" in text for text in why):
@@ -405,10 +405,10 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
         )
 
 
-def _all_here(group: Group, several: bool) -> Iterator[str]:
+def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     """There is one group, of all ranks."""
     about = group.about
-    if waits(group) and several:
+    if is_waiting(group) and several:
         what = _WORDS.get(about, "collective")
         yield (
             f"all {group.processes} ranks stand in the same {what}: nobody is elsewhere, "
@@ -438,7 +438,7 @@ _WORDS = {
 }
 
 
-def _apart(stacks: Stacks) -> Iterator[str]:
+def _different_code_advice(stacks: Stacks) -> Iterator[str]:
     """There are several groups with a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
@@ -457,23 +457,25 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: {_they(first)} no other rank, as far as Python's "
+            f"{_ranks(first)}: begin there: {_noun(first)} no other rank, as far as Python's "
             f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
             if waiting
-            else f"{_ranks(first)}: begin there: {_they(first)} no other rank, and others may"
+            else f"{_ranks(first)}: begin there: {_noun(first)} no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not accused:
         yield from _all_victims(victims)
     elif not accused:
-        yield from _nobody_waits(groups, total)
-    spinning = next((one for one in groups if one.verdict == "spinning" and not waits(one)), None)
+        yield from _no_waiting_advice(groups, total)
+    spinning = next(
+        (one for one in groups if one.verdict == "spinning" and not is_waiting(one)), None
+    )
     if spinning and any(group.verdict == "blocked" for group in groups):
         yield (
             f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
         )
 
 
-def _they(group: Group) -> str:
+def _noun(group: Group) -> str:
     return "they wait for" if group.processes > 1 else "it waits for"
 
 
@@ -508,7 +510,7 @@ def _call(group: Group) -> str:
     return f"{what}, called at {own.file}:{own.line}" if own.line else what
 
 
-def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
+def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
     """No group is known to wait for another one."""
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
@@ -518,7 +520,7 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
         return
     few = min(groups, key=lambda group: group.processes)
-    if any(map(waits, groups)):
+    if any(map(is_waiting, groups)):
         yield (
             "whoever waits wakes up again and again: the job may make steps, slowly: look again, "
             "longer (--interval)"
@@ -535,7 +537,7 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
 
 
-def _elsewhere(stacks: Stacks, disputed: bool) -> Iterator[str]:
+def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
     jobs = {one.job for one in stacks.others} - {stacks.job}
     users = {one.user for one in stacks.others} - {stacks.user}
     if stacks.others:
@@ -574,7 +576,7 @@ def with_advice(
     stacks: Stacks,
     world_sizes: Mapping[int, int],
     instead: Mapping[str, Sequence[str]],
-    apart: Sequence[Apart] = (),
+    apart: Sequence[DifferentCode] = (),
     *,
     by_witness: bool = False,
     disputed: bool = False,
@@ -588,14 +590,18 @@ def with_advice(
     disputed:    several users claim the job, and neither Slurm nor a cgroup tells whose it is
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
-    lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
+    lines = [
+        *_kinds(stacks.groups),
+        *_world(world_sizes, stacks),
+        *_repeated_ranks(stacks.processes),
+    ]
     if len(groups) == 1 and groups[0].processes == len(stacks.processes):
         alone = len(stacks.groups) == 1
-        lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
+        lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if alone else []
     elif len(groups) > 1 and not by_witness:
-        lines += _apart(stacks)
+        lines += _different_code_advice(stacks)
     lines += _code(apart)
-    lines += _elsewhere(stacks, disputed)
+    lines += _network_advice(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(

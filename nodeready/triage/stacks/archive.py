@@ -56,7 +56,7 @@ _NATIVE = re.compile(r"(?:\.so[.\d]*|\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|rs|s|S))")
 Frame = tuple[str, str, int]
 
 
-class _Node:
+class _DumpedNode:
     """The trace of one node while it is read: every frame and every stack once."""
 
     def __init__(self, name: str) -> None:
@@ -86,7 +86,7 @@ class _Node:
         }
 
 
-class _Thread:
+class _DumpedThread:
     """One thread: its frames are innermost first, as they are printed."""
 
     def __init__(self, number: str, state: str, name: str | None) -> None:
@@ -107,7 +107,7 @@ def _is_native(frame: Frame) -> bool:
     return not frame[2] or _NATIVE.search(frame[1]) is not None
 
 
-def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
+def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
     found = None
     for line in lines:
         # A line of ` (` that never ends would be tried in all ways.
@@ -116,7 +116,7 @@ def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
         if thread:
             if found:
                 yield found
-            found = _Thread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
+            found = _DumpedThread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
         elif frame and found:
             place = (frame[1][:MAX_TEXT], frame[2][:MAX_TEXT], int(frame[3] or 0))
             found.frames.append(place)
@@ -124,14 +124,14 @@ def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
         yield found
 
 
-def _main(threads: list[_Thread], pid: int) -> _Thread | None:
+def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
     """The main thread: by its name, else by its number, else the one that is printed first."""
     named = [one for one in threads if one.name == "MainThread"]
     numbered = [one for one in threads if one.number == str(pid)]
     return next(iter([*named, *numbered, *threads]), None)
 
 
-def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
+def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
@@ -173,10 +173,10 @@ def _error(lines: Iterable[str]) -> str:
     return next(said, "").removeprefix("Error: ").strip()[:MAX_TEXT]
 
 
-def _node(name: str, lines: list[str]) -> _Node:
+def _node(name: str, lines: list[str]) -> _DumpedNode:
     """The processes of one node. A new one begins at its headline, and its own header is over
     with the first thread: a command may have lines of its own."""
-    node = _Node(name)
+    node = _DumpedNode(name)
     starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
     ends = [*(at for at, _ in starts), len(lines)][1:]
     for (at, match), end in zip(starts, ends, strict=True):
@@ -244,7 +244,7 @@ _MODE = 0o600
 _MOST = 200
 
 
-class ForeignDirectory(Exception):
+class ForeignStacksDirectory(Exception):
     """A directory that holds files of somebody else; one line."""
 
 
@@ -262,11 +262,11 @@ def prepare(directory: Path) -> None:
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
     if os.path.lexists(directory) and not directory.is_dir():
-        raise ForeignDirectory(f"{directory}: is no directory")
+        raise ForeignStacksDirectory(f"{directory}: is no directory")
     own_directory(directory, file_name("of-any-node"))
     others = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
     if others:
-        raise ForeignDirectory(
+        raise ForeignStacksDirectory(
             f"{directory}: holds other files ({min(others)}): name a new directory"
         )
 

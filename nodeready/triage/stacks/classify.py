@@ -25,7 +25,7 @@ THREAD = Frame("(in another thread)", "", 0)
 HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
 
 
-class Reading(NamedTuple):
+class StackReading(NamedTuple):
     """What the frames of one stack say.
 
     for_ranks: it ends at a known place that waits for other ranks
@@ -51,10 +51,10 @@ class Reading(NamedTuple):
     root: str
 
 
-def _read(frames: tuple[Frame, ...]) -> Reading:
+def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     hint = hints.find(frames)
     for_ranks = hint is not None and hint.about in hints.FOR_RANKS
-    return Reading(
+    return StackReading(
         for_ranks,
         hints.call_site(frames),
         hints.polls(frames),
@@ -87,7 +87,7 @@ class StackNumbers:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._all: list[tuple[int, ...]] = []
         self._paths: dict[tuple[int, ...], int] = {}
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, StackReading] = {}
         #: Stack -> its path.
         self.path_of: list[int] = []
 
@@ -131,11 +131,11 @@ class StackNumbers:
         mark = self._frame(between)
         return self._stack((*self._all[stack], mark, *self._all[other]))
 
-    def reading(self, stack: int) -> Reading:
+    def reading(self, stack: int) -> StackReading:
         """What its frames say, read once."""
         known = self._readings.get(stack)
         if known is None:
-            known = self._readings[stack] = _read(self.calls(stack))
+            known = self._readings[stack] = _read_stack(self.calls(stack))
         return known
 
     def native_about(self, stack: int) -> str:
@@ -229,13 +229,13 @@ def classify(
     stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
     samples together tell whether the process moves: see `_verdict`.
     """
-    used = _between(process["cpu_s"])
+    used = _range(process["cpu_s"])
     mains, thread = _mains(process, stacks, table)
     delegated = thread != MAIN
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
     if state in ("Z", "X", "x") or note.startswith("ended"):
-        return Classification("dead", None, _ended(state, note), stack, used)
+        return Classification("dead", None, _ended_reason(state, note), stack, used)
     if state == "T":
         why = "stopped by a signal (SIGSTOP) or by the scheduler"
         return Classification("stopped", None, why, stack, used)
@@ -244,17 +244,17 @@ def classify(
         return Classification("traced", None, why, stack, used)
     verdict, woke = None, None
     if len(mains) > 1:
-        if not (len(set(mains)) == 1 or _stayed(mains, table)):
+        if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
             verdict = "progressing"
         elif used is not None:
             seconds = interval_s * (len(process["cpu_s"]) - 1)
             # What the main thread does tells nothing of the thread for which it waits.
-            switches = None if delegated else _between(process["switches"])
+            switches = None if delegated else _range(process["switches"])
             woke = None if switches is None else int(switches)
-            own = None if delegated else _between(process["main_cpu_s"])
+            own = None if delegated else _range(process["main_cpu_s"])
             sleeps = _SLEEPS in process["wait_channel"]
             worked = used if own is None else own
-            verdict = _verdict(worked, woke, sleeps, seconds, _between(process["calls"]))
+            verdict = _verdict(worked, woke, sleeps, seconds, _range(process["calls"]))
             holder = _holder(process, stacks) if verdict == "unsure" else None
             if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
                 stack = table.joined(mains[-1], holder, HOLDER)
@@ -305,7 +305,7 @@ def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
 _NUMBER = (int, float)
 
 
-def _between(values: Sequence[float]) -> float | None:
+def _range(values: Sequence[float]) -> float | None:
     """The last less the first; None where there are not two numbers."""
     if len(values) < 2:
         return None
@@ -346,7 +346,7 @@ def _mains(
 
 
 def _awaited(
-    main: Reading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+    main: StackReading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of the one thread for which a main thread can wait; None: nobody can tell.
 
@@ -360,7 +360,7 @@ def _awaited(
             found[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in found}
     # Who works in the pool that is waited for; who waits for no other thread; who for ranks.
-    sorts: list[Callable[[Reading], bool]] = [
+    sorts: list[Callable[[StackReading], bool]] = [
         lambda one: one.pooled == main.pooled,
         lambda one: not one.delegates,
         lambda one: one.for_ranks,
@@ -387,11 +387,11 @@ def _dispatched(
     return None
 
 
-def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:
+def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
     return all(table.same(mains[0], one) for one in mains[1:])
 
 
-def _ended(state: str, note: str) -> str:
+def _ended_reason(state: str, note: str) -> str:
     if state == "Z":
         return "a zombie: it has ended, and whoever started it has not asked for its status"
     return note or _GONE

@@ -42,7 +42,7 @@ from nodeready.triage.stacks.trace import Trace, TraceError, read
 #: The program on the node.
 _MAIN = "nodeready.node.stacks.program"
 #: Processes that are named where no rank was found.
-MOST_INSTEAD = 10
+MAX_LISTED_PROCESSES = 10
 #: Seconds that a command has on a node beyond the program's own limit.
 MARGIN_S = 3
 
@@ -95,7 +95,7 @@ class Captured:
                 if trace["error"]:
                     self.errors[name] = trace["error"]
                     continue
-                room = MOST_INSTEAD - len(self.instead)
+                room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace["instead"][:room]]
             yield trace
 
@@ -151,7 +151,7 @@ def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
         return stacks
     there = {one.node for one in stacks.processes}
     without = [name for name in found.asked if name not in there and name not in found.errors]
-    text = f"no rank has been started: {counted(len(there), 'node')} {_have(there)} a launcher"
+    text = f"no rank has been started: {counted(len(there), 'node')} {_verb(there)} a launcher"
     wanted = re.search(r"to run on ([0-9]+) nodes", said[0])
     if wanted and len(there) < int(wanted[1]):
         text += f", and the job is to run on {wanted[1]}"
@@ -164,14 +164,14 @@ def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
     return replace(stacks, advice=(text, *stacks.advice))
 
 
-def _have(nodes: Collection[str]) -> str:
+def _verb(nodes: Collection[str]) -> str:
     return f"({folded(sorted(nodes))}) {'has' if len(nodes) == 1 else 'have'}"
 
 
 # --- The second round: native stacks of a few processes, which are paused for it.
 
 #: Processes of which a native stack is taken.
-MOST = 16
+MAX_UNWOUND = 16
 #: States in which py-spy's blocking mode would hang, or wake nobody (proc(5)).
 _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
@@ -181,7 +181,7 @@ def _has_native(group: Group) -> bool:
     return group.kind == "stack" or group.why.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
 
 
-def choose_native(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
+def choose_native(stacks: Stacks, most: int = MAX_UNWOUND) -> dict[str, list[int]]:
     """Node -> the processes to unwind: one of each group that has native calls, then all of those
     groups that are not the largest; the most suspicious first, at most so many.
     """
@@ -246,7 +246,7 @@ def merged(
     for pid in pids:
         process = by_pid.get(pid)
         if process is None or process["native"] is None:
-            missing.append((pid, _why(process)))
+            missing.append((pid, _native_error(process)))
             continue
         path = []
         for index in native["stacks"][process["native"]]:
@@ -264,7 +264,7 @@ def merged(
     return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
 
 
-def _why(process: Mapping[str, Any] | None) -> str:
+def _native_error(process: Mapping[str, Any] | None) -> str:
     if process is None:
         return "it has ended"
     return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
@@ -345,12 +345,14 @@ def _looked_for(config: Config) -> str:
     return f"{words}, of user {config.user}" if config.user else words
 
 
-def nothing(found: Captured) -> str:
+def no_ranks_reason(found: Captured) -> str:
     """No rank anywhere: what was looked for, and what runs instead."""
     answered = [name for name in found.asked if name not in found.errors]
     text = f"no ranks on {folded(answered)}: {_looked_for(found.config)}"
     if found.instead:
-        shown = "; ".join(f"{words} on {name}" for name, words in found.instead[:MOST_INSTEAD])
+        shown = "; ".join(
+            f"{words} on {name}" for name, words in found.instead[:MAX_LISTED_PROCESSES]
+        )
         text += f". What runs instead: {shown}. Choose with --pid or --match; "
         text += "another user's ranks are seen as that user, or with --sudo"
     return text

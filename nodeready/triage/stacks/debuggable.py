@@ -28,7 +28,7 @@ ITEMS = ("stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu
 RESULTS = ("ok", "warn", "fail", "unknown")
 
 
-class Finding(NamedTuple):
+class DebugFinding(NamedTuple):
     """One item, with those of whom the same is true.
 
     found: what there is, one line; fix: what to do for the next run; "": nothing
@@ -57,7 +57,7 @@ class Debuggable:
     started: str
     finished: str
     job: str
-    findings: tuple[Finding, ...]
+    findings: tuple[DebugFinding, ...]
     errors: Mapping[str, str]
     complete: bool = True
 
@@ -108,17 +108,17 @@ def _log(process: Mapping[str, Any]) -> Judged:
     return "fail", why, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, str]:
+def _set_variables(settings: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in settings["variables"]}
 
 
-def _no(value: str) -> bool:
+def _is_off(value: str) -> bool:
     """Whether a variable's value switches something off."""
     return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
 
 
 def _recorder(settings: Mapping[str, Any]) -> Judged:
-    torch, given = release(settings["torch"]), _given(settings)
+    torch, given = release(settings["torch"]), _set_variables(settings)
     if not settings["torch"]:
         return "ok", "no PyTorch is loaded", ""
     if settings["nccl"] is None:
@@ -132,7 +132,7 @@ def _recorder(settings: Mapping[str, Any]) -> Judged:
         name = buffer_variable(torch)
         return "fail", f"PyTorch {settings['torch']} may have it off: {name} is not set", _ENV
     dump = given.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
-    if (dump is not None and _no(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
+    if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
         return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV
     return "ok", "it is on", ""
 
@@ -149,7 +149,7 @@ def _dump(settings: Mapping[str, Any]) -> Judged:
 
 
 def _ras(settings: Mapping[str, Any]) -> Judged:
-    version, given = settings["nccl"], _given(settings)
+    version, given = settings["nccl"], _set_variables(settings)
     if version is None:
         return "ok", "no NCCL is loaded", ""
     known = numbers(version)
@@ -158,7 +158,7 @@ def _ras(settings: Mapping[str, Any]) -> Judged:
         return "unknown", "the version of NCCL is not known", ""
     if known < (2, 24):
         return "warn", f"NCCL {version} has no RAS port", f"NCCL {safe} or newer"
-    if _no(given.get("NCCL_RAS_ENABLE", "1")):
+    if _is_off(given.get("NCCL_RAS_ENABLE", "1")):
         return "warn", "it is off: NCCL_RAS_ENABLE=0", "take NCCL_RAS_ENABLE out"
     if known < SAFE:
         found = f"asking NCCL {version} has crashed jobs: it is not asked"
@@ -183,8 +183,8 @@ def _core(settings: Mapping[str, Any]) -> Judged:
 
 
 def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
-    value = _given(settings).get(name, "")
-    if value.strip() and not _no(value):
+    value = _set_variables(settings).get(name, "")
+    if value.strip() and not _is_off(value):
         return "ok", f"{name}={value}", ""
     return "warn", f"{without}: {name} is not set", _ENV
 
@@ -246,7 +246,7 @@ def judge(
             for item, judged in _judged(process):
                 together.setdefault((item, judged), []).append((process["rank"], trace["node"]))
     findings = [
-        Finding(
+        DebugFinding(
             item,
             *judged,
             tuple(sorted({rank for rank, _ in whose if rank is not None})),

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node.stacks.ranks import CLAIMS
-from nodeready.triage.stacks import advise, evidence, hearing, hints, links, verdict
+from nodeready.triage.stacks import (
+    advise,
+    evidence,
+    hints,
+    links,
+    statements,
+    verdict,
+    witness_reader,
+)
 from nodeready.triage.stacks.classify import (
     HOLDER,
     MAIN,
@@ -24,13 +32,13 @@ from nodeready.triage.stacks.classify import (
 )
 from nodeready.triage.stacks.document import (
     KINDS,
-    Below,
+    ChildProcess,
     Frame,
     Group,
     OtherJob,
     Rank,
     Stacks,
-    Thread,
+    StackThread,
 )
 
 # --- What is kept of every trace until all are read: processes, by their classification.
@@ -39,7 +47,7 @@ from nodeready.triage.stacks.document import (
 WITH_STACK = ("stack", "uninterruptible")
 
 
-class Process(NamedTuple):
+class GroupedProcess(NamedTuple):
     """One process, with its `Rank.group` not known yet."""
 
     node: str
@@ -52,7 +60,7 @@ class Process(NamedTuple):
     note: str
 
 
-class _Row:
+class _ProcessRow:
     """Processes below ranks of a group that are equal.
 
     stacks: the different ones, of one path; one: what was said of the first
@@ -97,7 +105,7 @@ class Bucket:
 
     def __init__(self, kind: str, verdict: str | None, why: str) -> None:
         self.kind, self.verdict, self.why = kind, verdict, why
-        self.processes: list[Process] = []
+        self.processes: list[GroupedProcess] = []
         self.stacks: set[int | None] = set()
         self.by_node: dict[str, set[int]] = {}
         self.native: int | None = None
@@ -107,9 +115,9 @@ class Bucket:
         self.kernel = self.master = ""
         self.states: Counter[tuple[str, str]] = Counter()
         self.waits_on: dict[str, tuple[int, str]] = {}
-        self.below: dict[tuple[Any, ...], _Row] = {}
+        self.below: dict[tuple[Any, ...], _ProcessRow] = {}
         self.locals: dict[str, list[int | None]] = {}
-        self.ends: dict[links.Place, links.Ends] = {}
+        self.ends: dict[links.Place, links.LinkEnds] = {}
         self.waits_for: tuple[int, ...] = ()
         self.beside: set[int] = set()
 
@@ -138,7 +146,11 @@ class Bucket:
             self.kernel, self.master = in_kernel(process), process["master"]
 
     def add_links(
-        self, process: Mapping[str, Any], node: str, ends: links.Ends | None, native: int | None
+        self,
+        process: Mapping[str, Any],
+        node: str,
+        ends: links.LinkEnds | None,
+        native: int | None,
     ) -> None:
         """What one more process waits for, and its native frames."""
         if ends:
@@ -174,7 +186,7 @@ class Bucket:
             if row is None:
                 if len(self.below) >= _MOST_ROWS:
                     continue
-                row = self.below[key] = _Row(one, words)
+                row = self.below[key] = _ProcessRow(one, words)
             row.count += 1
             row.waits_on.add(_NUMBERS.sub("N", one["waits_on"]))
             if rank is not None:
@@ -210,7 +222,7 @@ class Bucket:
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
 
-class Job:
+class TracedJob:
     """The processes of one job.
 
     name:  by Slurm's cgroup where slurm says so, else as the processes say
@@ -227,7 +239,7 @@ class Job:
         self.worlds: dict[int, list[int | None]] = {}
         self.count = self.claims = 0
 
-    def join(self, other: Job) -> None:
+    def join(self, other: TracedJob) -> None:
         """Take over the processes of the same user that are outside of the job's cgroup."""
         for key, bucket in other.buckets.items():
             own = self.buckets.setdefault(key, bucket)
@@ -243,7 +255,7 @@ class Job:
         return self.claims == self.count > 0
 
     @property
-    def _everybody(self) -> list[Process]:
+    def _everybody(self) -> list[GroupedProcess]:
         return [one for bucket in self.buckets.values() for one in bucket.processes]
 
     def count_world(self, size: int | None, rank: int | None) -> None:
@@ -281,7 +293,7 @@ class TraceCollector:
         self.all_threads = all_threads
         self.stacks = StackNumbers()
         #: By Slurm's word for the job, else by the user and by what the processes say.
-        self.jobs: dict[tuple[str, str, str], Job] = {}
+        self.jobs: dict[tuple[str, str, str], TracedJob] = {}
         self.nodes: dict[str, None] = {}
         #: Nodes with processes, of whatever job.
         self.answered: set[str] = set()
@@ -314,7 +326,7 @@ class TraceCollector:
             job = self.jobs.get(whose)
             if job is None:
                 name = slurm or shared(process["job"], process["job"])
-                job = self.jobs[whose] = Job(name, shared(user, user), bool(slurm))
+                job = self.jobs[whose] = TracedJob(name, shared(user, user), bool(slurm))
             if slurm and user not in job.users:
                 job.users.add(user)
             job.count += 1
@@ -343,7 +355,7 @@ class TraceCollector:
             if found.kind == "traced" and process["tracer"] and not note:
                 note = f"traced by pid {process['tracer']}"
             bucket.processes.append(
-                Process(
+                GroupedProcess(
                     node,
                     process["pid"],
                     _rank(process["rank"]),
@@ -371,7 +383,7 @@ class TraceCollector:
         others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
         return found.kind, found.why, path, site, others, found.verdict
 
-    def each_job(self) -> list[Job]:
+    def each_job(self) -> list[TracedJob]:
         """The jobs, the one to show first.
 
         Those whose processes only claim a job are the last. Where half of the nodes know of a job
@@ -482,7 +494,7 @@ def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
     return table.frames(stacks) if one_path and None not in bucket.stacks else ()
 
 
-def _follow(job: Job, reader: TraceCollector) -> None:
+def _follow(job: TracedJob, reader: TraceCollector) -> None:
     """Tell each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
@@ -496,7 +508,7 @@ def _follow(job: Job, reader: TraceCollector) -> None:
         if about == "sleep" and bucket.verdict != "unsure":
             # It does not look for anything.
             about = ""
-        waiting = links.Waiting(
+        waiting = links.LinkWait(
             frozenset(ranks.values()),
             about,
             bucket.ends,
@@ -528,12 +540,12 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(frames),
         len(bucket.processes),
         native,
-        tuple(Thread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(filter(None, (_woke(bucket), _looked_at(bucket)))),
+        tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
+        reason="; ".join(filter(None, (_switches_text(bucket), _native_coverage(bucket)))),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
-        below=_below(bucket, table),
+        below=_child_rows(bucket, table),
         locals=_locals(bucket),
         about=hint.about if hint else "",
         woke=bucket.woke[0] if bucket.woke else None,
@@ -563,7 +575,7 @@ def _hint(
     )
 
 
-def _woke(bucket: Bucket) -> str:
+def _switches_text(bucket: Bucket) -> str:
     """What a doubt rests on."""
     if bucket.verdict != "unsure" or not bucket.woke:
         return ""
@@ -573,7 +585,7 @@ def _woke(bucket: Bucket) -> str:
     return f"woke up {times} between the samples: it polls, or is slow"
 
 
-def _looked_at(bucket: Bucket) -> str:
+def _native_coverage(bucket: Bucket) -> str:
     """Of whom native frames are, where not all of them were looked at."""
     if not bucket.natives or len(bucket.natives) == len(bucket.processes):
         return ""
@@ -624,7 +636,7 @@ def _counted(rows: Sequence[tuple[str, int]], everybody: int) -> tuple[str, ...]
     )
 
 
-def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
+def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
     """The processes below the ranks, those first that do something, the fewest first."""
     found = []
     for row in bucket.below.values():
@@ -637,7 +649,7 @@ def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
         if one["state"][:1] == "D":
             hint = hints.in_kernel(one["wait_channel"])
         hint = hint or hints.find(frames, channel=one["wait_channel"], waits_on=one["waits_on"])
-        made = Below(
+        made = ChildProcess(
             one["kind"], words["command"], row.count, tuple(sorted(row.ranks)), one["state"],
             one["wait_channel"], waits_on, frames, words["error"],
             hint.text if hint else "",
@@ -647,7 +659,7 @@ def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
     return tuple(made for _, made in sorted(found, key=lambda pair: pair[0]))
 
 
-def _silent(errors: Mapping[str, str]) -> list[Group]:
+def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
     """The nodes without an answer, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for node in sorted(errors, key=natural):
@@ -687,8 +699,8 @@ def _with_fork(one: Group, fork: int) -> Group:
     return one if one.fork == fork else dataclasses.replace(one, fork=fork)
 
 
-def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.Apart]:
-    """The files whose lines differ by node in calls that are the same: see `advise.Apart`."""
+def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.DifferentCode]:
+    """The files whose lines differ by node in equal calls: see `advise.DifferentCode`."""
     paths: dict[int, dict[str, set[int]]] = {}
     ranks: Counter[tuple[int, str]] = Counter()
     for bucket in buckets:
@@ -699,10 +711,10 @@ def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advi
                 paths.setdefault(table.path_of[stack], {}).setdefault(node, set()).add(stack)
         for one in bucket.processes:
             ranks[id(bucket), one.node] += 1
-    found: dict[str, advise.Apart] = {}
+    found: dict[str, advise.DifferentCode] = {}
     least = min(ranks.values(), default=0)
     for nodes in paths.values():
-        for apart in advise.apart(nodes, table.calls, least):
+        for apart in advise.different_code(nodes, table.calls, least):
             found.setdefault(apart.file, apart)
     return list(found.values())
 
@@ -727,29 +739,31 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
-def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> evidence.Testimony:
+def _read_witnesses(
+    seen: evidence.Evidence, buckets: Iterable[Bucket], count: int
+) -> statements.WitnessReport:
     """What the witnesses say of these processes. Counts of a moment say nothing of a job that
     goes on."""
     if not seen:
-        return evidence.Testimony()
+        return statements.WitnessReport()
     whole = list(buckets)
     moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
     everybody = (process for bucket in whole for process in bucket.processes)
-    return hearing.hear(seen, everybody, moving=2 * moving > count)
+    return witness_reader.read_witnesses(seen, everybody, moving=2 * moving > count)
 
 
-def _world(job: Job) -> int | None:
+def _world(job: TracedJob) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.worlds)) if len(job.worlds) == 1 else None
 
 
-def _beside(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+def _own_files(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
     """The collectives in which further threads of these processes wait."""
     stacks = bucket.beside if bucket else ()
     return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
 
 
-def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
+def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
     """The missing ranks; where they are another job of the same user, which lacks all others, with
     that for the reason."""
     for other in jobs:
@@ -762,7 +776,7 @@ def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
     return lost
 
 
-def _odd_world(job: Job) -> tuple[tuple[int, ...], str]:
+def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     """The few ranks that say another WORLD_SIZE than the most, and what they say."""
     if len(job.worlds) < 2:
         return (), ""
@@ -810,7 +824,7 @@ def _grouped(
     said = {**errors, **reader.errors}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
-    job = jobs[0] if jobs else Job()
+    job = jobs[0] if jobs else TracedJob()
     _follow(job, reader)
     buckets = _merged(job.buckets)
     found: list[tuple[Group, Bucket | None]] = [
@@ -821,7 +835,7 @@ def _grouped(
     if world is not None and len(job.ranks) == world:
         # Every rank was found: nobody misses such a node. The errors name it.
         silent = {}
-    found += [(one, None) for one in _silent(silent)]
+    found += [(one, None) for one in _silent_groups(silent)]
     by_node: dict[str, set[int]] = {}
     for bucket in buckets:
         for process in bucket.processes:
@@ -831,7 +845,7 @@ def _grouped(
     whole = complete and not reader.part
     lost = advise.missing_ranks(world, by_node, silent, without)
     unasked = lost.ranks if lost and reader.part else ()
-    lost = _strayed(lost, job, jobs) if lost and whole else None
+    lost = _with_stray_reason(lost, job, jobs) if lost and whole else None
     if lost:
         found.append((lost, None))
     forks = _forks([one for one, _ in found])
@@ -842,14 +856,14 @@ def _grouped(
         for one, (_, bucket), fork in zip(judged, found, forks, strict=True)
     ]
     found.sort(key=lambda pair: _suspicion(pair[0], everything))
-    heard = _heard(reader.evidence, buckets, job.count)
+    heard = _read_witnesses(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
     decided = verdict.decide(
         [one for one, _ in found],
         heard,
         places,
-        verdict.Odd(*_odd_world(job), unasked, reader.part),
-        [_beside(bucket, reader.stacks) for _, bucket in found],
+        verdict.OddRanks(*_odd_world(job), unasked, reader.part),
+        [_own_files(bucket, reader.stacks) for _, bucket in found],
     )
     found = [(decided.groups[at], found[at][1]) for at in decided.order]
     ranks = [

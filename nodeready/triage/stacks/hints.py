@@ -550,7 +550,7 @@ def _library(file: str) -> bool:
 _MAIN_MODULE = "<module>"
 
 
-def _own(frames: Sequence[Frame]) -> str:
+def _own_directory(frames: Sequence[Frame]) -> str:
     """The file of the program that was started: its own, even when it is called `queue.py`.
 
     "": a part of Python or of a library started it.
@@ -576,7 +576,7 @@ def is_own(frame: Frame, own: str) -> bool:
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost call of the user's own code; None: the stack has none."""
-    own = _own(frames)
+    own = _own_directory(frames)
     return next(
         (frame for frame in reversed(frames) if frame.function != "..." and is_own(frame, own)),
         None,
@@ -586,7 +586,7 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
     """The lines of the user's own calls: whoever waits for others at other lines waits in another
     call of theirs."""
-    own = _own(frames)
+    own = _own_directory(frames)
     return tuple(frame.line for frame in frames if is_own(frame, own))
 
 
@@ -597,7 +597,7 @@ _POLLING = frozenset({"file-lock", "child"})
 
 def polls(frames: Sequence[Frame]) -> int:
     """How many frames lead to a call that looks again and again; 0: none does."""
-    own = _own(frames)
+    own = _own_directory(frames)
     found = 0
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
         if is_own(frames[at], own):
@@ -852,7 +852,7 @@ def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
     return None
 
 
-class _Stack(NamedTuple):
+class _PythonStack(NamedTuple):
     """What Python's frames tell.
 
     called: what a known call waits for
@@ -878,10 +878,10 @@ def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
     return found
 
 
-def _in_python(frames: Sequence[Frame]) -> _Stack:
+def _in_python(frames: Sequence[Frame]) -> _PythonStack:
     common: Hint | None = None
     unknown = known = 0
-    own = _own(frames)
+    own = _own_directory(frames)
     worker = any(frame.function == "_worker_loop" for frame in frames)
     for at in range(len(frames) - 1, max(-1, len(frames) - 1 - _DEEP), -1):
         frame = frames[at]
@@ -891,17 +891,17 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             found = next((hint for word, hint in _BELOW if word in frame.file), None)
         if found and found.text:
             if found.about in _LAST and at < len(frames) - 1 and unknown:
-                return _Stack(None, common)
-            return _Stack(_IDLE_WORKER if worker and found is _DATA else found, common)
+                return _PythonStack(None, common)
+            return _PythonStack(_IDLE_WORKER if worker and found is _DATA else found, common)
         if worker and frame.function == "_worker_loop":
-            return _Stack(_IDLE_WORKER if known or not unknown else None, common)
+            return _PythonStack(_IDLE_WORKER if known or not unknown else None, common)
         if mine:
-            return _Stack(None, common, _caller(frames[:at]), True)
+            return _PythonStack(None, common, _caller(frames[:at]), True)
         place = _find(frame, _COMMON)
         if place is None and found is None:
             caller = _find(frame, _CALLERS)
             if caller and caller[0] == "dataset":
-                return _Stack(None, common, _caller(frames[: at + 1]))
+                return _PythonStack(None, common, _caller(frames[: at + 1]))
             unknown += 1
             if unknown > _UNKNOWN:
                 break
@@ -914,7 +914,7 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             ):
                 # It waits in select(), or at a lock, for what comes from elsewhere.
                 common = place
-    return _Stack(None, common)
+    return _PythonStack(None, common)
 
 
 def of_native(frames: Sequence[Frame]) -> Hint | None:

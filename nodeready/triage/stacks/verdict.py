@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.text import counted
-from nodeready.triage.stacks import advise, hearing, hints
+from nodeready.triage.stacks import advise, hints, witness_reader
 from nodeready.triage.stacks.document import (
-    Below,
+    ChildProcess,
     Frame,
     Group,
     Statement,
@@ -27,7 +27,7 @@ from nodeready.triage.stacks.document import (
     Verdict,
     fold_ranks,
 )
-from nodeready.triage.stacks.evidence import Lag, Testimony
+from nodeready.triage.stacks.statements import Lag, WitnessReport
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44
@@ -61,7 +61,7 @@ class Decision(NamedTuple):
     by_witness: bool = False
 
 
-class Odd(NamedTuple):
+class OddRanks(NamedTuple):
     """What the ranks' environments tell.
 
     ranks:   few that say something else than the most, and what
@@ -75,12 +75,12 @@ class Odd(NamedTuple):
 
 
 #: Nothing of the kind.
-USUAL = Odd()
+USUAL = OddRanks()
 #: How the reason of missing ranks begins that run as another job.
 STRAYED = "started as part of"
 
 
-class _Cause(NamedTuple):
+class _RankCause(NamedTuple):
     """Where a suspect stands.
 
     kind: of the verdict; does: ``stands in load data.py:33``; look: what to do
@@ -96,7 +96,7 @@ def _silent(group: Group) -> bool:
     return group.kind == "no-data" and not group.processes
 
 
-def who(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
+def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     """``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
     names = fold(nodes) if nodes else ""
     if len(names) > _WHO:
@@ -121,45 +121,49 @@ def _place(frame: Frame) -> str:
     return _cut(f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _PLACE)
 
 
-def _stands(group: Group) -> str:
+def _position(group: Group) -> str:
     """``load data.py:33``: the user's own innermost call, else the innermost; "" without one."""
     frame = group.user_frame or (group.frames[-1] if group.frames else None)
     return _place(frame) if frame else ""
 
 
-def _held_below(group: Group) -> Below | None:
+def _held_below(group: Group) -> ChildProcess | None:
     """A process that a rank waits for and that does nothing any more; None: there is none."""
     if group.about not in ("child", "data"):
         return None
     return next((one for one in group.below if one.state[:1] in _HELD), None)
 
 
-def _cause(group: Group) -> _Cause:
+def _cause(group: Group) -> _RankCause:
     """What a group that waits for nobody does, and what to do about it."""
     many = len(group.ranks) > 1
     if group.kind in ("missing", "dead"):
-        return _Cause("gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`")
+        return _RankCause(
+            "gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`"
+        )
     if group.kind == "stopped":
         look = "`kill -CONT PID` once it is known who did it"
-        return _Cause("late", "stopped by a signal", look)
+        return _RankCause("late", "stopped by a signal", look)
     if group.kind == "traced":
-        return _Cause("late", "held by a tracer", "see who holds it: ps -p TRACER")
+        return _RankCause("late", "held by a tracer", "see who holds it: ps -p TRACER")
     kernel = " ".join((group.why, *group.states, *group.waits_on))
-    at = _stands(group)
+    at = _position(group)
     if group.kind == "uninterruptible":
         where = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
         does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
-        return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
+        return _RankCause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     about = group.about
     if stopped := _held_below(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
         does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
-        return _Cause("late", does, "see who did it, and what it wrote last")
+        return _RankCause("late", does, "see who did it, and what it wrote last")
     inner = next((one for one in group.below if one.frames), None) if about == "child" else None
     if inner:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
         some = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
-        return _Cause("late", f"waits for a process of its in {_place(frame)}{some}", "look there")
+        return _RankCause(
+            "late", f"waits for a process of its in {_place(frame)}{some}", "look there"
+        )
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
     for below in group.below if about == "data" or not group.frames else ():
         if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):
@@ -172,23 +176,23 @@ def _cause(group: Group) -> _Cause:
             does = f"waits for {counted(below.processes, 'loader worker')}"
             does += f" ({_cut(where, _PLACE)})" if where else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
-            return _Cause("storage" if fs else "loader", does, look)
+            return _RankCause("storage" if fs else "loader", does, look)
     if about == "data":
-        return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
+        return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
         look = "look at its mounts and dmesg"
-        return _Cause("storage", f"waits for a file system at {at}", look)
+        return _RankCause("storage", f"waits for a file system at {at}", look)
     if about in _FILES and group.verdict not in ("spinning", "progressing"):
-        return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+        return _RankCause("storage", f"{_FILES[about]} at {at}", "look at its file system")
     if group.verdict == "progressing":
-        return _Cause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
+        return _RankCause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
     if group.verdict == "spinning":
-        return _Cause("late", f"computes or loops at {at}", "look there, and look again")
+        return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
     # Of a group that waits for different things, none is its own.
     held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
     waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
-    return _Cause("late", f"{does} {at}{waits}", look)
+    return _RankCause("late", f"{does} {at}{waits}", look)
 
 
 #: States of proc(5) in which a process does nothing, and what has happened to it.
@@ -239,12 +243,12 @@ def _pauses(group: Group) -> bool:
 _ASIDE = ("idle", "agent", "worker")
 
 
-class _Case:
+class _VerdictBuilder:
     """All that is known of one job, and the decision."""
 
     def __init__(
-        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]],
-        odd: Odd,
+        self, groups: Sequence[Group], heard: WitnessReport, places: Iterable[tuple[Any, ...]],
+        odd: OddRanks,
         beside: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
         self.heard, self.places, self.odd, self.beside = heard, places, odd, beside
@@ -354,9 +358,9 @@ class _Case:
                 self.notes.append("by its stack alone, another rank waits for nobody")
                 return self.late(lags, [])
             if lags:
-                self.notes.append(f"{lags[0].witness}: {who(lags[0].ranks)} is late, too")
+                self.notes.append(f"{lags[0].witness}: {ranks_text(lags[0].ranks)} is late, too")
             if gone:
-                self.notes.append(f"nobody found {who(self.groups[gone[0]].ranks)}")
+                self.notes.append(f"nobody found {ranks_text(self.groups[gone[0]].ranks)}")
                 self.reorder = True
             return self.stands(alive)
         return self.all_wait()
@@ -372,7 +376,7 @@ class _Case:
             elif free and {r for one in best for r in one.ranks}.isdisjoint(
                 r for one in free for r in one.ranks
             ):
-                self.notes.append(f"{name}: names {who(free[0].ranks)} instead")
+                self.notes.append(f"{name}: names {ranks_text(free[0].ranks)} instead")
         if best:
             return best
         # Two weak witnesses that say the same of a rank are one strong one.
@@ -408,7 +412,7 @@ class _Case:
         self.reorder = True
         nodes = next((one.nodes for one in self.groups if one.why == says), self.nodes_of(ranks))
         wait = f"; {self.waits()}" if self.victims else ""
-        text = f"{who(ranks, nodes)} {says}{wait}: what they were started with must agree"
+        text = f"{ranks_text(ranks, nodes)} {says}{wait}: what they were started with must agree"
         return self.made("disagree", text, [self.suspect(ranks, nodes, says)])
 
     def not_stuck(self) -> Verdict:
@@ -436,7 +440,7 @@ class _Case:
         group, why = self.groups[first], self._why_gone(first)
         ranks = sorted({rank for at in most for rank in self.groups[at].ranks})
         nodes = tuple(dict.fromkeys(node for at in most for node in self.groups[at].nodes))
-        name = who(ranks, nodes)
+        name = ranks_text(ranks, nodes)
         one = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
         if why:
@@ -476,8 +480,8 @@ class _Case:
             after = f"has ended after rank {rank} raised"
             self.groups[other] = replace(self.groups[other], role="victim", reason=after)
         self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
-        name = who([rank], self.nodes_of([rank]))
-        text = f"{name} raised {error}; {who(ended)} {_has(ended)} ended since"
+        name = ranks_text([rank], self.nodes_of([rank]))
+        text = f"{name} raised {error}; {ranks_text(ended)} {_has(ended)} ended since"
         suspect = self.suspect([rank], self.nodes_of([rank]), does)
         return self.made("gone", text, [suspect])
 
@@ -499,7 +503,7 @@ class _Case:
         ranks = lag.ranks
         stand = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
         stand = stand or sorted({self.at[rank] for rank in ranks if rank in self.at})
-        name = who(ranks, self.nodes_of(ranks))
+        name = ranks_text(ranks, self.nodes_of(ranks))
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
@@ -527,8 +531,8 @@ class _Case:
                 text += f": {cause.does}"
                 # What has timed out has waited for long.
                 text += self.slow(stand[0]) if lag.witness != "logs" else ""
-            elif cause and _stands(self.groups[stand[0]]):
-                text += f": it is at {_stands(self.groups[stand[0]])}"
+            elif cause and _position(self.groups[stand[0]]):
+                text += f": it is at {_position(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
         why = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
         suspects = [self.suspect(ranks, self.nodes_of(ranks), why)]
@@ -550,7 +554,7 @@ class _Case:
         first = self.groups[alive[0]]
         causes = [_cause(self.groups[at]) for at in alive]
         cause = causes[0]
-        name = who(first.ranks, first.nodes)
+        name = ranks_text(first.ranks, first.nodes)
         more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
         if self.victims:
             if first.kind == "traced" and first.verdict is None and self.total == first.processes:
@@ -565,7 +569,7 @@ class _Case:
         suspects = [self.of_group(at) for at in alive]
         kinds = {_cause(self.groups[at]).kind for at in alive}
         more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
-        name = who(first.ranks, first.nodes)
+        name = ranks_text(first.ranks, first.nodes)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
         seen = [self.groups[at] for at in alive]
@@ -613,14 +617,15 @@ class _Case:
             return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            what = first.why or first.reason or f"stands in {_stands(first)}"
-            text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
-            still = any(advise.stands(self.groups[at]) for at in self.victims)
+            what = first.why or first.reason or f"stands in {_position(first)}"
+            text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
+            still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
             if moves and self.victims:
                 # Between two samples an iteration that is long and one without an end look alike.
                 text = (
-                    f"{who(first.ranks, first.nodes)} moves at {_stands(first)}, {self.waits()}: "
+                    f"{ranks_text(first.ranks, first.nodes)} moves at {_position(first)}, "
+                    f"{self.waits()}: "
                     "slow, or in a loop: look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
@@ -631,8 +636,9 @@ class _Case:
         if len(chained) > 1:
             one, other = chained[:2]
             text = (
-                f"{who(one.waiting)}: in {one.what} for {who(one.ranks)}, and "
-                f"{who(other.waiting)} in {other.what} for {who(other.ranks)}: the order differs"
+                f"{ranks_text(one.waiting)}: in {one.what} for {ranks_text(one.ranks)}, and "
+                f"{ranks_text(other.waiting)} in {other.what} for {ranks_text(other.ranks)}: "
+                "the order differs"
             )
             return self.made("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
@@ -651,7 +657,7 @@ class _Case:
         """Ranks wait for single other ranks, and those for ranks as well."""
         order = sorted(self.victims, key=lambda at: self.groups[at].processes)
         first = [self.groups[at] for at in order]
-        text = "; ".join(f"{who(one.ranks)} in {_called(one)}" for one in first[:2])
+        text = "; ".join(f"{ranks_text(one.ranks)} in {_called(one)}" for one in first[:2])
         more = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
         text += f"{more}: all wait for each other: look at what they asked"
         return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
@@ -666,13 +672,14 @@ class _Case:
         others = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
         if others & places.keys():
             text = (
-                f"{who(few.ranks)} in {_called(few)}, {who(most.ranks)} in {_called(most)}, "
+                f"{ranks_text(few.ranks)} in {_called(few)}, "
+                f"{ranks_text(most.ranks)} in {_called(most)}, "
                 "threads beside in the same: another order of two communicators?"
             )
             return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
-            f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
-            f"{who(most.ranks)} in {_called(most)}"
+            f"{ranks_text(few.ranks, few.nodes)} waits in {_called(few)}, "
+            f"{ranks_text(most.ranks)} in {_called(most)}"
         )
         if pairwise or len(places) > 2:
             text += ": all wait; the recorder tells for whom"
@@ -693,13 +700,13 @@ class _Case:
         if 0 < stuck < self.total:
             everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
         rate = self.heard.bytes_per_s
-        moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
+        moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
         if signs:
             strength, ranks, nodes, texts = signs[0]
             self.reorder = strength > 1
             suspect = self.suspect(ranks, nodes)
-            name = who(ranks, tuple(nodes))
+            name = ranks_text(ranks, tuple(nodes))
             said = _cut(texts[0], 70)
             if strength < 2:
                 suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
@@ -713,7 +720,9 @@ class _Case:
             text += ": look again"
             return self.made("moving", text)
         busy = {
-            rank for name, one in self.says if name == "gpu" and one.text == hearing.COMPUTES
+            rank
+            for name, one in self.says
+            if name == "gpu" and one.text == witness_reader.GPU_COMPUTES
             for rank in one.ranks
         }  # fmt: skip
         if 2 * len(busy) > self.total:
@@ -789,21 +798,21 @@ class _Case:
         # Only NCCL's groups dump on request, and only they have a port.
         useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
-            f"{name}: {why}{'' if _SETTLED.search(why) else _CURES.get(name, '')}"
+            f"{name}: {why}{'' if _SETTLED.search(why) else _OPTION_HINTS.get(name, '')}"
             for name in missing
             if name not in useless
             for why in self.heard.of(name).absent[:1]
         )
         rest = ""
         if self.odd.unasked:
-            rest = f"; {who(self.odd.unasked)} not looked at ({self.odd.part})"
+            rest = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
         text = f"{_cut(text, _LONG - len(rest))}{rest}"
         return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
 #: A reason that names its own cure, or has none.
 _SETTLED = re.compile(r"--| has none")
-_CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
+_OPTION_HINTS = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
 
 
 def _called(group: Group) -> str:
@@ -851,7 +860,9 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> 
     """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
     odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
     first = (
-        verdict.suspects[0] if odd or (verdict.suspects and verdict.kind in _CONVICTS) else None
+        verdict.suspects[0]
+        if odd or (verdict.suspects and verdict.kind in _BLAMING_KINDS)
+        else None
     )
     for group in groups:
         if (
@@ -866,14 +877,14 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> 
 
 
 #: Verdicts that name a culprit.
-_CONVICTS = ("late", "gone", "storage", "loader")
+_BLAMING_KINDS = ("late", "gone", "storage", "loader")
 
 
 def decide(
     groups: Sequence[Group],
-    heard: Testimony,
+    heard: WitnessReport,
     places: Iterable[tuple[Any, ...]],
-    odd: Odd = USUAL,
+    odd: OddRanks = USUAL,
     beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, with what all witnesses say.
@@ -883,7 +894,7 @@ def decide(
     """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, places, odd, beside)
+    case = _VerdictBuilder(groups, heard, places, odd, beside)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(case.groups, verdict, case.reorder))

@@ -1,4 +1,4 @@
-"""Who has called what, and who has not: by the flight recorder, the watchdog's lines, NCCL's RAS.
+"""Which ranks have called which collectives, and which lag: flight recorder, watchdog lines, RAS.
 
 Sources of the rules: PyTorch's torch/distributed/flight_recorder/components/{builder,types}.py
 (which calls match; a group's name is unique only together with its ranks; the peers of a send are
@@ -8,43 +8,35 @@ watchdog's lines); NVIDIA's documentation of NCCL's RAS (counts are launches).
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeready.node.witnesses.devices import Message
 from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup
 from nodeready.node.witnesses.logs import Report
-from nodeready.subjects.gpus import kernel_log
 from nodeready.text import counted
-from nodeready.triage.stacks.evidence import (
-    LINE,
-    NAME,
-    Bench,
-    Call,
-    Difference,
-    Evidence,
-    KeptLog,
-    KeptRecording,
+from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog, KeptRecording
+from nodeready.triage.stacks.statements import (
+    MAX_NAME,
+    CallDifference,
+    CallProgress,
     Lag,
-    Place,
-    Testimony,
-    difference,
-    ranks_of,
+    RankPlace,
+    StatementBuilder,
+    call_difference,
 )
 
 
-class Calls(Bench):
+class CollectiveReader(StatementBuilder):
     """Hears those witnesses that know who has called what."""
 
-    def __init__(self, evidence: Evidence, places: Sequence[Place], moving: bool) -> None:
+    def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
         super().__init__(evidence, places, moving)
         #: By the kind of report and by the call: the ranks that are named.
         self.named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
         #: By process group: how far each rank is, and what has timed out there.
-        self.status: dict[str, dict[int, Call]] = defaultdict(dict)
+        self.status: dict[str, dict[int, CallProgress]] = defaultdict(dict)
         self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
         #: Ranks of which a recorder says that the call has begun.
         self._started: set[int] = set()
@@ -75,7 +67,7 @@ class Calls(Bench):
         lags, common, waits = [], [], False
         alone: dict[int, str] = {}
         for members in self._communicators(dumps):
-            apart = difference((call, ranks) for (call, _), ranks in members.states.items())
+            apart = call_difference((call, ranks) for (call, _), ranks in members.states.items())
             if apart is None:
                 continue
             waits = True
@@ -123,12 +115,12 @@ class Calls(Bench):
                 made.append(lag)
         return made
 
-    def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[_Members]:
+    def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[GroupMembers]:
         """The process groups in which somebody waits, each with how far all its ranks are.
 
         Two groups may have one name (split_group): the name and the ranks together are the key.
         """
-        made: dict[tuple[str, tuple[int, ...]], _Members] = {}
+        made: dict[tuple[str, tuple[int, ...]], GroupMembers] = {}
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
         rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
@@ -158,7 +150,7 @@ class Calls(Bench):
         return calls
 
     def _lists(
-        self, made: dict[tuple[str, tuple[int, ...]], _Members],
+        self, made: dict[tuple[str, tuple[int, ...]], GroupMembers],
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
@@ -182,16 +174,16 @@ class Calls(Bench):
         return made_lists
 
     def _like(
-        self, made: dict[tuple[str, tuple[int, ...]], _Members], group: ProcessGroup,
+        self, made: dict[tuple[str, tuple[int, ...]], GroupMembers], group: ProcessGroup,
         numbers: Sequence[int],
     ) -> list[int]:  # fmt: skip
         members = made.get((group.name, group.ranks))
         if members is None:
-            members = made[group.name, group.ranks] = _Members(group)
+            members = made[group.name, group.ranks] = GroupMembers(group)
         return members.like(group, numbers, self.seen.entries.all)
 
     def _compare(
-        self, members: _Members, found: Difference, dumps: Mapping[int, KeptRecording],
+        self, members: GroupMembers, found: CallDifference, dumps: Mapping[int, KeptRecording],
         partial: frozenset[int],
     ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
         """Who is late in a group or has called something else; what all of it have called."""
@@ -208,8 +200,8 @@ class Calls(Bench):
                 if entry.state != "scheduled":
                     self._started.update(ranks)
         usual = max(kinds, key=lambda one: len(kinds[one]), default="a collective")
-        what = f"{usual[:NAME]} #{first} of {members.name}"
-        site = _site(entries[rank] for rank in kinds.get(usual, ()))
+        what = f"{usual[:MAX_NAME]} #{first} of {members.name}"
+        site = _common_site(entries[rank] for rank in kinds.get(usual, ()))
         if found.late:
             weight = self._weight(found.late, waiting, dumps, partial)
             if members.vague:
@@ -219,7 +211,9 @@ class Calls(Bench):
         lags = []
         for other, ranks, most in self._mismatches(kinds, usual, entries):
             others = tuple(sorted(set(kinds[usual]) - set(ranks)))
-            called = f"{other} ({_site(entries[rank] for rank in ranks) or 'site not told'})"
+            called = (
+                f"{other} ({_common_site(entries[rank] for rank in ranks) or 'site not told'})"
+            )
             weight = min(most, self._weight(ranks, waiting, dumps, partial))
             lag = Lag("flight_recorder", tuple(sorted(ranks)), others, what, site, called)
             lags.append(lag._replace(weight=weight))
@@ -239,8 +233,8 @@ class Calls(Bench):
         self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
     ) -> Iterator[tuple[str, list[int], int]] | list[tuple[str, list[int], int]]:
         """Ranks that are in another operation at the same number, or with other sizes or types."""
-        found = [(name[:NAME], ranks, 2) for name, ranks in kinds.items() if name != usual]
-        if found or usual.partition(":")[2] in _UNEVEN or usual in _UNEVEN:
+        found = [(name[:MAX_NAME], ranks, 2) for name, ranks in kinds.items() if name != usual]
+        if found or usual.partition(":")[2] in _UNEVEN_OPERATIONS or usual in _UNEVEN_OPERATIONS:
             return found
         for value, weight in (("sizes", 2), ("types", 1)):
             said: dict[str, list[int]] = defaultdict(list)
@@ -248,8 +242,8 @@ class Calls(Bench):
                 said[getattr(entries[rank], value)].append(rank)
             most = max(said, key=lambda one: len(said[one]), default="")
             found += [
-                (f"{usual[:NAME]} with {value} {other[:NAME] or 'not told'}, "
-                 f"not {most[:NAME]}", ranks, weight if usual in _EVEN else 1)
+                (f"{usual[:MAX_NAME]} with {value} {other[:MAX_NAME] or 'not told'}, "
+                 f"not {most[:MAX_NAME]}", ranks, weight if usual in _EVEN_OPERATIONS else 1)
                 for other, ranks in said.items()
                 if other != most and other and most
             ]  # fmt: skip
@@ -264,7 +258,7 @@ class Calls(Bench):
         by_number = list(self.seen.calls)
         pairs = {
             at for at, entry in enumerate(entries)
-            if entry.is_p2p and entry.state != "completed" and _PAIR.fullmatch(entry.operation)
+            if entry.is_p2p and entry.state != "completed" and _P2P.fullmatch(entry.operation)
         }  # fmt: skip
         posted: dict[tuple[str, str, int, int], dict[int, Entry]] = defaultdict(dict)
         for rank, one in dumps.items() if pairs else ():
@@ -274,7 +268,7 @@ class Calls(Bench):
             names = {groups[number].name: groups[number] for number in numbers}
             for number in pairs.intersection(posts):
                 entry = entries[number]
-                pair = _PAIR.fullmatch(entry.operation)
+                pair = _P2P.fullmatch(entry.operation)
                 if pair is None:
                     continue
                 group = names.get(entry.group)
@@ -294,7 +288,7 @@ class Calls(Bench):
                 weight = self._weight([peer], [rank], dumps, frozenset()) if peer in dumps else 1
                 yield Lag(
                     "flight_recorder", (peer,), (rank,),
-                    f"{verb} rank {rank} of {(desc or name)[:NAME]}", entry.site[:LINE],
+                    f"{verb} rank {rank} of {(desc or name)[:MAX_NAME]}", entry.site[:MAX_LINE],
                     weight=weight, silent=peer not in dumps,
                 )  # fmt: skip
 
@@ -357,16 +351,16 @@ class Calls(Bench):
     def _keep(self, report: Report) -> list[tuple[dict[int, Any], Any]]:
         """Where the ranks of a report are kept, and with what: equal ones are read once."""
         kept: list[tuple[dict[int, Any], Any]] = []
-        name = report.group[:NAME] or "a process group"
-        if report.kind in _NAMED:
-            what = report.operation[:NAME] or "a collective"
+        name = report.group[:MAX_NAME] or "a process group"
+        if report.kind in _REPORT_TEXTS:
+            what = report.operation[:MAX_NAME] or "a collective"
             kept.append((self.named[report.kind, f"{what} of {name}"], None))
         if report.kind == "timeout" and report.sequence is not None:
-            kept.append((self.caught[name], (report.sequence, report.operation[:NAME])))
+            kept.append((self.caught[name], (report.sequence, report.operation[:MAX_NAME])))
         top, done = report.enqueued, report.completed
         if top is not None:
             at = done + 1 if done is not None and done < top else None
-            kept.append((self.status[name], Call(top, at)))
+            kept.append((self.status[name], CallProgress(top, at)))
         return kept
 
     def _watchdog(self) -> None:
@@ -374,13 +368,15 @@ class Calls(Bench):
         for name in {**self.status, **self.caught}:
             timeouts, status = self.caught.get(name, {}), self.status.get(name, {})
             words = {word for _, word in timeouts.values() if word}
-            calls = {rank: Call(at, at) for rank, (at, _) in timeouts.items()} | dict(status)
-            states: dict[Call, list[int]] = defaultdict(list)
+            calls = {rank: CallProgress(at, at) for rank, (at, _) in timeouts.items()} | dict(
+                status
+            )
+            states: dict[CallProgress, list[int]] = defaultdict(list)
             for rank, call in calls.items():
                 states[call].append(rank)
-            found = difference(states.items())
+            found = call_difference(states.items())
             # Groups of other names may be many, each with numbers of its own.
-            if found is not None and name.startswith(_WHOLE):
+            if found is not None and name.startswith(_DEFAULT_GROUP_NAMES):
                 first, late, waiting, behind = found
                 what = f"{min(words, default='collective')} #{first} of {name}"
                 weight = 0 if self.moving else 2
@@ -391,7 +387,7 @@ class Calls(Bench):
                     lag = lag._replace(ranks=silent if len(silent) < len(waiting) else (),
                                        weight=min(1, weight), behind=1, silent=True)  # fmt: skip
                 lags += [lag] if lag.ranks else []
-            told: dict[Call, list[int]] = defaultdict(list)
+            told: dict[CallProgress, list[int]] = defaultdict(list)
             for rank, call in status.items():
                 told[call].append(rank)
             for call, ranks in told.items():
@@ -418,7 +414,7 @@ class Calls(Bench):
                     lags.append(Lag("logs", late, rest, what, other="another collective",
                                     weight=min(1, weight)))  # fmt: skip
             elif kind != "reached":
-                self.say("logs", _NAMED[kind], late, weight=1 if kind == "stuck" else 0)
+                self.say("logs", _REPORT_TEXTS[kind], late, weight=1 if kind == "stuck" else 0)
         self.accuse(lags)
 
     # --- NCCL's RAS port.
@@ -442,16 +438,18 @@ class Calls(Bench):
                     if member.world_rank in self.all:
                         # NCCL names a node by an address.
                         ranks = [member.world_rank]
-                    where = f"process {member.pid} on {member.host[:NAME]}"
+                    where = f"process {member.pid} on {member.host[:MAX_NAME]}"
                     if len(ranks) == 1:
                         counts[ranks[0]] = dict(member.counts)
                         where = "its process"
                     host = [one for one in self.nodes if host_of(one) == host_of(member.host)]
                     for word in filter(None, (member.missing, member.problem)):
                         strong = word == "dead" and not ranks
-                        self.say("nccl_ras", f"{where} is {word[:LINE]} for NCCL", ranks,
+                        self.say("nccl_ras", f"{where} is {word[:MAX_LINE]} for NCCL", ranks,
                                   host[:1], weight=2 if strong else 1)  # fmt: skip
-                lags += self._counts(counts, dict(communicator.usual), communicator.hash[:NAME])
+                lags += self._counts(
+                    counts, dict(communicator.usual), communicator.hash[:MAX_NAME]
+                )
             if answer.timeouts:
                 peers = counted(answer.timeouts, "peer")
                 self.say("nccl_ras", f"{peers} gave the port no answer")
@@ -482,28 +480,28 @@ class Calls(Bench):
                 and min(counts[rank].get(other, 0) for rank in late)
                 > max([usual.get(other, 0), *(counts[rank].get(other, 0) for rank in ahead)])
             ]
-            instead = f"{more[0][:NAME]}" if more else ""
+            instead = f"{more[0][:MAX_NAME]}" if more else ""
             few = len(late) < len(ahead) or len(numbers) == 2 or bool(rest and rest[0] > least)
             yield Lag(
                 "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all - {*late})),
-                f"{operation[:NAME]} #{most} of communicator {name}", other=instead,
+                f"{operation[:MAX_NAME]} #{most} of communicator {name}", other=instead,
                 behind=most - least, weight=2 if few else 1,
             )  # fmt: skip
             if more:
                 return
 
 
-class _Members:
+class GroupMembers:
     """The ranks of a process group with how far they are in it."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
-        self.name = (group.desc or group.name or "a group")[:NAME]
+        self.name = (group.desc or group.name or "a group")[:MAX_NAME]
         if group.desc in ("", "undefined"):
-            self.name = f"group {group.name[:NAME]}"
+            self.name = f"group {group.name[:MAX_NAME]}"
         #: How far, and the numbers of the entries not completed, the oldest first -> the ranks
         #: that are so far.
-        self.states: dict[tuple[Call, tuple[int, ...]], list[int]] = {}
+        self.states: dict[tuple[CallProgress, tuple[int, ...]], list[int]] = {}
 
     @property
     def whole(self) -> bool:
@@ -514,7 +512,7 @@ class _Members:
     def vague(self) -> bool:
         """Whether two groups of one name may be in it: so large a group's ranks are not told."""
         size = sum(map(len, self.states.values()))
-        return not self.group.ranks and not self.whole and size > MOST_RANKS
+        return not self.group.ranks and not self.whole and size > MAX_GROUP_RANKS
 
     def waits(self, entries: Sequence[Entry]) -> str:
         """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
@@ -522,8 +520,8 @@ class _Members:
         if number is None:
             return ""
         one = entries[number]
-        site = f" ({one.site[:LINE]})" if one.site else ""
-        return f"{one.operation[:NAME]} #{one.sequence} of {self.name}{site}"
+        site = f" ({one.site[:MAX_LINE]})" if one.site else ""
+        return f"{one.operation[:MAX_NAME]} #{one.sequence} of {self.name}{site}"
 
     def like(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]
@@ -536,33 +534,45 @@ class _Members:
         calls.sort(key=lambda number: entries[number].sequence)
         if calls:
             top, first = entries[calls[-1]].sequence, entries[calls[0]].sequence
-            return self.states.setdefault((Call(top, first), tuple(calls)), [])
+            return self.states.setdefault((CallProgress(top, first), tuple(calls)), [])
         # -1: nothing was enqueued yet.
         known = None if group.enqueued is None or numbers else max(0, group.enqueued)
-        return self.states.setdefault((Call(known, None), ()), [])
+        return self.states.setdefault((CallProgress(known, None), ()), [])
 
 
 #: Operations in which sizes legitimately differ between ranks.
-_UNEVEN = {
+_UNEVEN_OPERATIONS = {
     "all_to_all", "all_to_all_single", "all_to_all_v_single", "scatter", "gather", "coalesced",
     "all_gather_v", "reduce_scatter_v", "barrier", "all_reduce_barrier", "alltoall",
     "alltoall_base",
 }  # fmt: skip
+
+
 #: Operations that hang, or spoil their result, when sizes differ.
-_EVEN = {
+_EVEN_OPERATIONS = {
     "all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base",
     "all_gather_single", "reduce_scatter_single", "all_gather_into_tensor",
     "reduce_scatter_tensor",
 }  # fmt: skip
+
+
 #: A dump that is so many seconds older than another one is of another moment.
 _SAME_DUMP_S = 60
+
+
 #: Ranks of a process group, of more none is told (`nodeready.node.witnesses.flight_recorder`).
-MOST_RANKS = 512
+MAX_GROUP_RANKS = 512
+
+
 #: Names of the process group that all ranks are in, by the watchdog's lines.
-_WHOLE = ("default_pg", "a process group")
-_PAIR = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
+_DEFAULT_GROUP_NAMES = ("default_pg", "a process group")
+
+
+_P2P = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
+
+
 #: Kinds of reports that name a rank, and what they say of it.
-_NAMED = {
+_REPORT_TEXTS = {
     "missing": "has not come", "reached": "has come", "mismatch": "has called another collective",
     "lost": "has lost its connection to another rank", "stuck": "its watchdog itself is stuck",
 }  # fmt: skip
@@ -572,227 +582,7 @@ def host_of(name: str) -> str:
     return name if name.replace(".", "").isdigit() else name.partition(".")[0]
 
 
-def _site(entries: Iterable[Entry]) -> str:
+def _common_site(entries: Iterable[Entry]) -> str:
     """The call site of most."""
     sites = Counter(entry.site for entry in entries if entry.site)
-    return max(sites, key=lambda one: sites[one])[:LINE] if sites else ""
-
-
-class _Court(Calls):
-    """Hears all witnesses."""
-
-    def own_logs(self, own: Mapping[int, KeptLog]) -> None:
-        """Errors at the end of a rank's own log; few logs that ended long before the others."""
-        errors = {rank: log.error for rank, log in own.items() if log.error}
-        first = {rank: error for rank, error in errors.items() if not _CAUSED.search(error)}
-        for rank, error in errors.items():
-            # What the end of another rank causes says nothing of this one, where that is known.
-            weight = 1 if rank in first or not first else 0
-            self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
-        self.found.raised = first
-        if len(own) < 4 or self.moving:
-            return
-        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in own.items() if log.last}
-        usual, count = Counter(shapes.values()).most_common(1)[0] if shapes else ("", 0)
-        if 4 * count >= 3 * len(own):
-            for rank, shape in shapes.items():
-                if shape != usual:
-                    self.found.last[rank] = own[rank].last
-                    text = f"its last line is unlike the others': {own[rank].last}"
-                    self.say("logs", text, [rank])
-        order = sorted(own, key=lambda rank: -own[rank].age_s)
-        few = max(1, len(order) // 8)
-        gaps = [
-            own[one].age_s - own[after].age_s
-            for one, after in itertools.pairwise(order[: few + 1])
-        ]
-        at = max(range(len(gaps)), key=gaps.__getitem__)
-        rest = [own[rank].age_s for rank in order[at + 1 :]]
-        # The others have to stop together: else ranks simply write when they like.
-        if gaps[at] >= _SILENT_S and rest[0] - rest[-1] <= gaps[at] / 2:
-            text = f"wrote last {gaps[at]} s before the others"
-            self.say("logs", text, order[: at + 1], weight=1)
-
-    # --- GPUs, ports, the kernel.
-
-    def gpus(self) -> None:
-        heads = self.seen.gpu_heads.all
-        spins: list[int] = []
-        works: dict[int, str] = {}
-        idle: list[int] = []
-        for node in self.nodes:
-            absent, devices = self.seen.gpus.get(node, ("", ()))
-            if absent:
-                self.absent["gpu"].setdefault(absent, []).append(node)
-            for one in devices:
-                head = heads[one.head]
-                ranks = [
-                    rank for pid in one.pids if (rank := self.rank_of.get((node, pid))) is not None
-                ]
-                for xid in head.xids:
-                    self._xid("gpu", xid, node, ranks)
-                # A GPU on which only others compute is another job's.
-                if head.throttle and (ranks or not one.pids):
-                    why = ", ".join(head.throttle)[:LINE]
-                    text = f"the hardware slows a GPU down: {why}"
-                    self.say("gpu", text, ranks, [node], weight=1)
-                if one.sm is None or not ranks:
-                    continue
-                low = one.power is None or not head.limit_w or one.power <= 0.6 * head.limit_w
-                if one.sm >= 90 and (one.memory or 0) <= 5 and low:
-                    spins += ranks
-                elif one.sm <= 5:
-                    idle += ranks
-                elif one.sm >= 50:
-                    works |= dict.fromkeys(ranks, f"SM {one.sm} %, memory {one.memory or 0} %")
-        if spins:
-            text = "SM busy, memory idle, low power: a kernel that spins in a collective"
-            self.say("gpu", text, spins, weight=1, against=True)
-        few = max(1, len(spins) // 3)
-        if idle and len(idle) <= few and spins:
-            text = f"its GPU is idle while those of {ranks_of(spins)} spin in a collective"
-            self.say("gpu", text, idle, weight=1)
-        elif idle:
-            self.say("gpu", "its GPU is idle", idle)
-        if works and len(works) <= few and spins:
-            text = f"its GPU computes while those of {ranks_of(spins)} spin in a collective"
-            self.say("gpu", text, works, weight=1)
-        elif works:
-            self.say("gpu", COMPUTES, works)
-
-    def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
-        known = kernel_log.XIDS.get(code)
-        meaning = known.meaning if known else "unknown"
-        action = known.action if known else kernel_log.MONITOR
-        grave = action in (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
-        weight = 2 if grave else 1 if action == kernel_log.APPLICATION else 0
-        text = f"Xid {code} {meaning}{when} ({action})"
-        self.say(name, text, ranks, [node], weight=weight)
-
-    def network(self) -> None:
-        ports = self.seen.ports.all
-        total, known = 0.0, False
-        quiet: dict[str, list[str]] = defaultdict(list)
-        states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for node in self.nodes:
-            found = self.seen.networks.get(node)
-            if found is None:
-                continue
-            if found.absent:
-                self.absent["network"].setdefault(found.absent, []).append(node)
-                continue
-            rdma = any(ports[at].kind in _RDMA for at, _ in found.ports)
-            carry, silent = 0, []
-            for at, moved in found.ports:
-                port = ports[at]
-                states[port.name[:NAME]][port.state[:NAME]].append(node)
-                if port.gbps and port.state == "up":
-                    rates[port.name[:NAME]][port.gbps].append(node)
-                if port.errors:
-                    rose = ", ".join(f"{name[:NAME]} +{by}" for name, by in port.errors[:4])
-                    fatal = any("link_downed" in name for name, _ in port.errors)
-                    text = f"errors of {port.name[:NAME]} rise: {rose}"
-                    self.say("network", text, nodes=[node], weight=2 if fatal else 1)
-                if port.state != "up" or (rdma and port.kind not in _RDMA):
-                    continue
-                carry += moved
-                silent += [port.name[:NAME]] if not moved else []
-            if found.seconds > 0 and found.ports:
-                known = True
-                total += carry / found.seconds
-                if silent:
-                    names = ", ".join(silent[:8])
-                    quiet[f"no bytes on {names} in {found.seconds:.0f} s"].append(node)
-                elif carry / found.seconds >= MOVING_BYTES_PER_S:
-                    self.say("network", f"bytes move on its {'RDMA ' if rdma else ''}ports",
-                              nodes=[node])  # fmt: skip
-        for text, nodes in quiet.items():
-            self.say("network", text, nodes=nodes)
-        for name, by_state in states.items():
-            up = len(by_state.pop("up", []))
-            for state, nodes in by_state.items():
-                # A port that is down nearly everywhere is one that nobody has connected.
-                if up > len(nodes):
-                    text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
-                    self.say("network", text, nodes=nodes, weight=1)
-        for name, by_rate in rates.items():
-            usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
-            for rate, nodes in by_rate.items():
-                if rate < usual and len(nodes) < len(by_rate[usual]):
-                    most = counted(len(by_rate[usual]), "other node")
-                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {most}"
-                    self.say("network", text, nodes=nodes, weight=1)
-        # Ranks of one node speak through its memory, and its ports are somebody else's.
-        if known and len(self.nodes) > 1:
-            self.found.bytes_per_s = total
-
-    def kernel(self) -> None:
-        logs = self.seen.kernel_logs.all
-        for node, number in self.seen.kernels.items():
-            found = logs[number]
-            if found.absent and node in self.of_node:
-                self.absent["kernel"].setdefault(found.absent, []).append(node)
-            for message in found.messages:
-                self._message(message, node)
-
-    def _message(self, message: Message, node: str) -> None:
-        rank = self.rank_of.get((node, message.pid)) if message.pid else None
-        ranks = [rank] if rank is not None else []
-        when = f" {ago(message.ago_s)} ago"
-        code = _XID.search(message.text) if message.kind == "xid" else None
-        if code:
-            self._xid("kernel", int(code[1]), node, ranks, when)
-            return
-        words = _MESSAGES.get(message.kind, message.kind[:NAME])
-        named = f" (pid {message.pid})" if message.pid else ""
-        weight = 2 if message.kind == "oom" or ranks else 1
-        if message.kind == "memory" and not ranks:
-            weight = 0
-        text = f"{words}{named}{when}: {message.text[:LINE]}"
-        self.say("kernel", text, ranks, [node], weight=weight)
-
-
-#: Seconds that a log must have ended before the others' to be told.
-_SILENT_S = 60
-#: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
-MOVING_BYTES_PER_S = 1e6
-_RDMA = ("infiniband", "roce")
-#: What is said of a GPU that works.
-COMPUTES = "its GPU computes"
-#: Errors that the end of another rank causes: gloo's and NCCL's of a connection, the launcher's.
-_CAUSED = re.compile(
-    r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
-    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
-    r"|timed? ?out|failed on Socket"
-    r"|NCCL error|ncclRemoteError|EOFError|end of file"
-)
-_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
-_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
-_MESSAGES = {
-    "oom": "killed for memory", "xid": "Xid", "link": "link",
-    "filesystem": "file system", "hung": "hung in the kernel", "memory": "memory error",
-    "segfault": "crashed",
-}  # fmt: skip
-
-
-def ago(seconds: int) -> str:
-    """``40 s``, ``12 min``, ``3 h``."""
-    if seconds < 120:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
-
-
-def hear(evidence: Evidence, places: Iterable[Any], moving: bool) -> Testimony:
-    """All that the witnesses say of the job with these processes (node, pid, rank)."""
-    if not evidence:
-        return Testimony()
-    court = _Court(evidence, [Place(*one[:3]) for one in places], moving)
-    for listen in (court.recorder, court.logs, court.ras, court.gpus, court.network, court.kernel):
-        listen()
-    answers = {
-        "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
-        "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
-    }  # fmt: skip
-    court.found.witnesses = court.witnesses(name for name, said in answers.items() if said)
-    return court.found
+    return max(sites, key=lambda one: sites[one])[:MAX_LINE] if sites else ""
