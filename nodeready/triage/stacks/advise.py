@@ -63,7 +63,7 @@ def expected_nodes(
     if len(by_node) == 1 and not others:
         return tuple(by_node)
     sizes = Counter(len(set(found)) for found in by_node.values())
-    size = max(sizes, key=lambda one: (sizes[one], one))
+    size = max(sizes, key=lambda siz: (sizes[siz], siz))
     if world_size % size:
         return ()
     home: dict[int, str] = {}
@@ -334,7 +334,9 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
             f"the ranks disagree on WORLD_SIZE: {_few(said)}: two runs at once, or a launcher "
             "that sets it wrongly"
         )
-    highest = max((one.rank for one in stacks.processes if one.rank is not None), default=-1)
+    highest = max(
+        (process.rank for process in stacks.processes if process.rank is not None), default=-1
+    )
     size = stacks.world_size
     if size is not None and not 0 < size <= MAX_RANKS:
         yield f"WORLD_SIZE is {size}, which no job has: missing ranks cannot be counted"
@@ -350,7 +352,7 @@ def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
             found.setdefault(process.rank, [before]).append(process)
     if found:
         rank, claims = next(iter(found.items()))
-        who = _few([f"{one.node} pid {one.pid}" for one in claims])
+        who = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
         more = f", and {len(found) - 1} more ranks are claimed twice" if len(found) > 1 else ""
         yield (
             f"rank {rank} is claimed by {len(claims)} processes ({who}){more}: an earlier run "
@@ -467,7 +469,7 @@ def _different_code_advice(stacks: Stacks) -> Iterator[str]:
     elif not accused:
         yield from _no_waiting_advice(groups, total)
     spinning = next(
-        (one for one in groups if one.verdict == "spinning" and not is_waiting(one)), None
+        (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
     )
     if spinning and any(group.verdict == "blocked" for group in groups):
         yield (
@@ -488,7 +490,7 @@ def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
             "compare the stages' schedules and counts of micro-batches, then look at the network"
         )
         return
-    places = _few([f"{_ranks(one)} in {_call(one)}" for one in groups])
+    places = _few([f"{_ranks(group)} in {_call(group)}" for group in groups])
     yield (
         f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone accuse "
         "nobody; a rank has called another collective, or has left one out or made one more (an "
@@ -538,13 +540,13 @@ def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
 
 
 def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
-    jobs = {one.job for one in stacks.others} - {stacks.job}
-    users = {one.user for one in stacks.others} - {stacks.user}
+    jobs = {other.job for other in stacks.others} - {stacks.job}
+    users = {other.user for other in stacks.others} - {stacks.user}
     if stacks.others:
         said = [
-            f"{one.job or 'without a job'} ({_count(one.processes, 'process', 'processes')}"
-            f"{f' of {one.user}' if users and one.user else ''})"
-            for one in stacks.others
+            f"{other.job or 'without a job'} ({_count(other.processes, 'process', 'processes')}"
+            f"{f' of {other.user}' if users and other.user else ''})"
+            for other in stacks.others
         ]
         whose = f" of {stacks.user}" if users and stacks.user else ""
         options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
@@ -552,7 +554,7 @@ def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             f"shown is job {stacks.job or '(none)'}{whose}; there are also {_few(said)}: choose "
             f"with {' or '.join(options) or '--pid'}"
         )
-    strangers = [one for one in stacks.others if one.stranger]
+    strangers = [other for other in stacks.others if other.stranger]
     if strangers and disputed:
         users = {stacks.user, *(stranger.user for stranger in strangers)}
         yield (
@@ -560,12 +562,12 @@ def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
             "with --user NAME"
         )
     elif strangers:
-        count = sum(one.processes for one in strangers)
+        count = sum(stranger.processes for stranger in strangers)
         yield (
             f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
             f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))}"
         )
-    silent = {node for one in stacks.groups if one.kind == "no-data" for node in one.nodes}
+    silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
     alone = {node: why for node, why in stacks.errors.items() if node not in silent}
     if alone:
         node = min(alone, key=natural)

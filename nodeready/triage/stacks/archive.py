@@ -126,8 +126,8 @@ def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
 
 def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
     """The main thread: by its name, else by its number, else the one that is printed first."""
-    named = [one for one in threads if one.name == "MainThread"]
-    numbered = [one for one in threads if one.number == str(pid)]
+    named = [thread for thread in threads if thread.name == "MainThread"]
+    numbered = [thread for thread in threads if thread.number == str(pid)]
     return next(iter([*named, *numbered, *threads]), None)
 
 
@@ -135,9 +135,13 @@ def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dic
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
-    others = [[one.name or "", node.stack(one.python())] for one in threads if one is not main]
+    others = [
+        [thread.name or "", node.stack(thread.python())]
+        for thread in threads
+        if thread is not main
+    ]
     native = main is not None and any(map(_is_native, main.frames))
-    holder = next((one for one in threads if "gil" in one.state), None)
+    holder = next((thread for thread in threads if "gil" in thread.state), None)
     return {
         "pid": pid,
         "rank": None,
@@ -324,8 +328,8 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
         errors: dict[str, str] = {}
         return _from_texts([path], errors, alone=True), errors
     names = _listed(path)
-    texts = sorted(one for one in names if one.suffix in _TEXTS and one.is_file())
-    if any(_OURS.fullmatch(one.name) for one in names):
+    texts = sorted(name for name in names if name.suffix in _TEXTS and name.is_file())
+    if any(_OURS.fullmatch(name.name) for name in names):
         found, errors = load(path)
         return _without_errors(found, errors), errors
     if not texts:

@@ -119,8 +119,8 @@ class StackNumbers:
         rows: list[list[int]] = trace["stacks"]
         inner = self._frames.get(_SHIM)
         if inner in own:
-            rows = [[index for index in one if own[index] != inner] for one in rows]
-        return [stack(tuple([own[index] for index in one])) for one in rows]
+            rows = [[index for index in row if own[index] != inner] for row in rows]
+        return [stack(tuple([own[index] for index in row])) for row in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
         """The frames of one stack, root to leaf."""
@@ -388,7 +388,7 @@ def _dispatched(
 
 
 def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
-    return all(table.same(mains[0], one) for one in mains[1:])
+    return all(table.same(mains[0], main) for main in mains[1:])
 
 
 def _ended_reason(state: str, note: str) -> str:

@@ -146,10 +146,10 @@ def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
     A rendezvous waits for every node; nothing that those that wait could say names the node that
     is missing, which has nothing to show.
     """
-    said = [one.note for one in stacks.processes if one.note.startswith(LAUNCHER)]
+    said = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
     if not said or len(said) < len(stacks.processes):
         return stacks
-    there = {one.node for one in stacks.processes}
+    there = {process.node for process in stacks.processes}
     without = [name for name in found.asked if name not in there and name not in found.errors]
     text = f"no rank has been started: {counted(len(there), 'node')} {_verb(there)} a launcher"
     wanted = re.search(r"to run on ([0-9]+) nodes", said[0])
@@ -191,14 +191,14 @@ def choose_native(stacks: Stacks, most: int = MAX_UNWOUND) -> dict[str, list[int
     largest = max(groups, key=lambda index: stacks.groups[index].processes)
     members = {
         index: [
-            one
-            for one in stacks.processes
-            if one.group == index and one.state[:1] not in _NOT_TO_BE_PAUSED
+            process
+            for process in stacks.processes
+            if process.group == index and process.state[:1] not in _NOT_TO_BE_PAUSED
         ]
         for index in groups
     }
-    wanted = [one for index in groups for one in members[index][:1]]
-    wanted += [one for index in groups if index != largest for one in members[index][1:]]
+    wanted = [member for index in groups for member in members[index][:1]]
+    wanted += [member for index in groups if index != largest for member in members[index][1:]]
     found: dict[str, list[int]] = {}
     for one in wanted[:most]:
         found.setdefault(one.node, []).append(one.pid)

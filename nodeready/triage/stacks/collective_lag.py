@@ -47,7 +47,7 @@ class CollectiveReader(StatementBuilder):
 
     def recorder(self) -> None:
         heads = self.seen.recording_heads.all
-        absent = [one.absent for one in heads]
+        absent = [head.absent for head in heads]
         dumps: dict[int, KeptRecording] = {}
         for place in self.places:
             found = self.seen.recordings.get(place[:2])
@@ -61,7 +61,7 @@ class CollectiveReader(StatementBuilder):
         if not dumps:
             return
         self.found.unheard = tuple(sorted(self.all - dumps.keys()))
-        partial = sorted(rank for rank, one in dumps.items() if heads[one.head].partial)
+        partial = sorted(rank for rank, dump in dumps.items() if heads[dump.head].partial)
         if partial:
             self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
         lags, common, waits = [], [], False
@@ -130,8 +130,8 @@ class CollectiveReader(StatementBuilder):
         # Nearly every rank has groups that nobody else has; those where nobody waits say nothing.
         names = {name for calls in pending.values() for name in calls}
         held = {at for at, group in enumerate(self.seen.groups.all) if group.name in names}
-        for rank, one in dumps.items():
-            groups, entries = by_number[one.calls]
+        for rank, dump in dumps.items():
+            groups, entries = by_number[dump.calls]
             key = (tuple([number for number in groups if number in held]), entries)
             lists = rows.get(key)
             if lists is None:
@@ -199,7 +199,7 @@ class CollectiveReader(StatementBuilder):
                 entries.update(dict.fromkeys(ranks, entry))
                 if entry.state != "scheduled":
                     self._started.update(ranks)
-        usual = max(kinds, key=lambda one: len(kinds[one]), default="a collective")
+        usual = max(kinds, key=lambda kind: len(kinds[kind]), default="a collective")
         what = f"{usual[:MAX_NAME]} #{first} of {members.name}"
         site = _common_site(entries[rank] for rank in kinds.get(usual, ()))
         if found.late:
@@ -261,8 +261,8 @@ class CollectiveReader(StatementBuilder):
             if entry.is_p2p and entry.state != "completed" and _P2P.fullmatch(entry.operation)
         }  # fmt: skip
         posted: dict[tuple[str, str, int, int], dict[int, Entry]] = defaultdict(dict)
-        for rank, one in dumps.items() if pairs else ():
-            numbers, posts = by_number[one.calls]
+        for rank, dump in dumps.items() if pairs else ():
+            numbers, posts = by_number[dump.calls]
             if pairs.isdisjoint(posts):
                 continue
             names = {groups[number].name: groups[number] for number in numbers}
@@ -315,7 +315,7 @@ class CollectiveReader(StatementBuilder):
         heard = [(place, log) for place in self.places if (log := kept.get(place[:2]))]
         #: A file of a node -> of how many processes it is the log.
         files = Counter([(place.node, log.path) for place, log in heard if log.path])
-        absent = [one.absent for one in heads]
+        absent = [head.absent for head in heads]
         own: dict[int, KeptLog] = {}
         done = {0}
         for place, log in heard:
@@ -442,7 +442,7 @@ class CollectiveReader(StatementBuilder):
                     if len(ranks) == 1:
                         counts[ranks[0]] = dict(member.counts)
                         where = "its process"
-                    host = [one for one in self.nodes if host_of(one) == host_of(member.host)]
+                    host = [node for node in self.nodes if host_of(node) == host_of(member.host)]
                     for word in filter(None, (member.missing, member.problem)):
                         strong = word == "dead" and not ranks
                         self.say("nccl_ras", f"{where} is {word[:MAX_LINE]} for NCCL", ranks,
@@ -585,4 +585,4 @@ def host_of(name: str) -> str:
 def _common_site(entries: Iterable[Entry]) -> str:
     """The call site of most."""
     sites = Counter(entry.site for entry in entries if entry.site)
-    return max(sites, key=lambda one: sites[one])[:MAX_LINE] if sites else ""
+    return max(sites, key=lambda site: sites[site])[:MAX_LINE] if sites else ""

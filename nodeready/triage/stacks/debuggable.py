@@ -67,7 +67,7 @@ def code(found: Debuggable, *, unreachable: bool = False, failed: bool = False) 
 
     unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
     """
-    bad = any(one.result in ("fail", "unknown") for one in found.findings)
+    bad = any(finding.result in ("fail", "unknown") for finding in found.findings)
     return exit_code(
         interrupted=not found.complete,
         usage=not found.findings and not found.errors,
@@ -256,6 +256,12 @@ def judge(
         for (item, judged), whose in together.items()
     ]
     worst = ("fail", "unknown", "warn", "ok")
-    findings.sort(key=lambda one: (ITEMS.index(one.item), worst.index(one.result), one.ranks[:1]))
+    findings.sort(
+        key=lambda finding: (
+            ITEMS.index(finding.item),
+            worst.index(finding.result),
+            finding.ranks[:1],
+        )
+    )
     job = next(iter(jobs), "") if len(jobs) == 1 else ""
     return Debuggable(started, finished, job, tuple(findings), dict(errors), complete)

@@ -37,8 +37,8 @@ class ValueTable:
         self.kind = kind
         self.all: list[Any] = []
         self._numbers: dict[bytes, int] = {}
-        self._names = {one.name for one in fields(kind)}
-        self._said = itemgetter(*(one.name for one in fields(kind)))
+        self._names = {field.name for field in fields(kind)}
+        self._said = itemgetter(*(field.name for field in fields(kind)))
 
     def number(self, value: Any) -> int:
         """Raises DecodeError."""
@@ -72,7 +72,7 @@ class HeadTable(ValueTable):
     def __init__(self, kind: type[Any], **own: Any) -> None:
         super().__init__(kind)
         self._own = own
-        self._rest = itemgetter(*(one.name for one in fields(kind) if one.name not in own))
+        self._rest = itemgetter(*(field.name for field in fields(kind) if field.name not in own))
 
     def number(self, value: Any) -> int:
         """Only what is left makes the key: a dict without the rest costs as much as decoding.
@@ -201,11 +201,11 @@ class Evidence:
         number = self._report_keys.get(key)
         if number is None:
             made = []
-            for one in values:
-                rank = one["rank"]
+            for value in values:
+                rank = value["rank"]
                 if rank is not None and type(rank) is not int:
                     raise wire.DecodeError("no Report")
-                made.append((rank, self.reports.number(one)))
+                made.append((rank, self.reports.number(value)))
             number = self.report_lists.setdefault(tuple(made), len(self.report_lists))
             if key:
                 self._report_keys[key] = number

@@ -256,7 +256,7 @@ class TracedJob:
 
     @property
     def _everybody(self) -> list[GroupedProcess]:
-        return [one for bucket in self.buckets.values() for one in bucket.processes]
+        return [process for bucket in self.buckets.values() for process in bucket.processes]
 
     def count_world(self, size: int | None, rank: int | None) -> None:
         """Count one process's WORLD_SIZE."""
@@ -531,7 +531,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
     return Group(
         bucket.kind,
         bucket.verdict,
-        tuple(sorted({one.rank for one in bucket.processes if one.rank is not None})),
+        tuple(sorted({process.rank for process in bucket.processes if process.rank is not None})),
         tuple(sorted(nodes, key=order.__getitem__)),
         frames,
         # Who moves waits for nothing.
@@ -709,8 +709,8 @@ def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advi
         for node, stacks in bucket.by_node.items():
             for stack in stacks:
                 paths.setdefault(table.path_of[stack], {}).setdefault(node, set()).add(stack)
-        for one in bucket.processes:
-            ranks[id(bucket), one.node] += 1
+        for process in bucket.processes:
+            ranks[id(bucket), process.node] += 1
     found: dict[str, advise.DifferentCode] = {}
     least = min(ranks.values(), default=0)
     for nodes in paths.values():
@@ -835,7 +835,7 @@ def _grouped(
     if world is not None and len(job.ranks) == world:
         # Every rank was found: nobody misses such a node. The errors name it.
         silent = {}
-    found += [(one, None) for one in _silent_groups(silent)]
+    found += [(silent_group, None) for silent_group in _silent_groups(silent)]
     by_node: dict[str, set[int]] = {}
     for bucket in buckets:
         for process in bucket.processes:
@@ -872,7 +872,7 @@ def _grouped(
         if bucket
         for process in bucket.processes
     ]
-    ranks.sort(key=lambda one: (one.rank is None, one.rank or 0, order[one.node], one.pid))
+    ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
     made = Stacks(
         started or min(times, default=""),

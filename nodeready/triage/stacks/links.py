@@ -98,17 +98,17 @@ def waited_for(
     """
     known = frozenset(for_ranks)
     found: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {rank for one in groups if one.about in known for rank in one.ranks}
-    awake = {rank for one in groups if one.awake for rank in one.ranks}
+    waiting = {rank for group in groups if group.about in known for rank in group.ranks}
+    awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: who waits for others keeps nobody waiting that may wait for several.
     for level in (_certain_ends, _direct, _whole):
         candidates: list[tuple[int, list[set[int]]]] = []
-        for at, one in enumerate(groups):
-            if found[at] or one.about in known or len(one.ends) < one.processes:
+        for at, group in enumerate(groups):
+            if found[at] or group.about in known or len(group.ends) < group.processes:
                 continue
             sets = []
-            for place, ends in one.ends.items():
-                owners = [links.owner(place[0], end) for end in level(ends, one.about)]
+            for place, ends in group.ends.items():
+                owners = [links.owner(place[0], end) for end in level(ends, group.about)]
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
             candidates.append((at, sets))

@@ -135,7 +135,7 @@ class WitnessReport:
 
     def of(self, name: str) -> Witness:
         """The witness of this name; one that says nothing where it was not asked."""
-        return next((one for one in self.witnesses if one.name == name), Witness(name))
+        return next((witness for witness in self.witnesses if witness.name == name), Witness(name))
 
     @property
     def accused(self) -> frozenset[int]:
@@ -165,7 +165,9 @@ class StatementBuilder:
         self.nodes = list(dict.fromkeys(place.node for place in places))
         claims = Counter(place.rank for place in places)
         #: Ranks that one process alone claims.
-        self.ranked = [one for one in places if one.rank is not None and claims[one.rank] == 1]
+        self.ranked = [
+            place for place in places if place.rank is not None and claims[place.rank] == 1
+        ]
         self.rank_of = {(one.node, one.pid): one.rank for one in self.ranked}
         self.all = frozenset(one.rank for one in self.ranked if one.rank is not None)
         self.of_node: dict[str, list[int]] = defaultdict(list)
@@ -198,10 +200,10 @@ class StatementBuilder:
     def _folded(self, name: str) -> tuple[Statement, ...]:
         """Equal statements once, with the ranks and nodes of all; the weightiest first."""
         merged: dict[tuple[str, int, bool], tuple[list[int], list[str]]] = {}
-        for one in self.says[name]:
-            ranks, nodes = merged.setdefault((one.text, one.weight, one.against), ([], []))
-            ranks += one.ranks
-            nodes += one.nodes
+        for say in self.says[name]:
+            ranks, nodes = merged.setdefault((say.text, say.weight, say.against), ([], []))
+            ranks += say.ranks
+            nodes += say.nodes
         made = [
             Statement(
                 text,

@@ -259,7 +259,7 @@ class _VerdictBuilder:
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
         self.total = sum(group.processes for group in groups)
-        self.moving = sum(one.processes for one in groups if one.verdict == "progressing")
+        self.moving = sum(group.processes for group in groups if group.verdict == "progressing")
         self.says = [
             (witness.name, statement)
             for witness in heard.witnesses
@@ -277,13 +277,13 @@ class _VerdictBuilder:
         """With all that speaks for it and against it."""
         mine, there = set(ranks), set(nodes)
         for_, against = list(dict.fromkeys(filter(None, why))), list(self.notes)
-        for name, one in self.says:
-            if not self._of(one, mine, there):
+        for name, say in self.says:
+            if not self._of(say, mine, there):
                 continue
-            text = f"{name}: {one.text}"
-            if one.against:
+            text = f"{name}: {say.text}"
+            if say.against:
                 against.append(text)
-            elif one.weight:
+            elif say.weight:
                 for_.append(text)
         if len(mine) <= 2:
             for_ += [
@@ -315,7 +315,7 @@ class _VerdictBuilder:
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The nodes of ranks, in natural order."""
         if not self.node_of:
-            self.node_of = {one[2]: one[0] for one in self.places}
+            self.node_of = {place[2]: place[0] for place in self.places}
         found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
         return tuple(sorted(found, key=natural))
 
@@ -324,15 +324,15 @@ class _VerdictBuilder:
     def decide(self) -> Verdict:
         if 2 * self.moving > self.total:
             return self.not_stuck()
-        strayed = [at for at, one in enumerate(self.groups) if one.why.startswith(STRAYED)]
+        strayed = [at for at, group in enumerate(self.groups) if group.why.startswith(STRAYED)]
         if strayed:
             group = self.groups[strayed[0]]
             return self.odd_ones(group.ranks, group.why)
         if self.odd.ranks:
             return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.says}")
         gone = [
-            at for at, one in enumerate(self.groups)
-            if one.kind in ("missing", "dead") or _silent(one)
+            at for at, group in enumerate(self.groups)
+            if group.kind in ("missing", "dead") or _silent(group)
         ]  # fmt: skip
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
@@ -369,7 +369,7 @@ class _VerdictBuilder:
         """What the best witness says of who is late; another one that names others is noted."""
         best: list[Lag] = []
         for name in ("flight_recorder", "nccl_ras", "logs"):
-            own = [one for one in self.heard.lags if one.witness == name and one.weight > 1]
+            own = [lag for lag in self.heard.lags if lag.witness == name and lag.weight > 1]
             free = [one for one in own if not one.chained]
             if not best:
                 best = free
@@ -380,7 +380,7 @@ class _VerdictBuilder:
         if best:
             return best
         # Two weak witnesses that say the same of a rank are one strong one.
-        weak = [one for one in self.heard.lags if one.weight == 1 and not one.chained]
+        weak = [lag for lag in self.heard.lags if lag.weight == 1 and not lag.chained]
         for one in weak:
             for other in weak:
                 if one.witness != other.witness and set(one.ranks) & set(other.ranks):
@@ -410,7 +410,9 @@ class _VerdictBuilder:
     def odd_ones(self, ranks: Sequence[int], says: str) -> Verdict:
         """Ranks that were started as part of another job."""
         self.reorder = True
-        nodes = next((one.nodes for one in self.groups if one.why == says), self.nodes_of(ranks))
+        nodes = next(
+            (group.nodes for group in self.groups if group.why == says), self.nodes_of(ranks)
+        )
         wait = f"; {self.waits()}" if self.victims else ""
         text = f"{ranks_text(ranks, nodes)} {says}{wait}: what they were started with must agree"
         return self.made("disagree", text, [self.suspect(ranks, nodes, says)])
@@ -428,9 +430,9 @@ class _VerdictBuilder:
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
         said = [
-            one for name, one in self.says
-            if name in ("kernel", "nccl_ras", "gpu") and one.weight > 1 and not one.against
-            and (self._of(one, ranks, nodes) or nodes & set(one.nodes))
+            say for name, say in self.says
+            if name in ("kernel", "nccl_ras", "gpu") and say.weight > 1 and not say.against
+            and (self._of(say, ranks, nodes) or nodes & set(say.nodes))
         ]  # fmt: skip
         return max(said, key=lambda one: one.weight, default=None)
 
@@ -498,7 +500,7 @@ class _VerdictBuilder:
     # --- A rank is late, by a strong witness; or the calls differ.
 
     def late(self, lags: Sequence[Lag], groups: Sequence[int]) -> Verdict:
-        lag = max(lags, key=lambda one: (one.weight, len(one.waiting)))
+        lag = max(lags, key=lambda lag: (lag.weight, len(lag.waiting)))
         self.reorder = True
         ranks = lag.ranks
         stand = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
@@ -632,7 +634,7 @@ class _VerdictBuilder:
             named = self.victims and few and (still or first.verdict == "progressing")
             suspects = [self.of_group(at) for at in unknown] if named else []
             return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
-        chained = [one for one in self.heard.lags if one.chained and one.weight > 1]
+        chained = [lag for lag in self.heard.lags if lag.chained and lag.weight > 1]
         if len(chained) > 1:
             one, other = chained[:2]
             text = (
@@ -721,9 +723,9 @@ class _VerdictBuilder:
             return self.made("moving", text)
         busy = {
             rank
-            for name, one in self.says
-            if name == "gpu" and one.text == witness_reader.GPU_COMPUTES
-            for rank in one.ranks
+            for name, say in self.says
+            if name == "gpu" and say.text == witness_reader.GPU_COMPUTES
+            for rank in say.ranks
         }  # fmt: skip
         if 2 * len(busy) > self.total:
             text = f"{everybody}, and the GPUs of {len(busy)} compute: a long step, or a loop"
@@ -761,22 +763,22 @@ class _VerdictBuilder:
         """
         found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         most = max(1, len(self.nodes) // 2)
-        for name, one in self.says:
-            if one.against or not one.weight:
+        for name, say in self.says:
+            if say.against or not say.weight:
                 continue
-            nodes = set(one.nodes) & self.nodes or set(self.nodes_of(one.ranks))
-            if one.ranks and 2 * len(one.ranks) > self.total and self.total > 2:
+            nodes = set(say.nodes) & self.nodes or set(self.nodes_of(say.ranks))
+            if say.ranks and 2 * len(say.ranks) > self.total and self.total > 2:
                 continue
             # What all nodes show is the job's, not a node's.
-            if not nodes or (len(nodes) > most and one.weight < 2):
+            if not nodes or (len(nodes) > most and say.weight < 2):
                 continue
             for node in nodes:
                 weight, names, ranks, texts = found.get(node, (0, set(), set(), []))
-                texts = [one.text, *texts] if one.weight > weight else [*texts, one.text]
+                texts = [say.text, *texts] if say.weight > weight else [*texts, say.text]
                 found[node] = (
-                    max(weight, one.weight),
+                    max(weight, say.weight),
                     names | {name},
-                    ranks | set(one.ranks),
+                    ranks | set(say.ranks),
                     texts,
                 )
         merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}

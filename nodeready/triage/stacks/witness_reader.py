@@ -67,27 +67,33 @@ class WitnessReader(CollectiveReader):
             absent, devices = self.seen.gpus.get(node, ("", ()))
             if absent:
                 self.absent["gpu"].setdefault(absent, []).append(node)
-            for one in devices:
-                head = heads[one.head]
+            for device in devices:
+                head = heads[device.head]
                 ranks = [
-                    rank for pid in one.pids if (rank := self.rank_of.get((node, pid))) is not None
+                    rank
+                    for pid in device.pids
+                    if (rank := self.rank_of.get((node, pid))) is not None
                 ]
                 for xid in head.xids:
                     self._xid("gpu", xid, node, ranks)
                 # A GPU on which only others compute is another job's.
-                if head.throttle and (ranks or not one.pids):
+                if head.throttle and (ranks or not device.pids):
                     why = ", ".join(head.throttle)[:MAX_LINE]
                     text = f"the hardware slows a GPU down: {why}"
                     self.say("gpu", text, ranks, [node], weight=1)
-                if one.sm is None or not ranks:
+                if device.sm is None or not ranks:
                     continue
-                low = one.power is None or not head.limit_w or one.power <= 0.6 * head.limit_w
-                if one.sm >= 90 and (one.memory or 0) <= 5 and low:
+                low = (
+                    device.power is None or not head.limit_w or device.power <= 0.6 * head.limit_w
+                )
+                if device.sm >= 90 and (device.memory or 0) <= 5 and low:
                     spins += ranks
-                elif one.sm <= 5:
+                elif device.sm <= 5:
                     idle += ranks
-                elif one.sm >= 50:
-                    works |= dict.fromkeys(ranks, f"SM {one.sm} %, memory {one.memory or 0} %")
+                elif device.sm >= 50:
+                    works |= dict.fromkeys(
+                        ranks, f"SM {device.sm} %, memory {device.memory or 0} %"
+                    )
         if spins:
             text = "SM busy, memory idle, low power: a kernel that spins in a collective"
             self.say("gpu", text, spins, weight=1, against=True)
@@ -230,7 +236,7 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
     """All that the witnesses say of the job with these processes (node, pid, rank)."""
     if not evidence:
         return WitnessReport()
-    court = WitnessReader(evidence, [RankPlace(*one[:3]) for one in places], moving)
+    court = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
     for listen in (court.recorder, court.logs, court.ras, court.gpus, court.network, court.kernel):
         listen()
     answers = {
