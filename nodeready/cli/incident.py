@@ -145,7 +145,7 @@ class Taker:
         if not stacks.processes:
             why = (
                 no_ranks_reason(found)
-                if len(found.errors) < len(found.asked)
+                if len(found.errors) < len(found.nodes)
                 else "no node answered"
             )
             return self._done(

@@ -83,8 +83,8 @@ def _captured(
         stacks = _grouped(found, all_threads, started, directory)
     stacks = with_launchers(stacks, found)
     if not found.complete:
-        screen.say_partial(name for name in found.asked if name not in found.answers)
-    if not stacks.processes and len(found.errors) < len(found.asked):
+        screen.say_partial(name for name in found.nodes if name not in found.answers)
+    if not stacks.processes and len(found.errors) < len(found.nodes):
         if not found.errors:
             raise Refused(no_ranks_reason(found))
         screen.say(no_ranks_reason(found))

@@ -50,14 +50,14 @@ class CollectiveReader(StatementBuilder):
         absent = [head.absent for head in heads]
         dumps: dict[int, KeptRecording] = {}
         for place in self.places:
-            found = self.seen.recordings.get(place[:2])
-            if found is None:
+            recording = self.seen.recordings.get(place[:2])
+            if recording is None:
                 continue
             rank = place.rank
-            if absent[found.head]:
-                self.absent["flight_recorder"].setdefault(absent[found.head], []).append(place)
+            if absent[recording.head]:
+                self.absent["flight_recorder"].setdefault(absent[recording.head], []).append(place)
             elif rank in self.all and rank is not None:
-                dumps[rank] = found
+                dumps[rank] = recording
         if not dumps:
             return
         self.found.unheard = tuple(sorted(self.all - dumps.keys()))
@@ -65,34 +65,38 @@ class CollectiveReader(StatementBuilder):
         if partial:
             self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
         lags, common, waits = [], [], False
-        alone: dict[int, str] = {}
+        elsewhere: dict[int, str] = {}
         for members in self._communicators(dumps):
-            apart = call_difference((call, ranks) for (call, _), ranks in members.states.items())
-            if apart is None:
+            difference = call_difference(
+                (call, ranks) for (call, _), ranks in members.states.items()
+            )
+            if difference is None:
                 continue
             waits = True
-            made, whole = self._compare(members, apart, dumps, frozenset(partial))
-            lags += made
-            common += whole
+            group_lags, group_calls = self._compare(members, difference, dumps, frozenset(partial))
+            lags += group_lags
+            common += group_calls
             # Nobody else of the group is known: for whom these wait, the recorder cannot tell.
-            if not made and not members.group.ranks and not members.whole:
-                alone.update(dict.fromkeys(apart.waiting, members.waits(self.seen.entries.all)))
-        lags = self._kept_waiting(lags, common, alone)
+            if not group_lags and not members.group.ranks and not members.is_default_group:
+                elsewhere.update(
+                    dict.fromkeys(difference.waiting, members.waits(self.seen.entries.all))
+                )
+        lags = self._kept_waiting(lags, common, elsewhere)
         lags += self._unmatched(dumps)
         late = {rank for lag in lags for rank in lag.ranks}
         for lag in lags:
             if lag.weight > 1:
-                self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.what))
+                self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.call))
         if common and all(lag.chained for lag in lags):
             # The group with the most ranks says the most.
-            what, ranks = max(common, key=lambda one: len(one[1]))
+            call, ranks = max(common, key=lambda call_ranks: len(call_ranks[1]))
             if len(ranks) == len(self.all) or lags:
-                self.found.common = what
+                self.found.common = call
                 # gloo tells no more than that it was scheduled, also of what has just ended: that
                 # clears nobody who stands elsewhere.
                 started = (rank for rank in ranks if rank in self._started)
-                self.found.called.update(dict.fromkeys(started, what))
-            self.say("flight_recorder", f"has called {what}, as all of its group", ranks)
+                self.found.called.update(dict.fromkeys(started, call))
+            self.say("flight_recorder", f"has called {call}, as all of its group", ranks)
         if not lags and not waits:
             self.say("flight_recorder", "waits in nothing: all that was called has completed",
                      dumps)  # fmt: skip
@@ -100,27 +104,29 @@ class CollectiveReader(StatementBuilder):
 
     @staticmethod
     def _kept_waiting(
-        lags: Iterable[Lag], common: Sequence[tuple[str, Sequence[int]]], alone: Mapping[int, str]
+        lags: Iterable[Lag],
+        common: Sequence[tuple[str, Sequence[int]]],
+        elsewhere_of: Mapping[int, str],
     ) -> list[Lag]:
         """The lags; where a late rank waits in another group itself, it is no root."""
-        made = []
+        kept_lags = []
         for lag in lags:
-            stuck = [what for what, ranks in common if set(lag.ranks) <= set(ranks)]
-            elsewhere = {alone.get(rank, "") for rank in lag.ranks}
+            stuck = [call for call, ranks in common if set(lag.ranks) <= set(ranks)]
+            elsewhere = {elsewhere_of.get(rank, "") for rank in lag.ranks}
             if stuck and not lag.other:
-                made.append(lag._replace(chained=True))
+                kept_lags.append(lag._replace(chained=True))
             elif len(elsewhere) == 1 and not lag.silent:
-                made.append(lag._replace(elsewhere=elsewhere.pop()))
+                kept_lags.append(lag._replace(elsewhere=elsewhere.pop()))
             else:
-                made.append(lag)
-        return made
+                kept_lags.append(lag)
+        return kept_lags
 
     def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[GroupMembers]:
         """The process groups in which somebody waits, each with how far all its ranks are.
 
         Two groups may have one name (split_group): the name and the ranks together are the key.
         """
-        made: dict[tuple[str, tuple[int, ...]], GroupMembers] = {}
+        communicators: dict[tuple[str, tuple[int, ...]], GroupMembers] = {}
         by_number = list(self.seen.calls)
         #: Ranks that have called the same in the same groups stand in the same lists.
         rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
@@ -135,10 +141,10 @@ class CollectiveReader(StatementBuilder):
             key = (tuple([number for number in groups if number in held]), entries)
             lists = rows.get(key)
             if lists is None:
-                lists = rows[key] = self._lists(made, lists_of, key[0], pending[entries])
+                lists = rows[key] = self._lists(communicators, lists_of, key[0], pending[entries])
             for ranks in lists:
                 ranks.append(rank)
-        return list(made.values())
+        return list(communicators.values())
 
     def _pending(self, entries: Iterable[int]) -> dict[str, tuple[int, ...]]:
         """By the name of their group: the entries that have not completed."""
@@ -150,7 +156,7 @@ class CollectiveReader(StatementBuilder):
         return calls
 
     def _lists(
-        self, made: dict[tuple[str, tuple[int, ...]], GroupMembers],
+        self, communicators: dict[tuple[str, tuple[int, ...]], GroupMembers],
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
@@ -164,92 +170,99 @@ class CollectiveReader(StatementBuilder):
         for number in groups:
             group = self.seen.groups.all[number]
             key = (number, calls.pop(group.name, ()))
-            found = lists_of.get(key)
-            if found is None:
-                found = lists_of[key] = self._like(made, group, key[1])
-            made_lists.append(found)
+            ranks = lists_of.get(key)
+            if ranks is None:
+                ranks = lists_of[key] = self._like(communicators, group, key[1])
+            made_lists.append(ranks)
         for name, numbers in calls.items():
             group = ProcessGroup(name, "", (), None, None, None)
-            made_lists.append(self._like(made, group, numbers))
+            made_lists.append(self._like(communicators, group, numbers))
         return made_lists
 
     def _like(
-        self, made: dict[tuple[str, tuple[int, ...]], GroupMembers], group: ProcessGroup,
+        self, communicators: dict[tuple[str, tuple[int, ...]], GroupMembers], group: ProcessGroup,
         numbers: Sequence[int],
     ) -> list[int]:  # fmt: skip
-        members = made.get((group.name, group.ranks))
+        members = communicators.get((group.name, group.ranks))
         if members is None:
-            members = made[group.name, group.ranks] = GroupMembers(group)
+            members = communicators[group.name, group.ranks] = GroupMembers(group)
         return members.like(group, numbers, self.seen.entries.all)
 
     def _compare(
-        self, members: GroupMembers, found: CallDifference, dumps: Mapping[int, KeptRecording],
+        self, members: GroupMembers, difference: CallDifference,
+        dumps: Mapping[int, KeptRecording],
         partial: frozenset[int],
     ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
         """Who is late in a group or has called something else; what all of it have called."""
-        first, waiting = found.first, found.waiting
+        first, waiting = difference.first, difference.waiting
         entries: dict[int, Entry] = {}
         kinds: dict[str, list[int]] = defaultdict(list)
         for (_, calls), ranks in members.states.items():
             # An earlier call may have ended, and not be marked so yet.
-            known = (self.seen.entries.all[number] for number in calls)
-            entry = next((one for one in known if one.sequence == first), None)
+            known_entries = (self.seen.entries.all[number] for number in calls)
+            entry = next((entry for entry in known_entries if entry.sequence == first), None)
             if entry is not None:
                 kinds[entry.operation] += ranks
                 entries.update(dict.fromkeys(ranks, entry))
                 if entry.state != "scheduled":
                     self._started.update(ranks)
         usual = max(kinds, key=lambda kind: len(kinds[kind]), default="a collective")
-        what = f"{usual[:MAX_NAME]} #{first} of {members.name}"
+        call = f"{usual[:MAX_NAME]} #{first} of {members.name}"
         site = _common_site(entries[rank] for rank in kinds.get(usual, ()))
-        if found.late:
-            weight = self._weight(found.late, waiting, dumps, partial)
+        if difference.late:
+            weight = self._weight(difference.late, waiting, dumps, partial)
             if members.vague:
                 weight = min(1, weight)
-            lag = Lag("flight_recorder", found.late, waiting, what, site)
-            return [lag._replace(behind=found.behind, weight=weight)], []
+            lag = Lag("flight_recorder", difference.late, waiting, call, site)
+            return [lag._replace(behind=difference.behind, weight=weight)], []
         lags = []
-        for other, ranks, most in self._mismatches(kinds, usual, entries):
-            others = tuple(sorted(set(kinds[usual]) - set(ranks)))
+        for other, ranks, maximum_weight in self._mismatches(kinds, usual, entries):
+            agreeing = tuple(sorted(set(kinds[usual]) - set(ranks)))
             called = (
                 f"{other} ({_common_site(entries[rank] for rank in ranks) or 'site not told'})"
             )
-            weight = min(most, self._weight(ranks, waiting, dumps, partial))
-            lag = Lag("flight_recorder", tuple(sorted(ranks)), others, what, site, called)
+            weight = min(maximum_weight, self._weight(ranks, waiting, dumps, partial))
+            lag = Lag("flight_recorder", tuple(sorted(ranks)), agreeing, call, site, called)
             lags.append(lag._replace(weight=weight))
         if lags:
             return lags, []
         # Ranks of the group that are in the job and of which nothing is known.
-        told = [rank for (call, _), ranks in members.states.items() for rank in ranks
+        known_ranks = [rank for (call, _), ranks in members.states.items() for rank in ranks
                 if call.top is not None]  # fmt: skip
-        expected = members.group.ranks or (self.all if members.whole else ())
-        silent = tuple(sorted(self.all.intersection(expected).difference(told)))
+        expected = members.group.ranks or (self.all if members.is_default_group else ())
+        silent = tuple(sorted(self.all.intersection(expected).difference(known_ranks)))
         if silent and len(silent) < len(waiting):
-            lag = Lag("flight_recorder", silent, waiting, what, site, weight=1, silent=True)
+            lag = Lag("flight_recorder", silent, waiting, call, site, weight=1, silent=True)
             return [lag], []
-        return [], [(what, sorted(told))] if expected and not silent else []
+        return [], [(call, sorted(known_ranks))] if expected and not silent else []
 
     def _mismatches(
         self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
     ) -> Iterator[tuple[str, list[int], int]] | list[tuple[str, list[int], int]]:
         """Ranks that are in another operation at the same number, or with other sizes or types."""
-        found = [(name[:MAX_NAME], ranks, 2) for name, ranks in kinds.items() if name != usual]
-        if found or usual.partition(":")[2] in _UNEVEN_OPERATIONS or usual in _UNEVEN_OPERATIONS:
-            return found
+        mismatches = [
+            (name[:MAX_NAME], ranks, 2) for name, ranks in kinds.items() if name != usual
+        ]
+        if (
+            mismatches
+            or usual.partition(":")[2] in _UNEVEN_OPERATIONS
+            or usual in _UNEVEN_OPERATIONS
+        ):
+            return mismatches
         for value, weight in (("sizes", 2), ("types", 1)):
-            said: dict[str, list[int]] = defaultdict(list)
+            ranks_of_value: dict[str, list[int]] = defaultdict(list)
             for rank in kinds.get(usual, ()):
-                said[getattr(entries[rank], value)].append(rank)
-            most = max(said, key=lambda one: len(said[one]), default="")
-            found += [
+                ranks_of_value[getattr(entries[rank], value)].append(rank)
+            majority = max(ranks_of_value, key=lambda item: len(ranks_of_value[item]), default="")
+            mismatches += [
                 (f"{usual[:MAX_NAME]} with {value} {other[:MAX_NAME] or 'not told'}, "
-                 f"not {most[:MAX_NAME]}", ranks, weight if usual in _EVEN_OPERATIONS else 1)
-                for other, ranks in said.items()
-                if other != most and other and most
+                 f"not {majority[:MAX_NAME]}", ranks, weight if usual in _EVEN_OPERATIONS else 1)
+                for other, ranks in ranks_of_value.items()
+                if other != majority and other and majority
             ]  # fmt: skip
-            if found:
+            if mismatches:
                 break
-        return found
+        return mismatches
 
     def _unmatched(self, dumps: Mapping[int, KeptRecording]) -> Iterator[Lag]:
         """Sends and receives whose partner has not called its part. A peer is named by its number
@@ -311,20 +324,20 @@ class CollectiveReader(StatementBuilder):
     def logs(self) -> None:
         heads = self.seen.log_heads.all
         lists = list(self.seen.report_lists)
-        kept = self.seen.logs
-        heard = [(place, log) for place in self.places if (log := kept.get(place[:2]))]
+        logs = self.seen.logs
+        known_logs = [(place, log) for place in self.places if (log := logs.get(place[:2]))]
         #: A file of a node -> of how many processes it is the log.
-        files = Counter([(place.node, log.path) for place, log in heard if log.path])
+        files = Counter([(place.node, log.path) for place, log in known_logs if log.path])
         absent = [head.absent for head in heads]
-        own: dict[int, KeptLog] = {}
+        own_logs: dict[int, KeptLog] = {}
         done = {0}
-        for place, log in heard:
+        for place, log in known_logs:
             node, _, rank = place
             if absent[log.head]:
                 self.absent["logs"].setdefault(absent[log.head], []).append(place)
             elif rank is not None and rank in self.all:
                 if files.get((node, log.path)) == 1:
-                    own[rank] = log
+                    own_logs[rank] = log
                 if log.reports not in done:
                     self._reports(lists[log.reports], rank)
                     # Ranks that write one file say the same of all.
@@ -332,36 +345,36 @@ class CollectiveReader(StatementBuilder):
                         done.add(log.reports)
         self._watchdog()
         self._named()
-        self.own_logs(own)
+        self.own_logs(own_logs)
 
-    def own_logs(self, own: Mapping[int, KeptLog]) -> None:
+    def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
         """What the logs say that one rank alone writes."""
 
-    def _reports(self, reports: Iterable[tuple[int | None, int]], own: int) -> None:
+    def _reports(self, reports: Iterable[tuple[int | None, int]], own_rank: int) -> None:
         for rank, number in reports:
-            of = own if rank is None else rank
+            of = own_rank if rank is None else rank
             if of in self.all:
-                kept = self._kept.get(number)
-                if kept is None:
-                    kept = self._kept[number] = self._keep(self.seen.reports.all[number])
+                targets = self._kept.get(number)
+                if targets is None:
+                    targets = self._kept[number] = self._keep(self.seen.reports.all[number])
                 # A later line of the same rank replaces an earlier one.
-                for ranks, said in kept:
-                    ranks[of] = said
+                for ranks, item in targets:
+                    ranks[of] = item
 
     def _keep(self, report: Report) -> list[tuple[dict[int, Any], Any]]:
         """Where the ranks of a report are kept, and with what: equal ones are read once."""
-        kept: list[tuple[dict[int, Any], Any]] = []
+        targets: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:MAX_NAME] or "a process group"
         if report.kind in _REPORT_TEXTS:
-            what = report.operation[:MAX_NAME] or "a collective"
-            kept.append((self.named[report.kind, f"{what} of {name}"], None))
+            operation = report.operation[:MAX_NAME] or "a collective"
+            targets.append((self.named[report.kind, f"{operation} of {name}"], None))
         if report.kind == "timeout" and report.sequence is not None:
-            kept.append((self.caught[name], (report.sequence, report.operation[:MAX_NAME])))
+            targets.append((self.caught[name], (report.sequence, report.operation[:MAX_NAME])))
         top, done = report.enqueued, report.completed
         if top is not None:
             at = done + 1 if done is not None and done < top else None
-            kept.append((self.status[name], CallProgress(top, at)))
-        return kept
+            targets.append((self.status[name], CallProgress(top, at)))
+        return targets
 
     def _watchdog(self) -> None:
         lags = []
@@ -374,23 +387,23 @@ class CollectiveReader(StatementBuilder):
             states: dict[CallProgress, list[int]] = defaultdict(list)
             for rank, call in calls.items():
                 states[call].append(rank)
-            found = call_difference(states.items())
+            difference = call_difference(states.items())
             # Groups of other names may be many, each with numbers of its own.
-            if found is not None and name.startswith(_DEFAULT_GROUP_NAMES):
-                first, late, waiting, behind = found
-                what = f"{min(words, default='collective')} #{first} of {name}"
+            if difference is not None and name.startswith(_DEFAULT_GROUP_NAMES):
+                first, late, waiting, behind = difference
+                call_text = f"{min(words, default='collective')} #{first} of {name}"
                 weight = 0 if self.moving else 2
-                lag = Lag("logs", late, waiting, what, behind=behind, weight=weight)
+                lag = Lag("logs", late, waiting, call_text, behind=behind, weight=weight)
                 if not late and timeouts:
                     # A rank that waits in nothing writes nothing: a sign, and no proof.
                     silent = tuple(sorted(self.all - calls.keys()))
                     lag = lag._replace(ranks=silent if len(silent) < len(waiting) else (),
                                        weight=min(1, weight), behind=1, silent=True)  # fmt: skip
                 lags += [lag] if lag.ranks else []
-            told: dict[CallProgress, list[int]] = defaultdict(list)
+            ranks_of_call: dict[CallProgress, list[int]] = defaultdict(list)
             for rank, call in status.items():
-                told[call].append(rank)
-            for call, ranks in told.items():
+                ranks_of_call[call].append(rank)
+            for call, ranks in ranks_of_call.items():
                 done = call.at - 1 if call.at is not None else call.top
                 text = f"watchdog: last completed {done}, enqueued {call.top} of {name}"
                 self.say("logs", text, ranks)
@@ -402,16 +415,16 @@ class CollectiveReader(StatementBuilder):
     def _named(self) -> None:
         """Ranks that an error names: of a monitored barrier, of a collective that is compared."""
         lags = []
-        for (kind, what), ranks in self.named.items():
+        for (kind, call), ranks in self.named.items():
             late = tuple(sorted(ranks))
-            come = self.named.get(("reached", what))
-            rest = tuple(sorted((self.all if come is None else come.keys()) - ranks.keys()))
+            come = self.named.get(("reached", call))
+            missing = tuple(sorted((self.all if come is None else come.keys()) - ranks.keys()))
             weight = 0 if self.moving else 2
             if kind == "missing":
-                lags.append(Lag("logs", late, rest, what, weight=weight))
+                lags.append(Lag("logs", late, missing, call, weight=weight))
             elif kind == "mismatch":
                 if len(ranks) * 2 < len(self.all) or len(self.all) == 2:
-                    lags.append(Lag("logs", late, rest, what, other="another collective",
+                    lags.append(Lag("logs", late, missing, call, other="another collective",
                                     weight=min(1, weight)))  # fmt: skip
             elif kind != "reached":
                 self.say("logs", _REPORT_TEXTS[kind], late, weight=1 if kind == "stuck" else 0)
@@ -438,14 +451,14 @@ class CollectiveReader(StatementBuilder):
                     if member.world_rank in self.all:
                         # NCCL names a node by an address.
                         ranks = [member.world_rank]
-                    where = f"process {member.pid} on {member.host[:MAX_NAME]}"
+                    place = f"process {member.pid} on {member.host[:MAX_NAME]}"
                     if len(ranks) == 1:
                         counts[ranks[0]] = dict(member.counts)
-                        where = "its process"
+                        place = "its process"
                     host = [node for node in self.nodes if host_of(node) == host_of(member.host)]
                     for word in filter(None, (member.missing, member.problem)):
                         strong = word == "dead" and not ranks
-                        self.say("nccl_ras", f"{where} is {word[:MAX_LINE]} for NCCL", ranks,
+                        self.say("nccl_ras", f"{place} is {word[:MAX_LINE]} for NCCL", ranks,
                                   host[:1], weight=2 if strong else 1)  # fmt: skip
                 lags += self._counts(
                     counts, dict(communicator.usual), communicator.hash[:MAX_NAME]
@@ -464,30 +477,39 @@ class CollectiveReader(StatementBuilder):
         """
         if self.moving or not counts:
             return
-        names = sorted({operation for own in (*counts.values(), usual) for operation in own})
+        names = sorted(
+            {operation for rank_counts in (*counts.values(), usual) for operation in rank_counts}
+        )
         for operation in names:
-            numbers = {rank: own.get(operation, 0) for rank, own in counts.items()}
-            rest = [usual[operation]] if operation in usual else []
-            least, most = min([*numbers.values(), *rest]), max([*numbers.values(), *rest])
+            numbers = {rank: rank_counts.get(operation, 0) for rank, rank_counts in counts.items()}
+            usual_count = [usual[operation]] if operation in usual else []
+            least, highest = (
+                min([*numbers.values(), *usual_count]),
+                max([*numbers.values(), *usual_count]),
+            )
             late = sorted(rank for rank, number in numbers.items() if number == least)
             ahead = sorted(rank for rank, number in numbers.items() if number > least)
-            if least == most or not late:
+            if least == highest or not late:
                 continue
-            more = [
+            further = [
                 other
                 for other in names
                 if other != operation
                 and min(counts[rank].get(other, 0) for rank in late)
                 > max([usual.get(other, 0), *(counts[rank].get(other, 0) for rank in ahead)])
             ]
-            instead = f"{more[0][:MAX_NAME]}" if more else ""
-            few = len(late) < len(ahead) or len(numbers) == 2 or bool(rest and rest[0] > least)
+            instead = f"{further[0][:MAX_NAME]}" if further else ""
+            few = (
+                len(late) < len(ahead)
+                or len(numbers) == 2
+                or bool(usual_count and usual_count[0] > least)
+            )
             yield Lag(
                 "nccl_ras", tuple(late), tuple(ahead) or tuple(sorted(self.all - {*late})),
-                f"{operation[:MAX_NAME]} #{most} of communicator {name}", other=instead,
-                behind=most - least, weight=2 if few else 1,
+                f"{operation[:MAX_NAME]} #{highest} of communicator {name}", other=instead,
+                behind=highest - least, weight=2 if few else 1,
             )  # fmt: skip
-            if more:
+            if further:
                 return
 
 
@@ -504,7 +526,7 @@ class GroupMembers:
         self.states: dict[tuple[CallProgress, tuple[int, ...]], list[int]] = {}
 
     @property
-    def whole(self) -> bool:
+    def is_default_group(self) -> bool:
         """Whether all ranks of the job are in it, as far as is known."""
         return self.group.desc == "default_pg" or self.group.name == "0"
 
@@ -512,16 +534,16 @@ class GroupMembers:
     def vague(self) -> bool:
         """Whether two groups of one name may be in it: so large a group's ranks are not told."""
         size = sum(map(len, self.states.values()))
-        return not self.group.ranks and not self.whole and size > MAX_GROUP_RANKS
+        return not self.group.ranks and not self.is_default_group and size > MAX_GROUP_RANKS
 
     def waits(self, entries: Sequence[Entry]) -> str:
         """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
         number = min((calls[0] for _, calls in self.states if calls), default=None)
         if number is None:
             return ""
-        one = entries[number]
-        site = f" ({one.site[:MAX_LINE]})" if one.site else ""
-        return f"{one.operation[:MAX_NAME]} #{one.sequence} of {self.name}{site}"
+        entry = entries[number]
+        site = f" ({entry.site[:MAX_LINE]})" if entry.site else ""
+        return f"{entry.operation[:MAX_NAME]} #{entry.sequence} of {self.name}{site}"
 
     def like(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]
@@ -536,8 +558,8 @@ class GroupMembers:
             top, first = entries[calls[-1]].sequence, entries[calls[0]].sequence
             return self.states.setdefault((CallProgress(top, first), tuple(calls)), [])
         # -1: nothing was enqueued yet.
-        known = None if group.enqueued is None or numbers else max(0, group.enqueued)
-        return self.states.setdefault((CallProgress(known, None), ()), [])
+        enqueued = None if group.enqueued is None or numbers else max(0, group.enqueued)
+        return self.states.setdefault((CallProgress(enqueued, None), ()), [])
 
 
 #: Operations in which sizes legitimately differ between ranks.

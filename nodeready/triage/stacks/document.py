@@ -343,7 +343,7 @@ def tree(stacks: Stacks) -> JobTree:
             at.lines.add(frame.line)
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def made(node: _TreeNode, frame: Frame | None, children: tuple[JobTree, ...]) -> JobTree:
+    def build(node: _TreeNode, frame: Frame | None, children: tuple[JobTree, ...]) -> JobTree:
         groups = tuple(node.groups)
         if groups not in ranks:
             together = {rank for index in groups for rank in stacks.groups[index].ranks}
@@ -358,8 +358,8 @@ def tree(stacks: Stacks) -> JobTree:
             line = next(iter(child.lines)) if len(child.lines) == 1 else 0
             order.append((child, Frame(function, file, line)))
     done: dict[int, JobTree] = {}
-    for node, own in reversed(order):
+    for node, node_processes in reversed(order):
         children = [done.pop(id(child)) for child in node.below.values()]
         children.sort(key=lambda child: (-child.processes, child.ranks[:1]))
-        done[id(node)] = made(node, own, tuple(children))
+        done[id(node)] = build(node, node_processes, tuple(children))
     return done[id(root)]

@@ -46,20 +46,20 @@ class ValueTable:
 
     def numbers(self, values: Iterable[Any]) -> tuple[int, ...]:
         """As `number`, of many. Raises DecodeError."""
-        known = self._numbers.get
-        found = []
+        number_of = self._numbers.get
+        numbers = []
         for value in values:
             if type(value) is not dict or value.keys() != self._names:
                 raise wire.DecodeError(f"no {self.kind.__name__}")
             key = _bytes(self._said(value), 2)
-            number = known(key)
-            found.append(self._new(key, value) if number is None else number)
-        return tuple(found)
+            number = number_of(key)
+            numbers.append(self._new(key, value) if number is None else number)
+        return tuple(numbers)
 
     def _new(self, key: bytes, value: Any) -> int:
-        made = wire.decode(self.kind, value)
+        decoded = wire.decode(self.kind, value)
         number = self._numbers[key] = len(self.all)
-        self.all.append(made)
+        self.all.append(decoded)
         return number
 
 
@@ -164,18 +164,18 @@ class Evidence:
 
     def read(self, trace: Mapping[str, Any]) -> None:
         """Keep what the witnesses of one trace say; what makes no sense is an absent witness."""
-        node, beside = trace["node"], trace.get("witnesses")
-        if beside:
-            self._read_node(node, beside)
+        node, witnesses = trace["node"], trace.get("witnesses")
+        if witnesses:
+            self._read_node(node, witnesses)
         for process in trace["processes"]:
-            said = process.get("witnesses")
-            if not said:
+            observed = process.get("witnesses")
+            if not observed:
                 continue
             key = (node, process["pid"])
-            if "logs" in said:
-                self.logs[key] = self._log(said["logs"])
-            if "flight_recorder" in said:
-                self.recordings[key] = self._recording(said["flight_recorder"])
+            if "logs" in observed:
+                self.logs[key] = self._log(observed["logs"])
+            if "flight_recorder" in observed:
+                self.recordings[key] = self._recording(observed["flight_recorder"])
 
     def _log(self, value: Any) -> KeptLog:
         try:
@@ -200,13 +200,13 @@ class Evidence:
         key = _bytes(values, 2) if len(values) > 1 else b""
         number = self._report_keys.get(key)
         if number is None:
-            made = []
+            numbers = []
             for value in values:
                 rank = value["rank"]
                 if rank is not None and type(rank) is not int:
                     raise wire.DecodeError("no Report")
-                made.append((rank, self.reports.number(value)))
-            number = self.report_lists.setdefault(tuple(made), len(self.report_lists))
+                numbers.append((rank, self.reports.number(value)))
+            number = self.report_lists.setdefault(tuple(numbers), len(self.report_lists))
             if key:
                 self._report_keys[key] = number
         return number
@@ -225,20 +225,20 @@ class Evidence:
             head = self.recording_heads.number(wire.plain(Recording(_decode_problem(problem))))
             return KeptRecording(head, 0, self.calls.setdefault(((), ()), len(self.calls)))
 
-    def _read_node(self, node: str, beside: Mapping[str, Any]) -> None:
-        if "gpus" in beside:
-            self.gpus[node] = self._gpus(beside["gpus"])
-        if "network" in beside:
-            self.networks[node] = self._network(beside["network"])
-        if "kernel" in beside:
+    def _read_node(self, node: str, witnesses: Mapping[str, Any]) -> None:
+        if "gpus" in witnesses:
+            self.gpus[node] = self._gpus(witnesses["gpus"])
+        if "network" in witnesses:
+            self.networks[node] = self._network(witnesses["network"])
+        if "kernel" in witnesses:
             try:
-                self.kernels[node] = self.kernel_logs.number(beside["kernel"])
+                self.kernels[node] = self.kernel_logs.number(witnesses["kernel"])
             except _UNREAD as problem:
                 absent = {"absent": _decode_problem(problem), "messages": []}
                 self.kernels[node] = self.kernel_logs.number(absent)
-        if "nccl_ras" in beside:
+        if "nccl_ras" in witnesses:
             try:
-                self.ras[node] = wire.decode(Ras, beside["nccl_ras"])
+                self.ras[node] = wire.decode(Ras, witnesses["nccl_ras"])
             except wire.DecodeError as problem:
                 self.ras[node] = Ras(_decode_problem(problem))
 
@@ -297,5 +297,5 @@ def _error(lines: Sequence[str]) -> str:
 
 
 def _decode_problem(problem: Exception) -> str:
-    what = problem.what if isinstance(problem, wire.DecodeError) else "of another form"
-    return f"its answer makes no sense ({what[:MAX_LINE]})"
+    place = problem.what if isinstance(problem, wire.DecodeError) else "of another form"
+    return f"its answer makes no sense ({place[:MAX_LINE]})"

@@ -27,8 +27,8 @@ class LinkEnds(NamedTuple):
     """
 
     direct: tuple[str, ...]
-    below: tuple[str, ...]
-    whole: tuple[str, ...]
+    child_ends: tuple[str, ...]
+    all_ends: tuple[str, ...]
 
 
 def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
@@ -45,9 +45,9 @@ def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
     )
 
 
-def hosts(found: LinkEnds | None) -> tuple[str, ...]:
+def hosts(link_ends: LinkEnds | None) -> tuple[str, ...]:
     """Where the other ends are, without the numbers that everybody has of its own."""
-    texts = found.direct if found else ()
+    texts = link_ends.direct if link_ends else ()
     return tuple(sorted({text.rpartition(":")[0].partition(" ")[0] for text in texts}))
 
 
@@ -96,15 +96,15 @@ def waited_for(
     One of several ends may be the one that counts: such a group waits when one of those ranks does
     not wait itself.
     """
-    known = frozenset(for_ranks)
-    found: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {rank for group in groups if group.about in known for rank in group.ranks}
+    waiting_abouts = frozenset(for_ranks)
+    waited: list[tuple[int, ...]] = [()] * len(groups)
+    waiting = {rank for group in groups if group.about in waiting_abouts for rank in group.ranks}
     awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: who waits for others keeps nobody waiting that may wait for several.
-    for level in (_certain_ends, _direct, _whole):
+    for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
         for at, group in enumerate(groups):
-            if found[at] or group.about in known or len(group.ends) < group.processes:
+            if waited[at] or group.about in waiting_abouts or len(group.ends) < group.processes:
                 continue
             sets = []
             for place, ends in group.ends.items():
@@ -116,14 +116,14 @@ def waited_for(
         candidates.sort(key=lambda row: max(map(len, row[1]), default=0))
         for at, ends_of in candidates:
             # Of any connection it is only likely: a rank that does something may use it.
-            apart = {_certain_ends: set(), _direct: waiting, _whole: waiting | awake}[level]
-            sets = [ranks - apart for ranks in ends_of]
+            excluded = {_certain_ends: set(), _direct: waiting, _all_ends: waiting | awake}[level]
+            sets = [ranks - excluded for ranks in ends_of]
             if all(sets) and (
                 level is not _certain_ends or all(len(ranks) == 1 for ranks in sets)
             ):
-                found[at] = tuple(sorted(set().union(*sets)))
+                waited[at] = tuple(sorted(set().union(*sets)))
                 waiting |= groups[at].ranks
-    return found
+    return waited
 
 
 def _certain_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
@@ -138,9 +138,9 @@ def _direct(ends: LinkEnds, about: str) -> tuple[str, ...]:
 
 
 def _waited(ends: LinkEnds, about: str) -> tuple[str, ...]:
-    return (*ends.direct, *(ends.below if about in _BELOW_ABOUTS else ()))
+    return (*ends.direct, *(ends.child_ends if about in _BELOW_ABOUTS else ()))
 
 
-def _whole(ends: LinkEnds, about: str) -> tuple[str, ...]:
+def _all_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
     """The ends of all connections, where the thread itself waits for none of its own."""
-    return ends.whole if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()
+    return ends.all_ends if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()

@@ -39,7 +39,7 @@ class Lag(NamedTuple):
     witness: str
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
-    what: str
+    call: str
     site: str = ""
     other: str = ""
     behind: int = 1
@@ -102,12 +102,12 @@ def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> Call
 
 def root_lags(lags: Iterable[Lag]) -> list[Lag]:
     """The lags, each told whether its ranks are themselves kept waiting by another lag's."""
-    found = list(lags)
-    for at, lag in enumerate(found):
-        held = {rank for other in found if other is not lag for rank in other.waiting}
+    all_lags = list(lags)
+    for at, lag in enumerate(all_lags):
+        held = {rank for other in all_lags if other is not lag for rank in other.waiting}
         free = tuple(rank for rank in lag.ranks if rank not in held)
-        found[at] = lag._replace(ranks=free or lag.ranks, chained=lag.chained or not free)
-    return found
+        all_lags[at] = lag._replace(ranks=free or lag.ranks, chained=lag.chained or not free)
+    return all_lags
 
 
 @dataclass
@@ -168,34 +168,36 @@ class StatementBuilder:
         self.ranked = [
             place for place in places if place.rank is not None and claims[place.rank] == 1
         ]
-        self.rank_of = {(one.node, one.pid): one.rank for one in self.ranked}
-        self.all = frozenset(one.rank for one in self.ranked if one.rank is not None)
+        self.rank_of = {(place.node, place.pid): place.rank for place in self.ranked}
+        self.all = frozenset(place.rank for place in self.ranked if place.rank is not None)
         self.of_node: dict[str, list[int]] = defaultdict(list)
-        for one in self.ranked:
-            if one.rank is not None:
-                self.of_node[one.node].append(one.rank)
+        for place in self.ranked:
+            if place.rank is not None:
+                self.of_node[place.node].append(place.rank)
         self.found = WitnessReport()
         self.says: dict[str, list[Statement]] = defaultdict(list)
         self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
 
-    def witnesses(self, asked: Iterable[str]) -> tuple[Witness, ...]:
+    def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
         """Those that were asked, with all that they said."""
         return tuple(
-            Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in asked
+            Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in names
         )
 
     def _reasons(self, name: str) -> Iterator[str]:
-        everybody = len(self.places if name in ("logs", "flight_recorder") else self.nodes)
+        total = len(self.places if name in ("logs", "flight_recorder") else self.nodes)
         reasons = self.absent[name]
-        for why, who in list(reasons.items())[:_REASONS]:
-            if len(who) == everybody or name == "nccl_ras":
-                yield why
+        for reason, absent_places in list(reasons.items())[:_REASONS]:
+            if len(absent_places) == total or name == "nccl_ras":
+                yield reason
                 continue
             ranks = [
-                one.rank for one in who if isinstance(one, RankPlace) and one.rank is not None
+                place.rank
+                for place in absent_places
+                if isinstance(place, RankPlace) and place.rank is not None
             ]
-            nodes = [one for one in who if isinstance(one, str)]
-            yield f"{why} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
+            nodes = [place for place in absent_places if isinstance(place, str)]
+            yield f"{reason} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
 
     def _folded(self, name: str) -> tuple[Statement, ...]:
         """Equal statements once, with the ranks and nodes of all; the weightiest first."""
@@ -204,7 +206,7 @@ class StatementBuilder:
             ranks, nodes = merged.setdefault((say.text, say.weight, say.against), ([], []))
             ranks += say.ranks
             nodes += say.nodes
-        made = [
+        statements = [
             Statement(
                 text,
                 tuple(sorted(set(ranks))),
@@ -214,8 +216,15 @@ class StatementBuilder:
             )
             for (text, weight, against), (ranks, nodes) in merged.items()
         ]
-        made.sort(key=lambda one: (-one.weight, one.against, len(one.ranks), one.ranks[:1]))
-        return tuple(made[:_MOST])
+        statements.sort(
+            key=lambda statement: (
+                -statement.weight,
+                statement.against,
+                len(statement.ranks),
+                statement.ranks[:1],
+            )
+        )
+        return tuple(statements[:_MOST])
 
     def say(
         self, name: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
@@ -231,14 +240,14 @@ class StatementBuilder:
             site = f" ({lag.site})" if lag.site else ""
             wait = f"{ranks_of(lag.waiting)} {'waits' if len(lag.waiting) == 1 else 'wait'} in"
             text = (
-                f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.what}{site}"
+                f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.call}{site}"
                 if lag.other
-                else f"has not called {lag.what}{site}, which {wait}"
+                else f"has not called {lag.call}{site}, which {wait}"
             )
             if lag.elsewhere:
                 text += f", and waits in {lag.elsewhere} itself"
             if lag.silent:
-                text = f"says nothing, while {wait} {lag.what}{site}"
+                text = f"says nothing, while {wait} {lag.call}{site}"
             elif lag.behind > 1 and not lag.other:
                 text += f"; {lag.behind} behind"
             if lag.chained:
@@ -246,7 +255,7 @@ class StatementBuilder:
             self.say(lag.witness, text, lag.ranks, weight=0 if lag.chained else lag.weight)
             if not lag.other and lag.witness == "flight_recorder":
                 self.say(
-                    lag.witness, f"has called {lag.what}{site}, and waits in it", lag.waiting,
+                    lag.witness, f"has called {lag.call}{site}, and waits in it", lag.waiting,
                     weight=min(1, lag.weight), against=True,
                 )  # fmt: skip
 

@@ -69,7 +69,7 @@ class OddRanks(NamedTuple):
     """
 
     ranks: tuple[int, ...] = ()
-    says: str = ""
+    reason: str = ""
     unasked: tuple[int, ...] = ()
     part: str = ""
 
@@ -131,7 +131,7 @@ def _held_below(group: Group) -> ChildProcess | None:
     """A process that a rank waits for and that does nothing any more; None: there is none."""
     if group.about not in ("child", "data"):
         return None
-    return next((one for one in group.below if one.state[:1] in _HELD), None)
+    return next((child for child in group.below if child.state[:1] in _HELD), None)
 
 
 def _cause(group: Group) -> _RankCause:
@@ -149,32 +149,34 @@ def _cause(group: Group) -> _RankCause:
     kernel = " ".join((group.why, *group.states, *group.waits_on))
     at = _position(group)
     if group.kind == "uninterruptible":
-        where = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
-        does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
+        place = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
+        does = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
         return _RankCause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     about = group.about
     if stopped := _held_below(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
         does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
         return _RankCause("late", does, "see who did it, and what it wrote last")
-    inner = next((one for one in group.below if one.frames), None) if about == "child" else None
+    inner = (
+        next((child for child in group.below if child.frames), None) if about == "child" else None
+    )
     if inner:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
-        some = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
+        part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
         return _RankCause(
-            "late", f"waits for a process of its in {_place(frame)}{some}", "look there"
+            "late", f"waits for a process of its in {_place(frame)}{part}", "look there"
         )
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
-    for below in group.below if about == "data" or not group.frames else ():
-        if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):
-            beside = _place(below.frames[-1]) if below.frames else ""
-            held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
-            fs = below.state.startswith("D") or _STORAGE.search(
-                f"{below.wait_channel} {below.waits_on}"
+    for child in group.below if about == "data" or not group.frames else ():
+        if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
+            frame_text = _place(child.frames[-1]) if child.frames else ""
+            held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
+            fs = child.state.startswith("D") or _STORAGE.search(
+                f"{child.wait_channel} {child.waits_on}"
             )
-            where = held if fs and held else beside or held
-            does = f"waits for {counted(below.processes, 'loader worker')}"
-            does += f" ({_cut(where, _PLACE)})" if where else ""
+            place = held if fs and held else frame_text or held
+            does = f"waits for {counted(child.processes, 'loader worker')}"
+            does += f" ({_cut(place, _PLACE)})" if place else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
             return _RankCause("storage" if fs else "loader", does, look)
     if about == "data":
@@ -247,11 +249,11 @@ class _VerdictBuilder:
     """All that is known of one job, and the decision."""
 
     def __init__(
-        self, groups: Sequence[Group], heard: WitnessReport, places: Iterable[tuple[Any, ...]],
+        self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
         odd: OddRanks,
-        beside: Sequence[frozenset[str]],
+        files_beside: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
-        self.heard, self.places, self.odd, self.beside = heard, places, odd, beside
+        self.heard, self.places, self.odd, self.beside = report, places, odd, files_beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.given = tuple(groups)
@@ -262,7 +264,7 @@ class _VerdictBuilder:
         self.moving = sum(group.processes for group in groups if group.verdict == "progressing")
         self.says = [
             (witness.name, statement)
-            for witness in heard.witnesses
+            for witness in report.witnesses
             for statement in witness.says
         ]  # fmt: skip
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
@@ -273,51 +275,51 @@ class _VerdictBuilder:
 
     # --- Who.
 
-    def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *why: str) -> Suspect:
+    def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *reasons: str) -> Suspect:
         """With all that speaks for it and against it."""
-        mine, there = set(ranks), set(nodes)
-        for_, against = list(dict.fromkeys(filter(None, why))), list(self.notes)
+        rank_set, node_set = set(ranks), set(nodes)
+        for_, against = list(dict.fromkeys(filter(None, reasons))), list(self.notes)
         for name, say in self.says:
-            if not self._of(say, mine, there):
+            if not self._of(say, rank_set, node_set):
                 continue
             text = f"{name}: {say.text}"
             if say.against:
                 against.append(text)
             elif say.weight:
                 for_.append(text)
-        if len(mine) <= 2:
+        if len(rank_set) <= 2:
             for_ += [
                 f'logs: last line of rank {rank}, unlike the others\': "{self.heard.last[rank]}"'
-                for rank in sorted(mine)
+                for rank in sorted(rank_set)
                 if self.heard.last.get(rank)
                 and not any(self.heard.last[rank] in text for text in for_)
             ]
         return Suspect(
-            tuple(sorted(mine)),
-            tuple(sorted(there, key=natural)),
+            tuple(sorted(rank_set)),
+            tuple(sorted(node_set, key=natural)),
             tuple(dict.fromkeys(for_))[:_MOST_SAID],
             tuple(dict.fromkeys(against))[:_MOST_SAID],
         )
 
     @staticmethod
-    def _of(one: Statement, ranks: set[int], nodes: set[str]) -> bool:
+    def _of(statement: Statement, ranks: set[int], nodes: set[str]) -> bool:
         """Whether a statement is about some of these ranks, or about their nodes."""
-        if one.ranks:
-            return not ranks.isdisjoint(one.ranks)
-        return bool(one.nodes) and not nodes.isdisjoint(one.nodes)
+        if statement.ranks:
+            return not ranks.isdisjoint(statement.ranks)
+        return bool(statement.nodes) and not nodes.isdisjoint(statement.nodes)
 
     def of_group(self, at: int) -> Suspect:
         group = self.groups[at]
         cause = _cause(group)
-        why = group.reason or (cause.does if self.roles[at] == "suspect" else "")
-        return self.suspect(group.ranks, group.nodes, why)
+        reason = group.reason or (cause.does if self.roles[at] == "suspect" else "")
+        return self.suspect(group.ranks, group.nodes, reason)
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The nodes of ranks, in natural order."""
         if not self.node_of:
             self.node_of = {place[2]: place[0] for place in self.places}
-        found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
-        return tuple(sorted(found, key=natural))
+        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        return tuple(sorted(nodes, key=natural))
 
     # --- The decision.
 
@@ -329,27 +331,27 @@ class _VerdictBuilder:
             group = self.groups[strayed[0]]
             return self.odd_ones(group.ranks, group.why)
         if self.odd.ranks:
-            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.says}")
+            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.reason}")
         gone = [
             at for at, group in enumerate(self.groups)
             if group.kind in ("missing", "dead") or _silent(group)
         ]  # fmt: skip
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
-        known = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
+        named = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
         raised = [rank for rank in self.heard.raised if rank in self.at]
         if gone and raised and not any(map(self._why_gone, gone)):
             return self.ended_others(raised[0], gone)
-        if known or (gone and not alive and not lags):
-            return self.gone(known or gone, gone)
+        if named or (gone and not alive and not lags):
+            return self.gone(named or gone, gone)
         accused = {rank for lag in lags for rank in lag.ranks}
         exonerated = [at for at in alive if self._exonerated(at)]
         for at in exonerated:
             self._acquit(at)
         alive = [at for at in alive if at not in exonerated]
-        both = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
-        if lags and (both or not alive):
-            return self.late(lags, both)
+        disputed = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
+        if lags and (disputed or not alive):
+            return self.late(lags, disputed)
         if alive:
             unheard = set(self.heard.unheard)
             deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
@@ -369,29 +371,31 @@ class _VerdictBuilder:
         """What the best witness says of who is late; another one that names others is noted."""
         best: list[Lag] = []
         for name in ("flight_recorder", "nccl_ras", "logs"):
-            own = [lag for lag in self.heard.lags if lag.witness == name and lag.weight > 1]
-            free = [one for one in own if not one.chained]
+            strong = [lag for lag in self.heard.lags if lag.witness == name and lag.weight > 1]
+            free = [lag for lag in strong if not lag.chained]
             if not best:
                 best = free
-            elif free and {r for one in best for r in one.ranks}.isdisjoint(
-                r for one in free for r in one.ranks
+            elif free and {r for lag in best for r in lag.ranks}.isdisjoint(
+                r for lag in free for r in lag.ranks
             ):
                 self.notes.append(f"{name}: names {ranks_text(free[0].ranks)} instead")
         if best:
             return best
         # Two weak witnesses that say the same of a rank are one strong one.
         weak = [lag for lag in self.heard.lags if lag.weight == 1 and not lag.chained]
-        for one in weak:
+        for lag in weak:
             for other in weak:
-                if one.witness != other.witness and set(one.ranks) & set(other.ranks):
-                    return [one]
+                if lag.witness != other.witness and set(lag.ranks) & set(other.ranks):
+                    return [lag]
             signs = {
-                name for name, said in self.says
-                if said.weight and not said.against and set(said.ranks) & set(one.ranks)
+                name for name, statement in self.says
+                if statement.weight
+                and not statement.against
+                and set(statement.ranks) & set(lag.ranks)
             }  # fmt: skip
-            alive = [self.roles[self.at[rank]] for rank in one.ranks if rank in self.at]
+            alive = [self.roles[self.at[rank]] for rank in lag.ranks if rank in self.at]
             if len(signs) > 1 or (alive and set(alive) == {"suspect"}):
-                return [one]
+                return [lag]
         return []
 
     def _exonerated(self, at: int) -> bool:
@@ -401,21 +405,21 @@ class _VerdictBuilder:
 
     def _acquit(self, at: int) -> None:
         group = self.groups[at]
-        what = self.heard.called[group.ranks[0]]
+        call = self.heard.called[group.ranks[0]]
         self.roles[at] = None
         self.groups[at] = replace(
-            group, role=None, reason=f"the flight recorder says that it has called {what}"
+            group, role=None, reason=f"the flight recorder says that it has called {call}"
         )
 
-    def odd_ones(self, ranks: Sequence[int], says: str) -> Verdict:
+    def odd_ones(self, ranks: Sequence[int], reason: str) -> Verdict:
         """Ranks that were started as part of another job."""
         self.reorder = True
         nodes = next(
-            (group.nodes for group in self.groups if group.why == says), self.nodes_of(ranks)
+            (group.nodes for group in self.groups if group.why == reason), self.nodes_of(ranks)
         )
         wait = f"; {self.waits()}" if self.victims else ""
-        text = f"{ranks_text(ranks, nodes)} {says}{wait}: what they were started with must agree"
-        return self.made("disagree", text, [self.suspect(ranks, nodes, says)])
+        text = f"{ranks_text(ranks, nodes)} {reason}{wait}: what they were started with must agree"
+        return self.build("disagree", text, [self.suspect(ranks, nodes, reason)])
 
     def not_stuck(self) -> Verdict:
         text = f"not stuck: {self.moving} of {self.total} ranks go on between the samples"
@@ -429,25 +433,29 @@ class _VerdictBuilder:
         """The gravest thing that a witness says of the nodes or ranks of a group."""
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
-        said = [
+        errors = [
             say for name, say in self.says
             if name in ("kernel", "nccl_ras", "gpu") and say.weight > 1 and not say.against
             and (self._of(say, ranks, nodes) or nodes & set(say.nodes))
         ]  # fmt: skip
-        return max(said, key=lambda one: one.weight, default=None)
+        return max(errors, key=lambda statement: statement.weight, default=None)
 
-    def gone(self, most: Sequence[int], gone: Sequence[int]) -> Verdict:
-        silent = [at for at in most if _silent(self.groups[at])]
-        first = next((at for at in most if self._why_gone(at)), most[0])
-        group, why = self.groups[first], self._why_gone(first)
-        ranks = sorted({rank for at in most for rank in self.groups[at].ranks})
-        nodes = tuple(dict.fromkeys(node for at in most for node in self.groups[at].nodes))
+    def gone(self, majority: Sequence[int], gone: Sequence[int]) -> Verdict:
+        silent = [at for at in majority if _silent(self.groups[at])]
+        first = next((at for at in majority if self._why_gone(at)), majority[0])
+        group, reason_group = self.groups[first], self._why_gone(first)
+        ranks = sorted({rank for at in majority for rank in self.groups[at].ranks})
+        nodes = tuple(dict.fromkeys(node for at in majority for node in self.groups[at].nodes))
         name = ranks_text(ranks, nodes)
-        one = len(ranks) == 1 or not ranks
+        is_single = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
-        if why:
-            where = f" on {fold(why.nodes)}" if len(why.nodes) == 1 and not nodes else ""
-            text = f"{name} {'is' if one else 'are'} gone: {why.text}{where}{wait}"
+        if reason_group:
+            place = (
+                f" on {fold(reason_group.nodes)}"
+                if len(reason_group.nodes) == 1 and not nodes
+                else ""
+            )
+            text = f"{name} {'is' if is_single else 'are'} gone: {reason_group.text}{place}{wait}"
         elif silent or group.why.endswith("without an answer"):
             reason = _cut(self.groups[silent[0]].why, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
@@ -456,7 +464,7 @@ class _VerdictBuilder:
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
             text = (
-                f"{name}: nobody found {'it' if one else 'them'}{wait}: see dmesg, "
+                f"{name}: nobody found {'it' if is_single else 'them'}{wait}: see dmesg, "
                 "`nodeready cores`, the launcher's output"
             )
         suspects = [
@@ -469,7 +477,7 @@ class _VerdictBuilder:
             self.of_group(at) for at, role in enumerate(self.roles)
             if role == "suspect" and at not in gone
         ]  # fmt: skip
-        return self.made("gone", text, suspects, () if why else ("kernel", "logs"))
+        return self.build("gone", text, suspects, () if reason_group else ("kernel", "logs"))
 
     def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
         """A rank has raised an error of its own, and others have ended: those are its victims."""
@@ -485,7 +493,7 @@ class _VerdictBuilder:
         name = ranks_text([rank], self.nodes_of([rank]))
         text = f"{name} raised {error}; {ranks_text(ended)} {_has(ended)} ended since"
         suspect = self.suspect([rank], self.nodes_of([rank]), does)
-        return self.made("gone", text, [suspect])
+        return self.build("gone", text, [suspect])
 
     def waits(self) -> str:
         return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
@@ -510,23 +518,23 @@ class _VerdictBuilder:
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
         # What cannot be seen says nothing of where the rank stands.
-        seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
-        cause = _cause(self.groups[stand[0]]) if seen else None
-        own = bool(stand) and self.roles[stand[0]] == "suspect"
-        if lag.elsewhere and not own:
+        is_seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
+        cause = _cause(self.groups[stand[0]]) if is_seen else None
+        is_suspect = bool(stand) and self.roles[stand[0]] == "suspect"
+        if lag.elsewhere and not is_suspect:
             kind = "disagree"
             wait = "waits" if len(ranks) == 1 else "wait"
             text = (
-                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.what}{site}: they must agree"
+                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.call}{site}: they must agree"
             )
             self.notes.append(f"it waits itself, in {lag.elsewhere}")
         elif lag.other:
             kind = "disagree"
-            text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
+            text = f"{name} called {lag.other}, {count} {lag.call}{site}: the calls must agree"
         else:
-            text = f"{name} {_has(ranks)} not called {lag.what}{site}, which {count} {wait} in"
+            text = f"{name} {_has(ranks)} not called {lag.call}{site}, which {count} {wait} in"
             if lag.silent:
-                text = f"{name}: no word of it, while {count} {wait} in {lag.what}{site}"
+                text = f"{name}: no word of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
@@ -536,17 +544,17 @@ class _VerdictBuilder:
             elif cause and _position(self.groups[stand[0]]):
                 text += f": it is at {_position(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        why = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
-        suspects = [self.suspect(ranks, self.nodes_of(ranks), why)]
+        reason = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
+        suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
             self.notes.append("as many have called the one as the other")
             suspects = [
-                self.suspect(some, self.nodes_of(some), why) for some in (ranks, lag.waiting)
+                self.suspect(side, self.nodes_of(side), reason) for side in (ranks, lag.waiting)
             ]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
                 suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
-        return self.made(kind, text, suspects)
+        return self.build(kind, text, suspects)
 
     # --- A rank waits for nobody, and others wait for it.
 
@@ -557,12 +565,14 @@ class _VerdictBuilder:
         causes = [_cause(self.groups[at]) for at in alive]
         cause = causes[0]
         name = ranks_text(first.ranks, first.nodes)
-        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
         if self.victims:
             if first.kind == "traced" and first.verdict is None and self.total == first.processes:
-                return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
-            text = f"{name}{more}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
-            return self.made(cause.kind, text, suspects, ("flight_recorder",))
+                return self.build("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
+            text = (
+                f"{name}{suffix}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
+            )
+            return self.build(cause.kind, text, suspects, ("flight_recorder",))
         return self.nobody_waits(alive)
 
     def nobody_waits(self, alive: Sequence[int]) -> Verdict:
@@ -570,20 +580,22 @@ class _VerdictBuilder:
         first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
         suspects = [self.of_group(at) for at in alive]
         kinds = {_cause(self.groups[at]).kind for at in alive}
-        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
         name = ranks_text(first.ranks, first.nodes)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
-        seen = [self.groups[at] for at in alive]
-        awake = all(one.verdict in _AWAKE and not one.role for one in seen)
-        if awake and sum(one.processes for one in seen) == self.total:
+        groups = [self.groups[at] for at in alive]
+        awake = all(group.verdict in _AWAKE and not group.role for group in groups)
+        if awake and sum(group.processes for group in groups) == self.total:
             # Two samples of a loop that goes on can be the same by chance.
-            text = f"{name}{more}: {cause.does}; all are awake: slow, or hung: look again, longer"
-            return self.made("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
-        if sum(one.processes for one in seen) == self.total and all(map(_pauses, seen)):
-            text = f"{name}{more}: {cause.does}; a pause, or a wait without an end: look again"
+            text = (
+                f"{name}{suffix}: {cause.does}; all are awake: slow, or hung: look again, longer"
+            )
+            return self.build("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
+        if sum(group.processes for group in groups) == self.total and all(map(_pauses, groups)):
+            text = f"{name}{suffix}: {cause.does}; a pause, or a wait without an end: look again"
             text += ", longer (--interval)"
-            return self.made("unclear", text, [], ("flight_recorder", "logs"))
+            return self.build("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
             may = sum(
@@ -594,18 +606,18 @@ class _VerdictBuilder:
             # Below a call of the user's own there may be the wait() of an asynchronous collective.
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
-        text = f"{name}{more}: {cause.does}{slow}; {waits}: {cause.look}"
-        everywhere = len(alive) > 1 and sum(one.processes for one in seen) == self.total
+        text = f"{name}{suffix}: {cause.does}{slow}; {waits}: {cause.look}"
+        everywhere = len(alive) > 1 and sum(group.processes for group in groups) == self.total
         if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
             # Whoever comes first does so by chance.
             text = f"{len(alive)} groups, and no stack is known to wait for another rank"
             if cause.kind == "late":
-                return self.made("unclear", text, [], ("flight_recorder", "logs"))
+                return self.build("unclear", text, [], ("flight_recorder", "logs"))
         if len(kinds) == 1 and cause.kind in ("loader", "storage"):
-            return self.made(cause.kind, text, suspects)
+            return self.build(cause.kind, text, suspects)
         if first.kind != "stack" and len(kinds) == 1:
-            return self.made(cause.kind, text, suspects)
-        return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
+            return self.build(cause.kind, text, suspects)
+        return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
 
     # --- All wait.
 
@@ -619,8 +631,8 @@ class _VerdictBuilder:
             return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            what = first.why or first.reason or f"stands in {_position(first)}"
-            text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
+            position = first.why or first.reason or f"stands in {_position(first)}"
+            text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(position, 80)}: nobody can tell"
             still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
             if moves and self.victims:
@@ -633,16 +645,17 @@ class _VerdictBuilder:
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             named = self.victims and few and (still or first.verdict == "progressing")
             suspects = [self.of_group(at) for at in unknown] if named else []
-            return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
+            return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
         chained = [lag for lag in self.heard.lags if lag.chained and lag.weight > 1]
         if len(chained) > 1:
-            one, other = chained[:2]
+            first_lag, other = chained[:2]
             text = (
-                f"{ranks_text(one.waiting)}: in {one.what} for {ranks_text(one.ranks)}, and "
-                f"{ranks_text(other.waiting)} in {other.what} for {ranks_text(other.ranks)}: "
+                f"{ranks_text(first_lag.waiting)}: in {first_lag.call} for "
+                f"{ranks_text(first_lag.ranks)}, and "
+                f"{ranks_text(other.waiting)} in {other.call} for {ranks_text(other.ranks)}: "
                 "the order differs"
             )
-            return self.made("disagree", text, [
+            return self.build("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
             ])  # fmt: skip
         if any(self.groups[at].about in _ONE_RANK for at in self.victims):
@@ -659,48 +672,48 @@ class _VerdictBuilder:
         """Ranks wait for single other ranks, and those for ranks as well."""
         order = sorted(self.victims, key=lambda at: self.groups[at].processes)
         first = [self.groups[at] for at in order]
-        text = "; ".join(f"{ranks_text(one.ranks)} in {_called(one)}" for one in first[:2])
-        more = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
-        text += f"{more}: all wait for each other: look at what they asked"
-        return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+        text = "; ".join(f"{ranks_text(group.ranks)} in {_called(group)}" for group in first[:2])
+        suffix = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
+        text += f"{suffix}: all wait for each other: look at what they asked"
+        return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
 
     def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
         """The stacks wait in different calls."""
         order = sorted(
-            places.values(), key=lambda found: sum(self.groups[at].processes for at in found)
+            places.values(), key=lambda indexes: sum(self.groups[at].processes for at in indexes)
         )
-        few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
+        few, many = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
-        others = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
-        if others & places.keys():
+        files = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
+        if files & places.keys():
             text = (
                 f"{ranks_text(few.ranks)} in {_called(few)}, "
-                f"{ranks_text(most.ranks)} in {_called(most)}, "
+                f"{ranks_text(many.ranks)} in {_called(many)}, "
                 "threads beside in the same: another order of two communicators?"
             )
-            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+            return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
             f"{ranks_text(few.ranks, few.nodes)} waits in {_called(few)}, "
-            f"{ranks_text(most.ranks)} in {_called(most)}"
+            f"{ranks_text(many.ranks)} in {_called(many)}"
         )
         if pairwise or len(places) > 2:
             text += ": all wait; the recorder tells for whom"
-            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+            return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text += ": the calls must agree"
         suspects = []
-        if few.processes < most.processes:
+        if few.processes < many.processes:
             self.notes.append("by the stacks alone, the others may be wrong as well")
             suspects = [self.of_group(at) for at in order[0]]
-        return self.made("disagree", text, suspects, ("flight_recorder",))
+        return self.build("disagree", text, suspects, ("flight_recorder",))
 
     def together(self) -> Verdict:
         """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
-        what = self.heard.common or _called(first)
-        everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
-        stuck = sum(one == what for one in self.heard.called.values())
+        call = self.heard.common or _called(first)
+        summary = f"all {self.total} ranks wait in {_cut(call, 70)}"
+        stuck = sum(rank_call == call for rank_call in self.heard.called.values())
         if 0 < stuck < self.total:
-            everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
+            summary = f"all {self.total} ranks wait, {stuck} in {_cut(call, 70)} with all of it"
         rate = self.heard.bytes_per_s
         moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
@@ -709,18 +722,18 @@ class _VerdictBuilder:
             self.reorder = strength > 1
             suspect = self.suspect(ranks, nodes)
             name = ranks_text(ranks, tuple(nodes))
-            said = _cut(texts[0], 70)
+            quoted = _cut(texts[0], 70)
             if strength < 2:
                 suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
-                text = f"{everybody}; the only sign: {name}: {said}"
-                return self.made("unclear", text, [suspect], ("flight_recorder", "network"))
-            kind = "storage" if "file system" in said else "slow-node" if moves else "quiet"
-            text = f"{name}: {said}; {everybody}"
-            return self.made(kind, text, [suspect])
+                text = f"{summary}; the only sign: {name}: {quoted}"
+                return self.build("unclear", text, [suspect], ("flight_recorder", "network"))
+            kind = "storage" if "file system" in quoted else "slow-node" if moves else "quiet"
+            text = f"{name}: {quoted}; {summary}"
+            return self.build(kind, text, [suspect])
         if moves and rate is not None:
-            text = f"{everybody}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
+            text = f"{summary}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
             text += ": look again"
-            return self.made("moving", text)
+            return self.build("moving", text)
         busy = {
             rank
             for name, say in self.says
@@ -728,41 +741,39 @@ class _VerdictBuilder:
             for rank in say.ranks
         }  # fmt: skip
         if 2 * len(busy) > self.total:
-            text = f"{everybody}, and the GPUs of {len(busy)} compute: a long step, or a loop"
-            return self.made("moving", f"{text}: look again, longer (--interval)")
+            text = f"{summary}, and the GPUs of {len(busy)} compute: a long step, or a loop"
+            return self.build("moving", f"{text}: look again, longer (--interval)")
         if any(self.groups[at].verdict is None for at in self.victims):
-            text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
-            return self.made("unclear", text, missing=("flight_recorder", "network"))
+            text = f"{summary}: one look cannot tell whether it moves: try --samples 2"
+            return self.build("unclear", text, missing=("flight_recorder", "network"))
         doubt = sum(
             self.groups[at].processes for at in self.victims
             if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
         )  # fmt: skip
         if 2 * doubt > self.total and rate is None and not self.heard.common:
-            text = (
-                f"{everybody}, and wake up there: slow, or hung: look again, longer (--interval)"
-            )
-            return self.made("unclear", text, missing=("flight_recorder", "network"))
+            text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
+            return self.build("unclear", text, missing=("flight_recorder", "network"))
         if self.total == 1 and not self.heard.common:
-            text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
-            return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
+            text = f"the only rank that was found waits in {_cut(call, 70)}: find the others"
+            return self.build("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
         if not self.heard.common and all(_RECEIVES.match(_call(self.groups[at]))
                                          for at in self.victims):  # fmt: skip
-            text = f"{everybody}: nobody sends: the order of sends and receives must agree"
-            return self.made("disagree", text, missing=("flight_recorder",))
+            text = f"{summary}: nobody sends: the order of sends and receives must agree"
+            return self.build("disagree", text, missing=("flight_recorder",))
         look = "look at the network and its ports"
         if first.about in ("start", "store"):
             look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
-        text = f"{everybody}{quiet}: nobody is elsewhere: {look}"
-        return self.made("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
+        text = f"{summary}{quiet}: nobody is elsewhere: {look}"
+        return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
         """What is said of some nodes or ranks and not of all: the strongest first.
 
         Two witnesses that say something of one node are as good as a strong one.
         """
-        found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
-        most = max(1, len(self.nodes) // 2)
+        rows_of: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
+        maximum = max(1, len(self.nodes) // 2)
         for name, say in self.says:
             if say.against or not say.weight:
                 continue
@@ -770,29 +781,29 @@ class _VerdictBuilder:
             if say.ranks and 2 * len(say.ranks) > self.total and self.total > 2:
                 continue
             # What all nodes show is the job's, not a node's.
-            if not nodes or (len(nodes) > most and say.weight < 2):
+            if not nodes or (len(nodes) > maximum and say.weight < 2):
                 continue
             for node in nodes:
-                weight, names, ranks, texts = found.get(node, (0, set(), set(), []))
+                weight, names, ranks, texts = rows_of.get(node, (0, set(), set(), []))
                 texts = [say.text, *texts] if say.weight > weight else [*texts, say.text]
-                found[node] = (
+                rows_of[node] = (
                     max(weight, say.weight),
                     names | {name},
                     ranks | set(say.ranks),
                     texts,
                 )
         merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}
-        for node, (weight, names, ranks, texts) in found.items():
+        for node, (weight, names, ranks, texts) in rows_of.items():
             strength = 2 if weight > 1 or len(names) > 1 else 1
-            own = merged.setdefault((strength, texts[0]), (set(), set(), texts))
-            own[0].update(ranks)
-            own[1].add(node)
-        rows = [(strength, *rest) for (strength, _), rest in merged.items()]
+            row = merged.setdefault((strength, texts[0]), (set(), set(), texts))
+            row[0].update(ranks)
+            row[1].add(node)
+        rows = [(strength, *columns) for (strength, _), columns in merged.items()]
         return sorted(rows, key=lambda row: (-row[0], len(row[2]), sorted(row[2])))
 
     # --- The document.
 
-    def made(
+    def build(
         self, kind: str, text: str, suspects: Sequence[Suspect] = (), missing: Sequence[str] = ()
     ) -> Verdict:
         """missing: the witnesses that would tell more."""
@@ -800,15 +811,15 @@ class _VerdictBuilder:
         # Only NCCL's groups dump on request, and only they have a port.
         useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
-            f"{name}: {why}{'' if _SETTLED.search(why) else _OPTION_HINTS.get(name, '')}"
+            f"{name}: {reason}{'' if _SETTLED.search(reason) else _OPTION_HINTS.get(name, '')}"
             for name in missing
             if name not in useless
-            for why in self.heard.of(name).absent[:1]
+            for reason in self.heard.of(name).absent[:1]
         )
-        rest = ""
+        unasked = ""
         if self.odd.unasked:
-            rest = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
-        text = f"{_cut(text, _LONG - len(rest))}{rest}"
+            unasked = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
+        text = f"{_cut(text, _LONG - len(unasked))}{unasked}"
         return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
@@ -884,10 +895,10 @@ _BLAMING_KINDS = ("late", "gone", "storage", "loader")
 
 def decide(
     groups: Sequence[Group],
-    heard: WitnessReport,
+    report: WitnessReport,
     places: Iterable[tuple[Any, ...]],
     odd: OddRanks = USUAL,
-    beside: Sequence[frozenset[str]] = (),
+    files_beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, with what all witnesses say.
 
@@ -896,7 +907,7 @@ def decide(
     """
     if not groups:
         return Decision(None, (), ())
-    case = _VerdictBuilder(groups, heard, places, odd, beside)
+    case = _VerdictBuilder(groups, report, places, odd, files_beside)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(case.groups, verdict, case.reorder))

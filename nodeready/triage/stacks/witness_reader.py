@@ -24,35 +24,35 @@ from nodeready.triage.stacks.statements import (
 class WitnessReader(CollectiveReader):
     """Hears all witnesses."""
 
-    def own_logs(self, own: Mapping[int, KeptLog]) -> None:
+    def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
         """Errors at the end of a rank's own log; few logs that ended long before the others."""
-        errors = {rank: log.error for rank, log in own.items() if log.error}
+        errors = {rank: log.error for rank, log in logs.items() if log.error}
         first = {rank: error for rank, error in errors.items() if not _CONSEQUENCE.search(error)}
         for rank, error in errors.items():
             # What the end of another rank causes says nothing of this one, where that is known.
             weight = 1 if rank in first or not first else 0
             self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
         self.found.raised = first
-        if len(own) < 4 or self.moving:
+        if len(logs) < 4 or self.moving:
             return
-        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in own.items() if log.last}
+        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in logs.items() if log.last}
         usual, count = Counter(shapes.values()).most_common(1)[0] if shapes else ("", 0)
-        if 4 * count >= 3 * len(own):
+        if 4 * count >= 3 * len(logs):
             for rank, shape in shapes.items():
                 if shape != usual:
-                    self.found.last[rank] = own[rank].last
-                    text = f"its last line is unlike the others': {own[rank].last}"
+                    self.found.last[rank] = logs[rank].last
+                    text = f"its last line is unlike the others': {logs[rank].last}"
                     self.say("logs", text, [rank])
-        order = sorted(own, key=lambda rank: -own[rank].age_s)
+        order = sorted(logs, key=lambda rank: -logs[rank].age_s)
         few = max(1, len(order) // 8)
         gaps = [
-            own[one].age_s - own[after].age_s
-            for one, after in itertools.pairwise(order[: few + 1])
+            logs[earlier].age_s - logs[after].age_s
+            for earlier, after in itertools.pairwise(order[: few + 1])
         ]
         at = max(range(len(gaps)), key=gaps.__getitem__)
-        rest = [own[rank].age_s for rank in order[at + 1 :]]
+        later_ages = [logs[rank].age_s for rank in order[at + 1 :]]
         # The others have to stop together: else ranks simply write when they like.
-        if gaps[at] >= _SILENT_S and rest[0] - rest[-1] <= gaps[at] / 2:
+        if gaps[at] >= _SILENT_S and later_ages[0] - later_ages[-1] <= gaps[at] / 2:
             text = f"wrote last {gaps[at]} s before the others"
             self.say("logs", text, order[: at + 1], weight=1)
 
@@ -78,8 +78,8 @@ class WitnessReader(CollectiveReader):
                     self._xid("gpu", xid, node, ranks)
                 # A GPU on which only others compute is another job's.
                 if head.throttle and (ranks or not device.pids):
-                    why = ", ".join(head.throttle)[:MAX_LINE]
-                    text = f"the hardware slows a GPU down: {why}"
+                    reason = ", ".join(head.throttle)[:MAX_LINE]
+                    text = f"the hardware slows a GPU down: {reason}"
                     self.say("gpu", text, ranks, [node], weight=1)
                 if device.sm is None or not ranks:
                     continue
@@ -110,9 +110,9 @@ class WitnessReader(CollectiveReader):
             self.say("gpu", GPU_COMPUTES, works)
 
     def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
-        known = kernel_log.XIDS.get(code)
-        meaning = known.meaning if known else "unknown"
-        action = known.action if known else kernel_log.MONITOR
+        xid = kernel_log.XIDS.get(code)
+        meaning = xid.meaning if xid else "unknown"
+        action = xid.action if xid else kernel_log.MONITOR
         grave = action in (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
         weight = 2 if grave else 1 if action == kernel_log.APPLICATION else 0
         text = f"Xid {code} {meaning}{when} ({action})"
@@ -120,20 +120,20 @@ class WitnessReader(CollectiveReader):
 
     def network(self) -> None:
         ports = self.seen.ports.all
-        total, known = 0.0, False
+        total, is_measured = 0.0, False
         quiet: dict[str, list[str]] = defaultdict(list)
         states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
         for node in self.nodes:
-            found = self.seen.networks.get(node)
-            if found is None:
+            network = self.seen.networks.get(node)
+            if network is None:
                 continue
-            if found.absent:
-                self.absent["network"].setdefault(found.absent, []).append(node)
+            if network.absent:
+                self.absent["network"].setdefault(network.absent, []).append(node)
                 continue
-            rdma = any(ports[at].kind in _RDMA for at, _ in found.ports)
+            rdma = any(ports[at].kind in _RDMA for at, _ in network.ports)
             carry, silent = 0, []
-            for at, moved in found.ports:
+            for at, moved in network.ports:
                 port = ports[at]
                 states[port.name[:MAX_NAME]][port.state[:MAX_NAME]].append(node)
                 if port.gbps and port.state == "up":
@@ -147,13 +147,13 @@ class WitnessReader(CollectiveReader):
                     continue
                 carry += moved
                 silent += [port.name[:MAX_NAME]] if not moved else []
-            if found.seconds > 0 and found.ports:
-                known = True
-                total += carry / found.seconds
+            if network.seconds > 0 and network.ports:
+                is_measured = True
+                total += carry / network.seconds
                 if silent:
                     names = ", ".join(silent[:8])
-                    quiet[f"no bytes on {names} in {found.seconds:.0f} s"].append(node)
-                elif carry / found.seconds >= MOVING_BYTES_PER_S:
+                    quiet[f"no bytes on {names} in {network.seconds:.0f} s"].append(node)
+                elif carry / network.seconds >= MOVING_BYTES_PER_S:
                     self.say("network", f"bytes move on its {'RDMA ' if rdma else ''}ports",
                               nodes=[node])  # fmt: skip
         for text, nodes in quiet.items():
@@ -169,20 +169,20 @@ class WitnessReader(CollectiveReader):
             usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
             for rate, nodes in by_rate.items():
                 if rate < usual and len(nodes) < len(by_rate[usual]):
-                    most = counted(len(by_rate[usual]), "other node")
-                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {most}"
+                    others = counted(len(by_rate[usual]), "other node")
+                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {others}"
                     self.say("network", text, nodes=nodes, weight=1)
         # Ranks of one node speak through its memory, and its ports are somebody else's.
-        if known and len(self.nodes) > 1:
+        if is_measured and len(self.nodes) > 1:
             self.found.bytes_per_s = total
 
     def kernel(self) -> None:
         logs = self.seen.kernel_logs.all
         for node, number in self.seen.kernels.items():
-            found = logs[number]
-            if found.absent and node in self.of_node:
-                self.absent["kernel"].setdefault(found.absent, []).append(node)
-            for message in found.messages:
+            log = logs[number]
+            if log.absent and node in self.of_node:
+                self.absent["kernel"].setdefault(log.absent, []).append(node)
+            for message in log.messages:
                 self._message(message, node)
 
     def _message(self, message: Message, node: str) -> None:
@@ -243,5 +243,5 @@ def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> W
         "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
         "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
     }  # fmt: skip
-    court.found.witnesses = court.witnesses(name for name, said in answers.items() if said)
+    court.found.witnesses = court.witnesses(name for name, answer in answers.items() if answer)
     return court.found
