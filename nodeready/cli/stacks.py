@@ -24,7 +24,7 @@ from nodeready.triage.stacks.collect import (
     Captured,
     SearchError,
     capture,
-    nothing,
+    no_ranks_reason,
     program_config,
     unwind,
     with_launchers,
@@ -81,11 +81,11 @@ def _captured(
         stacks = _grouped(captured, all_threads, started, directory)
     stacks = with_launchers(stacks, captured)
     if not captured.complete:
-        screen.say_partial(name for name in captured.asked if name not in captured.answers)
-    if not stacks.processes and len(captured.errors) < len(captured.asked):
+        screen.say_partial(name for name in captured.nodes if name not in captured.answers)
+    if not stacks.processes and len(captured.errors) < len(captured.nodes):
         if not captured.errors:
-            raise Refused(nothing(captured))
-        screen.say(nothing(captured))
+            raise Refused(no_ranks_reason(captured))
+        screen.say(no_ranks_reason(captured))
     return stacks, stacks_code(
         stacks, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
     )
@@ -114,7 +114,7 @@ def _checked(nodes: Targets, config: Config, screen: Screen, form: str) -> int:
         complete=captured.complete,
     )
     if not document.findings and not document.errors:
-        raise Refused(nothing(captured))
+        raise Refused(no_ranks_reason(captured))
     code = debuggable.code(
         document, unreachable=bool(captured.unreached), failed=bool(captured.mistaken)
     )
@@ -155,7 +155,7 @@ def _own_directory(output: str | None) -> Path | None:
     directory = Path(output)
     try:
         archive.prepare(directory)
-    except archive.ForeignDirectory as problem:
+    except archive.ForeignStacksDirectory as problem:
         raise Refused(f"-o {problem}") from None
     except OSError as problem:
         raise Refused(f"-o {problem.filename}: {problem.strerror}") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nodeready.triage.stacks.document import Frame, Stacks, Tree, tree
+from nodeready.triage.stacks.document import Frame, JobTree, Stacks, tree
 
 
 class Branch(NamedTuple):
@@ -34,7 +34,7 @@ class Branch(NamedTuple):
         return len(self.lasts) - 1
 
 
-def _chain(node: Tree) -> tuple[tuple[Frame, ...], Tree]:
+def _chain(node: JobTree) -> tuple[tuple[Frame, ...], JobTree]:
     """The calls from ``node`` up to the next branch, and the tree's node at that branch."""
     frames = []
     while True:
@@ -56,9 +56,9 @@ def branches(stacks: Stacks, max_branches: int, max_depth: int) -> Iterator[Bran
     """
     root = tree(stacks)
     starts = root.children if root.frame is None else (root,)
-    waiting: list[tuple[Tree | list[Tree], tuple[bool, ...], int]] = []
+    waiting: list[tuple[JobTree | list[JobTree], tuple[bool, ...], int]] = []
 
-    def put(children: tuple[Tree, ...], lasts: tuple[bool, ...]) -> None:
+    def put(children: tuple[JobTree, ...], lasts: tuple[bool, ...]) -> None:
         shown = len(children) if len(children) <= max_branches else max_branches
         if len(lasts) >= max_depth:
             shown = 0

@@ -195,7 +195,7 @@ class Judged:
 
 def judged(looks: Iterable[Looked], context: FleetContext) -> list[Judged]:
     """Every node with its results: the one place where a look is judged."""
-    return [_judged(one, context) for one in looks]
+    return [_judged(look, context) for look in looks]
 
 
 def _judged(one: Looked, context: FleetContext) -> Judged:

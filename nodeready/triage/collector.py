@@ -19,7 +19,7 @@ from nodeready.triage.cores import collect_cores
 from nodeready.triage.incident import Directory, Incident, Interrupted, Part
 from nodeready.triage.logs import Fetched, fetch_tail, fetched
 from nodeready.triage.stacks import archive, group
-from nodeready.triage.stacks.collect import capture, nothing, program_config
+from nodeready.triage.stacks.collect import capture, no_ranks_reason, program_config
 from nodeready.triage.stacks.document import Stacks, fold_ranks
 from nodeready.triage.stacks.trace import Trace
 
@@ -173,8 +173,8 @@ class EvidenceCollector:
         unreached = tuple(captured.unreached)
         if not stacks.processes:
             reason = (
-                nothing(captured)
-                if len(captured.errors) < len(captured.asked)
+                no_ranks_reason(captured)
+                if len(captured.errors) < len(captured.nodes)
                 else "no node answered"
             )
             return self._done(

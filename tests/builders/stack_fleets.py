@@ -120,9 +120,9 @@ def hung() -> Stacks:
     worker = (Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 348),
               Frame("__getitem__", "dataset.py", 40), Frame("read", "shards.py", 17))  # fmt: skip
     below = (
-        document.Below("loader worker", "python train.py", 3, (7,), "D", "rpc_wait_bit_killable",
-              "read of /data/shard-5 (nfs4)", worker, hint=READS),
-        document.Below("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (),
+        document.ChildProcess("loader worker", "python train.py", 3, (7,), "D",
+              "rpc_wait_bit_killable", "read of /data/shard-5 (nfs4)", worker, hint=READS),
+        document.ChildProcess("process", "sleep 60", 1, (7,), "S", "hrtimer_nanosleep", "", (),
                        "not Python"),
     )  # fmt: skip
     late = replace(

@@ -20,8 +20,9 @@ def late(size: int = 64) -> Stacks:
         states=("S in pipe_read: 1",),
         waits_on=("pipe:[88120] of its loader worker",),
         below=(
-            document.Below("loader worker", "python train.py", 2, (13,), "D", "fuse_request_wait",
-                  "/data/shard-088.tar", READ[3:], hint="state D: `/data` does not answer"),
+            document.ChildProcess("loader worker", "python train.py", 2, (13,), "D",
+                  "fuse_request_wait", "/data/shard-088.tar", READ[3:],
+                  hint="state D: `/data` does not answer"),
         ),
         locals=("train_epoch: step = 4711", "train_epoch: batch = None"),
     )  # fmt: skip
@@ -99,7 +100,7 @@ def hostile() -> Stacks:
     group = document.Group(
         "stack", "blocked", (0,), (bad,), frames, bad, bad, 1, 1, role="suspect", reason=bad,
         user_frame=frames[0], states=(bad,), waits_on=(bad,), locals=(bad,),
-        below=(document.Below(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
+        below=(document.ChildProcess(bad, bad, 2, (0,), bad, bad, bad, frames, bad, bad),),
     )  # fmt: skip
     said = (Statement(f"`{bad}` ``{bad}", (0,), (bad,), 1), Statement(bad, (), (bad,), 0, True))
     return replace(

@@ -99,7 +99,7 @@ class Witnesses:
 
     @property
     def _live(self) -> list[Target]:
-        return [one for one in self._targets if one.facts and not one.rank.stranger]
+        return [target for target in self._targets if target.facts and not target.rank.stranger]
 
     def between(self) -> None:
         """Ask all but the ports, while the ranks go on: after the first sample."""

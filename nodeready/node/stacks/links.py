@@ -177,9 +177,11 @@ class _Node:
         pipe that the waiting process or one that is no rank's has as well."""
         found = self.peers(pid, call.sockets)
         own = self.family[pid].pid
-        holders = {self.family[one].pid if one in self.family else 0 for one in call.holders}
+        holders = {
+            self.family[holder].pid if holder in self.family else 0 for holder in call.holders
+        }
         may = "may " if holders & {0, own} else ""
-        found += [f"{may}pid {one}" for one in sorted(holders - {0, own})]
+        found += [f"{may}pid {holder}" for holder in sorted(holders - {0, own})]
         sharing = {self.family[p].pid for p, row in self.known.items() if call.shared in row.maps}
         return found + [f"may pid {one}" for one in sorted(sharing - {own})]
 

@@ -170,7 +170,9 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
     while True:
         line = ""
         if len(levels) > 1:
-            of = {owner: [one for one in targets if one.owner == owner] for owner in levels}
+            of = {
+                owner: [target for target in targets if target.owner == owner] for owner in levels
+            }
             sizes |= {o: _sizes(trace, of[o], levels[o]) for o in levels if o not in sizes}
         if all(sum(column) <= 1 for column in zip(*sizes.values())):
             stacks = _stacks(targets, levels)
@@ -210,8 +212,8 @@ def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
     rows = [
         row
-        for one in stacks["processes"]
-        for sample in one["samples"]
+        for stack in stacks["processes"]
+        for sample in stack["samples"]
         for row in sample["threads"]
     ]
     names += sum(len(name) for name, _ in rows)
@@ -441,9 +443,9 @@ def _observe_below(
     below.find(targets, seen, ours, _until(supervisor, supervisor.left_s / 2))
     others = [one for target in targets for one in target.below]
     _observe(supervisor, others)
-    for one in others:
-        if one.facts:
-            one.cpu_s.append(one.facts[-1].cpu_s)
+    for other in others:
+        if other.facts:
+            other.cpu_s.append(other.facts[-1].cpu_s)
     whose: dict[int | None, list[int]] = {}
     for process in seen:
         whose.setdefault(process.uid, []).append(process.pid)
@@ -456,11 +458,11 @@ def _observe_below(
     looked_at = [*targets, *others]
     may = {one.pid: one.thread for one in looked_at if one.facts and not one.rank.stranger}
     found = waits.observe(may, near, _until(supervisor, supervisor.left_s / 2))
-    for one in looked_at:
-        if one.pid in found:
-            call, one.waits_on = found[one.pid]
-            calls[one.pid] = call
-            one.timed_lock = call.verb == "futex" and call.timed
+    for other in looked_at:
+        if other.pid in found:
+            call, other.waits_on = found[other.pid]
+            calls[other.pid] = call
+            other.timed_lock = call.verb == "futex" and call.timed
     return calls
 
 

@@ -482,7 +482,7 @@ def select(
     tops = _topmost(rest, tree.above)
     if wanted.match:
         # A shell may have started some that fit.
-        tops = [one for pid in tops for one in tree.matches(pid, rest)]
+        tops = [match for pid in tops for match in tree.matches(pid, rest)]
     inner = {tree.inner(pid, set(rest).__contains__) for pid in tops}
     chosen += [pid for pid in inner if pid is not None and pid not in covered]
 

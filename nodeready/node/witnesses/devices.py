@@ -261,7 +261,9 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
                 _watts(nodes.get(gpu.pci_address)),
                 gpu.power_limit_w,
                 (),
-                _chosen((one.pid for one in gpu.processes if "C" in (one.kind or "C")), own),
+                _chosen(
+                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")), own
+                ),
                 gpu.throttle,
             )
             for gpu in smi.gpus

@@ -397,9 +397,9 @@ def written(pid: int, uid: int) -> Iterator[list[_File]]:
 def _log(files: Sequence[_File]) -> Log:
     """The lines of the file that was written last, and the reports of all."""
     read = []
-    for one in files:
+    for file in files:
         with contextlib.suppress(OSError):
-            read.append((one, *_read(one)))
+            read.append((file, *_read(file)))
     if not read:
         return Log(absent="its log cannot be read")
     last = last_written([file for file, *_ in read])
@@ -414,7 +414,7 @@ def _log(files: Sequence[_File]) -> Log:
 
 def last_written(files: Sequence[_File]) -> _File:
     """The one that was written last; one that has text comes before an empty one."""
-    return max(files, key=lambda one: (one.known.st_size > 0, one.known.st_mtime_ns))
+    return max(files, key=lambda file: (file.known.st_size > 0, file.known.st_mtime_ns))
 
 
 def _read(one: _File) -> tuple[int, list[str] | None]:
@@ -560,14 +560,14 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
     """
     job = _slurm_job(pid)
     found: dict[tuple[int, int], _File] = {}
-    for one in sruns:
-        if not job or _slurm_job(one) != job:
+    for srun in sruns:
+        if not job or _slurm_job(srun) != job:
             continue
         # What --output names is open beside its own output.
-        files = _written(one, uid, [_descriptors(one)])
+        files = _written(srun, uid, [_descriptors(srun)])
         if not files:
             with contextlib.suppress(NoLogError):
-                files = _files(one, uid, 2 if error else 1)
+                files = _files(srun, uid, 2 if error else 1)
         for file in files:
             if found.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
                 os.close(file.number)
@@ -652,14 +652,14 @@ def _search(pid: int, uid: int) -> _Search:
     if known is None or not known.readers or time.monotonic() - known.begun > _KNOWN_S:
         known = _known[uid] = _Search(time.monotonic())
         until = known.begun + _SEARCH_S
-        for number, one in enumerate(_processes(pid, uid)):
+        for number, process in enumerate(_processes(pid, uid)):
             if number >= _MOST_PROCESSES or time.monotonic() > until:
                 known.whole = False
                 break
-            for read, descriptor in _read_by(one):
-                known.readers.setdefault(read, []).append(_Reader(one, descriptor))
-            if _name(one) == "srun":
-                known.sruns.append(one)
+            for read, descriptor in _read_by(process):
+                known.readers.setdefault(read, []).append(_Reader(process, descriptor))
+            if _name(process) == "srun":
+                known.sruns.append(process)
     return known
 
 
@@ -668,10 +668,10 @@ def _processes(pid: int, uid: int) -> Iterator[int]:
     as a pipeline's processes are."""
     above = _parent(pid)
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for one in sorted(numbers, key=lambda number: (number != above, abs(number - pid))):
+    for number in sorted(numbers, key=lambda number: (number != above, abs(number - pid))):
         with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{one}").st_uid == uid:
-                yield one
+            if os.stat(f"/proc/{number}").st_uid == uid:
+                yield number
 
 
 def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:

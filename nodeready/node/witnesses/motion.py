@@ -161,7 +161,7 @@ def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
     told = processes.each(
         lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
     )
-    mpi = {pid for pid, one in numbers.items() if one.identity.family in _MPI}
+    mpi = {pid for pid, number in numbers.items() if number.identity.family in _MPI}
     found = []
     for pid, values in told.items():
         if values and values is not processes.HANGS:

@@ -178,7 +178,7 @@ def observe(
     except _Absent as absent:
         return Ras(str(absent))
     uid = ranks[0][1]
-    his = [one for one in ranks if one[1] == uid]
+    his = [rank for rank in ranks if rank[1] == uid]
     until = min(supervisor.deadline, time.monotonic() + limit_s)
 
     def work(send: Send) -> None:
@@ -286,7 +286,9 @@ def _asked(
         )
     said = _talk(where, until)
     own = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
-    pids_told = {one.pid for group in said.communicators for one in group.members if one.host}
+    pids_told = {
+        member.pid for group in said.communicators for member in group.members if member.host
+    }
     if said.communicators and _told_by_json(said) and not pids_told & own.keys():
         raise _Absent(f"another job has answered at {_shown(where)}")
     groups = joined(said.communicators, own, world)
@@ -307,8 +309,8 @@ def joined(
     """
     hosts: dict[str, set[int]] = {}
     for group in groups:
-        for one in group.members:
-            hosts.setdefault(one.host, set()).add(one.pid)
+        for member in group.members:
+            hosts.setdefault(member.host, set()).add(member.pid)
     # Another node may have the same pids: this one is where all of them are ours.
     here = [host for host, pids in hosts.items() if host and pids <= own.keys()]
     known: dict[tuple[str, int], int] = {}
@@ -316,18 +318,19 @@ def joined(
         known = {(here[0], pid): rank for pid, rank in own.items() if rank is not None}
     for group in groups:
         if group.size != world or any(
-            known.get((one.host, one.pid), one.rank) != one.rank for one in group.members
+            known.get((member.host, member.pid), member.rank) != member.rank
+            for member in group.members
         ):
             continue
-        for one in group.members:
-            if one.pid:
-                known.setdefault((one.host, one.pid), one.rank)
+        for member in group.members:
+            if member.pid:
+                known.setdefault((member.host, member.pid), member.rank)
     return tuple(
         replace(
             group,
             members=tuple(
-                replace(one, world_rank=known.get((one.host, one.pid), -1))
-                for one in group.members
+                replace(member, world_rank=known.get((member.host, member.pid), -1))
+                for member in group.members
             ),
         )
         for group in groups
@@ -503,7 +506,9 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     here = os.readlink("/proc/self/ns/net")
     if any(os.readlink(f"/proc/{pid}/ns/net") != here for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    found = [one for name in ("tcp", "tcp6") for one in _tables(name) if _matches(one, host, port)]
+    found = [
+        table for name in ("tcp", "tcp6") for table in _tables(name) if _matches(table, host, port)
+    ]
     place = _shown((host or "localhost", port))
     if not found:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
@@ -676,7 +681,7 @@ def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
 def _communicator(group: Mapping[str, Any]) -> Communicator:
     members = [_member(one) for one in _dicts(group.get("ranks"))]
     members += [_missing(one) for one in _dicts(group.get("missing_ranks"))]
-    usual = Counter(one.counts for one in members if one.counts)
+    usual = Counter(member.counts for member in members if member.counts)
     return Communicator(
         _text(group.get("hash")),
         _whole(group.get("size")),
@@ -735,10 +740,12 @@ def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
         return not one.missing and not one.problem and one.counts == group.usual
 
     sorted_ = [
-        replace(group, members=tuple(sorted(group.members, key=lambda one: plain(one, group))))
+        replace(
+            group, members=tuple(sorted(group.members, key=lambda member: plain(member, group)))
+        )
         for group in groups
     ]
-    odd = [sum(not plain(one, group) for one in group.members) for group in groups]
+    odd = [sum(not plain(member, group) for member in group.members) for group in groups]
     order = sorted(range(len(groups)), key=lambda at: (not odd[at], -groups[at].size))
     kept: dict[int, Communicator] = {}
     left = _MOST_MEMBERS
@@ -817,8 +824,8 @@ class _Section:
 
     def made(self) -> Communicator:
         members = tuple(
-            replace(one, counts=tuple(self.counts.get(number, {}).items()))
-            for number, one in sorted(self.members.items())
+            replace(member, counts=tuple(self.counts.get(number, {}).items()))
+            for number, member in sorted(self.members.items())
         )
         usual = tuple((name, count) for name, (_, count) in self.usual.items())
         return Communicator(self.name, self.size, members, usual)

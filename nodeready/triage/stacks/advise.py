@@ -32,43 +32,43 @@ def missing_ranks(
     silent:  nodes that gave no answer
     without: nodes that answered and have no rank of this job
     """
-    found = {rank for ranks in by_node.values() for rank in ranks}
-    if not world_size or not 0 < world_size <= MAX_RANKS or max(found, default=0) >= world_size:
+    numbered = {rank for ranks in by_node.values() for rank in ranks}
+    if not world_size or not 0 < world_size <= MAX_RANKS or max(numbered, default=0) >= world_size:
         return None
-    if len(found) == world_size or not found:
+    if len(numbered) == world_size or not numbered:
         return None
-    ranks = tuple(rank for rank in range(world_size) if rank not in found)
+    ranks = tuple(rank for rank in range(world_size) if rank not in numbered)
     nodes = expected_nodes(world_size, ranks, by_node, [*silent, *without])
-    why = f"WORLD_SIZE {world_size} counts them, and nobody found them"
+    reason = f"WORLD_SIZE {world_size} counts them, and nobody found them"
     if nodes:
-        why += f"; expected on {fold(nodes)}"
+        reason += f"; expected on {fold(nodes)}"
         if set(nodes) <= set(silent):
-            why += SILENT
+            reason += SILENT
     elif silent:
-        why += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
-    return Group("missing", None, ranks, nodes, why=why)
+        reason += f"; {len(silent)} node{'s' if len(silent) > 1 else ''} gave no answer"
+    return Group("missing", None, ranks, nodes, why=reason)
 
 
 def expected_nodes(
     world_size: int,
     ranks: Collection[int],
     by_node: Mapping[str, Collection[int]],
-    others: Collection[str],
+    expected: Collection[str],
 ) -> tuple[str, ...]:
     """The nodes that should have these ranks; () when the ranks found follow no rule.
 
     The rule is that of torchrun and of Slurm's block distribution: each node has the same number
     of ranks, one after the other.
     """
-    if len(by_node) == 1 and not others:
+    if len(by_node) == 1 and not expected:
         return tuple(by_node)
-    sizes = Counter(len(set(found)) for found in by_node.values())
-    size = max(sizes, key=lambda one: (sizes[one], one))
+    sizes = Counter(len(set(ranks)) for ranks in by_node.values())
+    size = max(sizes, key=lambda siz: (sizes[siz], siz))
     if world_size % size:
         return ()
     home: dict[int, str] = {}
-    for node, found in by_node.items():
-        blocks = {rank // size for rank in found}
+    for node, node_ranks in by_node.items():
+        blocks = {rank // size for rank in node_ranks}
         block = blocks.pop()
         if blocks or block in home:
             return ()
@@ -78,7 +78,7 @@ def expected_nodes(
     away = blocks - home.keys()
     if not away:
         return tuple(nodes)
-    return (*nodes, *others) if len(away) == len(others) else ()
+    return (*nodes, *expected) if len(away) == len(expected) else ()
 
 
 # --- Who waits for whom.
@@ -101,7 +101,7 @@ _STANDS = {
 }
 
 
-def waits(group: Group) -> bool:
+def is_waiting(group: Group) -> bool:
     """Whether a group stands at a place where it waits for other ranks.
 
     It may spin there: MPI, NCCL and CUDA poll. A backward pass whose thread computes does not.
@@ -114,7 +114,7 @@ def waits(group: Group) -> bool:
     )
 
 
-def stands(group: Group) -> bool:
+def position(group: Group) -> bool:
     """Whether some of a group that waits have not moved at all between the samples.
 
     A collective that ends wakes up all that wait in it: where each has woken up, the job may make
@@ -123,7 +123,7 @@ def stands(group: Group) -> bool:
     return group.verdict != "unsure" or not group.woke
 
 
-class _Waiting(NamedTuple):
+class _WaitingJob(NamedTuple):
     """How many processes of a job wait for others.
 
     below:    those that may, in a call of C below the user's own code: the wait() of an
@@ -133,7 +133,7 @@ class _Waiting(NamedTuple):
     """
 
     ranks: int
-    below: int
+    children: int
     standing: bool
     moving: bool
     everything: int
@@ -144,19 +144,19 @@ def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
 
     everything: processes, and ranks and nodes without one
     """
-    job = _Waiting(
-        sum(group.processes for group in groups if waits(group)),
+    job = _WaitingJob(
+        sum(group.processes for group in groups if is_waiting(group)),
         sum(group.processes for group in groups if _may_wait(group)),
-        any(waits(group) and stands(group) for group in groups),
+        any(is_waiting(group) and position(group) for group in groups),
         any(group.verdict == "progressing" for group in groups),
         everything,
     )
-    found = []
+    with_role = []
     for group in groups:
         role, reason = _role(group, job)
         reason = "; ".join(filter(None, (reason, group.reason)))
-        found.append(dataclasses.replace(group, role=role, reason=reason))
-    return found
+        with_role.append(dataclasses.replace(group, role=role, reason=reason))
+    return with_role
 
 
 def _may_wait(group: Group) -> bool:
@@ -164,60 +164,66 @@ def _may_wait(group: Group) -> bool:
     return group.kind == "stack" and group.about == "native" and stands
 
 
-def _role(group: Group, job: _Waiting) -> tuple[str | None, str]:
-    waiting, below = job.ranks, job.below
+def _role(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
+    waiting, children = job.ranks, job.children
     if job.everything < 2:
         return None, ""
     if group.kind != "stack":
         return _without_stack(group, job)
-    others = _count(waiting, "rank")
-    if waits(group):
-        rest = waiting == job.everything
-        return "victim", "waits for other ranks" + (", as all do" if rest else "")
-    if group.about in _ASIDE or not waiting + below:
+    waiting_text = _count(waiting, "rank")
+    if is_waiting(group):
+        all_wait = waiting == job.everything
+        return "victim", "waits for other ranks" + (", as all do" if all_wait else "")
+    if group.about in _ASIDE or not waiting + children:
         return None, ""
     if group.verdict == "progressing":
         if group.about in hints.FOR_RANKS or not job.standing:
             return None, ""
         return (
             "suspect",
-            f"moves while {others} {_verb(waiting)} for others: slow, or in a loop",
+            f"moves while {waiting_text} {_verb(waiting)} for others: slow, or in a loop",
         )
     if waiting and group.verdict in ("spinning", "unsure") and not job.standing:
         many = "it wakes up" if waiting == 1 else "all of them wake up"
-        return None, f"awake, and {others} {_verb(waiting)} for others, and {many}: slow, or hung"
+        return (
+            None,
+            f"awake, and {waiting_text} {_verb(waiting)} for others, and {many}: slow, or hung",
+        )
     if _may_wait(group):
-        if not waiting or below + waiting < job.everything:
+        if not waiting or children + waiting < job.everything:
             return None, "may wait for other ranks below its own code: --native tells"
-        return "suspect", f"{others} {_verb(waiting)} for others; whether it does, --native tells"
+        return (
+            "suspect",
+            f"{waiting_text} {_verb(waiting)} for others; whether it does, --native tells",
+        )
     if not waiting:
-        many = _count(below, "rank")
+        many = _count(children, "rank")
         return "suspect", f"does not wait for other ranks; {many} may (--native tells)"
-    return "suspect", f"does not wait for other ranks, and {others} {_verb(waiting)}"
+    return "suspect", f"does not wait for other ranks, and {waiting_text} {_verb(waiting)}"
 
 
 def _verb(number: int) -> str:
     return "waits" if number == 1 else "wait"
 
 
-def _without_stack(group: Group, job: _Waiting) -> tuple[str | None, str]:
-    waiting = job.ranks + job.below
+def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
+    waiting = job.ranks + job.children
     size = max(group.processes, len(group.ranks), len(group.nodes))
-    why = group.why.lower()
-    ours = 2 * size > job.everything or any(one in why for one in _OURS)
-    if group.kind == "no-data" and ours:
+    reason = group.why.lower()
+    is_ours = 2 * size > job.everything or any(word in reason for word in _OURS)
+    if group.kind == "no-data" and is_ours:
         return None, ""
     if job.moving and not waiting:
         # Others go on: this one keeps nobody.
         return None, ""
-    others = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
-    return "suspect", _STANDS[group.kind] + others
+    waiting_text = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
+    return "suspect", _STANDS[group.kind] + waiting_text
 
 
 # --- Calls that are the same on all nodes, at lines that are not.
 
 
-class Apart(NamedTuple):
+class DifferentCode(NamedTuple):
     """A file of the user's whose lines differ by node where the calls are the same.
 
     lines: line -> the nodes that are there
@@ -231,9 +237,9 @@ class Apart(NamedTuple):
     sure: bool
 
 
-def apart(
+def different_code(
     nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
-) -> list[Apart]:
+) -> list[DifferentCode]:
     """Files that are not the same on all nodes, from the stacks of one path.
 
     nodes: node -> its stacks. calls: the frames of a stack. least: ranks of a node, at least
@@ -241,51 +247,60 @@ def apart(
     if len(nodes) < 2:
         return []
     # Of many nodes most have the same stacks.
-    alike: dict[frozenset[int], list[str]] = {}
+    equal_paths: dict[frozenset[int], list[str]] = {}
     for node, stacks in nodes.items():
-        alike.setdefault(frozenset(stacks), []).append(node)
-    rows = [([calls(stack) for stack in stacks], names) for stacks, names in alike.items()]
+        equal_paths.setdefault(frozenset(stacks), []).append(node)
+    rows = [([calls(stack) for stack in stacks], names) for stacks, names in equal_paths.items()]
     first = rows[0][0][0]
     differ: dict[str, list[tuple[int, dict[int, list[str]]]]] = {}
     for at, frame in enumerate(first[:-1]):
         lines: dict[int, list[str]] = {}
         for paths, names in rows:
-            own = {path[at].line for path in paths}
-            if len(own) != 1 or 0 in own:
+            own_lines = {path[at].line for path in paths}
+            if len(own_lines) != 1 or 0 in own_lines:
                 break
-            lines.setdefault(own.pop(), []).extend(names)
+            lines.setdefault(own_lines.pop(), []).extend(names)
         else:
             if len(lines) > 1:
                 differ.setdefault(frame.file, []).append((at, lines))
-    found = []
+    differences = []
     for file, places in differ.items():
         sure = len(places) > 1 and len({_shifts(lines) for _, lines in places}) == 1
         # A single rank of a node is always where all of its node are.
         if sure or least > 1:
             at, lines = places[-1]
-            kept = {line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)}
-            found.append(Apart(file, first[at].function, kept, sure))
-    return found
+            nodes_of_line = {
+                line: tuple(sorted(lines[line], key=natural)) for line in sorted(lines)
+            }
+            differences.append(DifferentCode(file, first[at].function, nodes_of_line, sure))
+    return differences
 
 
 def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
     """By how many lines each node is apart from the first one's."""
-    of = {node: line for line, there in lines.items() for node in there}
+    of = {node: line for line, line_nodes in lines.items() for node in line_nodes}
     names = sorted(of)
     return tuple((node, of[node] - of[names[0]]) for node in names)
 
 
-def _code(found: Sequence[Apart]) -> Iterator[str]:
-    for one in found[:_MOST]:
-        where = _few([f"{one.file}:{line} on {fold(there)}" for line, there in one.lines.items()])
-        if one.sure:
+def _code(differences: Sequence[DifferentCode]) -> Iterator[str]:
+    for difference in differences[:_MAX_NAMED]:
+        places = _few(
+            [
+                f"{difference.file}:{line} on {fold(line_nodes)}"
+                for line, line_nodes in difference.lines.items()
+            ]
+        )
+        if difference.sure:
             yield (
-                f"different code on different nodes: {one.function} is at {where}: compare the "
+                f"different code on different nodes: {difference.function} is at {places}: "
+                "compare the "
                 "file (`sha256sum`) on all nodes"
             )
         else:
             yield (
-                f"{one.function} is at {where}: another call there, or another version of the "
+                f"{difference.function} is at {places}: another call there, "
+                "or another version of the "
                 "file (`sha256sum` tells)"
             )
 
@@ -293,7 +308,7 @@ def _code(found: Sequence[Apart]) -> Iterator[str]:
 # --- The advice, a line each.
 
 #: Processes, jobs and programs that are named one by one.
-_MOST = 5
+_MAX_NAMED = 5
 #: A group with at most this part of the ranks is a minority.
 _MINORITY = 0.25
 #: Characters of a rank set.
@@ -314,27 +329,30 @@ def few_ranks(ranks: Collection[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
-def _count(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _few(items: Sequence[str]) -> str:
     """The first items, and how many more there are."""
-    text = ", ".join(items[:_MOST])
-    return f"{text} and {len(items) - _MOST} more" if len(items) > _MOST else text
+    text = ", ".join(items[:_MAX_NAMED])
+    return f"{text} and {len(items) - _MAX_NAMED} more" if len(items) > _MAX_NAMED else text
 
 
 def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
     if len(sizes) > 1:
-        said = [
+        sizes_text = [
             f"{size} ({_count(count, 'process', 'processes')})"
             for size, count in sorted(sizes.items(), key=lambda item: -item[1])
         ]
         yield (
-            f"the ranks disagree on WORLD_SIZE: {_few(said)}: two runs at once, or a launcher "
+            f"the ranks disagree on WORLD_SIZE: {_few(sizes_text)}: "
+            "two runs at once, or a launcher "
             "that sets it wrongly"
         )
-    highest = max((one.rank for one in stacks.processes if one.rank is not None), default=-1)
+    highest = max(
+        (process.rank for process in stacks.processes if process.rank is not None), default=-1
+    )
     size = stacks.world_size
     if size is not None and not 0 < size <= MAX_RANKS:
         yield f"WORLD_SIZE is {size}, which no job has: missing ranks cannot be counted"
@@ -342,18 +360,23 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
         yield f"rank {highest} is outside of WORLD_SIZE {size}: missing ranks cannot be counted"
 
 
-def _twice(processes: Sequence[Rank]) -> Iterator[str]:
+def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
     """The processes are sorted by rank."""
-    found: dict[int, list[Rank]] = {}
+    claims_of: dict[int, list[Rank]] = {}
     for before, process in itertools.pairwise(processes):
         if process.rank is not None and process.rank == before.rank:
-            found.setdefault(process.rank, [before]).append(process)
-    if found:
-        rank, claims = next(iter(found.items()))
-        who = _few([f"{one.node} pid {one.pid}" for one in claims])
-        more = f", and {len(found) - 1} more ranks are claimed twice" if len(found) > 1 else ""
+            claims_of.setdefault(process.rank, [before]).append(process)
+    if claims_of:
+        rank, claims = next(iter(claims_of.items()))
+        claimants = _few([f"{claim.node} pid {claim.pid}" for claim in claims])
+        suffix = (
+            f", and {len(claims_of) - 1} more ranks are claimed twice"
+            if len(claims_of) > 1
+            else ""
+        )
         yield (
-            f"rank {rank} is claimed by {len(claims)} processes ({who}){more}: an earlier run "
+            f"rank {rank} is claimed by {len(claims)} processes ({claimants}){suffix}: "
+            "an earlier run "
             "may not have ended, or a helper inherits RANK; name the right one with --pid"
         )
 
@@ -380,7 +403,7 @@ _OF_KINDS = {
 }
 
 
-_UNASKED = (
+_MISSING_STACK_KINDS = (
     "{ranks}: the nodes that should have them gave no answer: see whether those are alive, and "
     "look at them first"
 )
@@ -388,30 +411,34 @@ _UNASKED = (
 
 def _kinds(groups: Sequence[Group]) -> Iterator[str]:
     for kind, text in _OF_KINDS.items():
-        found = [group for group in groups if group.kind == kind]
-        if found:
-            ranks = sorted({rank for group in found for rank in group.ranks})
-            whole = dataclasses.replace(
-                found[0], ranks=tuple(ranks), processes=sum(group.processes for group in found)
+        kind_groups = [group for group in groups if group.kind == kind]
+        if kind_groups:
+            ranks = sorted({rank for group in kind_groups for rank in group.ranks})
+            combined = dataclasses.replace(
+                kind_groups[0],
+                ranks=tuple(ranks),
+                processes=sum(group.processes for group in kind_groups),
             )
-            silent = kind == "missing" and found[0].why.endswith(SILENT)
-            yield (_UNASKED if silent else text).format(ranks=_ranks(whole))
+            silent = kind == "missing" and kind_groups[0].why.endswith(SILENT)
+            yield (_MISSING_STACK_KINDS if silent else text).format(ranks=_ranks(combined))
     # Of processes: what a node or Slurm refused is no matter of py-spy's.
-    why = [group.why.lower() for group in groups if group.kind == "no-data" and group.processes]
-    if any("permi" in text or "ptrace" in text for text in why):
+    reasons_lower = [
+        group.why.lower() for group in groups if group.kind == "no-data" and group.processes
+    ]
+    if any("permi" in text or "ptrace" in text for text in reasons_lower):
         yield (
             "py-spy was refused: `nodeready audit INVENTORY --only ptrace` tells by what, and "
             "`nodeready deploy INVENTORY --only ptrace` repairs it"
         )
 
 
-def _all_here(group: Group, several: bool) -> Iterator[str]:
+def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
     """There is one group, of all ranks."""
     about = group.about
-    if waits(group) and several:
-        what = _WORDS.get(about, "collective")
+    if is_waiting(group) and several:
+        noun = _WORDS.get(about, "collective")
         yield (
-            f"all {group.processes} ranks stand in the same {what}: nobody is elsewhere, "
+            f"all {group.processes} ranks stand in the same {noun}: nobody is elsewhere, "
             "so look at the network: `nodeready audit INVENTORY --only rdma.errors,nics.errors`, "
             "`nodeready ready INVENTORY --ports FIRST-LAST`"
         )
@@ -438,7 +465,7 @@ _WORDS = {
 }
 
 
-def _apart(stacks: Stacks) -> Iterator[str]:
+def _different_code_advice(stacks: Stacks) -> Iterator[str]:
     """There are several groups with a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
@@ -457,23 +484,25 @@ def _apart(stacks: Stacks) -> Iterator[str]:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
         yield (
-            f"{_ranks(first)}: begin there: {_they(first)} no other rank, as far as Python's "
+            f"{_ranks(first)}: begin there: {_noun(first)} no other rank, as far as Python's "
             f"calls tell, and {_count(waiting, 'rank')} {_verb(waiting)} for others"
             if waiting
-            else f"{_ranks(first)}: begin there: {_they(first)} no other rank, and others may"
+            else f"{_ranks(first)}: begin there: {_noun(first)} no other rank, and others may"
         )
     elif victims and len(victims) == len(groups) and not accused:
         yield from _all_victims(victims)
     elif not accused:
-        yield from _nobody_waits(groups, total)
-    spinning = next((one for one in groups if one.verdict == "spinning" and not waits(one)), None)
+        yield from _no_waiting_advice(groups, total)
+    spinning = next(
+        (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
+    )
     if spinning and any(group.verdict == "blocked" for group in groups):
         yield (
             f"{_ranks(spinning)}: uses CPU time where it stands while others wait: a loop, or slow"
         )
 
 
-def _they(group: Group) -> str:
+def _noun(group: Group) -> str:
     return "they wait for" if group.processes > 1 else "it waits for"
 
 
@@ -486,7 +515,7 @@ def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
             "compare the stages' schedules and counts of micro-batches, then look at the network"
         )
         return
-    places = _few([f"{_ranks(one)} in {_call(one)}" for one in groups])
+    places = _few([f"{_ranks(group)} in {_call(group)}" for group in groups])
     yield (
         f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone accuse "
         "nobody; a rank has called another collective, or has left one out or made one more (an "
@@ -501,14 +530,18 @@ def _call(group: Group) -> str:
         (frame for frame in reversed(group.frames) if frame.function not in skipped),
         None,
     )
-    own = group.user_frame
-    what = called.function if called else "a collective"
-    if own is None or (called and own == called):
-        return what
-    return f"{what}, called at {own.file}:{own.line}" if own.line else what
+    own_frame = group.user_frame
+    call_name = called.function if called else "a collective"
+    if own_frame is None or (called and own_frame == called):
+        return call_name
+    return (
+        f"{call_name}, called at {own_frame.file}:{own_frame.line}"
+        if own_frame.line
+        else call_name
+    )
 
 
-def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
+def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
     """No group is known to wait for another one."""
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
@@ -518,7 +551,7 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
         return
     few = min(groups, key=lambda group: group.processes)
-    if any(map(waits, groups)):
+    if any(map(is_waiting, groups)):
         yield (
             "whoever waits wakes up again and again: the job may make steps, slowly: look again, "
             "longer (--interval)"
@@ -535,22 +568,22 @@ def _nobody_waits(groups: Sequence[Group], total: int) -> Iterator[str]:
         )
 
 
-def _elsewhere(stacks: Stacks, disputed: bool) -> Iterator[str]:
-    jobs = {one.job for one in stacks.others} - {stacks.job}
-    users = {one.user for one in stacks.others} - {stacks.user}
+def _network_advice(stacks: Stacks, disputed: bool) -> Iterator[str]:
+    jobs = {other.job for other in stacks.others} - {stacks.job}
+    users = {other.user for other in stacks.others} - {stacks.user}
     if stacks.others:
-        said = [
-            f"{one.job or 'without a job'} ({_count(one.processes, 'process', 'processes')}"
-            f"{f' of {one.user}' if users and one.user else ''})"
-            for one in stacks.others
+        texts = [
+            f"{other.job or 'without a job'} ({_count(other.processes, 'process', 'processes')}"
+            f"{f' of {other.user}' if users and other.user else ''})"
+            for other in stacks.others
         ]
-        whose = f" of {stacks.user}" if users and stacks.user else ""
+        owner = f" of {stacks.user}" if users and stacks.user else ""
         options = [*(["--job ID"] if jobs else []), *(["--user NAME"] if users else [])]
         yield (
-            f"shown is job {stacks.job or '(none)'}{whose}; there are also {_few(said)}: choose "
+            f"shown is job {stacks.job or '(none)'}{owner}; there are also {_few(texts)}: choose "
             f"with {' or '.join(options) or '--pid'}"
         )
-    strangers = [one for one in stacks.others if one.stranger]
+    strangers = [other for other in stacks.others if other.stranger]
     if strangers and disputed:
         users = {stacks.user, *(stranger.user for stranger in strangers)}
         yield (
@@ -558,23 +591,23 @@ def _elsewhere(stacks: Stacks, disputed: bool) -> Iterator[str]:
             "with --user NAME"
         )
     elif strangers:
-        count = sum(one.processes for one in strangers)
+        count = sum(stranger.processes for stranger in strangers)
         yield (
             f"{_count(count, 'process claims', 'processes claim')} to be of job {stacks.job} and "
             f"{'is' if count == 1 else 'are'} not: of {_few(sorted({s.user for s in strangers}))}"
         )
-    silent = {node for one in stacks.groups if one.kind == "no-data" for node in one.nodes}
-    alone = {node: why for node, why in stacks.errors.items() if node not in silent}
-    if alone:
-        node = min(alone, key=natural)
-        yield f"{fold(alone)}: a part of the answer is missing: {alone[node]}"
+    silent = {node for group in stacks.groups if group.kind == "no-data" for node in group.nodes}
+    failed_nodes = {node: error for node, error in stacks.errors.items() if node not in silent}
+    if failed_nodes:
+        node = min(failed_nodes, key=natural)
+        yield f"{fold(failed_nodes)}: a part of the answer is missing: {failed_nodes[node]}"
 
 
 def with_advice(
     stacks: Stacks,
     world_sizes: Mapping[int, int],
     instead: Mapping[str, Sequence[str]],
-    apart: Sequence[Apart] = (),
+    differences: Sequence[DifferentCode] = (),
     *,
     by_witness: bool = False,
     disputed: bool = False,
@@ -588,14 +621,18 @@ def with_advice(
     disputed:    several users claim the job, and neither Slurm nor a cgroup tells whose it is
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
-    lines = [*_kinds(stacks.groups), *_world(world_sizes, stacks), *_twice(stacks.processes)]
+    lines = [
+        *_kinds(stacks.groups),
+        *_world(world_sizes, stacks),
+        *_repeated_ranks(stacks.processes),
+    ]
     if len(groups) == 1 and groups[0].processes == len(stacks.processes):
-        alone = len(stacks.groups) == 1
-        lines += _all_here(groups[0], len(stacks.processes) > 1) if alone else []
+        is_single = len(stacks.groups) == 1
+        lines += _same_place_advice(groups[0], len(stacks.processes) > 1) if is_single else []
     elif len(groups) > 1 and not by_witness:
-        lines += _apart(stacks)
-    lines += _code(apart)
-    lines += _elsewhere(stacks, disputed)
+        lines += _different_code_advice(stacks)
+    lines += _code(differences)
+    lines += _network_advice(stacks, disputed)
     if not stacks.processes and instead:
         node = min(instead, key=natural)
         lines.append(

@@ -56,7 +56,7 @@ _NATIVE = re.compile(r"(?:\.so[.\d]*|\.(?:c|cc|cpp|cxx|cu|h|hh|hpp|rs|s|S))")
 Frame = tuple[str, str, int]
 
 
-class _Node:
+class _DumpedNode:
     """The trace of one node while it is read: every frame and every stack once."""
 
     def __init__(self, name: str) -> None:
@@ -86,7 +86,7 @@ class _Node:
         }
 
 
-class _Thread:
+class _DumpedThread:
     """One thread: its frames are innermost first, as they are printed."""
 
     def __init__(self, number: str, state: str, name: str | None) -> None:
@@ -95,10 +95,10 @@ class _Thread:
 
     def python(self) -> list[Frame]:
         """The frames of Python alone, root to leaf; all of them where there is none of it."""
-        kept = [frame for frame in self.frames if not _is_native(frame)]
-        return kept[::-1] or self.whole()
+        python_frames = [frame for frame in self.frames if not _is_native(frame)]
+        return python_frames[::-1] or self.python_or_all_frames()
 
-    def whole(self) -> list[Frame]:
+    def python_or_all_frames(self) -> list[Frame]:
         """All frames that have a name, root to leaf: an address is another in every process."""
         return [frame for frame in self.frames if not _ADDRESS.fullmatch(frame[0])][::-1]
 
@@ -107,37 +107,41 @@ def _is_native(frame: Frame) -> bool:
     return not frame[2] or _NATIVE.search(frame[1]) is not None
 
 
-def _threads(lines: Iterable[str]) -> Iterator[_Thread]:
-    found = None
+def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
+    current = None
     for line in lines:
         # A line of ` (` that never ends would be tried in all ways.
         frame = _FRAME.fullmatch(line) if line.endswith(")") else None
         thread = _THREAD.fullmatch(line)
         if thread:
-            if found:
-                yield found
-            found = _Thread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
-        elif frame and found:
+            if current:
+                yield current
+            current = _DumpedThread(thread[1], thread[2], (thread[3] or "")[:MAX_TEXT])
+        elif frame and current:
             place = (frame[1][:MAX_TEXT], frame[2][:MAX_TEXT], int(frame[3] or 0))
-            found.frames.append(place)
-    if found:
-        yield found
+            current.frames.append(place)
+    if current:
+        yield current
 
 
-def _main(threads: list[_Thread], pid: int) -> _Thread | None:
+def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
     """The main thread: by its name, else by its number, else the one that is printed first."""
-    named = [one for one in threads if one.name == "MainThread"]
-    numbered = [one for one in threads if one.number == str(pid)]
+    named = [thread for thread in threads if thread.name == "MainThread"]
+    numbered = [thread for thread in threads if thread.number == str(pid)]
     return next(iter([*named, *numbered, *threads]), None)
 
 
-def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
+def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dict[str, Any]:
     threads = [thread for thread in _threads(lines) if thread.frames]
     main = _main(threads, pid)
     error = "" if main else _error(lines) or "py-spy printed no stack of it"
-    others = [[one.name or "", node.stack(one.python())] for one in threads if one is not main]
+    other_threads = [
+        [thread.name or "", node.stack(thread.python())]
+        for thread in threads
+        if thread is not main
+    ]
     native = main is not None and any(map(_is_native, main.frames))
-    holder = next((one for one in threads if "gil" in one.state), None)
+    holder = next((thread for thread in threads if "gil" in thread.state), None)
     return {
         "pid": pid,
         "rank": None,
@@ -157,26 +161,26 @@ def _process(node: _Node, pid: int, command: str, lines: list[str]) -> dict[str,
         "samples": [
             {
                 "main": node.stack(main.python()) if main else None,
-                "threads": others,
+                "threads": other_threads,
                 "gil": (holder.name or "") if holder else "",
                 "error": error,
             }
         ],
-        "native": node.stack(main.whole()) if main and native else None,
+        "native": node.stack(main.python_or_all_frames()) if main and native else None,
         "note": "",
     }
 
 
 def _error(lines: Iterable[str]) -> str:
     """The first line in which py-spy says what went wrong; "" for none."""
-    said = (line for line in lines if line.startswith("Error: "))
-    return next(said, "").removeprefix("Error: ").strip()[:MAX_TEXT]
+    errors = (line for line in lines if line.startswith("Error: "))
+    return next(errors, "").removeprefix("Error: ").strip()[:MAX_TEXT]
 
 
-def _node(name: str, lines: list[str]) -> _Node:
+def _node(name: str, lines: list[str]) -> _DumpedNode:
     """The processes of one node. A new one begins at its headline, and its own header is over
     with the first thread: a command may have lines of its own."""
-    node = _Node(name)
+    node = _DumpedNode(name)
     starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
     ends = [*(at for at, _ in starts), len(lines)][1:]
     for (at, match), end in zip(starts, ends, strict=True):
@@ -199,8 +203,8 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
         else:
             parts.setdefault("", []).append(line)
     loose = parts.pop("", [])
-    for label, why in failed.items():
-        parts.setdefault(label, [why])
+    for label, reason in failed.items():
+        parts.setdefault(label, [reason])
     if any(map(_PROCESS.fullmatch, loose)):
         parts.setdefault(name, []).extend(loose)
     return parts
@@ -223,10 +227,10 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
         return [node.trace()]
     nodes = [_node(label, lines) for label, lines in _by_label(text, name).items()]
     tasks = [node for node in nodes if node.name.isdecimal() and len(node.name) < 10]
-    alone = all(len(node.processes) <= 1 for node in tasks)
+    is_single = all(len(node.processes) <= 1 for node in tasks)
     for node in tasks:
         task = int(node.name)
-        for process in node.processes if alone else ():
+        for process in node.processes if is_single else ():
             process["rank"] = task
         node.name = f"task{task}"
     return [node.trace() for node in nodes]
@@ -244,7 +248,7 @@ _MODE = 0o600
 _MOST = 200
 
 
-class ForeignDirectory(Exception):
+class ForeignStacksDirectory(Exception):
     """A directory that holds files of somebody else; one line."""
 
 
@@ -262,22 +266,22 @@ def prepare(directory: Path) -> None:
     Raises ForeignDirectory for one that holds other files than ours, and OSError.
     """
     if os.path.lexists(directory) and not directory.is_dir():
-        raise ForeignDirectory(f"{directory}: is no directory")
+        raise ForeignStacksDirectory(f"{directory}: is no directory")
     own_directory(directory, file_name("of-any-node"))
-    others = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
-    if others:
-        raise ForeignDirectory(
-            f"{directory}: holds other files ({min(others)}): name a new directory"
+    foreign = [path.name for path in directory.iterdir() if not _OURS.fullmatch(path.name)]
+    if foreign:
+        raise ForeignStacksDirectory(
+            f"{directory}: holds other files ({min(foreign)}): name a new directory"
         )
 
 
-def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
+def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:
     """Write each trace before it is handed on; traces of an earlier run go when all are there.
 
     Raises OSError.
     """
     written = set()
-    for trace in found:
+    for trace in traces:
         written.add(_keep(directory, trace))
         yield trace
     for path in directory.glob("trace-*.json"):
@@ -287,8 +291,8 @@ def keep_traces(directory: Path, found: Iterable[Trace]) -> Iterator[Trace]:
 
 def _keep(directory: Path, trace: Trace) -> str:
     name = file_name(trace["node"])
-    pieces = [json.dumps(trace, separators=(",", ":")), "\n"]
-    write_atomically(directory / name, pieces, _MODE)
+    parts = [json.dumps(trace, separators=(",", ":")), "\n"]
+    write_atomically(directory / name, parts, _MODE)
     return name
 
 
@@ -322,22 +326,22 @@ def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     """
     if not path.is_dir():
         errors: dict[str, str] = {}
-        return _from_texts([path], errors, alone=True), errors
+        return _from_texts([path], errors, is_single=True), errors
     names = _listed(path)
-    texts = sorted(one for one in names if one.suffix in _TEXTS and one.is_file())
-    if any(_OURS.fullmatch(one.name) for one in names):
-        found, errors = load(path)
-        return _without_errors(found, errors), errors
+    texts = sorted(name for name in names if name.suffix in _TEXTS and name.is_file())
+    if any(_OURS.fullmatch(name.name) for name in names):
+        traces, errors = load(path)
+        return _without_errors(traces, errors), errors
     if not texts:
         raise TraceError(
             f"{path}: there is no trace-NODE.json of -o and no text of py-spy dump (*.txt, *.out)"
         )
     errors = {}
-    return _from_texts(texts, errors, alone=False), errors
+    return _from_texts(texts, errors, is_single=False), errors
 
 
-def _without_errors(found: Iterable[Trace], errors: dict[str, str]) -> Iterator[Trace]:
-    for trace in found:
+def _without_errors(traces: Iterable[Trace], errors: dict[str, str]) -> Iterator[Trace]:
+    for trace in traces:
         if trace["error"] and not trace["processes"]:
             errors[trace["node"]] = trace["error"]
         else:
@@ -351,28 +355,28 @@ def _listed(path: Path) -> list[Path]:
         raise TraceError(f"{path}: {problem.strerror}") from None
 
 
-def _from_texts(texts: Iterable[Path], errors: dict[str, str], alone: bool) -> Iterator[Trace]:
+def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) -> Iterator[Trace]:
     """alone: this is all that there is: what is wrong with it is raised."""
     for path in texts:
         # As `srun --output=trace-%N.out` names it, and as a trace of ours.
         node = path.stem.removeprefix("trace-")
         try:
-            data = _content(path, alone)
+            data = _content(path, is_single)
             if path.suffix == ".json":
                 yield parse(data, path.name)
             else:
                 for trace in parse_dump(data.decode("utf-8", "replace"), node):
                     yield checked(trace, path.name)
         except TraceError as problem:
-            if alone:
+            if is_single:
                 raise
             errors[node] = str(problem)
 
 
-def _content(path: Path, alone: bool) -> bytes:
+def _content(path: Path, is_single: bool) -> bytes:
     try:
         # What was named itself may be a pipe of the caller's.
-        with open(path, "rb", opener=None if alone else only_regular) as file:
+        with open(path, "rb", opener=None if is_single else only_regular) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as problem:
         raise TraceError(f"{path}: {problem.strerror}") from None

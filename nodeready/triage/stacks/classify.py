@@ -25,7 +25,7 @@ THREAD = Frame("(in another thread)", "", 0)
 HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
 
 
-class Reading(NamedTuple):
+class StackReading(NamedTuple):
     """What the frames of one stack say.
 
     for_ranks: it ends at a known place that waits for other ranks
@@ -51,10 +51,10 @@ class Reading(NamedTuple):
     root: str
 
 
-def _read(frames: tuple[Frame, ...]) -> Reading:
+def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     hint = hints.find(frames)
     for_ranks = hint is not None and hint.about in hints.FOR_RANKS
-    return Reading(
+    return StackReading(
         for_ranks,
         hints.call_site(frames),
         hints.polls(frames),
@@ -87,7 +87,7 @@ class StackNumbers:
         self._stacks: dict[tuple[int, ...], int] = {}
         self._all: list[tuple[int, ...]] = []
         self._paths: dict[tuple[int, ...], int] = {}
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, StackReading] = {}
         #: Stack -> its path.
         self.path_of: list[int] = []
 
@@ -115,12 +115,12 @@ class StackNumbers:
     def numbers(self, trace: Mapping[str, Any]) -> list[int]:
         """The number of each of the trace's stacks."""
         frame, stack = self._frame, self._stack
-        own = [frame(tuple(one)) for one in trace["frames"]]
+        frames = [frame(tuple(row)) for row in trace["frames"]]
         rows: list[list[int]] = trace["stacks"]
         inner = self._frames.get(_SHIM)
-        if inner in own:
-            rows = [[index for index in one if own[index] != inner] for one in rows]
-        return [stack(tuple([own[index] for index in one])) for one in rows]
+        if inner in frames:
+            rows = [[index for index in row if frames[index] != inner] for row in rows]
+        return [stack(tuple([frames[index] for index in row])) for row in rows]
 
     def calls(self, stack: int) -> tuple[Frame, ...]:
         """The frames of one stack, root to leaf."""
@@ -131,34 +131,34 @@ class StackNumbers:
         mark = self._frame(between)
         return self._stack((*self._all[stack], mark, *self._all[other]))
 
-    def reading(self, stack: int) -> Reading:
+    def reading(self, stack: int) -> StackReading:
         """What its frames say, read once."""
-        known = self._readings.get(stack)
-        if known is None:
-            known = self._readings[stack] = _read(self.calls(stack))
-        return known
+        reading = self._readings.get(stack)
+        if reading is None:
+            reading = self._readings[stack] = _read_stack(self.calls(stack))
+        return reading
 
     def native_about(self, stack: int) -> str:
         """What native frames say of what is waited for, in one word; "": nothing."""
         hint = hints.of_native(self.calls(stack))
         return hint.about if hint else ""
 
-    def same(self, one: int, other: int) -> bool:
+    def same(self, first: int, other: int) -> bool:
         """Whether somebody who was at both has stayed: only the line of the last call may differ,
         and whatever is below a call that polls.
 
         A loop that waits is at different lines of its function; a program that goes on comes to
         different calls.
         """
-        if one == other:
+        if first == other:
             return True
-        polls = self.reading(one).polls
+        polls = self.reading(first).polls
         if polls and polls == self.reading(other).polls:
             # Its line is that of what it does at the moment.
-            return self._all[one][: polls - 1] == self._all[other][: polls - 1]
-        if self.path_of[one] != self.path_of[other]:
+            return self._all[first][: polls - 1] == self._all[other][: polls - 1]
+        if self.path_of[first] != self.path_of[other]:
             return False
-        return self._all[one][:-1] == self._all[other][:-1]
+        return self._all[first][:-1] == self._all[other][:-1]
 
     def frames(self, stacks: Iterable[int]) -> tuple[Frame, ...]:
         """The frames of stacks with the same path; the line is 0 where they differ."""
@@ -166,8 +166,10 @@ class StackNumbers:
             [self._seen[frame] for frame in self._all[stack]] for stack in stacks
         ]
         return tuple(
-            frame if all(other.line == frame.line for other in rest) else frame._replace(line=0)
-            for frame, *rest in zip(*rows, strict=True)
+            frame
+            if all(other.line == frame.line for other in remaining_frames)
+            else frame._replace(line=0)
+            for frame, *remaining_frames in zip(*rows, strict=True)
         )
 
 
@@ -214,7 +216,7 @@ class Classification(NamedTuple):
 
     kind: str
     verdict: str | None
-    why: str
+    reason: str
     stack: int | None
     cpu_s: float | None
     woke: int | None = None
@@ -229,32 +231,32 @@ def classify(
     stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
     samples together tell whether the process moves: see `_verdict`.
     """
-    used = _between(process["cpu_s"])
+    used = _range(process["cpu_s"])
     mains, thread = _mains(process, stacks, table)
     delegated = thread != MAIN
     stack = mains[-1] if mains else None
     state, note = process["state"][:1], process["note"]
     if state in ("Z", "X", "x") or note.startswith("ended"):
-        return Classification("dead", None, _ended(state, note), stack, used)
+        return Classification("dead", None, _ended_reason(state, note), stack, used)
     if state == "T":
-        why = "stopped by a signal (SIGSTOP) or by the scheduler"
-        return Classification("stopped", None, why, stack, used)
+        reason = "stopped by a signal (SIGSTOP) or by the scheduler"
+        return Classification("stopped", None, reason, stack, used)
     if state == "t" or process["tracer"]:
-        why = "another process traces it: a debugger, strace"
-        return Classification("traced", None, why, stack, used)
+        reason = "another process traces it: a debugger, strace"
+        return Classification("traced", None, reason, stack, used)
     verdict, woke = None, None
     if len(mains) > 1:
-        if not (len(set(mains)) == 1 or _stayed(mains, table)):
+        if not (len(set(mains)) == 1 or _is_unchanged(mains, table)):
             verdict = "progressing"
         elif used is not None:
             seconds = interval_s * (len(process["cpu_s"]) - 1)
             # What the main thread does tells nothing of the thread for which it waits.
-            switches = None if delegated else _between(process["switches"])
+            switches = None if delegated else _range(process["switches"])
             woke = None if switches is None else int(switches)
-            own = None if delegated else _between(process["main_cpu_s"])
+            cpu_range = None if delegated else _range(process["main_cpu_s"])
             sleeps = _SLEEPS in process["wait_channel"]
-            worked = used if own is None else own
-            verdict = _verdict(worked, woke, sleeps, seconds, _between(process["calls"]))
+            worked = used if cpu_range is None else cpu_range
+            verdict = _verdict(worked, woke, sleeps, seconds, _range(process["calls"]))
             holder = _holder(process, stacks) if verdict == "unsure" else None
             if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
                 stack = table.joined(mains[-1], holder, HOLDER)
@@ -263,8 +265,8 @@ def classify(
     if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
-        why = _no_stack(process)
-        return Classification("dead" if why == _GONE else "no-data", None, why, None, used)
+        reason = _no_stack(process)
+        return Classification("dead" if reason == _GONE else "no-data", None, reason, None, used)
     return Classification("stack", verdict, "", stack, used, woke, thread)
 
 
@@ -294,18 +296,18 @@ def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
     """The stack of another thread that had Python's lock, at the same place, in every sample."""
     if not process["samples"][-1]["gil"]:
         return None
-    found: set[tuple[str, int | None]] = set()
+    holders: set[tuple[str, int | None]] = set()
     for sample in process["samples"]:
         threads = dict(sample["threads"])
         at = threads.get(sample["gil"]) if sample["gil"] != MAIN else None
-        found.add((sample["gil"], None if at is None else stacks[at]))
-    return found.pop()[1] if len(found) == 1 else None
+        holders.add((sample["gil"], None if at is None else stacks[at]))
+    return holders.pop()[1] if len(holders) == 1 else None
 
 
 _NUMBER = (int, float)
 
 
-def _between(values: Sequence[float]) -> float | None:
+def _range(values: Sequence[float]) -> float | None:
     """The last less the first; None where there are not two numbers."""
     if len(values) < 2:
         return None
@@ -320,7 +322,7 @@ def _mains(
 ) -> tuple[list[int], str]:
     """The stacks of the main thread by sample; where it only waits for another thread of its
     process, with that one's behind. And the name of the thread that counted at the end."""
-    found: list[int] = []
+    mains: list[int] = []
     thread, before = MAIN, None
     waits = any(name == MAIN for name, _ in process["waits_for"])
     for sample in process["samples"]:
@@ -328,7 +330,7 @@ def _mains(
             continue
         # Equal samples are one object (`trace.read`).
         if sample is before:
-            found.append(found[-1])
+            mains.append(mains[-1])
             continue
         before = sample
         main, thread = stacks[sample["main"]], MAIN
@@ -341,36 +343,38 @@ def _mains(
         if other is not None:
             thread, stack = other
             main = table.joined(main, stack)
-        found.append(main)
-    return found, thread
+        mains.append(main)
+    return mains, thread
 
 
 def _awaited(
-    main: Reading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
+    main: StackReading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
     """Name and stack of the one thread for which a main thread can wait; None: nobody can tell.
 
     Autograd's threads are no Python's: their outermost call is not threading's.
     """
-    found: dict[int, str] = {}
+    candidates: dict[int, str] = {}
     for name, at in sample["threads"]:
         reading = table.reading(stacks[at])
         python = reading.root.endswith("threading.py")
         if name != MAIN and not reading.serves and python != main.backward:
-            found[stacks[at]] = name
-    readings = {stack: table.reading(stack) for stack in found}
+            candidates[stacks[at]] = name
+    readings = {stack: table.reading(stack) for stack in candidates}
     # Who works in the pool that is waited for; who waits for no other thread; who for ranks.
-    sorts: list[Callable[[Reading], bool]] = [
-        lambda one: one.pooled == main.pooled,
-        lambda one: not one.delegates,
-        lambda one: one.for_ranks,
+    sorts: list[Callable[[StackReading], bool]] = [
+        lambda reading: reading.pooled == main.pooled,
+        lambda reading: not reading.delegates,
+        lambda reading: reading.for_ranks,
     ]
     for fits in sorts:
-        if len(found) > 1:
-            found = {stack: found[stack] for stack in found if fits(readings[stack])} or found
+        if len(candidates) > 1:
+            candidates = {
+                stack: candidates[stack] for stack in candidates if fits(readings[stack])
+            } or candidates
     # Of several that all wait for ranks, any tells what the main thread waits for.
-    alike = len(found) == 1 or all(readings[stack].for_ranks for stack in found)
-    return next(((found[stack], stack) for stack in found), None) if alike else None
+    is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
+    return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
 
 
 def _dispatched(
@@ -387,11 +391,11 @@ def _dispatched(
     return None
 
 
-def _stayed(mains: Sequence[int], table: StackNumbers) -> bool:
-    return all(table.same(mains[0], one) for one in mains[1:])
+def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
+    return all(table.same(mains[0], main) for main in mains[1:])
 
 
-def _ended(state: str, note: str) -> str:
+def _ended_reason(state: str, note: str) -> str:
     if state == "Z":
         return "a zombie: it has ended, and whoever started it has not asked for its status"
     return note or _GONE
@@ -413,9 +417,9 @@ def _kernel(process: Mapping[str, Any]) -> str:
 
 def _no_stack(process: Mapping[str, Any]) -> str:
     """Why there is no stack. Its own pid in a message would make each one a group of its own."""
-    errors = [one["error"] for one in process["samples"] if one["error"]]
-    why: str = errors[-1] if errors else process["note"] or "no stack was taken"
-    if "not python" in why.lower():
+    errors = [sample["error"] for sample in process["samples"] if sample["error"]]
+    reason: str = errors[-1] if errors else process["note"] or "no stack was taken"
+    if "not python" in reason.lower():
         name = in_kernel(process)
         return (
             "not Python: it runs"
@@ -423,4 +427,4 @@ def _no_stack(process: Mapping[str, Any]) -> str:
             else (f"not Python: it waits in {name}" if name else "not Python")
         )
     pid = str(process["pid"])
-    return " ".join("PID" if word.strip("().,:;") == pid else word for word in why.split())
+    return " ".join("PID" if word.strip("().,:;") == pid else word for word in reason.split())

@@ -42,7 +42,7 @@ from nodeready.triage.stacks.trace import Trace, TraceError, read
 #: The program on the node.
 _MAIN = "nodeready.node.stacks.program"
 #: Processes that are named where no rank was found.
-MOST_INSTEAD = 10
+MAX_LISTED_PROCESSES = 10
 #: Seconds that a command has on a node beyond the program's own limit.
 MARGIN_S = 3
 
@@ -59,7 +59,7 @@ class Captured:
     """
 
     config: Config
-    asked: list[str]
+    nodes: list[str]
     answers: dict[str, Answer] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     corrected: dict[str, Trace] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Captured:
         """Every node's trace, one at a time, under the name that the inventory has for it."""
         self.errors.clear()
         self.instead.clear()
-        for name in self.asked:
+        for name in self.nodes:
             if name not in self.answers:
                 self.errors[name] = "no answer: interrupted" if not self.complete else "no answer"
                 continue
@@ -95,30 +95,30 @@ class Captured:
                 if trace["error"]:
                     self.errors[name] = trace["error"]
                     continue
-                room = MOST_INSTEAD - len(self.instead)
+                room = MAX_LISTED_PROCESSES - len(self.instead)
                 self.instead += [(name, words) for words in trace["instead"][:room]]
             yield trace
 
 
-def trace_of(name: str, said: Answer, nonce: str) -> Trace:
+def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
     """The trace in a node's answer. Raises TraceError with the reason when there is none."""
-    if said.error and said.kind not in (TIMEOUT, HUNG):
-        raise TraceError(said.error)
-    if f"{nonce} {payload.NO_PYTHON}" in said.stdout:
+    if answer.error and answer.kind not in (TIMEOUT, HUNG):
+        raise TraceError(answer.error)
+    if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
         raise TraceError(payload.NO_PYTHON)
     try:
-        data = program.unpack(said.stdout, nonce)
+        data = program.unpack(answer.stdout, nonce)
     except ProbeError as problem:
-        raise TraceError(problem.reason if said.ok else said.reason()) from None
+        raise TraceError(problem.reason if answer.ok else answer.reason()) from None
     # A node's own word for its name is only that.
     return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
 def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
     """Run the program on all nodes at once. An interrupt ends it, and is in the result."""
-    found = Captured(config, list(nodes))
+    captured = Captured(config, list(nodes))
     return add_answers(
-        found, ask, "stacks", {name: request_for(name, config) for name in found.asked}
+        captured, ask, "stacks", {name: request_for(name, config) for name in captured.nodes}
     )
 
 
@@ -127,34 +127,38 @@ def request_for(name: str, config: Config) -> Request:
     return request(name, _MAIN, config, margin_s=MARGIN_S)
 
 
-def add_answers(found: Captured, ask: Asks, what: str, asked: Mapping[str, Request]) -> Captured:
+def add_answers(
+    captured: Captured, ask: Asks, activity: str, requests: Mapping[str, Request]
+) -> Captured:
     """The answers of these nodes, into what was found of the others."""
-    for name, answer in ask(what, asked).items():
+    for name, answer in ask(activity, requests).items():
         if answer.kind == INTERRUPTED:
-            found.complete = False
+            captured.complete = False
         else:
-            found.answers[name] = answer
-    return found
+            captured.answers[name] = answer
+    return captured
 
 
 # --- A job without a rank: its launchers wait for each other.
 
 
-def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
+def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
     """The document with the advice, first of all, for a job of which only launchers are there.
 
     A rendezvous waits for every node; nothing that those that wait could say names the node that
     is missing, which has nothing to show.
     """
-    said = [one.note for one in stacks.processes if one.note.startswith(LAUNCHER)]
-    if not said or len(said) < len(stacks.processes):
+    notes = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
+    if not notes or len(notes) < len(stacks.processes):
         return stacks
-    there = {one.node for one in stacks.processes}
-    without = [name for name in found.asked if name not in there and name not in found.errors]
-    text = f"no rank has been started: {counted(len(there), 'node')} {_have(there)} a launcher"
-    wanted = re.search(r"to run on ([0-9]+) nodes", said[0])
-    if wanted and len(there) < int(wanted[1]):
-        text += f", and the job is to run on {wanted[1]}"
+    nodes = {process.node for process in stacks.processes}
+    without = [
+        name for name in captured.nodes if name not in nodes and name not in captured.errors
+    ]
+    text = f"no rank has been started: {counted(len(nodes), 'node')} {_verb(nodes)} a launcher"
+    match = re.search(r"to run on ([0-9]+) nodes", notes[0])
+    if match and len(nodes) < int(match[1]):
+        text += f", and the job is to run on {match[1]}"
     if without:
         has = "has" if len(without) == 1 else "have"
         text += (
@@ -164,14 +168,14 @@ def with_launchers(stacks: Stacks, found: Captured) -> Stacks:
     return replace(stacks, advice=(text, *stacks.advice))
 
 
-def _have(nodes: Collection[str]) -> str:
+def _verb(nodes: Collection[str]) -> str:
     return f"({folded(sorted(nodes))}) {'has' if len(nodes) == 1 else 'have'}"
 
 
 # --- The second round: native stacks of a few processes, which are paused for it.
 
 #: Processes of which a native stack is taken.
-MOST = 16
+MAX_UNWOUND = 16
 #: States in which py-spy's blocking mode would hang, or wake nobody (proc(5)).
 _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
@@ -181,7 +185,7 @@ def _has_native(group: Group) -> bool:
     return group.kind == "stack" or group.why.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
 
 
-def choose_native(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
+def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
     """Node -> the processes to unwind: one of each group that has native calls, then all of those
     groups that are not the largest; the most suspicious first, at most so many.
     """
@@ -191,21 +195,21 @@ def choose_native(stacks: Stacks, most: int = MOST) -> dict[str, list[int]]:
     largest = max(groups, key=lambda index: stacks.groups[index].processes)
     members = {
         index: [
-            one
-            for one in stacks.processes
-            if one.group == index and one.state[:1] not in _NOT_TO_BE_PAUSED
+            process
+            for process in stacks.processes
+            if process.group == index and process.state[:1] not in _NOT_TO_BE_PAUSED
         ]
         for index in groups
     }
-    wanted = [one for index in groups for one in members[index][:1]]
-    wanted += [one for index in groups if index != largest for one in members[index][1:]]
-    found: dict[str, list[int]] = {}
-    for one in wanted[:most]:
-        found.setdefault(one.node, []).append(one.pid)
-    return found
+    chosen = [member for index in groups for member in members[index][:1]]
+    chosen += [member for index in groups if index != largest for member in members[index][1:]]
+    pids_of: dict[str, list[int]] = {}
+    for process in chosen[:maximum]:
+        pids_of.setdefault(process.node, []).append(process.pid)
+    return pids_of
 
 
-def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
+def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     """Take the native stacks, one at a time on each node, and put them into the traces.
 
     Returns why there are none of some, one line each.
@@ -213,24 +217,26 @@ def unwind(found: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
     config = replace(
-        found.config,
+        captured.config,
         nonce=f"nodeready-{secrets.token_hex(8)}",
         limit_s=2 * (NATIVE_LIMIT_S + 2) * longest,
     )
     second = Captured(config, list(pids))
-    asked = {
+    requests = {
         name: request_for(name, replace(config, native=tuple(numbers)))
         for name, numbers in pids.items()
     }
-    add_answers(second, ask, "native", asked)
-    found.complete = second.complete
+    add_answers(second, ask, "native", requests)
+    captured.complete = second.complete
     problems = []
     for trace in second.traces():
         name = trace["node"]
-        first = trace_of(name, found.answers[name], found.config.nonce)
-        found.corrected[name], missing = merged(first, trace, pids[name])
-        problems += [f"{name}: no native stack of process {pid}: {why}" for pid, why in missing]
-    problems += [f"{name}: no native stacks: {why}" for name, why in second.errors.items()]
+        first = trace_of(name, captured.answers[name], captured.config.nonce)
+        captured.corrected[name], missing = merged(first, trace, pids[name])
+        problems += [
+            f"{name}: no native stack of process {pid}: {reason}" for pid, reason in missing
+        ]
+    problems += [f"{name}: no native stacks: {reason}" for name, reason in second.errors.items()]
     return problems
 
 
@@ -241,12 +247,12 @@ def merged(
     frames, stacks = list(trace["frames"]), list(trace["stacks"])
     places = {tuple(frame): index for index, frame in enumerate(frames)}
     by_pid = {process["pid"]: process for process in native["processes"]}
-    found: dict[int, int] = {}
+    index_of: dict[int, int] = {}
     missing = []
     for pid in pids:
         process = by_pid.get(pid)
         if process is None or process["native"] is None:
-            missing.append((pid, _why(process)))
+            missing.append((pid, _native_error(process)))
             continue
         path = []
         for index in native["stacks"][process["native"]]:
@@ -255,16 +261,16 @@ def merged(
                 places[tuple(frame)] = len(frames)
                 frames.append(frame)
             path.append(places[tuple(frame)])
-        found[pid] = len(stacks)
+        index_of[pid] = len(stacks)
         stacks.append(path)
     processes = [
-        {**process, "native": found.get(process["pid"], process["native"])}
+        {**process, "native": index_of.get(process["pid"], process["native"])}
         for process in trace["processes"]
     ]
     return {**trace, "frames": frames, "stacks": stacks, "processes": processes}, missing
 
 
-def _why(process: Mapping[str, Any] | None) -> str:
+def _native_error(process: Mapping[str, Any] | None) -> str:
     if process is None:
         return "it has ended"
     return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
@@ -345,12 +351,14 @@ def _looked_for(config: Config) -> str:
     return f"{words}, of user {config.user}" if config.user else words
 
 
-def nothing(found: Captured) -> str:
+def no_ranks_reason(captured: Captured) -> str:
     """No rank anywhere: what was looked for, and what runs instead."""
-    answered = [name for name in found.asked if name not in found.errors]
-    text = f"no ranks on {folded(answered)}: {_looked_for(found.config)}"
-    if found.instead:
-        shown = "; ".join(f"{words} on {name}" for name, words in found.instead[:MOST_INSTEAD])
+    answered = [name for name in captured.nodes if name not in captured.errors]
+    text = f"no ranks on {folded(answered)}: {_looked_for(captured.config)}"
+    if captured.instead:
+        shown = "; ".join(
+            f"{words} on {name}" for name, words in captured.instead[:MAX_LISTED_PROCESSES]
+        )
         text += f". What runs instead: {shown}. Choose with --pid or --match; "
         text += "another user's ranks are seen as that user, or with --sudo"
     return text

@@ -29,7 +29,7 @@ ITEMS = ("stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu
 RESULTS = ("ok", "warn", "fail", "unknown")
 
 
-class Finding(NamedTuple):
+class DebugFinding(NamedTuple):
     """One item, with those of whom the same is true.
 
     found: what there is, one line; fix: what to do for the next run; "": nothing
@@ -64,23 +64,23 @@ class Debuggable:
     started: MomentOrEmpty
     finished: MomentOrEmpty
     job: str
-    findings: tuple[Finding, ...]
+    findings: tuple[DebugFinding, ...]
     errors: Mapping[str, str]
     complete: bool = True
 
 
-def code(found: Debuggable, *, unreachable: bool = False, failed: bool = False) -> int:
+def code(document: Debuggable, *, unreachable: bool = False, failed: bool = False) -> int:
     """The exit code: 3 when something fails, or could not be seen.
 
     unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
     """
-    bad = any(one.result in ("fail", "unknown") for one in found.findings)
+    bad = any(finding.result in ("fail", "unknown") for finding in document.findings)
     return exit_code(
-        interrupted=not found.complete,
-        usage=not found.findings and not found.errors,
+        interrupted=not document.complete,
+        usage=not document.findings and not document.errors,
         failed=failed,
         unreachable=unreachable,
-        check=bad or bool(found.errors),
+        check=bad or bool(document.errors),
     )
 
 
@@ -96,10 +96,14 @@ def _stack(process: Mapping[str, Any]) -> Judged:
     samples = process["samples"]
     if any(sample["main"] is not None for sample in samples):
         return "ok", "py-spy reads it", ""
-    why = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
-    told = "not installed" in why
-    fix = "" if told else "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
-    return "fail", str(why)[:200], fix
+    reason = next((sample["error"] for sample in samples if sample["error"]), "there is no sample")
+    is_not_installed = "not installed" in reason
+    fix = (
+        ""
+        if is_not_installed
+        else "nodeready audit says what forbids it (ptrace.scope, debug_tools.py_spy)"
+    )
+    return "fail", str(reason)[:200], fix
 
 
 def _log(process: Mapping[str, Any]) -> Judged:
@@ -108,38 +112,38 @@ def _log(process: Mapping[str, Any]) -> Judged:
         return _UNSEEN
     if log.get("path") and not log.get("absent"):
         return "ok", "its output is in a file", ""
-    why = str(log.get("absent") or "its output is in no file")[:200]
-    if why.startswith("srun takes its output"):
+    reason = str(log.get("absent") or "its output is in no file")[:200]
+    if reason.startswith("srun takes its output"):
         # To a file, as likely as not: srun alone knows.
-        return "ok", why, ""
-    return "fail", why, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
+        return "ok", reason, ""
+    return "fail", reason, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, str]:
+def _set_variables(settings: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(value) for name, value in settings["variables"]}
 
 
-def _no(value: str) -> bool:
+def _is_off(value: str) -> bool:
     """Whether a variable's value switches something off."""
     return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
 
 
 def _recorder(settings: Mapping[str, Any]) -> Judged:
-    torch, given = release(settings["torch"]), _given(settings)
+    torch, variables = release(settings["torch"]), _set_variables(settings)
     if not settings["torch"]:
         return "ok", "no PyTorch is loaded", ""
     if settings["nccl"] is None:
         return "ok", "no NCCL is loaded: nothing dumps its records", ""
     if torch is not None and torch < RECORDER:
         return "warn", f"PyTorch {settings['torch']} has none", "PyTorch 2.2 or newer"
-    size = given.get("TORCH_FR_BUFFER_SIZE", given.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
+    size = variables.get("TORCH_FR_BUFFER_SIZE", variables.get("TORCH_NCCL_TRACE_BUFFER_SIZE"))
     if size is not None and (not size.strip().isdecimal() or int(size[:9]) == 0):
         return "fail", f"it is off: {buffer_variable(torch)}={size}", _ENV
     if size is None and (torch is None or torch < RECORDER_ON):
         name = buffer_variable(torch)
         return "fail", f"PyTorch {settings['torch']} may have it off: {name} is not set", _ENV
-    dump = given.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
-    if (dump is not None and _no(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
+    dump = variables.get("TORCH_NCCL_DUMP_ON_TIMEOUT")
+    if (dump is not None and _is_off(dump)) or (dump is None and (torch or (0, 0)) < RECORDER_ON):
         return "fail", "it dumps nothing on a timeout: TORCH_NCCL_DUMP_ON_TIMEOUT", _ENV
     return "ok", "it is on", ""
 
@@ -156,20 +160,20 @@ def _dump(settings: Mapping[str, Any]) -> Judged:
 
 
 def _ras(settings: Mapping[str, Any]) -> Judged:
-    version, given = settings["nccl"], _given(settings)
+    version, variables = settings["nccl"], _set_variables(settings)
     if version is None:
         return "ok", "no NCCL is loaded", ""
-    known = numbers(version)
+    release_numbers = numbers(version)
     safe = ".".join(map(str, SAFE))
-    if known is None:
+    if release_numbers is None:
         return "unknown", "the version of NCCL is not known", ""
-    if known < (2, 24):
+    if release_numbers < (2, 24):
         return "warn", f"NCCL {version} has no RAS port", f"NCCL {safe} or newer"
-    if _no(given.get("NCCL_RAS_ENABLE", "1")):
+    if _is_off(variables.get("NCCL_RAS_ENABLE", "1")):
         return "warn", "it is off: NCCL_RAS_ENABLE=0", "take NCCL_RAS_ENABLE out"
-    if known < SAFE:
-        found = f"asking NCCL {version} has crashed jobs: it is not asked"
-        return "warn", found, f"NCCL {safe} or newer"
+    if release_numbers < SAFE:
+        problem = f"asking NCCL {version} has crashed jobs: it is not asked"
+        return "warn", problem, f"NCCL {safe} or newer"
     return "ok", f"NCCL {version}: its port may be asked, unless a communicator is made", ""
 
 
@@ -185,13 +189,13 @@ def _core(settings: Mapping[str, Any]) -> Judged:
         return "fail", "the limit of its cores is 0", fix
     if 0 < limit < 1 << 30:
         return "warn", f"its cores are cut off at {limit >> 20} MiB", "ulimit -c unlimited"
-    where = "" if pattern.startswith(("/", "|")) else " in its working directory"
-    return "ok", f"a core would go to {pattern}{where}", ""
+    place = "" if pattern.startswith(("/", "|")) else " in its working directory"
+    return "ok", f"a core would go to {pattern}{place}", ""
 
 
 def _set(settings: Mapping[str, Any], name: str, without: str) -> Judged:
-    value = _given(settings).get(name, "")
-    if value.strip() and not _no(value):
+    value = _set_variables(settings).get(name, "")
+    if value.strip() and not _is_off(value):
         return "ok", f"{name}={value}", ""
     return "warn", f"{without}: {name} is not set", _ENV
 
@@ -253,16 +257,22 @@ def judge(
             for item, judged in _judged(process):
                 together.setdefault((item, judged), []).append((process["rank"], trace["node"]))
     findings = [
-        Finding(
+        DebugFinding(
             item,
             *judged,
-            tuple(sorted({rank for rank, _ in whose if rank is not None})),
-            tuple(dict.fromkeys(node for _, node in whose)),
-            len(whose),
+            tuple(sorted({rank for rank, _ in processes if rank is not None})),
+            tuple(dict.fromkeys(node for _, node in processes)),
+            len(processes),
         )
-        for (item, judged), whose in together.items()
+        for (item, judged), processes in together.items()
     ]
     worst = ("fail", "unknown", "warn", "ok")
-    findings.sort(key=lambda one: (ITEMS.index(one.item), worst.index(one.result), one.ranks[:1]))
+    findings.sort(
+        key=lambda finding: (
+            ITEMS.index(finding.item),
+            worst.index(finding.result),
+            finding.ranks[:1],
+        )
+    )
     job = next(iter(jobs), "") if len(jobs) == 1 else ""
     return Debuggable(started, finished, job, tuple(findings), dict(errors), complete)

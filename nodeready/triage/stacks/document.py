@@ -47,7 +47,7 @@ class Frame(NamedTuple):
     line: Annotated[int, {"minimum": 0}]
 
 
-class Thread(NamedTuple):
+class StackThread(NamedTuple):
     """A thread beside the main one.
 
     frames: root to leaf
@@ -62,7 +62,7 @@ class Thread(NamedTuple):
 ROLES = ("suspect", "victim", None)
 
 
-class Below(NamedTuple):
+class ChildProcess(NamedTuple):
     """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
     equal ones once.
 
@@ -131,13 +131,13 @@ class Group:
     fork: Annotated[int, {"minimum": 0}] = 0
     processes: Annotated[int, {"minimum": 0}] = 0
     native: tuple[Frame, ...] = ()
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[StackThread, ...] = ()
     role: Annotated[str | None, {"enum": ROLES}] = None
     reason: str = ""
     user_frame: Frame | None = None
     states: tuple[str, ...] = ()
     waits_on: tuple[str, ...] = ()
-    below: tuple[Below, ...] = ()
+    below: tuple[ChildProcess, ...] = ()
     locals: tuple[str, ...] = ()
     about: str = ""
     woke: int | None = None
@@ -311,7 +311,7 @@ def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = Fal
 
 
 @dataclass(frozen=True)
-class Tree:
+class JobTree:
     """A call, with what was called from there.
 
     frame:     None at the root
@@ -325,21 +325,21 @@ class Tree:
     processes: int
     ranks: tuple[int, ...]
     groups: tuple[int, ...]
-    children: tuple[Tree, ...]
+    children: tuple[JobTree, ...]
 
 
-class _Node:
+class _TreeNode:
     __slots__ = ("below", "groups", "lines")
 
     def __init__(self) -> None:
         self.groups: list[int] = []
         self.lines: set[int] = set()
-        self.below: dict[tuple[str, str], _Node] = {}
+        self.below: dict[tuple[str, str], _TreeNode] = {}
 
 
-def tree(stacks: Stacks) -> Tree:
+def tree(stacks: Stacks) -> JobTree:
     """The prefix tree of all groups that have frames; a frame's line is 0 where they differ."""
-    root = _Node()
+    root = _TreeNode()
     for index, group in enumerate(stacks.groups):
         if not group.frames:
             continue
@@ -348,28 +348,28 @@ def tree(stacks: Stacks) -> Tree:
         for frame in group.frames:
             place = (frame.function, frame.file)
             below = at.below.get(place)
-            at = below if below is not None else at.below.setdefault(place, _Node())
+            at = below if below is not None else at.below.setdefault(place, _TreeNode())
             at.groups.append(index)
             at.lines.add(frame.line)
     ranks: dict[tuple[int, ...], tuple[int, ...]] = {}
 
-    def made(node: _Node, frame: Frame | None, children: tuple[Tree, ...]) -> Tree:
+    def build(node: _TreeNode, frame: Frame | None, children: tuple[JobTree, ...]) -> JobTree:
         groups = tuple(node.groups)
         if groups not in ranks:
             together = {rank for index in groups for rank in stacks.groups[index].ranks}
             ranks[groups] = tuple(sorted(together))
         processes = sum(stacks.groups[index].processes for index in groups)
-        return Tree(frame, processes, ranks[groups], groups, children)
+        return JobTree(frame, processes, ranks[groups], groups, children)
 
     # Without recursion: a stack can be deeper than Python's own.
-    order: list[tuple[_Node, Frame | None]] = [(root, None)]
+    order: list[tuple[_TreeNode, Frame | None]] = [(root, None)]
     for node, _ in order:
         for (function, file), child in node.below.items():
             line = next(iter(child.lines)) if len(child.lines) == 1 else 0
             order.append((child, Frame(function, file, line)))
-    done: dict[int, Tree] = {}
-    for node, own in reversed(order):
+    done: dict[int, JobTree] = {}
+    for node, node_processes in reversed(order):
         children = [done.pop(id(child)) for child in node.below.values()]
         children.sort(key=lambda child: (-child.processes, child.ranks[:1]))
-        done[id(node)] = made(node, own, tuple(children))
+        done[id(node)] = build(node, node_processes, tuple(children))
     return done[id(root)]

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node.stacks.ranks import CLAIMS
-from nodeready.triage.stacks import advise, evidence, hearing, hints, links, verdict
+from nodeready.triage.stacks import (
+    advise,
+    evidence,
+    hints,
+    links,
+    statements,
+    verdict,
+    witness_reader,
+)
 from nodeready.triage.stacks.classify import (
     HOLDER,
     MAIN,
@@ -24,13 +32,13 @@ from nodeready.triage.stacks.classify import (
 )
 from nodeready.triage.stacks.document import (
     KINDS,
-    Below,
+    ChildProcess,
     Frame,
     Group,
     OtherJob,
     Rank,
     Stacks,
-    Thread,
+    StackThread,
 )
 
 # --- What is kept of every trace until all are read: processes, by their classification.
@@ -39,7 +47,7 @@ from nodeready.triage.stacks.document import (
 WITH_STACK = ("stack", "uninterruptible")
 
 
-class Process(NamedTuple):
+class GroupedProcess(NamedTuple):
     """One process, with its `Rank.group` not known yet."""
 
     node: str
@@ -52,7 +60,7 @@ class Process(NamedTuple):
     note: str
 
 
-class _Row:
+class _ProcessRow:
     """Processes below ranks of a group that are equal.
 
     stacks: the different ones, of one path; one: what was said of the first
@@ -60,8 +68,8 @@ class _Row:
 
     __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
 
-    def __init__(self, one: Mapping[str, Any], words: Mapping[str, str]) -> None:
-        self.one, self.words = one, words
+    def __init__(self, process: Mapping[str, Any], words: Mapping[str, str]) -> None:
+        self.one, self.words = process, words
         self.count = 0
         self.ranks: set[int] = set()
         self.stacks: set[int] = set()
@@ -95,9 +103,9 @@ class Bucket:
         "why", "woke",
     )  # fmt: skip
 
-    def __init__(self, kind: str, verdict: str | None, why: str) -> None:
-        self.kind, self.verdict, self.why = kind, verdict, why
-        self.processes: list[Process] = []
+    def __init__(self, kind: str, verdict: str | None, reason: str) -> None:
+        self.kind, self.verdict, self.why = kind, verdict, reason
+        self.processes: list[GroupedProcess] = []
         self.stacks: set[int | None] = set()
         self.by_node: dict[str, set[int]] = {}
         self.native: int | None = None
@@ -107,29 +115,29 @@ class Bucket:
         self.kernel = self.master = ""
         self.states: Counter[tuple[str, str]] = Counter()
         self.waits_on: dict[str, tuple[int, str]] = {}
-        self.below: dict[tuple[Any, ...], _Row] = {}
+        self.below: dict[tuple[Any, ...], _ProcessRow] = {}
         self.locals: dict[str, list[int | None]] = {}
-        self.ends: dict[links.Place, links.Ends] = {}
+        self.ends: dict[links.Place, links.LinkEnds] = {}
         self.waits_for: tuple[int, ...] = ()
         self.beside: set[int] = set()
 
-    def add(self, process: Mapping[str, Any], node: str, found: Classification) -> None:
+    def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
         """What is known of one more process, beside what `Process` keeps."""
-        stack, woke = found.stack, found.woke
+        stack, woke = classification.stack, classification.woke
         if stack is not None:
-            there = self.by_node.get(node)
-            if there is None:
+            nodes = self.by_node.get(node)
+            if nodes is None:
                 self.by_node[node] = {stack}
             else:
-                there.add(stack)
+                nodes.add(stack)
         if woke is not None and (self.woke is None or not self.woke[0] <= woke <= self.woke[1]):
-            least, most = self.woke or (woke, woke)
-            self.woke = (min(least, woke), max(most, woke))
+            least, highest = self.woke or (woke, woke)
+            self.woke = (min(least, woke), max(highest, woke))
         channel = process["wait_channel"]
         self.states[process["state"][:1], "" if channel in ("0", "-") else channel] += 1
-        said = process["waits_on"]
-        text = _PIDS.sub(r"\1 N", said) if said else said
-        count, first = self.waits_on.get(text, (0, said))
+        waits_on = process["waits_on"]
+        text = _PIDS.sub(r"\1 N", waits_on) if waits_on else waits_on
+        count, first = self.waits_on.get(text, (0, waits_on))
         if count or len(self.waits_on) < _MOST_TEXTS:
             self.waits_on[text] = (count + 1, first)
         for text in process["locals"] if len(self.locals) < _MOST_TEXTS else ():
@@ -138,7 +146,11 @@ class Bucket:
             self.kernel, self.master = in_kernel(process), process["master"]
 
     def add_links(
-        self, process: Mapping[str, Any], node: str, ends: links.Ends | None, native: int | None
+        self,
+        process: Mapping[str, Any],
+        node: str,
+        ends: links.LinkEnds | None,
+        native: int | None,
     ) -> None:
         """What one more process waits for, and its native frames."""
         if ends:
@@ -155,18 +167,18 @@ class Bucket:
         table: StackNumbers,
     ) -> None:
         """Processes below one rank; equal ones of all ranks are one row."""
-        for one in rows:
-            stack = None if one["main"] is None else numbers[one["main"]]
+        for new_row in rows:
+            stack = None if new_row["main"] is None else numbers[new_row["main"]]
             words = {
-                name: _NUMBERS.sub("N", one[name]) for name in ("command", "waits_on", "error")
+                name: _NUMBERS.sub("N", new_row[name]) for name in ("command", "waits_on", "error")
             }
             if stack is not None:
                 # What it waits for is what differs; where it stands is the same.
                 words["waits_on"] = ""
             key = (
-                one["kind"],
-                one["state"][:1],
-                one["wait_channel"],
+                new_row["kind"],
+                new_row["state"][:1],
+                new_row["wait_channel"],
                 *words.values(),
                 None if stack is None else table.path_of[stack],
             )
@@ -174,9 +186,9 @@ class Bucket:
             if row is None:
                 if len(self.below) >= _MOST_ROWS:
                     continue
-                row = self.below[key] = _Row(one, words)
+                row = self.below[key] = _ProcessRow(new_row, words)
             row.count += 1
-            row.waits_on.add(_NUMBERS.sub("N", one["waits_on"]))
+            row.waits_on.add(_NUMBERS.sub("N", new_row["waits_on"]))
             if rank is not None:
                 row.ranks.add(rank)
             if stack is not None:
@@ -190,18 +202,18 @@ class Bucket:
             self.by_node.setdefault(node, set()).update(stacks)
         self.native = other.native if self.native is None else self.native
         if other.woke:
-            least, most = self.woke or other.woke
-            self.woke = (min(least, other.woke[0]), max(most, other.woke[1]))
+            least, highest = self.woke or other.woke
+            self.woke = (min(least, other.woke[0]), max(highest, other.woke[1]))
         self.states.update(other.states)
         for text, (count, first) in other.waits_on.items():
             self.waits_on[text] = (self.waits_on.get(text, (0, ""))[0] + count, first)
         for key, row in other.below.items():
-            own = self.below.setdefault(key, row)
-            if own is not row:
-                own.count += row.count
-                own.ranks |= row.ranks
-                own.stacks |= row.stacks
-                own.waits_on |= row.waits_on
+            own_row = self.below.setdefault(key, row)
+            if own_row is not row:
+                own_row.count += row.count
+                own_row.ranks |= row.ranks
+                own_row.stacks |= row.stacks
+                own_row.waits_on |= row.waits_on
         for text, ranks in other.locals.items():
             self.locals.setdefault(text, []).extend(ranks)
         self.natives |= other.natives
@@ -210,7 +222,7 @@ class Bucket:
         self.waits_for = tuple(sorted({*self.waits_for, *other.waits_for}))
 
 
-class Job:
+class TracedJob:
     """The processes of one job.
 
     name:  by Slurm's cgroup where slurm says so, else as the processes say
@@ -227,12 +239,12 @@ class Job:
         self.worlds: dict[int, list[int | None]] = {}
         self.count = self.claims = 0
 
-    def join(self, other: Job) -> None:
+    def join(self, other: TracedJob) -> None:
         """Take over the processes of the same user that are outside of the job's cgroup."""
         for key, bucket in other.buckets.items():
-            own = self.buckets.setdefault(key, bucket)
-            if own is not bucket:
-                own.take(bucket)
+            own_bucket = self.buckets.setdefault(key, bucket)
+            if own_bucket is not bucket:
+                own_bucket.take(bucket)
         for size, ranks in other.worlds.items():
             self.worlds.setdefault(size, []).extend(ranks)
         self.count += other.count
@@ -243,8 +255,8 @@ class Job:
         return self.claims == self.count > 0
 
     @property
-    def _everybody(self) -> list[Process]:
-        return [one for bucket in self.buckets.values() for one in bucket.processes]
+    def _all_processes(self) -> list[GroupedProcess]:
+        return [process for bucket in self.buckets.values() for process in bucket.processes]
 
     def count_world(self, size: int | None, rank: int | None) -> None:
         """Count one process's WORLD_SIZE."""
@@ -254,12 +266,12 @@ class Job:
     @property
     def ranks(self) -> set[int]:
         """The ranks of its processes."""
-        return {one.rank for one in self._everybody if one.rank is not None}
+        return {process.rank for process in self._all_processes if process.rank is not None}
 
     @property
     def nodes(self) -> set[str]:
         """The nodes that have processes of it."""
-        return {one.node for one in self._everybody}
+        return {process.node for process in self._all_processes}
 
     @property
     def size(self) -> tuple[int, int]:
@@ -268,9 +280,9 @@ class Job:
         More processes with the same rank do not make it larger; and one node that claims any
         number of ranks has one voice.
         """
-        everybody = self._everybody
-        ranks = {one.rank for one in everybody}
-        count = len(ranks - {None}) + sum(one.rank is None for one in everybody)
+        processes = self._all_processes
+        ranks = {process.rank for process in processes}
+        count = len(ranks - {None}) + sum(process.rank is None for process in processes)
         return len(self.nodes), count
 
 
@@ -281,7 +293,7 @@ class TraceCollector:
         self.all_threads = all_threads
         self.stacks = StackNumbers()
         #: By Slurm's word for the job, else by the user and by what the processes say.
-        self.jobs: dict[tuple[str, str, str], Job] = {}
+        self.jobs: dict[tuple[str, str, str], TracedJob] = {}
         self.nodes: dict[str, None] = {}
         #: Nodes with processes, of whatever job.
         self.answered: set[str] = set()
@@ -310,68 +322,83 @@ class TraceCollector:
         shared = self._texts.setdefault
         for process in trace["processes"]:
             slurm, user = process["slurm_job"], process["user"]
-            whose = (slurm, "", "") if slurm else ("", user, process["job"])
-            job = self.jobs.get(whose)
+            job_key = (slurm, "", "") if slurm else ("", user, process["job"])
+            job = self.jobs.get(job_key)
             if job is None:
                 name = slurm or shared(process["job"], process["job"])
-                job = self.jobs[whose] = Job(name, shared(user, user), bool(slurm))
+                job = self.jobs[job_key] = TracedJob(name, shared(user, user), bool(slurm))
             if slurm and user not in job.users:
                 job.users.add(user)
             job.count += 1
             job.claims += process["note"].startswith(CLAIMS)
             job.count_world(process["world_size"], _rank(process["rank"]))
-            found = classify(process, numbers, self.stacks, interval)
+            classification = classify(process, numbers, self.stacks, interval)
             threads = self._threads(process, numbers) if self.all_threads else []
-            ends = links.ends(process, found.thread) if found.kind == "stack" else None
+            ends = (
+                links.ends(process, classification.thread)
+                if classification.kind == "stack"
+                else None
+            )
             if process["ends"]:
                 self.links.read(node, process)
             native = None if process["native"] is None else numbers[process["native"]]
             about = None if native is None else self.stacks.native_about(native)
-            key = (links.hosts(ends), about, *self._key(found, threads))
+            key = (links.hosts(ends), about, *self._key(classification, threads))
             bucket = job.buckets.get(key)
             if bucket is None:
-                bucket = job.buckets[key] = Bucket(found.kind, found.verdict, found.why)
+                bucket = job.buckets[key] = Bucket(
+                    classification.kind, classification.verdict, classification.reason
+                )
                 bucket.threads = threads
-            bucket.stacks.add(found.stack)
-            bucket.add(process, node, found)
+            bucket.stacks.add(classification.stack)
+            bucket.add(process, node, classification)
             bucket.add_links(process, node, ends, native)
-            bucket.beside |= self._waiting_threads(process, numbers, found.thread)
+            bucket.beside |= self._waiting_threads(process, numbers, classification.thread)
             if process["below"]:
                 rank = _rank(process["rank"])
                 bucket.add_below(process["below"], rank, numbers, self.stacks)
             state, wait, note = process["state"], process["wait_channel"], process["note"]
-            if found.kind == "traced" and process["tracer"] and not note:
+            if classification.kind == "traced" and process["tracer"] and not note:
                 note = f"traced by pid {process['tracer']}"
             bucket.processes.append(
-                Process(
+                GroupedProcess(
                     node,
                     process["pid"],
                     _rank(process["rank"]),
                     _rank(process["local_rank"]),
                     shared(state, state),
                     shared(wait, wait),
-                    found.cpu_s,
+                    classification.cpu_s,
                     shared(note, note),
                 )
             )
 
-    def _key(self, found: Classification, threads: list[tuple[str, int]]) -> tuple[Any, ...]:
+    def _key(
+        self, classification: Classification, threads: list[tuple[str, int]]
+    ) -> tuple[Any, ...]:
         """What processes of one group have in common; the verdict is the last of it."""
         path = None
         site: tuple[int, ...] = ()
-        if found.stack is not None and found.kind in WITH_STACK:
-            path = self.stacks.path_of[found.stack]
-            reading = self.stacks.reading(found.stack)
+        if classification.stack is not None and classification.kind in WITH_STACK:
+            path = self.stacks.path_of[classification.stack]
+            reading = self.stacks.reading(classification.stack)
             # A loop that computes is at any line; who waits stands at one.
-            waits = found.verdict in ("blocked", "unsure", None) or (
-                reading.for_ranks and found.verdict == "spinning"
+            waits = classification.verdict in ("blocked", "unsure", None) or (
+                reading.for_ranks and classification.verdict == "spinning"
             )
-            if found.kind == "stack" and waits:
+            if classification.kind == "stack" and waits:
                 site = reading.site
-        others = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
-        return found.kind, found.why, path, site, others, found.verdict
+        other_stacks = tuple(sorted(self.stacks.path_of[stack] for _, stack in threads))
+        return (
+            classification.kind,
+            classification.reason,
+            path,
+            site,
+            other_stacks,
+            classification.verdict,
+        )
 
-    def each_job(self) -> list[Job]:
+    def each_job(self) -> list[TracedJob]:
         """The jobs, the one to show first.
 
         Those whose processes only claim a job are the last. Where half of the nodes know of a job
@@ -379,10 +406,10 @@ class TraceCollector:
         the one on the most nodes, with the most ranks. What a job's user has outside of its cgroup
         is the job's, too; what others claim is not.
         """
-        found = [job for job in self.jobs.values() if job.slurm]
-        managed = {node for job in found for node in job.nodes}
+        slurm_jobs = [job for job in self.jobs.values() if job.slurm]
+        managed = {node for job in slurm_jobs for node in job.nodes}
         believed = 2 * len(managed) >= len(self.answered)
-        by_name = {job.name: job for job in found}
+        by_name = {job.name: job for job in slurm_jobs}
         for job in self.jobs.values():
             if job.slurm:
                 continue
@@ -390,9 +417,9 @@ class TraceCollector:
             if home is not None and job.user in home.users:
                 home.join(job)
             else:
-                found.append(job)
+                slurm_jobs.append(job)
         return sorted(
-            found,
+            slurm_jobs,
             key=lambda job: (
                 job.is_claim,
                 not (believed and job.slurm),
@@ -449,20 +476,20 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
     it stands still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
-    seen: dict[tuple[Any, ...], set[str]] = {}
+    nodes_of: dict[tuple[Any, ...], set[str]] = {}
     for key in buckets:
-        seen.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
+        nodes_of.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
     for key, bucket in buckets.items():
         # Who waits for ranks is with its like, wherever those are. Of whom there are no native
         # frames is with those of whom there are some, where these are all at one place.
-        natives = seen[key[2:-1]]
+        natives = nodes_of[key[2:-1]]
         native = min(natives) if key[1] is None and len(natives) == 1 else key[1]
         place = places.setdefault((bool(bucket.waits_for), native, *key[2:-1]), {})
         if bucket.verdict in place:
             place[bucket.verdict].take(bucket)
         else:
             place[bucket.verdict] = bucket
-    kept = []
+    merged = []
     for place in places.values():
         if "unsure" in place and "blocked" in place:
             place["unsure"].take(place.pop("blocked"))
@@ -470,9 +497,9 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
         if unseen and place:
             max(place.values(), key=lambda bucket: len(bucket.processes)).take(unseen)
         elif unseen:
-            kept.append(unseen)
-        kept += place.values()
-    return kept
+            merged.append(unseen)
+        merged += place.values()
+    return merged
 
 
 def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
@@ -482,7 +509,7 @@ def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
     return table.frames(stacks) if one_path and None not in bucket.stacks else ()
 
 
-def _follow(job: Job, reader: TraceCollector) -> None:
+def _follow(job: TracedJob, reader: TraceCollector) -> None:
     """Tell each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
@@ -496,7 +523,7 @@ def _follow(job: Job, reader: TraceCollector) -> None:
         if about == "sleep" and bucket.verdict != "unsure":
             # It does not look for anything.
             about = ""
-        waiting = links.Waiting(
+        waiting = links.LinkWait(
             frozenset(ranks.values()),
             about,
             bucket.ends,
@@ -504,9 +531,9 @@ def _follow(job: Job, reader: TraceCollector) -> None:
             bucket.verdict in ("unsure", "progressing"),
         )
         groups.append(waiting)
-    found = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
-    for bucket, ranks_ in zip(job.buckets.values(), found, strict=True):
-        bucket.waits_for = ranks_ if bucket.verdict != "progressing" else ()
+    waiting_for = links.waited_for(groups, reader.links, rank_of, hints.FOR_RANKS)
+    for bucket, waited_ranks in zip(job.buckets.values(), waiting_for, strict=True):
+        bucket.waits_for = waited_ranks if bucket.verdict != "progressing" else ()
 
 
 def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Group:
@@ -519,7 +546,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
     return Group(
         bucket.kind,
         bucket.verdict,
-        tuple(sorted({one.rank for one in bucket.processes if one.rank is not None})),
+        tuple(sorted({process.rank for process in bucket.processes if process.rank is not None})),
         tuple(sorted(nodes, key=order.__getitem__)),
         frames,
         # Who moves waits for nothing.
@@ -528,12 +555,12 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         len(frames),
         len(bucket.processes),
         native,
-        tuple(Thread(name, table.frames([stack])) for name, stack in bucket.threads),
-        reason="; ".join(filter(None, (_woke(bucket), _looked_at(bucket)))),
+        tuple(StackThread(name, table.frames([stack])) for name, stack in bucket.threads),
+        reason="; ".join(filter(None, (_switches_text(bucket), _native_coverage(bucket)))),
         user_frame=hints.user_frame(frames),
         states=_states(bucket),
         waits_on=_waits_on(bucket),
-        below=_below(bucket, table),
+        below=_child_rows(bucket, table),
         locals=_locals(bucket),
         about=hint.about if hint else "",
         woke=bucket.woke[0] if bucket.woke else None,
@@ -563,33 +590,33 @@ def _hint(
     )
 
 
-def _woke(bucket: Bucket) -> str:
+def _switches_text(bucket: Bucket) -> str:
     """What a doubt rests on."""
     if bucket.verdict != "unsure" or not bucket.woke:
         return ""
-    least, most = bucket.woke
-    times = f"{least}" if least == most else f"{least} to {most}"
+    least, highest = bucket.woke
+    times = f"{least}" if least == highest else f"{least} to {highest}"
     times = "once" if times == "1" else f"{times} times"
     return f"woke up {times} between the samples: it polls, or is slow"
 
 
-def _looked_at(bucket: Bucket) -> str:
+def _native_coverage(bucket: Bucket) -> str:
     """Of whom native frames are, where not all of them were looked at."""
     if not bucket.natives or len(bucket.natives) == len(bucket.processes):
         return ""
     ranks = [rank for rank in bucket.natives if rank is not None]
-    whose = advise.few_ranks(sorted(ranks)) if ranks else "one process"
-    return f"native frames are of {whose} alone: nobody knows the others'"
+    owner = advise.few_ranks(sorted(ranks)) if ranks else "one process"
+    return f"native frames are of {owner} alone: nobody knows the others'"
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:
     """The variables; those that not all ranks have alike with the ranks that have them so."""
-    made = []
-    for text, said in bucket.locals.items():
-        ranks = sorted({rank for rank in said if rank is not None})
-        alike = len(said) == len(bucket.processes) or not ranks
-        made.append(text if alike else f"{advise.few_ranks(ranks)}: {text}")
-    return tuple(made)
+    texts = []
+    for text, value_ranks in bucket.locals.items():
+        ranks = sorted({rank for rank in value_ranks if rank is not None})
+        is_equal = len(value_ranks) == len(bucket.processes) or not ranks
+        texts.append(text if is_equal else f"{advise.few_ranks(ranks)}: {text}")
+    return tuple(texts)
 
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
@@ -615,46 +642,51 @@ def _waits_on(bucket: Bucket) -> tuple[str, ...]:
 _MOST_SHOWN = 8
 
 
-def _counted(rows: Sequence[tuple[str, int]], everybody: int) -> tuple[str, ...]:
+def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
     """Each text with its count, where there are several processes."""
-    made = [f"{text} ({count})" if everybody > 1 else text for text, count in rows]
+    texts = [f"{text} ({count})" if total > 1 else text for text, count in rows]
     return (
-        *made[:_MOST_SHOWN],
-        *([f"{len(made) - _MOST_SHOWN} more"] if made[_MOST_SHOWN:] else []),
+        *texts[:_MOST_SHOWN],
+        *([f"{len(texts) - _MOST_SHOWN} more"] if texts[_MOST_SHOWN:] else []),
     )
 
 
-def _below(bucket: Bucket, table: StackNumbers) -> tuple[Below, ...]:
+def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
     """The processes below the ranks, those first that do something, the fewest first."""
-    found = []
+    ordered = []
     for row in bucket.below.values():
-        one, words = row.one, row.one if row.count == 1 else row.words
-        waits_on = one["waits_on"] if row.count == 1 else ""
+        singular, words = row.one, row.one if row.count == 1 else row.words
+        waits_on = singular["waits_on"] if row.count == 1 else ""
         if row.count > 1 and len(row.waits_on) == 1:
             (waits_on,) = row.waits_on
         frames = table.frames(sorted(row.stacks)) if row.stacks else ()
         hint = None
-        if one["state"][:1] == "D":
-            hint = hints.in_kernel(one["wait_channel"])
-        hint = hint or hints.find(frames, channel=one["wait_channel"], waits_on=one["waits_on"])
-        made = Below(
-            one["kind"], words["command"], row.count, tuple(sorted(row.ranks)), one["state"],
-            one["wait_channel"], waits_on, frames, words["error"],
+        if singular["state"][:1] == "D":
+            hint = hints.in_kernel(singular["wait_channel"])
+        hint = hint or hints.find(
+            frames, channel=singular["wait_channel"], waits_on=singular["waits_on"]
+        )
+        child = ChildProcess(
+            singular["kind"], words["command"], row.count, tuple(sorted(row.ranks)),
+            singular["state"],
+            singular["wait_channel"], waits_on, frames, words["error"],
             hint.text if hint else "",
         )  # fmt: skip
         waits = hint is not None and hint.about == "worker" and not hints.user_frame(frames)
-        found.append(((waits, row.count, made.ranks[:1]), made))
-    return tuple(made for _, made in sorted(found, key=lambda pair: pair[0]))
+        ordered.append(((waits, row.count, child.ranks[:1]), child))
+    return tuple(child for _, child in sorted(ordered, key=lambda pair: pair[0]))
 
 
-def _silent(errors: Mapping[str, str]) -> list[Group]:
+def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
     """The nodes without an answer, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for node in sorted(errors, key=natural):
         reasons.setdefault(errors[node].replace(node, "NODE"), []).append(node)
     return [
-        Group("no-data", None, (), tuple(nodes), why=why if len(nodes) > 1 else errors[nodes[0]])
-        for why, nodes in reasons.items()
+        Group(
+            "no-data", None, (), tuple(nodes), why=reason if len(nodes) > 1 else errors[nodes[0]]
+        )
+        for reason, nodes in reasons.items()
     ]
 
 
@@ -683,12 +715,12 @@ def _largest_first(group: Group) -> tuple[bool, int, tuple[int, ...]]:
     return group.kind != "stack", -group.processes, group.ranks[:1]
 
 
-def _with_fork(one: Group, fork: int) -> Group:
-    return one if one.fork == fork else dataclasses.replace(one, fork=fork)
+def _with_fork(group: Group, fork: int) -> Group:
+    return group if group.fork == fork else dataclasses.replace(group, fork=fork)
 
 
-def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.Apart]:
-    """The files whose lines differ by node in calls that are the same: see `advise.Apart`."""
+def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advise.DifferentCode]:
+    """The files whose lines differ by node in equal calls: see `advise.DifferentCode`."""
     paths: dict[int, dict[str, set[int]]] = {}
     ranks: Counter[tuple[int, str]] = Counter()
     for bucket in buckets:
@@ -697,14 +729,14 @@ def _different_code(buckets: Iterable[Bucket], table: StackNumbers) -> list[advi
         for node, stacks in bucket.by_node.items():
             for stack in stacks:
                 paths.setdefault(table.path_of[stack], {}).setdefault(node, set()).add(stack)
-        for one in bucket.processes:
-            ranks[id(bucket), one.node] += 1
-    found: dict[str, advise.Apart] = {}
+        for process in bucket.processes:
+            ranks[id(bucket), process.node] += 1
+    different: dict[str, advise.DifferentCode] = {}
     least = min(ranks.values(), default=0)
     for nodes in paths.values():
-        for apart in advise.apart(nodes, table.calls, least):
-            found.setdefault(apart.file, apart)
-    return list(found.values())
+        for difference in advise.different_code(nodes, table.calls, least):
+            different.setdefault(difference.file, difference)
+    return list(different.values())
 
 
 _ROLES = {"suspect": 0, None: 1, "victim": 2}
@@ -727,42 +759,46 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
     )
 
 
-def _heard(seen: evidence.Evidence, buckets: Iterable[Bucket], count: int) -> evidence.Testimony:
+def _read_witnesses(
+    observed: evidence.Evidence, buckets: Iterable[Bucket], count: int
+) -> statements.WitnessReport:
     """What the witnesses say of these processes. Counts of a moment say nothing of a job that
     goes on."""
-    if not seen:
-        return evidence.Testimony()
-    whole = list(buckets)
-    moving = sum(len(one.processes) for one in whole if one.verdict == "progressing")
-    everybody = (process for bucket in whole for process in bucket.processes)
-    return hearing.hear(seen, everybody, moving=2 * moving > count)
+    if not observed:
+        return statements.WitnessReport()
+    all_buckets = list(buckets)
+    moving = sum(
+        len(bucket.processes) for bucket in all_buckets if bucket.verdict == "progressing"
+    )
+    processes = (process for bucket in all_buckets for process in bucket.processes)
+    return witness_reader.read_witnesses(observed, processes, moving=2 * moving > count)
 
 
-def _world(job: Job) -> int | None:
+def _world(job: TracedJob) -> int | None:
     """What all ranks that say it agree on."""
     return next(iter(job.worlds)) if len(job.worlds) == 1 else None
 
 
-def _beside(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
+def _own_files(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
     """The collectives in which further threads of these processes wait."""
     stacks = bucket.beside if bucket else ()
     return frozenset(verdict.call_of(table.calls(stack)) for stack in stacks)
 
 
-def _strayed(lost: Group, job: Job, jobs: Iterable[Job]) -> Group:
+def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
     """The missing ranks; where they are another job of the same user, which lacks all others, with
     that for the reason."""
     for other in jobs:
-        there = other.ranks
+        ranks = other.ranks
         same = other.users & job.users and other.worlds.keys() == job.worlds.keys()
-        if same and other is not job and there == set(lost.ranks):
+        if same and other is not job and ranks == set(lost.ranks):
             nodes = tuple(sorted(other.nodes, key=natural))
-            why = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
-            return dataclasses.replace(lost, nodes=nodes, why=why)
+            reason = f"{verdict.STRAYED} {other.name or 'another job'}, not {job.name}"
+            return dataclasses.replace(lost, nodes=nodes, why=reason)
     return lost
 
 
-def _odd_world(job: Job) -> tuple[tuple[int, ...], str]:
+def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
     """The few ranks that say another WORLD_SIZE than the most, and what they say."""
     if len(job.worlds) < 2:
         return (), ""
@@ -807,84 +843,89 @@ def group(
 def _grouped(
     reader: TraceCollector, errors: Mapping[str, str], started: str, finished: str, complete: bool
 ) -> Stacks:
-    said = {**errors, **reader.errors}
+    all_errors = {**errors, **reader.errors}
     order = {node: at for at, node in enumerate(sorted(reader.nodes, key=natural))}
     jobs = reader.each_job()
-    job = jobs[0] if jobs else Job()
+    job = jobs[0] if jobs else TracedJob()
     _follow(job, reader)
     buckets = _merged(job.buckets)
-    found: list[tuple[Group, Bucket | None]] = [
+    pairs: list[tuple[Group, Bucket | None]] = [
         (_group(bucket, reader.stacks, order), bucket) for bucket in buckets
     ]
-    silent = {node: why for node, why in said.items() if node not in reader.answered}
+    silent = {node: reason for node, reason in all_errors.items() if node not in reader.answered}
     world = _world(job)
     if world is not None and len(job.ranks) == world:
         # Every rank was found: nobody misses such a node. The errors name it.
         silent = {}
-    found += [(one, None) for one in _silent(silent)]
+    pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
     by_node: dict[str, set[int]] = {}
     for bucket in buckets:
         for process in bucket.processes:
             if process.rank is not None:
                 by_node.setdefault(process.node, set()).add(process.rank)
     without = [node for node in order if node not in by_node and node not in silent]
-    whole = complete and not reader.part
+    is_complete = complete and not reader.part
     lost = advise.missing_ranks(world, by_node, silent, without)
     unasked = lost.ranks if lost and reader.part else ()
-    lost = _strayed(lost, job, jobs) if lost and whole else None
+    lost = _with_stray_reason(lost, job, jobs) if lost and is_complete else None
     if lost:
-        found.append((lost, None))
-    forks = _forks([one for one, _ in found])
+        pairs.append((lost, None))
+    forks = _forks([member for member, _ in pairs])
     everything = job.count + len(silent) + len(lost.ranks if lost else ())
-    judged = advise.with_roles([one for one, _ in found], everything)
-    found = [
-        (_with_fork(one, fork), bucket)
-        for one, (_, bucket), fork in zip(judged, found, forks, strict=True)
+    judged = advise.with_roles([member for member, _ in pairs], everything)
+    pairs = [
+        (_with_fork(judged_group, fork), bucket)
+        for judged_group, (_, bucket), fork in zip(judged, pairs, forks, strict=True)
     ]
-    found.sort(key=lambda pair: _suspicion(pair[0], everything))
-    heard = _heard(reader.evidence, buckets, job.count)
+    pairs.sort(key=lambda pair: _suspicion(pair[0], everything))
+    report = _read_witnesses(reader.evidence, buckets, job.count)
     places = (process for bucket in buckets for process in bucket.processes)
     decided = verdict.decide(
-        [one for one, _ in found],
-        heard,
+        [member for member, _ in pairs],
+        report,
         places,
-        verdict.Odd(*_odd_world(job), unasked, reader.part),
-        [_beside(bucket, reader.stacks) for _, bucket in found],
+        verdict.OddRanks(*_odd_world(job), unasked, reader.part),
+        [_own_files(bucket, reader.stacks) for _, bucket in pairs],
     )
-    found = [(decided.groups[at], found[at][1]) for at in decided.order]
+    pairs = [(decided.groups[at], pairs[at][1]) for at in decided.order]
     ranks = [
         Rank(*process[:7], at, process.note)
-        for at, (_, bucket) in enumerate(found)
+        for at, (_, bucket) in enumerate(pairs)
         if bucket
         for process in bucket.processes
     ]
-    ranks.sort(key=lambda one: (one.rank is None, one.rank or 0, order[one.node], one.pid))
+    ranks.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, order[rank.node], rank.pid))
     times = [text for text in reader.started if text]
-    made = Stacks(
+    stacks = Stacks(
         started or min(times, default=""),
         finished or max(times, default=""),
         job.name,
         _world(job),
-        tuple(one for one, _ in found),
+        tuple(member for member, _ in pairs),
         tuple(ranks),
-        said,
+        all_errors,
         (),
         complete,
         ", ".join(sorted(job.users - {""}, key=natural)),
         tuple(
-            OtherJob(one.name, one.user, one.count, one.name == job.name and bool(one.name))
-            for one in jobs[1:]
+            OtherJob(
+                other_job.name,
+                other_job.user,
+                other_job.count,
+                other_job.name == job.name and bool(other_job.name),
+            )
+            for other_job in jobs[1:]
         ),
         decided.verdict if ranks else None,
-        heard.witnesses,
+        report.witnesses,
     )
-    apart = _different_code(buckets, reader.stacks)
+    different = _different_code(buckets, reader.stacks)
     return advise.with_advice(
-        made,
+        stacks,
         {size: len(ranks) for size, ranks in job.worlds.items()},
         reader.instead,
-        apart,
+        different,
         by_witness=decided.by_witness,
         disputed=not job.slurm
-        and not all(one.is_claim for one in jobs[1:] if one.name == job.name),
+        and not all(other_job.is_claim for other_job in jobs[1:] if other_job.name == job.name),
     )

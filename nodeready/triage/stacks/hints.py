@@ -550,7 +550,7 @@ def _library(file: str) -> bool:
 _MAIN_MODULE = "<module>"
 
 
-def _own(frames: Sequence[Frame]) -> str:
+def _own_directory(frames: Sequence[Frame]) -> str:
     """The file of the program that was started: its own, even when it is called `queue.py`.
 
     "": a part of Python or of a library started it.
@@ -558,8 +558,8 @@ def _own(frames: Sequence[Frame]) -> str:
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
             installed = _INSTALLED.search(frame.file) or frame.file.startswith("<frozen")
-            known = frame.file.partition("/")[0] in _LIBRARIES
-            return "" if installed or known else frame.file
+            is_library = frame.file.partition("/")[0] in _LIBRARIES
+            return "" if installed or is_library else frame.file
         if frame.file == "<string>" and frame.function == _MAIN_MODULE:
             # ``python -c``; in a process of multiprocessing it is the starter's, not the user's.
             after = frames[1:2]
@@ -569,16 +569,20 @@ def _own(frames: Sequence[Frame]) -> str:
     return ""
 
 
-def is_own(frame: Frame, own: str) -> bool:
+def is_own(frame: Frame, own_directory: str) -> bool:
     """Whether a frame is the user's own code. own: the file of the program"""
-    return frame.file == own != "" or not _library(frame.file)
+    return frame.file == own_directory != "" or not _library(frame.file)
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
     """The innermost call of the user's own code; None: the stack has none."""
-    own = _own(frames)
+    own_directory = _own_directory(frames)
     return next(
-        (frame for frame in reversed(frames) if frame.function != "..." and is_own(frame, own)),
+        (
+            frame
+            for frame in reversed(frames)
+            if frame.function != "..." and is_own(frame, own_directory)
+        ),
         None,
     )
 
@@ -586,8 +590,8 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
     """The lines of the user's own calls: whoever waits for others at other lines waits in another
     call of theirs."""
-    own = _own(frames)
-    return tuple(frame.line for frame in frames if is_own(frame, own))
+    own_directory = _own_directory(frames)
+    return tuple(frame.line for frame in frames if is_own(frame, own_directory))
 
 
 #: What is waited for in loops that sleep and look again: filelock and torch's file_baton.py, and
@@ -597,15 +601,15 @@ _POLLING = frozenset({"file-lock", "child"})
 
 def polls(frames: Sequence[Frame]) -> int:
     """How many frames lead to a call that looks again and again; 0: none does."""
-    own = _own(frames)
-    found = 0
+    own_directory = _own_directory(frames)
+    depth = 0
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
-        if is_own(frames[at], own):
+        if is_own(frames[at], own_directory):
             break
         hint = _find(frames[at], _PLACES) or _find(frames[at], _COMMON)
         if hint and hint.about in _POLLING:
-            found = at + 1
-    return found
+            depth = at + 1
+    return depth
 
 
 #: Files of pipelines' engines and schedules.
@@ -668,7 +672,7 @@ _DISPATCHERS: dict[tuple[str, str], bool] = dict.fromkeys(
 )
 #: Threads of multiprocessing's pools that hand on, and where one of its threads waits for work.
 _HANDLERS = dict.fromkeys(
-    ((f"_handle_{what}", "multiprocessing/pool.py") for what in ("workers", "tasks", "results")),
+    ((f"_handle_{role}", "multiprocessing/pool.py") for role in ("workers", "tasks", "results")),
     True,
 )
 _IDLE_WORKERS = {
@@ -846,13 +850,13 @@ def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
     # py-spy prints a file from its package on, or whole where it cannot see the packages.
     for length in range(1, min(len(parts), 6) + 1):
         end = "/".join(parts[-length:])
-        found = table.get((function, end)) or table.get(("*", end))
-        if found:
-            return found
+        value = table.get((function, end)) or table.get(("*", end))
+        if value:
+            return value
     return None
 
 
-class _Stack(NamedTuple):
+class _PythonStack(NamedTuple):
     """What Python's frames tell.
 
     called: what a known call waits for
@@ -864,49 +868,49 @@ class _Stack(NamedTuple):
     called: Hint | None = None
     common: Hint | None = None
     caller: tuple[str, str] | None = None
-    own: bool = False
+    is_users: bool = False
 
 
 def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
     """The library that calls the user's code, from the user's code outwards."""
-    found = None
+    caller = None
     for frame in reversed(frames[-_DEEP:]):
-        one = _find(frame, _CALLERS)
+        candidate = _find(frame, _CALLERS)
         # A worker has `fetch` on its stack as well, and is the more telling one.
-        if one and (found is None or one[0] == "worker"):
-            found = one
-    return found
+        if candidate and (caller is None or candidate[0] == "worker"):
+            caller = candidate
+    return caller
 
 
-def _in_python(frames: Sequence[Frame]) -> _Stack:
+def _in_python(frames: Sequence[Frame]) -> _PythonStack:
     common: Hint | None = None
-    unknown = known = 0
-    own = _own(frames)
+    unknown = known_frames = 0
+    own_directory = _own_directory(frames)
     worker = any(frame.function == "_worker_loop" for frame in frames)
     for at in range(len(frames) - 1, max(-1, len(frames) - 1 - _DEEP), -1):
         frame = frames[at]
-        mine = is_own(frame, own)
-        found = None if mine else _find(frame, _PLACES)
-        if found is None and not mine:
-            found = next((hint for word, hint in _BELOW if word in frame.file), None)
-        if found and found.text:
-            if found.about in _LAST and at < len(frames) - 1 and unknown:
-                return _Stack(None, common)
-            return _Stack(_IDLE_WORKER if worker and found is _DATA else found, common)
+        is_users = is_own(frame, own_directory)
+        hint = None if is_users else _find(frame, _PLACES)
+        if hint is None and not is_users:
+            hint = next((hint for word, hint in _BELOW if word in frame.file), None)
+        if hint and hint.text:
+            if hint.about in _LAST and at < len(frames) - 1 and unknown:
+                return _PythonStack(None, common)
+            return _PythonStack(_IDLE_WORKER if worker and hint is _DATA else hint, common)
         if worker and frame.function == "_worker_loop":
-            return _Stack(_IDLE_WORKER if known or not unknown else None, common)
-        if mine:
-            return _Stack(None, common, _caller(frames[:at]), True)
+            return _PythonStack(_IDLE_WORKER if known_frames or not unknown else None, common)
+        if is_users:
+            return _PythonStack(None, common, _caller(frames[:at]), True)
         place = _find(frame, _COMMON)
-        if place is None and found is None:
+        if place is None and hint is None:
             caller = _find(frame, _CALLERS)
             if caller and caller[0] == "dataset":
-                return _Stack(None, common, _caller(frames[: at + 1]))
+                return _PythonStack(None, common, _caller(frames[: at + 1]))
             unknown += 1
             if unknown > _UNKNOWN:
                 break
         else:
-            known += 1
+            known_frames += 1
             if common is None and place is not None and place.text and not unknown:
                 common = place
             elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
@@ -914,7 +918,7 @@ def _in_python(frames: Sequence[Frame]) -> _Stack:
             ):
                 # It waits in select(), or at a lock, for what comes from elsewhere.
                 common = place
-    return _Stack(None, common)
+    return _PythonStack(None, common)
 
 
 def of_native(frames: Sequence[Frame]) -> Hint | None:
@@ -934,18 +938,18 @@ def of_thread(
     lock: bool = False,
 ) -> Hint | None:
     """What a thread waits for, for which the main thread waits. lock: it has Python's lock"""
-    hint, above = find(other, native), find(main)
-    if above and above.about in ("compile", "checkpoint", "data") and (
+    hint, main_hint = find(other, native), find(main)
+    if main_hint and main_hint.about in ("compile", "checkpoint", "data") and (
         hint is None or hint.about in ("lock", "child", "native", "network")
     ):  # fmt: skip
-        return above
+        return main_hint
     if lock:
         text = (
             "waits for Python's global lock, which this thread keeps: a call of C that does not "
             "give it back, or a loop"
         )
         return Hint("gil", text)
-    if above and above.about == "exit":
+    if main_hint and main_hint.about == "exit":
         text = "is at the end of its program, and Python waits for this thread, which is no daemon"
         return Hint(hint.about if hint else "exit", f"{text}: it {hint.text}" if hint else text)
     return hint
@@ -968,18 +972,18 @@ def find(
     code waits for
     master: MASTER_ADDR:MASTER_PORT, where the job's store is
     """
-    below = of_native(native)
-    if below is _GIL:
-        return below
-    found = _in_python(frames)
-    if found.called and not (below and found.called.about in _VAGUE):
-        return found.called
-    if below:
-        return below
-    hint = found.called or found.common
+    native_hint = of_native(native)
+    if native_hint is _GIL:
+        return native_hint
+    python_stack = _in_python(frames)
+    if python_stack.called and not (native_hint and python_stack.called.about in _VAGUE):
+        return python_stack.called
+    if native_hint:
+        return native_hint
+    hint = python_stack.called or python_stack.common
     if hint is None and frames:
         hint = _asleep(channel, waits_on, master)
-    if found.caller:
-        about, words = found.caller
+    if python_stack.caller:
+        about, words = python_stack.caller
         return Hint(hint.about if hint else about, f"{words}: it {hint.text}" if hint else words)
     return hint

@@ -15,39 +15,39 @@ _BELOW_ABOUTS = frozenset({"data", "child"})
 _WHOLE_ABOUTS = frozenset({"network", "sleep"})
 
 #: Before an end that others have as well.
-_MAY = "may "
+_UNCERTAIN = "may "
 
 Place = tuple[str, int]
 
 
-class Ends(NamedTuple):
+class LinkEnds(NamedTuple):
     """Whom one process waits for, each a `pid 55` of its node or both addresses of a connection.
 
     direct: of the thread that counts; below: of the processes below; whole: of any connection
     """
 
     direct: tuple[str, ...]
-    below: tuple[str, ...]
-    whole: tuple[str, ...]
+    child_ends: tuple[str, ...]
+    all_ends: tuple[str, ...]
 
 
-def ends(process: Mapping[str, Any], thread: str) -> Ends | None:
+def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
     """What one process waits for; None: nothing is told. thread: the one that counts"""
     rows = process["waits_for"]
     # A connection to another node is also one that others may wait for.
     far = [" ".join(reversed(end.split(" "))) for end in process["ends"] if " " in end]
     if not rows and not far:
         return None
-    return Ends(
+    return LinkEnds(
         tuple(text for name, text in rows if name == thread),
         tuple(text for name, text in rows if name == BELOW),
         (*(text for name, text in rows if name == WHOLE), *far),
     )
 
 
-def hosts(found: Ends | None) -> tuple[str, ...]:
+def hosts(link_ends: LinkEnds | None) -> tuple[str, ...]:
     """Where the other ends are, without the numbers that everybody has of its own."""
-    texts = found.direct if found else ()
+    texts = link_ends.direct if link_ends else ()
     return tuple(sorted({text.rpartition(":")[0].partition(" ")[0] for text in texts}))
 
 
@@ -71,7 +71,7 @@ class Links:
         return self._owner.get(text) or self._owner.get(text.partition(" ")[0])
 
 
-class Waiting(NamedTuple):
+class LinkWait(NamedTuple):
     """Processes of one group.
 
     ranks: of them; about: of their hint; ends: node and pid -> Ends
@@ -80,32 +80,35 @@ class Waiting(NamedTuple):
 
     ranks: frozenset[int]
     about: str
-    ends: Mapping[Place, Ends]
+    ends: Mapping[Place, LinkEnds]
     processes: int
     awake: bool
 
 
 def waited_for(
-    groups: Sequence[Waiting], links: Links, rank_of: Mapping[Place, int], for_ranks: Iterable[str]
+    groups: Sequence[LinkWait],
+    links: Links,
+    rank_of: Mapping[Place, int],
+    for_ranks: Iterable[str],
 ) -> list[tuple[int, ...]]:
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
 
     One of several ends may be the one that counts: such a group waits when one of those ranks does
     not wait itself.
     """
-    known = frozenset(for_ranks)
-    found: list[tuple[int, ...]] = [()] * len(groups)
-    waiting = {rank for one in groups if one.about in known for rank in one.ranks}
-    awake = {rank for one in groups if one.awake for rank in one.ranks}
+    waiting_abouts = frozenset(for_ranks)
+    waited: list[tuple[int, ...]] = [()] * len(groups)
+    waiting = {rank for group in groups if group.about in waiting_abouts for rank in group.ranks}
+    awake = {rank for group in groups if group.awake for rank in group.ranks}
     # The surest first: who waits for others keeps nobody waiting that may wait for several.
-    for level in (_sure, _direct, _whole):
+    for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
-        for at, one in enumerate(groups):
-            if found[at] or one.about in known or len(one.ends) < one.processes:
+        for at, group in enumerate(groups):
+            if waited[at] or group.about in waiting_abouts or len(group.ends) < group.processes:
                 continue
             sets = []
-            for place, ends in one.ends.items():
-                owners = [links.owner(place[0], end) for end in level(ends, one.about)]
+            for place, ends in group.ends.items():
+                owners = [links.owner(place[0], end) for end in level(ends, group.about)]
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
             candidates.append((at, sets))
@@ -113,29 +116,31 @@ def waited_for(
         candidates.sort(key=lambda row: max(map(len, row[1]), default=0))
         for at, ends_of in candidates:
             # Of any connection it is only likely: a rank that does something may use it.
-            apart = {_sure: set(), _direct: waiting, _whole: waiting | awake}[level]
-            sets = [ranks - apart for ranks in ends_of]
-            if all(sets) and (level is not _sure or all(len(ranks) == 1 for ranks in sets)):
-                found[at] = tuple(sorted(set().union(*sets)))
+            excluded = {_certain_ends: set(), _direct: waiting, _all_ends: waiting | awake}[level]
+            sets = [ranks - excluded for ranks in ends_of]
+            if all(sets) and (
+                level is not _certain_ends or all(len(ranks) == 1 for ranks in sets)
+            ):
+                waited[at] = tuple(sorted(set().union(*sets)))
                 waiting |= groups[at].ranks
-    return found
+    return waited
 
 
-def _sure(ends: Ends, about: str) -> tuple[str, ...]:
+def _certain_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
     """The ends that the thread waits for, where nobody else has them."""
     texts = _waited(ends, about)
-    return () if any(text.startswith(_MAY) for text in texts) else texts
+    return () if any(text.startswith(_UNCERTAIN) for text in texts) else texts
 
 
-def _direct(ends: Ends, about: str) -> tuple[str, ...]:
+def _direct(ends: LinkEnds, about: str) -> tuple[str, ...]:
     """The ends that the thread waits for, though others may have them as well."""
-    return tuple(text.removeprefix(_MAY) for text in _waited(ends, about))
+    return tuple(text.removeprefix(_UNCERTAIN) for text in _waited(ends, about))
 
 
-def _waited(ends: Ends, about: str) -> tuple[str, ...]:
-    return (*ends.direct, *(ends.below if about in _BELOW_ABOUTS else ()))
+def _waited(ends: LinkEnds, about: str) -> tuple[str, ...]:
+    return (*ends.direct, *(ends.child_ends if about in _BELOW_ABOUTS else ()))
 
 
-def _whole(ends: Ends, about: str) -> tuple[str, ...]:
+def _all_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
     """The ends of all connections, where the thread itself waits for none of its own."""
-    return ends.whole if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()
+    return ends.all_ends if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()

@@ -81,7 +81,7 @@ class TraceError(ValueError):
     """What is no trace. One line: which, and what is wrong with it."""
 
 
-class _Wrong(Exception):
+class _InvalidTrace(Exception):
     """What is wrong, without where."""
 
 
@@ -92,34 +92,34 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _fields(data: Any, wanted: Mapping[str, tuple[type, ...]], what: str) -> None:
+def _fields(data: Any, field_types: Mapping[str, tuple[type, ...]], place: str) -> None:
     if type(data) is not dict:
-        raise _Wrong(f"{what} is {_shown(data)}, not an object")
-    for name, types in wanted.items():
-        where = f"{what}.{name}" if what != "it" else name
+        raise _InvalidTrace(f"{place} is {_shown(data)}, not an object")
+    for name, types in field_types.items():
+        field_place = f"{place}.{name}" if place != "it" else name
         if name not in data:
-            raise _Wrong(f"{where} is missing")
+            raise _InvalidTrace(f"{field_place} is missing")
         if type(data[name]) not in types:
-            raise _Wrong(f"{where} cannot be {_shown(data[name])}")
+            raise _InvalidTrace(f"{field_place} cannot be {_shown(data[name])}")
         if type(data[name]) is str:
-            _short([data[name]], where)
+            _check_lengths([data[name]], field_place)
 
 
-def _short(values: Iterable[str], what: str) -> None:
+def _check_lengths(values: Iterable[str], place: str) -> None:
     """Refuse texts that are longer than those of a node can be."""
     if max(map(len, values), default=0) > MAX_TEXT:
-        raise _Wrong(f"{what} has a text that is too long")
+        raise _InvalidTrace(f"{place} has a text that is too long")
 
 
-def _texts(values: list[Any], what: str) -> None:
+def _texts(values: list[Any], place: str) -> None:
     if not set(map(type, values)) <= {str}:
-        raise _Wrong(f"{what} holds what is no text")
-    _short(values, what)
+        raise _InvalidTrace(f"{place} holds what is no text")
+    _check_lengths(values, place)
 
 
-def _indexes(values: list[Any], end: int, what: str) -> None:
+def _indexes(values: list[Any], end: int, place: str) -> None:
     if values and (set(map(type, values)) != {int} or min(values) < 0 or max(values) >= end):
-        raise _Wrong(f"{what} is an index outside of what there is")
+        raise _InvalidTrace(f"{place} is an index outside of what there is")
 
 
 def _frames(trace: Trace) -> None:
@@ -127,118 +127,118 @@ def _frames(trace: Trace) -> None:
     if frames:
         kinds = set(map(type, frames))
         if kinds != {list} or set(map(len, frames)) != {3}:
-            raise _Wrong("frames holds what is no [function, file, line]")
+            raise _InvalidTrace("frames holds what is no [function, file, line]")
         functions, files, lines = zip(*frames, strict=True)
         if {*map(type, functions), *map(type, files)} != {str} or set(map(type, lines)) != {int}:
-            raise _Wrong("frames holds what is no [function, file, line]")
-        _short(functions, "frames")
-        _short(files, "frames")
+            raise _InvalidTrace("frames holds what is no [function, file, line]")
+        _check_lengths(functions, "frames")
+        _check_lengths(files, "frames")
         if min(lines) < 0 or max(lines) > _MOST:
-            raise _Wrong("frames holds a line that no file has")
+            raise _InvalidTrace("frames holds a line that no file has")
     end = len(frames)
     for number, stack in enumerate(trace["stacks"]):
         if type(stack) is not list:
-            raise _Wrong(f"stacks[{number}] is {_shown(stack)}, not a list")
+            raise _InvalidTrace(f"stacks[{number}] is {_shown(stack)}, not a list")
         _indexes(stack, end, f"stacks[{number}]")
 
 
-def _typed(process: Any, what: str) -> None:
+def _typed(process: Any, place: str) -> None:
     """Refuse a process whose fields are missing or of another type."""
     if type(process) is dict:
         for name, (types, _) in _LATER.items():
-            _fields(process, {name: types}, what)
-    _fields(process, _PROCESS, what)
+            _fields(process, {name: types}, place)
+    _fields(process, _PROCESS, place)
 
 
-def _told(process: Any, what: str) -> tuple[Any, ...]:
+def _settings(process: Any, place: str) -> tuple[Any, ...]:
     """The values of a process; what an earlier version does not tell is filled in."""
-    found: tuple[Any, ...]
+    values: tuple[Any, ...]
     try:
-        found = _values(process)
-        return found
+        values = _values(process)
+        return values
     except KeyError:
         for name in _LATER.keys() - process.keys():
             process[name] = _LATER[name][1]
     except (TypeError, IndexError):
         pass
     try:
-        found = _values(process)
-        return found
+        values = _values(process)
+        return values
     except (KeyError, TypeError, IndexError):
-        _typed(process, what)
+        _typed(process, place)
         raise
 
 
-def _process(process: Any, what: str) -> None:
-    values = _told(process, what)
+def _process(process: Any, place: str) -> None:
+    values = _settings(process, place)
     types = tuple(map(type, values))
     if types not in _types_seen:
-        _typed(process, what)
+        _typed(process, place)
         _types_seen.add(types)
-    _short(_words(process), what)
+    _check_lengths(_words(process), place)
     for name, value in zip(_COUNTED, values, strict=False):
         if value is not None and not -_MOST <= value <= _MOST:
-            raise _Wrong(f"{what}.{name} cannot be {_shown(value)}")
+            raise _InvalidTrace(f"{place}.{name} cannot be {_shown(value)}")
     if process["pid"] < 0 or process["tracer"] < 0 or process["threads"] < 0:
-        raise _Wrong(f"{what} has a number below 0")
-    _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), what)
+        raise _InvalidTrace(f"{place} has a number below 0")
+    _times((*process["cpu_s"], *process["main_cpu_s"], process["start_s"]), place)
     for name in ("switches", "calls"):
         counts = process[name]
         if counts and (
             set(map(type, counts)) != {int} or min(counts) < 0 or max(counts) > _MOST_SWITCHES
         ):
-            raise _Wrong(f"{what}.{name} cannot be {_shown(counts[0])}")
+            raise _InvalidTrace(f"{place}.{name} cannot be {_shown(counts[0])}")
     if process["kernel_stack"]:
-        _texts(process["kernel_stack"], f"{what}.kernel_stack")
+        _texts(process["kernel_stack"], f"{place}.kernel_stack")
     if process["waits_for"] or process["ends"]:
-        _links(process, what)
+        _links(process, place)
     if process["locals"]:
-        _texts(process["locals"], f"{what}.locals")
-        _few(process["locals"], _MOST_LOCALS, f"{what}.locals")
+        _texts(process["locals"], f"{place}.locals")
+        _check_count(process["locals"], _MOST_LOCALS, f"{place}.locals")
 
 
-def _links(process: Any, what: str) -> None:
+def _links(process: Any, place: str) -> None:
     """Check whom a process waits for, and what others may wait for."""
     for name in ("waits_for", "ends"):
-        _few(process[name], _MOST_LINKS, f"{what}.{name}")
+        _check_count(process[name], _MOST_LINKS, f"{place}.{name}")
     rows = process["waits_for"]
     if not {*map(type, rows)} <= {list} or not {*map(len, rows)} <= {2}:
-        raise _Wrong(f"{what}.waits_for holds what is no [thread, end]")
-    _texts([text for row in rows for text in row], f"{what}.waits_for")
-    _texts(process["ends"], f"{what}.ends")
+        raise _InvalidTrace(f"{place}.waits_for holds what is no [thread, end]")
+    _texts([text for row in rows for text in row], f"{place}.waits_for")
+    _texts(process["ends"], f"{place}.ends")
 
 
-def _few(rows: list[Any], most: int, what: str) -> None:
-    if len(rows) > most:
-        raise _Wrong(f"{what} cannot be {len(rows)}, only {most}")
+def _check_count(rows: list[Any], maximum: int, place: str) -> None:
+    if len(rows) > maximum:
+        raise _InvalidTrace(f"{place} cannot be {len(rows)}, only {maximum}")
 
 
-def _times(values: Iterable[Any], what: str) -> None:
+def _times(values: Iterable[Any], place: str) -> None:
     for value in values:
         # NaN and the infinities are outside, too.
         if type(value) not in _NUMBER or not 0 <= value <= _LONGEST_S:
-            raise _Wrong(f"a time of {what} cannot be {_shown(value)}")
+            raise _InvalidTrace(f"a time of {place} cannot be {_shown(value)}")
 
 
-def _witnesses(found: Any, what: str) -> None:
+def _witnesses(witnesses: Any, place: str) -> None:
     """Check that each witness is an object: whoever reads one knows its form."""
-    for name, value in found.items():
+    for name, value in witnesses.items():
         if type(value) is not dict:
-            where = f"{what}[{_shown(name)}]"
-            raise _Wrong(f"{where} cannot be {_shown(value)}")
+            witness_place = f"{place}[{_shown(name)}]"
+            raise _InvalidTrace(f"{witness_place} cannot be {_shown(value)}")
 
 
-def _below(process: Any, used: list[Any], what: str) -> None:
+def _children(process: Any, used: list[Any], place: str) -> None:
     """Check the processes below one process, and collect the indexes that they use."""
     rows = process["below"]
-    _few(rows, _MOST_BELOW, f"{what}.below")
+    _check_count(rows, _MOST_BELOW, f"{place}.below")
     for at, row in enumerate(rows):
-        where = f"{what}.below[{at}]"
-        _fields(row, _BELOW, where)
+        child_place = f"{place}.below[{at}]"
+        _fields(row, _BELOW, child_place)
         for name in ("pid", "parent"):
             if not 0 <= row[name] <= _MOST:
-                raise _Wrong(f"{where}.{name} cannot be {_shown(row[name])}")
-        _times(row["cpu_s"], where)
+                raise _InvalidTrace(f"{child_place}.{name} cannot be {_shown(row[name])}")
+        _times(row["cpu_s"], child_place)
         if row["main"] is not None:
             used.append(row["main"])
 
@@ -247,7 +247,7 @@ def _below(process: Any, used: list[Any], what: str) -> None:
 _MOST_SEEN = 8
 
 
-def _samples(process: Any, seen: list[Any], used: list[Any], what: str) -> None:
+def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> None:
     """Check the samples of one process, and collect the indexes that they use.
 
     seen: samples of the trace that were checked, the last one first
@@ -257,10 +257,10 @@ def _samples(process: Any, seen: list[Any], used: list[Any], what: str) -> None:
     samples: list[Any] = process["samples"]
     for at, sample in enumerate(samples):
         # Processes that hang give the same sample again: one object, checked once, is enough.
-        if sample in seen:
-            samples[at] = seen[seen.index(sample)]
+        if sample in sampled:
+            samples[at] = sampled[sampled.index(sample)]
             continue
-        seen[:] = [sample, *seen[: _MOST_SEEN - 1]]
+        sampled[:] = [sample, *sampled[: _MOST_SEEN - 1]]
         try:
             main, threads = sample["main"], sample["threads"]
             good = type(sample["gil"]) is str and type(sample["error"]) is str
@@ -269,56 +269,58 @@ def _samples(process: Any, seen: list[Any], used: list[Any], what: str) -> None:
         except (KeyError, TypeError, IndexError):
             good, main, names = False, None, []
         if not good or not set(map(type, names)) <= {str} or not set(map(len, threads)) <= {2}:
-            _fields(sample, _SAMPLE, f"{what}.samples[{at}]")
-            raise _Wrong(f"{what}.samples[{at}].threads holds what is no [name, stack]")
-        _short((*names, sample["gil"], sample["error"]), f"{what}.samples[{at}]")
+            _fields(sample, _SAMPLE, f"{place}.samples[{at}]")
+            raise _InvalidTrace(f"{place}.samples[{at}].threads holds what is no [name, stack]")
+        _check_lengths((*names, sample["gil"], sample["error"]), f"{place}.samples[{at}]")
         if main is not None:
             used.append(main)
 
 
-def read(data: Any, where: str) -> Trace:
+def read(data: Any, source: str) -> Trace:
     """``data`` when it is a trace. Raises TraceError. where: its file or node."""
     try:
         if type(data) is not dict or not str(data.get("schema", "")).startswith("nodeready."):
-            raise _Wrong("it is no trace of nodeready")
+            raise _InvalidTrace("it is no trace of nodeready")
         if data["schema"] != SCHEMA:
-            raise _Wrong(f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read")
+            raise _InvalidTrace(
+                f"its schema is {_shown(data['schema'])}; only {SCHEMA} can be read"
+            )
         _fields(data, _HEAD, "it")
         if not 0 < len(data["node"]) <= MAX_NAME:
-            raise _Wrong(f"node cannot be {_shown(data['node'])}")
+            raise _InvalidTrace(f"node cannot be {_shown(data['node'])}")
         if not 0 <= data["interval_s"] <= _LONGEST_S:
-            raise _Wrong(f"interval_s cannot be {_shown(data['interval_s'])}")
+            raise _InvalidTrace(f"interval_s cannot be {_shown(data['interval_s'])}")
         for name, (types, instead) in _HEAD_LATER.items():
             if type(data.setdefault(name, instead)) not in types:
                 _fields(data, {name: types}, "it")
-        _short([data["part"]], "part")
+        _check_lengths([data["part"]], "part")
         _witnesses(data["witnesses"], "witnesses")
         _texts(data["instead"], "instead")
         _frames(data)
-        seen: list[Any] = []
+        sampled: list[Any] = []
         used: list[Any] = []
         for number, process in enumerate(data["processes"]):
-            what = f"processes[{number}]"
-            _process(process, what)
-            _samples(process, seen, used, what)
+            place = f"processes[{number}]"
+            _process(process, place)
+            _samples(process, sampled, used, place)
             if process["witnesses"]:
-                _witnesses(process["witnesses"], f"{what}.witnesses")
+                _witnesses(process["witnesses"], f"{place}.witnesses")
             if process["below"]:
-                _below(process, used, what)
+                _children(process, used, place)
         _indexes(used, len(data["stacks"]), "a sample's stack")
-    except _Wrong as wrong:
-        raise TraceError(f"{where}: {wrong}") from None
+    except _InvalidTrace as wrong:
+        raise TraceError(f"{source}: {wrong}") from None
     trace: Trace = data
     return trace
 
 
-def parse(text: str | bytes, where: str) -> Trace:
+def parse(text: str | bytes, source: str) -> Trace:
     """The trace that this JSON text is. Raises TraceError."""
     try:
         data = wire.load_json(text, MOST_COST)
     except wire.DecodeError as problem:
-        raise TraceError(f"{where}: {_unread(text, problem)}") from None
-    return read(data, where)
+        raise TraceError(f"{source}: {_unread(text, problem)}") from None
+    return read(data, source)
 
 
 def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
@@ -342,17 +344,17 @@ def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
     Raises TraceError when the directory cannot be read or holds no trace.
     """
     try:
-        found = [
+        paths = [
             path
             for path in directory.iterdir()
             if path.name.startswith("trace-") and path.name.endswith(".json")
         ]
     except OSError as problem:
         raise TraceError(f"{directory}: {problem.strerror}") from None
-    if not found:
+    if not paths:
         raise TraceError(f"{directory}: there is no trace-NODE.json: was it written by -o?")
     errors: dict[str, str] = {}
-    return _each(sorted(found, key=lambda path: natural(path.name)), errors), errors
+    return _load_each(sorted(paths, key=lambda path: natural(path.name)), errors), errors
 
 
 def only_regular(path: str, flags: int) -> int:
@@ -363,19 +365,19 @@ def only_regular(path: str, flags: int) -> int:
     Whoever may write to the directory can have put a pipe there, which waits, or a link to a
     device, which does something when it is opened.
     """
-    seen = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        mode = os.fstat(seen).st_mode
+        mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "is no regular file", path)
-        return os.open(f"/proc/self/fd/{seen}", flags)
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
     finally:
-        os.close(seen)
+        os.close(descriptor)
 
 
-def _each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
+def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     names: dict[str, str] = {}
     for path in paths:
         try:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from nodeready.inventory.nodeset import fold, natural
 from nodeready.node.witnesses.nccl_ras import NO_NCCL
 from nodeready.text import counted
-from nodeready.triage.stacks import advise, hearing, hints
+from nodeready.triage.stacks import advise, hints, witness_reader
 from nodeready.triage.stacks.document import (
-    Below,
+    ChildProcess,
     Frame,
     Group,
     Statement,
@@ -27,7 +27,7 @@ from nodeready.triage.stacks.document import (
     Verdict,
     fold_ranks,
 )
-from nodeready.triage.stacks.evidence import Lag, Testimony
+from nodeready.triage.stacks.statements import Lag, WitnessReport
 
 #: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44
@@ -61,7 +61,7 @@ class Decision(NamedTuple):
     by_witness: bool = False
 
 
-class Odd(NamedTuple):
+class OddRanks(NamedTuple):
     """What the ranks' environments tell.
 
     ranks:   few that say something else than the most, and what
@@ -69,18 +69,18 @@ class Odd(NamedTuple):
     """
 
     ranks: tuple[int, ...] = ()
-    says: str = ""
+    reason: str = ""
     unasked: tuple[int, ...] = ()
     part: str = ""
 
 
 #: Nothing of the kind.
-USUAL = Odd()
+USUAL = OddRanks()
 #: How the reason of missing ranks begins that run as another job.
 STRAYED = "started as part of"
 
 
-class _Cause(NamedTuple):
+class _RankCause(NamedTuple):
     """Where a suspect stands.
 
     kind: of the verdict; does: ``stands in load data.py:33``; look: what to do
@@ -96,7 +96,7 @@ def _silent(group: Group) -> bool:
     return group.kind == "no-data" and not group.processes
 
 
-def who(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
+def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
     """``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
     names = fold(nodes) if nodes else ""
     if len(names) > _WHO:
@@ -121,74 +121,80 @@ def _place(frame: Frame) -> str:
     return _cut(f"{frame.function} {file}:{frame.line}" if frame.line else frame.function, _PLACE)
 
 
-def _stands(group: Group) -> str:
+def _position(group: Group) -> str:
     """``load data.py:33``: the user's own innermost call, else the innermost; "" without one."""
     frame = group.user_frame or (group.frames[-1] if group.frames else None)
     return _place(frame) if frame else ""
 
 
-def _held_below(group: Group) -> Below | None:
+def _held_below(group: Group) -> ChildProcess | None:
     """A process that a rank waits for and that does nothing any more; None: there is none."""
     if group.about not in ("child", "data"):
         return None
-    return next((one for one in group.below if one.state[:1] in _HELD), None)
+    return next((child for child in group.below if child.state[:1] in _HELD), None)
 
 
-def _cause(group: Group) -> _Cause:
+def _cause(group: Group) -> _RankCause:
     """What a group that waits for nobody does, and what to do about it."""
     many = len(group.ranks) > 1
     if group.kind in ("missing", "dead"):
-        return _Cause("gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`")
+        return _RankCause(
+            "gone", "are gone" if many else "is gone", "see dmesg and `nodeready cores`"
+        )
     if group.kind == "stopped":
         look = "`kill -CONT PID` once it is known who did it"
-        return _Cause("late", "stopped by a signal", look)
+        return _RankCause("late", "stopped by a signal", look)
     if group.kind == "traced":
-        return _Cause("late", "held by a tracer", "see who holds it: ps -p TRACER")
+        return _RankCause("late", "held by a tracer", "see who holds it: ps -p TRACER")
     kernel = " ".join((group.why, *group.states, *group.waits_on))
-    at = _stands(group)
+    at = _position(group)
     if group.kind == "uninterruptible":
-        where = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
-        does = f"state D{f' in {where}' if where else ''}{f' at {at}' if at else ''}"
-        return _Cause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
+        place = group.why.rpartition(" in ")[2] if ", in " in group.why else ""
+        does = f"state D{f' in {place}' if place else ''}{f' at {at}' if at else ''}"
+        return _RankCause("storage", _cut(does, 80), "look at its mounts, devices and dmesg")
     about = group.about
     if stopped := _held_below(group):
         name = stopped.kind if stopped.kind == "loader worker" else stopped.command[:30]
         does = f"waits for a process of its that {_HELD[stopped.state[:1]]}: {name}"
-        return _Cause("late", does, "see who did it, and what it wrote last")
-    inner = next((one for one in group.below if one.frames), None) if about == "child" else None
+        return _RankCause("late", does, "see who did it, and what it wrote last")
+    inner = (
+        next((child for child in group.below if child.frames), None) if about == "child" else None
+    )
     if inner:
         frame = hints.user_frame(inner.frames) or inner.frames[-1]
-        some = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
-        return _Cause("late", f"waits for a process of its in {_place(frame)}{some}", "look there")
+        part = f" ({advise.few_ranks(inner.ranks)})" if set(inner.ranks) < set(group.ranks) else ""
+        return _RankCause(
+            "late", f"waits for a process of its in {_place(frame)}{part}", "look there"
+        )
     # Workers that fetch ahead stand still as well while their rank is elsewhere.
-    for below in group.below if about == "data" or not group.frames else ():
-        if below.kind == "loader worker" and not hints.is_idle_worker(below.hint):
-            beside = _place(below.frames[-1]) if below.frames else ""
-            held = f"state {below.state[:1]} in {below.wait_channel}" if below.wait_channel else ""
-            fs = below.state.startswith("D") or _STORAGE.search(
-                f"{below.wait_channel} {below.waits_on}"
+    for child in group.below if about == "data" or not group.frames else ():
+        if child.kind == "loader worker" and not hints.is_idle_worker(child.hint):
+            frame_text = _place(child.frames[-1]) if child.frames else ""
+            held = f"state {child.state[:1]} in {child.wait_channel}" if child.wait_channel else ""
+            fs = child.state.startswith("D") or _STORAGE.search(
+                f"{child.wait_channel} {child.waits_on}"
             )
-            where = held if fs and held else beside or held
-            does = f"waits for {counted(below.processes, 'loader worker')}"
-            does += f" ({_cut(where, _PLACE)})" if where else ""
+            place = held if fs and held else frame_text or held
+            does = f"waits for {counted(child.processes, 'loader worker')}"
+            does += f" ({_cut(place, _PLACE)})" if place else ""
             look = "look at the workers' stacks" if not fs else "look at the workers' file system"
-            return _Cause("storage" if fs else "loader", does, look)
+            return _RankCause("storage" if fs else "loader", does, look)
     if about == "data":
-        return _Cause("loader", f"waits for its data loader at {at}", "look at its workers")
+        return _RankCause("loader", f"waits for its data loader at {at}", "look at its workers")
     if _STORAGE.search(kernel):
         look = "look at its mounts and dmesg"
-        return _Cause("storage", f"waits for a file system at {at}", look)
+        return _RankCause("storage", f"waits for a file system at {at}", look)
     if about in _FILES and group.verdict not in ("spinning", "progressing"):
-        return _Cause("storage", f"{_FILES[about]} at {at}", "look at its file system")
+        return _RankCause("storage", f"{_FILES[about]} at {at}", "look at its file system")
     if group.verdict == "progressing":
-        return _Cause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
+        return _RankCause("late", f"still works, at {at}", "may be slow, or in a loop: look again")
     if group.verdict == "spinning":
-        return _Cause("late", f"computes or loops at {at}", "look there, and look again")
+        return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
     # Of a group that waits for different things, none is its own.
     held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
     waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
-    return _Cause("late", f"{does} {at}{waits}", look)
+    return _RankCause("late", f"{does} {at}{waits}", look)
 
 
 #: States of proc(5) in which a process does nothing, and what has happened to it.
@@ -239,15 +245,15 @@ def _pauses(group: Group) -> bool:
 _ASIDE = ("idle", "agent", "worker")
 
 
-class _Case:
+class _VerdictBuilder:
     """All that is known of one job, and the decision."""
 
     def __init__(
-        self, groups: Sequence[Group], heard: Testimony, places: Iterable[tuple[Any, ...]],
-        odd: Odd,
-        beside: Sequence[frozenset[str]],
+        self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
+        odd: OddRanks,
+        files_beside: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
-        self.heard, self.places, self.odd, self.beside = heard, places, odd, beside
+        self.heard, self.places, self.odd, self.beside = report, places, odd, files_beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.given = tuple(groups)
@@ -255,10 +261,10 @@ class _Case:
         self.at = {rank: at for at, group in enumerate(groups) for rank in group.ranks}
         self.nodes = {node for group in groups for node in group.nodes}
         self.total = sum(group.processes for group in groups)
-        self.moving = sum(one.processes for one in groups if one.verdict == "progressing")
+        self.moving = sum(group.processes for group in groups if group.verdict == "progressing")
         self.says = [
             (witness.name, statement)
-            for witness in heard.witnesses
+            for witness in report.witnesses
             for statement in witness.says
         ]  # fmt: skip
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
@@ -269,83 +275,83 @@ class _Case:
 
     # --- Who.
 
-    def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *why: str) -> Suspect:
+    def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *reasons: str) -> Suspect:
         """With all that speaks for it and against it."""
-        mine, there = set(ranks), set(nodes)
-        for_, against = list(dict.fromkeys(filter(None, why))), list(self.notes)
-        for name, one in self.says:
-            if not self._of(one, mine, there):
+        rank_set, node_set = set(ranks), set(nodes)
+        for_, against = list(dict.fromkeys(filter(None, reasons))), list(self.notes)
+        for name, say in self.says:
+            if not self._of(say, rank_set, node_set):
                 continue
-            text = f"{name}: {one.text}"
-            if one.against:
+            text = f"{name}: {say.text}"
+            if say.against:
                 against.append(text)
-            elif one.weight:
+            elif say.weight:
                 for_.append(text)
-        if len(mine) <= 2:
+        if len(rank_set) <= 2:
             for_ += [
                 f'logs: last line of rank {rank}, unlike the others\': "{self.heard.last[rank]}"'
-                for rank in sorted(mine)
+                for rank in sorted(rank_set)
                 if self.heard.last.get(rank)
                 and not any(self.heard.last[rank] in text for text in for_)
             ]
         return Suspect(
-            tuple(sorted(mine)),
-            tuple(sorted(there, key=natural)),
+            tuple(sorted(rank_set)),
+            tuple(sorted(node_set, key=natural)),
             tuple(dict.fromkeys(for_))[:_MOST_SAID],
             tuple(dict.fromkeys(against))[:_MOST_SAID],
         )
 
     @staticmethod
-    def _of(one: Statement, ranks: set[int], nodes: set[str]) -> bool:
+    def _of(statement: Statement, ranks: set[int], nodes: set[str]) -> bool:
         """Whether a statement is about some of these ranks, or about their nodes."""
-        if one.ranks:
-            return not ranks.isdisjoint(one.ranks)
-        return bool(one.nodes) and not nodes.isdisjoint(one.nodes)
+        if statement.ranks:
+            return not ranks.isdisjoint(statement.ranks)
+        return bool(statement.nodes) and not nodes.isdisjoint(statement.nodes)
 
     def of_group(self, at: int) -> Suspect:
         group = self.groups[at]
         cause = _cause(group)
-        why = group.reason or (cause.does if self.roles[at] == "suspect" else "")
-        return self.suspect(group.ranks, group.nodes, why)
+        reason = group.reason or (cause.does if self.roles[at] == "suspect" else "")
+        return self.suspect(group.ranks, group.nodes, reason)
 
     def nodes_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
         """The nodes of ranks, in natural order."""
         if not self.node_of:
-            self.node_of = {one[2]: one[0] for one in self.places}
-        found = {self.node_of[rank] for rank in ranks if rank in self.node_of}
-        return tuple(sorted(found, key=natural))
+            self.node_of = {place[2]: place[0] for place in self.places}
+        nodes = {self.node_of[rank] for rank in ranks if rank in self.node_of}
+        return tuple(sorted(nodes, key=natural))
 
     # --- The decision.
 
     def decide(self) -> Verdict:
         if 2 * self.moving > self.total:
             return self.not_stuck()
-        strayed = [at for at, one in enumerate(self.groups) if one.why.startswith(STRAYED)]
+        strayed = [at for at, group in enumerate(self.groups) if group.why.startswith(STRAYED)]
         if strayed:
             group = self.groups[strayed[0]]
             return self.odd_ones(group.ranks, group.why)
         if self.odd.ranks:
-            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.says}")
+            return self.odd_ones(self.odd.ranks, f"{_has(self.odd.ranks)} {self.odd.reason}")
         gone = [
-            at for at, one in enumerate(self.groups)
-            if one.kind in ("missing", "dead") or _silent(one)
+            at for at, group in enumerate(self.groups)
+            if group.kind in ("missing", "dead") or _silent(group)
         ]  # fmt: skip
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
-        known = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
+        named = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
         raised = [rank for rank in self.heard.raised if rank in self.at]
         if gone and raised and not any(map(self._why_gone, gone)):
             return self.ended_others(raised[0], gone)
-        if known or (gone and not alive and not lags):
-            return self.gone(known or gone, gone)
+        if named or (gone and not alive and not lags):
+            return self.gone(named or gone, gone)
         accused = {rank for lag in lags for rank in lag.ranks}
         exonerated = [at for at in alive if self._exonerated(at)]
         for at in exonerated:
             self._acquit(at)
         alive = [at for at in alive if at not in exonerated]
-        both = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
-        if lags and (both or not alive):
-            return self.late(lags, both)
+        disputed = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
+        if lags and (disputed or not alive):
+            return self.late(lags, disputed)
         if alive:
             unheard = set(self.heard.unheard)
             deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
@@ -354,9 +360,9 @@ class _Case:
                 self.notes.append("by its stack alone, another rank waits for nobody")
                 return self.late(lags, [])
             if lags:
-                self.notes.append(f"{lags[0].witness}: {who(lags[0].ranks)} is late, too")
+                self.notes.append(f"{lags[0].witness}: {ranks_text(lags[0].ranks)} is late, too")
             if gone:
-                self.notes.append(f"nobody found {who(self.groups[gone[0]].ranks)}")
+                self.notes.append(f"nobody found {ranks_text(self.groups[gone[0]].ranks)}")
                 self.reorder = True
             return self.stands(alive)
         return self.all_wait()
@@ -365,29 +371,31 @@ class _Case:
         """What the best witness says of who is late; another one that names others is noted."""
         best: list[Lag] = []
         for name in ("flight_recorder", "nccl_ras", "logs"):
-            own = [one for one in self.heard.lags if one.witness == name and one.weight > 1]
-            free = [one for one in own if not one.chained]
+            strong = [lag for lag in self.heard.lags if lag.witness == name and lag.weight > 1]
+            free = [lag for lag in strong if not lag.chained]
             if not best:
                 best = free
-            elif free and {r for one in best for r in one.ranks}.isdisjoint(
-                r for one in free for r in one.ranks
+            elif free and {r for lag in best for r in lag.ranks}.isdisjoint(
+                r for lag in free for r in lag.ranks
             ):
-                self.notes.append(f"{name}: names {who(free[0].ranks)} instead")
+                self.notes.append(f"{name}: names {ranks_text(free[0].ranks)} instead")
         if best:
             return best
         # Two weak witnesses that say the same of a rank are one strong one.
-        weak = [one for one in self.heard.lags if one.weight == 1 and not one.chained]
-        for one in weak:
+        weak = [lag for lag in self.heard.lags if lag.weight == 1 and not lag.chained]
+        for lag in weak:
             for other in weak:
-                if one.witness != other.witness and set(one.ranks) & set(other.ranks):
-                    return [one]
+                if lag.witness != other.witness and set(lag.ranks) & set(other.ranks):
+                    return [lag]
             signs = {
-                name for name, said in self.says
-                if said.weight and not said.against and set(said.ranks) & set(one.ranks)
+                name for name, statement in self.says
+                if statement.weight
+                and not statement.against
+                and set(statement.ranks) & set(lag.ranks)
             }  # fmt: skip
-            alive = [self.roles[self.at[rank]] for rank in one.ranks if rank in self.at]
+            alive = [self.roles[self.at[rank]] for rank in lag.ranks if rank in self.at]
             if len(signs) > 1 or (alive and set(alive) == {"suspect"}):
-                return [one]
+                return [lag]
         return []
 
     def _exonerated(self, at: int) -> bool:
@@ -397,19 +405,21 @@ class _Case:
 
     def _acquit(self, at: int) -> None:
         group = self.groups[at]
-        what = self.heard.called[group.ranks[0]]
+        call = self.heard.called[group.ranks[0]]
         self.roles[at] = None
         self.groups[at] = replace(
-            group, role=None, reason=f"the flight recorder says that it has called {what}"
+            group, role=None, reason=f"the flight recorder says that it has called {call}"
         )
 
-    def odd_ones(self, ranks: Sequence[int], says: str) -> Verdict:
+    def odd_ones(self, ranks: Sequence[int], reason: str) -> Verdict:
         """Ranks that were started as part of another job."""
         self.reorder = True
-        nodes = next((one.nodes for one in self.groups if one.why == says), self.nodes_of(ranks))
+        nodes = next(
+            (group.nodes for group in self.groups if group.why == reason), self.nodes_of(ranks)
+        )
         wait = f"; {self.waits()}" if self.victims else ""
-        text = f"{who(ranks, nodes)} {says}{wait}: what they were started with must agree"
-        return self.made("disagree", text, [self.suspect(ranks, nodes, says)])
+        text = f"{ranks_text(ranks, nodes)} {reason}{wait}: what they were started with must agree"
+        return self.build("disagree", text, [self.suspect(ranks, nodes, reason)])
 
     def not_stuck(self) -> Verdict:
         text = f"not stuck: {self.moving} of {self.total} ranks go on between the samples"
@@ -423,25 +433,29 @@ class _Case:
         """The gravest thing that a witness says of the nodes or ranks of a group."""
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
-        said = [
-            one for name, one in self.says
-            if name in ("kernel", "nccl_ras", "gpu") and one.weight > 1 and not one.against
-            and (self._of(one, ranks, nodes) or nodes & set(one.nodes))
+        errors = [
+            say for name, say in self.says
+            if name in ("kernel", "nccl_ras", "gpu") and say.weight > 1 and not say.against
+            and (self._of(say, ranks, nodes) or nodes & set(say.nodes))
         ]  # fmt: skip
-        return max(said, key=lambda one: one.weight, default=None)
+        return max(errors, key=lambda statement: statement.weight, default=None)
 
-    def gone(self, most: Sequence[int], gone: Sequence[int]) -> Verdict:
-        silent = [at for at in most if _silent(self.groups[at])]
-        first = next((at for at in most if self._why_gone(at)), most[0])
-        group, why = self.groups[first], self._why_gone(first)
-        ranks = sorted({rank for at in most for rank in self.groups[at].ranks})
-        nodes = tuple(dict.fromkeys(node for at in most for node in self.groups[at].nodes))
-        name = who(ranks, nodes)
-        one = len(ranks) == 1 or not ranks
+    def gone(self, majority: Sequence[int], gone: Sequence[int]) -> Verdict:
+        silent = [at for at in majority if _silent(self.groups[at])]
+        first = next((at for at in majority if self._why_gone(at)), majority[0])
+        group, reason_group = self.groups[first], self._why_gone(first)
+        ranks = sorted({rank for at in majority for rank in self.groups[at].ranks})
+        nodes = tuple(dict.fromkeys(node for at in majority for node in self.groups[at].nodes))
+        name = ranks_text(ranks, nodes)
+        is_single = len(ranks) == 1 or not ranks
         wait = f"; {self.waits()}" if self.victims else ""
-        if why:
-            where = f" on {fold(why.nodes)}" if len(why.nodes) == 1 and not nodes else ""
-            text = f"{name} {'is' if one else 'are'} gone: {why.text}{where}{wait}"
+        if reason_group:
+            place = (
+                f" on {fold(reason_group.nodes)}"
+                if len(reason_group.nodes) == 1 and not nodes
+                else ""
+            )
+            text = f"{name} {'is' if is_single else 'are'} gone: {reason_group.text}{place}{wait}"
         elif silent or group.why.endswith("without an answer"):
             reason = _cut(self.groups[silent[0]].why, 60) if silent else "no answer"
             text = f"{name}: no answer of the node ({reason}){wait}: see whether it is alive"
@@ -450,7 +464,7 @@ class _Case:
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
             text = (
-                f"{name}: nobody found {'it' if one else 'them'}{wait}: see dmesg, "
+                f"{name}: nobody found {'it' if is_single else 'them'}{wait}: see dmesg, "
                 "`nodeready cores`, the launcher's output"
             )
         suspects = [
@@ -463,7 +477,7 @@ class _Case:
             self.of_group(at) for at, role in enumerate(self.roles)
             if role == "suspect" and at not in gone
         ]  # fmt: skip
-        return self.made("gone", text, suspects, () if why else ("kernel", "logs"))
+        return self.build("gone", text, suspects, () if reason_group else ("kernel", "logs"))
 
     def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
         """A rank has raised an error of its own, and others have ended: those are its victims."""
@@ -476,10 +490,10 @@ class _Case:
             after = f"has ended after rank {rank} raised"
             self.groups[other] = replace(self.groups[other], role="victim", reason=after)
         self.groups[at] = replace(self.groups[at], role="suspect", reason=f"raised {error}")
-        name = who([rank], self.nodes_of([rank]))
-        text = f"{name} raised {error}; {who(ended)} {_has(ended)} ended since"
+        name = ranks_text([rank], self.nodes_of([rank]))
+        text = f"{name} raised {error}; {ranks_text(ended)} {_has(ended)} ended since"
         suspect = self.suspect([rank], self.nodes_of([rank]), does)
-        return self.made("gone", text, [suspect])
+        return self.build("gone", text, [suspect])
 
     def waits(self) -> str:
         return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
@@ -494,53 +508,53 @@ class _Case:
     # --- A rank is late, by a strong witness; or the calls differ.
 
     def late(self, lags: Sequence[Lag], groups: Sequence[int]) -> Verdict:
-        lag = max(lags, key=lambda one: (one.weight, len(one.waiting)))
+        lag = max(lags, key=lambda lag: (lag.weight, len(lag.waiting)))
         self.reorder = True
         ranks = lag.ranks
         stand = [at for at in groups if not set(ranks).isdisjoint(self.groups[at].ranks)]
         stand = stand or sorted({self.at[rank] for rank in ranks if rank in self.at})
-        name = who(ranks, self.nodes_of(ranks))
+        name = ranks_text(ranks, self.nodes_of(ranks))
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
         # What cannot be seen says nothing of where the rank stands.
-        seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
-        cause = _cause(self.groups[stand[0]]) if seen else None
-        own = bool(stand) and self.roles[stand[0]] == "suspect"
-        if lag.elsewhere and not own:
+        is_seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
+        cause = _cause(self.groups[stand[0]]) if is_seen else None
+        is_suspect = bool(stand) and self.roles[stand[0]] == "suspect"
+        if lag.elsewhere and not is_suspect:
             kind = "disagree"
             wait = "waits" if len(ranks) == 1 else "wait"
             text = (
-                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.what}{site}: they must agree"
+                f"{name} {wait} in {lag.elsewhere}, {count} in {lag.call}{site}: they must agree"
             )
             self.notes.append(f"it waits itself, in {lag.elsewhere}")
         elif lag.other:
             kind = "disagree"
-            text = f"{name} called {lag.other}, {count} {lag.what}{site}: the calls must agree"
+            text = f"{name} called {lag.other}, {count} {lag.call}{site}: the calls must agree"
         else:
-            text = f"{name} {_has(ranks)} not called {lag.what}{site}, which {count} {wait} in"
+            text = f"{name} {_has(ranks)} not called {lag.call}{site}, which {count} {wait} in"
             if lag.silent:
-                text = f"{name}: no word of it, while {count} {wait} in {lag.what}{site}"
+                text = f"{name}: no word of it, while {count} {wait} in {lag.call}{site}"
             kind = "late"
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
                 text += f": {cause.does}"
                 # What has timed out has waited for long.
                 text += self.slow(stand[0]) if lag.witness != "logs" else ""
-            elif cause and _stands(self.groups[stand[0]]):
-                text += f": it is at {_stands(self.groups[stand[0]])}"
+            elif cause and _position(self.groups[stand[0]]):
+                text += f": it is at {_position(self.groups[stand[0]])}"
                 self.notes.append("its stack waits as the others' do")
-        why = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
-        suspects = [self.suspect(ranks, self.nodes_of(ranks), why)]
+        reason = cause.does if cause and stand and self.roles[stand[0]] == "suspect" else ""
+        suspects = [self.suspect(ranks, self.nodes_of(ranks), reason)]
         if lag.other and len(lag.waiting) <= len(ranks):
             self.notes.append("as many have called the one as the other")
             suspects = [
-                self.suspect(some, self.nodes_of(some), why) for some in (ranks, lag.waiting)
+                self.suspect(side, self.nodes_of(side), reason) for side in (ranks, lag.waiting)
             ]
         for other in lags:
             if other is not lag and set(other.ranks) - set(ranks):
                 suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
-        return self.made(kind, text, suspects)
+        return self.build(kind, text, suspects)
 
     # --- A rank waits for nobody, and others wait for it.
 
@@ -550,13 +564,15 @@ class _Case:
         first = self.groups[alive[0]]
         causes = [_cause(self.groups[at]) for at in alive]
         cause = causes[0]
-        name = who(first.ranks, first.nodes)
-        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        name = ranks_text(first.ranks, first.nodes)
+        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
         if self.victims:
             if first.kind == "traced" and first.verdict is None and self.total == first.processes:
-                return self.made("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
-            text = f"{name}{more}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
-            return self.made(cause.kind, text, suspects, ("flight_recorder",))
+                return self.build("unclear", f"{name}: {cause.does}: {cause.look}", suspects)
+            text = (
+                f"{name}{suffix}: {cause.does}; {self.waits()}{self.slow(alive[0])}: {cause.look}"
+            )
+            return self.build(cause.kind, text, suspects, ("flight_recorder",))
         return self.nobody_waits(alive)
 
     def nobody_waits(self, alive: Sequence[int]) -> Verdict:
@@ -564,20 +580,22 @@ class _Case:
         first, cause = self.groups[alive[0]], _cause(self.groups[alive[0]])
         suspects = [self.of_group(at) for at in alive]
         kinds = {_cause(self.groups[at]).kind for at in alive}
-        more = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
-        name = who(first.ranks, first.nodes)
+        suffix = f" (and {counted(len(alive) - 1, 'other group')})" if alive[1:] else ""
+        name = ranks_text(first.ranks, first.nodes)
         if first.processes == self.total:
             name = f"all {self.total} ranks" if self.total > 1 else name
-        seen = [self.groups[at] for at in alive]
-        awake = all(one.verdict in _AWAKE and not one.role for one in seen)
-        if awake and sum(one.processes for one in seen) == self.total:
+        groups = [self.groups[at] for at in alive]
+        awake = all(group.verdict in _AWAKE and not group.role for group in groups)
+        if awake and sum(group.processes for group in groups) == self.total:
             # Two samples of a loop that goes on can be the same by chance.
-            text = f"{name}{more}: {cause.does}; all are awake: slow, or hung: look again, longer"
-            return self.made("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
-        if sum(one.processes for one in seen) == self.total and all(map(_pauses, seen)):
-            text = f"{name}{more}: {cause.does}; a pause, or a wait without an end: look again"
+            text = (
+                f"{name}{suffix}: {cause.does}; all are awake: slow, or hung: look again, longer"
+            )
+            return self.build("unclear", f"{text} (--interval)", [], ("flight_recorder", "logs"))
+        if sum(group.processes for group in groups) == self.total and all(map(_pauses, groups)):
+            text = f"{name}{suffix}: {cause.does}; a pause, or a wait without an end: look again"
             text += ", longer (--interval)"
-            return self.made("unclear", text, [], ("flight_recorder", "logs"))
+            return self.build("unclear", text, [], ("flight_recorder", "logs"))
         waits = "no rank waits for another"
         if self.roles[alive[0]] == "suspect":
             may = sum(
@@ -588,18 +606,18 @@ class _Case:
             # Below a call of the user's own there may be the wait() of an asynchronous collective.
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
-        text = f"{name}{more}: {cause.does}{slow}; {waits}: {cause.look}"
-        everywhere = len(alive) > 1 and sum(one.processes for one in seen) == self.total
+        text = f"{name}{suffix}: {cause.does}{slow}; {waits}: {cause.look}"
+        everywhere = len(alive) > 1 and sum(group.processes for group in groups) == self.total
         if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
             # Whoever comes first does so by chance.
             text = f"{len(alive)} groups, and no stack is known to wait for another rank"
             if cause.kind == "late":
-                return self.made("unclear", text, [], ("flight_recorder", "logs"))
+                return self.build("unclear", text, [], ("flight_recorder", "logs"))
         if len(kinds) == 1 and cause.kind in ("loader", "storage"):
-            return self.made(cause.kind, text, suspects)
+            return self.build(cause.kind, text, suspects)
         if first.kind != "stack" and len(kinds) == 1:
-            return self.made(cause.kind, text, suspects)
-        return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
+            return self.build(cause.kind, text, suspects)
+        return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
 
     # --- All wait.
 
@@ -613,28 +631,31 @@ class _Case:
             return self.nobody_waits(unknown)
         if unknown:
             first = self.groups[unknown[0]]
-            what = first.why or first.reason or f"stands in {_stands(first)}"
-            text = f"{who(first.ranks, first.nodes)}: {_cut(what, 80)}: nobody can tell"
-            still = any(advise.stands(self.groups[at]) for at in self.victims)
+            position = first.why or first.reason or f"stands in {_position(first)}"
+            text = f"{ranks_text(first.ranks, first.nodes)}: {_cut(position, 80)}: nobody can tell"
+            still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
             if moves and self.victims:
                 # Between two samples an iteration that is long and one without an end look alike.
                 text = (
-                    f"{who(first.ranks, first.nodes)} moves at {_stands(first)}, {self.waits()}: "
+                    f"{ranks_text(first.ranks, first.nodes)} moves at {_position(first)}, "
+                    f"{self.waits()}: "
                     "slow, or in a loop: look again, longer (--interval)"
                 )
             few = 2 * sum(self.groups[at].processes for at in unknown) <= self.total
             named = self.victims and few and (still or first.verdict == "progressing")
             suspects = [self.of_group(at) for at in unknown] if named else []
-            return self.made("unclear", text, suspects, ("flight_recorder", "logs"))
-        chained = [one for one in self.heard.lags if one.chained and one.weight > 1]
+            return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
+        chained = [lag for lag in self.heard.lags if lag.chained and lag.weight > 1]
         if len(chained) > 1:
-            one, other = chained[:2]
+            first_lag, other = chained[:2]
             text = (
-                f"{who(one.waiting)}: in {one.what} for {who(one.ranks)}, and "
-                f"{who(other.waiting)} in {other.what} for {who(other.ranks)}: the order differs"
+                f"{ranks_text(first_lag.waiting)}: in {first_lag.call} for "
+                f"{ranks_text(first_lag.ranks)}, and "
+                f"{ranks_text(other.waiting)} in {other.call} for {ranks_text(other.ranks)}: "
+                "the order differs"
             )
-            return self.made("disagree", text, [
+            return self.build("disagree", text, [
                 self.suspect(lag.ranks, self.nodes_of(lag.ranks)) for lag in chained[:2]
             ])  # fmt: skip
         if any(self.groups[at].about in _ONE_RANK for at in self.victims):
@@ -651,137 +672,138 @@ class _Case:
         """Ranks wait for single other ranks, and those for ranks as well."""
         order = sorted(self.victims, key=lambda at: self.groups[at].processes)
         first = [self.groups[at] for at in order]
-        text = "; ".join(f"{who(one.ranks)} in {_called(one)}" for one in first[:2])
-        more = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
-        text += f"{more}: all wait for each other: look at what they asked"
-        return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+        text = "; ".join(f"{ranks_text(group.ranks)} in {_called(group)}" for group in first[:2])
+        suffix = f" (and {counted(len(first) - 2, 'other group')})" if first[2:] else ""
+        text += f"{suffix}: all wait for each other: look at what they asked"
+        return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
 
     def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
         """The stacks wait in different calls."""
         order = sorted(
-            places.values(), key=lambda found: sum(self.groups[at].processes for at in found)
+            places.values(), key=lambda indexes: sum(self.groups[at].processes for at in indexes)
         )
-        few, most = self.groups[order[0][0]], self.groups[order[-1][0]]
+        few, many = self.groups[order[0][0]], self.groups[order[-1][0]]
         pairwise = any(_PAIRWISE.match(name) for name in places)
-        others = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
-        if others & places.keys():
+        files = frozenset().union(*(self.beside[at] for at in self.victims if self.beside))
+        if files & places.keys():
             text = (
-                f"{who(few.ranks)} in {_called(few)}, {who(most.ranks)} in {_called(most)}, "
+                f"{ranks_text(few.ranks)} in {_called(few)}, "
+                f"{ranks_text(many.ranks)} in {_called(many)}, "
                 "threads beside in the same: another order of two communicators?"
             )
-            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+            return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text = (
-            f"{who(few.ranks, few.nodes)} waits in {_called(few)}, "
-            f"{who(most.ranks)} in {_called(most)}"
+            f"{ranks_text(few.ranks, few.nodes)} waits in {_called(few)}, "
+            f"{ranks_text(many.ranks)} in {_called(many)}"
         )
         if pairwise or len(places) > 2:
             text += ": all wait; the recorder tells for whom"
-            return self.made("unclear", text, [], ("flight_recorder", "nccl_ras"))
+            return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text += ": the calls must agree"
         suspects = []
-        if few.processes < most.processes:
+        if few.processes < many.processes:
             self.notes.append("by the stacks alone, the others may be wrong as well")
             suspects = [self.of_group(at) for at in order[0]]
-        return self.made("disagree", text, suspects, ("flight_recorder",))
+        return self.build("disagree", text, suspects, ("flight_recorder",))
 
     def together(self) -> Verdict:
         """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
-        what = self.heard.common or _called(first)
-        everybody = f"all {self.total} ranks wait in {_cut(what, 70)}"
-        stuck = sum(one == what for one in self.heard.called.values())
+        call = self.heard.common or _called(first)
+        summary = f"all {self.total} ranks wait in {_cut(call, 70)}"
+        stuck = sum(rank_call == call for rank_call in self.heard.called.values())
         if 0 < stuck < self.total:
-            everybody = f"all {self.total} ranks wait, {stuck} in {_cut(what, 70)} with all of it"
+            summary = f"all {self.total} ranks wait, {stuck} in {_cut(call, 70)} with all of it"
         rate = self.heard.bytes_per_s
-        moves = rate is not None and rate >= hearing.MOVING_BYTES_PER_S
+        moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
         if signs:
             strength, ranks, nodes, texts = signs[0]
             self.reorder = strength > 1
             suspect = self.suspect(ranks, nodes)
-            name = who(ranks, tuple(nodes))
-            said = _cut(texts[0], 70)
+            name = ranks_text(ranks, tuple(nodes))
+            quoted = _cut(texts[0], 70)
             if strength < 2:
                 suspect = replace(suspect, against=(*suspect.against, "this is one weak sign"))
-                text = f"{everybody}; the only sign: {name}: {said}"
-                return self.made("unclear", text, [suspect], ("flight_recorder", "network"))
-            kind = "storage" if "file system" in said else "slow-node" if moves else "quiet"
-            text = f"{name}: {said}; {everybody}"
-            return self.made(kind, text, [suspect])
+                text = f"{summary}; the only sign: {name}: {quoted}"
+                return self.build("unclear", text, [suspect], ("flight_recorder", "network"))
+            kind = "storage" if "file system" in quoted else "slow-node" if moves else "quiet"
+            text = f"{name}: {quoted}; {summary}"
+            return self.build(kind, text, [suspect])
         if moves and rate is not None:
-            text = f"{everybody}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
+            text = f"{summary}, and {rate / 1e6:.0f} MB/s move: slow, or a very large one"
             text += ": look again"
-            return self.made("moving", text)
+            return self.build("moving", text)
         busy = {
-            rank for name, one in self.says if name == "gpu" and one.text == hearing.COMPUTES
-            for rank in one.ranks
+            rank
+            for name, say in self.says
+            if name == "gpu" and say.text == witness_reader.GPU_COMPUTES
+            for rank in say.ranks
         }  # fmt: skip
         if 2 * len(busy) > self.total:
-            text = f"{everybody}, and the GPUs of {len(busy)} compute: a long step, or a loop"
-            return self.made("moving", f"{text}: look again, longer (--interval)")
+            text = f"{summary}, and the GPUs of {len(busy)} compute: a long step, or a loop"
+            return self.build("moving", f"{text}: look again, longer (--interval)")
         if any(self.groups[at].verdict is None for at in self.victims):
-            text = f"{everybody}: one look cannot tell whether it moves: try --samples 2"
-            return self.made("unclear", text, missing=("flight_recorder", "network"))
+            text = f"{summary}: one look cannot tell whether it moves: try --samples 2"
+            return self.build("unclear", text, missing=("flight_recorder", "network"))
         doubt = sum(
             self.groups[at].processes for at in self.victims
             if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
         )  # fmt: skip
         if 2 * doubt > self.total and rate is None and not self.heard.common:
-            text = (
-                f"{everybody}, and wake up there: slow, or hung: look again, longer (--interval)"
-            )
-            return self.made("unclear", text, missing=("flight_recorder", "network"))
+            text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
+            return self.build("unclear", text, missing=("flight_recorder", "network"))
         if self.total == 1 and not self.heard.common:
-            text = f"the only rank that was found waits in {_cut(what, 70)}: find the others"
-            return self.made("unclear", text, missing=("flight_recorder", "nccl_ras"))
+            text = f"the only rank that was found waits in {_cut(call, 70)}: find the others"
+            return self.build("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
         if not self.heard.common and all(_RECEIVES.match(_call(self.groups[at]))
                                          for at in self.victims):  # fmt: skip
-            text = f"{everybody}: nobody sends: the order of sends and receives must agree"
-            return self.made("disagree", text, missing=("flight_recorder",))
+            text = f"{summary}: nobody sends: the order of sends and receives must agree"
+            return self.build("disagree", text, missing=("flight_recorder",))
         look = "look at the network and its ports"
         if first.about in ("start", "store"):
             look = "look at MASTER_ADDR:MASTER_PORT, the launchers and the network"
-        text = f"{everybody}{quiet}: nobody is elsewhere: {look}"
-        return self.made("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
+        text = f"{summary}{quiet}: nobody is elsewhere: {look}"
+        return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
         """What is said of some nodes or ranks and not of all: the strongest first.
 
         Two witnesses that say something of one node are as good as a strong one.
         """
-        found: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
-        most = max(1, len(self.nodes) // 2)
-        for name, one in self.says:
-            if one.against or not one.weight:
+        rows_of: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
+        maximum = max(1, len(self.nodes) // 2)
+        for name, say in self.says:
+            if say.against or not say.weight:
                 continue
-            nodes = set(one.nodes) & self.nodes or set(self.nodes_of(one.ranks))
-            if one.ranks and 2 * len(one.ranks) > self.total and self.total > 2:
+            nodes = set(say.nodes) & self.nodes or set(self.nodes_of(say.ranks))
+            if say.ranks and 2 * len(say.ranks) > self.total and self.total > 2:
                 continue
             # What all nodes show is the job's, not a node's.
-            if not nodes or (len(nodes) > most and one.weight < 2):
+            if not nodes or (len(nodes) > maximum and say.weight < 2):
                 continue
             for node in nodes:
-                weight, names, ranks, texts = found.get(node, (0, set(), set(), []))
-                texts = [one.text, *texts] if one.weight > weight else [*texts, one.text]
-                found[node] = (
-                    max(weight, one.weight),
+                weight, names, ranks, texts = rows_of.get(node, (0, set(), set(), []))
+                texts = [say.text, *texts] if say.weight > weight else [*texts, say.text]
+                rows_of[node] = (
+                    max(weight, say.weight),
                     names | {name},
-                    ranks | set(one.ranks),
+                    ranks | set(say.ranks),
                     texts,
                 )
         merged: dict[tuple[int, str], tuple[set[int], set[str], list[str]]] = {}
-        for node, (weight, names, ranks, texts) in found.items():
+        for node, (weight, names, ranks, texts) in rows_of.items():
             strength = 2 if weight > 1 or len(names) > 1 else 1
-            own = merged.setdefault((strength, texts[0]), (set(), set(), texts))
-            own[0].update(ranks)
-            own[1].add(node)
-        rows = [(strength, *rest) for (strength, _), rest in merged.items()]
+            row = merged.setdefault((strength, texts[0]), (set(), set(), texts))
+            row[0].update(ranks)
+            row[1].add(node)
+        rows = [(strength, *columns) for (strength, _), columns in merged.items()]
         return sorted(rows, key=lambda row: (-row[0], len(row[2]), sorted(row[2])))
 
     # --- The document.
 
-    def made(
+    def build(
         self, kind: str, text: str, suspects: Sequence[Suspect] = (), missing: Sequence[str] = ()
     ) -> Verdict:
         """missing: the witnesses that would tell more."""
@@ -789,21 +811,21 @@ class _Case:
         # Only NCCL's groups dump on request, and only they have a port.
         useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
-            f"{name}: {why}{'' if _SETTLED.search(why) else _CURES.get(name, '')}"
+            f"{name}: {reason}{'' if _SETTLED.search(reason) else _OPTION_HINTS.get(name, '')}"
             for name in missing
             if name not in useless
-            for why in self.heard.of(name).absent[:1]
+            for reason in self.heard.of(name).absent[:1]
         )
-        rest = ""
+        unasked = ""
         if self.odd.unasked:
-            rest = f"; {who(self.odd.unasked)} not looked at ({self.odd.part})"
-        text = f"{_cut(text, _LONG - len(rest))}{rest}"
+            unasked = f"; {ranks_text(self.odd.unasked)} not looked at ({self.odd.part})"
+        text = f"{_cut(text, _LONG - len(unasked))}{unasked}"
         return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
 #: A reason that names its own cure, or has none.
 _SETTLED = re.compile(r"--| has none")
-_CURES = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
+_OPTION_HINTS = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
 
 
 def _called(group: Group) -> str:
@@ -851,7 +873,9 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> 
     """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
     odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
     first = (
-        verdict.suspects[0] if odd or (verdict.suspects and verdict.kind in _CONVICTS) else None
+        verdict.suspects[0]
+        if odd or (verdict.suspects and verdict.kind in _BLAMING_KINDS)
+        else None
     )
     for group in groups:
         if (
@@ -866,15 +890,15 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> 
 
 
 #: Verdicts that name a culprit.
-_CONVICTS = ("late", "gone", "storage", "loader")
+_BLAMING_KINDS = ("late", "gone", "storage", "loader")
 
 
 def decide(
     groups: Sequence[Group],
-    heard: Testimony,
+    report: WitnessReport,
     places: Iterable[tuple[Any, ...]],
-    odd: Odd = USUAL,
-    beside: Sequence[frozenset[str]] = (),
+    odd: OddRanks = USUAL,
+    files_beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
     """The verdict on groups in their order of suspicion, with what all witnesses say.
 
@@ -883,7 +907,7 @@ def decide(
     """
     if not groups:
         return Decision(None, (), ())
-    case = _Case(groups, heard, places, odd, beside)
+    case = _VerdictBuilder(groups, report, places, odd, files_beside)
     verdict = case.decide()
     order = _ordered(case.groups, verdict) if case.reorder else tuple(range(len(groups)))
     groups = tuple(_with_roles(case.groups, verdict, case.reorder))

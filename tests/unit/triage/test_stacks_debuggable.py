@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nodeready.triage.stacks import debuggable
-from nodeready.triage.stacks.debuggable import Debuggable, Finding, code, judge
+from nodeready.triage.stacks.debuggable import DebugFinding, Debuggable, code, judge
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.cases import cases
 
@@ -35,7 +35,7 @@ def judged(*ranks: Any) -> Debuggable:
     return judge([trace("gpu1", *ranks)], {})
 
 
-def of(item: str, report: Debuggable) -> Finding:
+def of(item: str, report: Debuggable) -> DebugFinding:
     (finding,) = [finding for finding in report.findings if finding.item == item]
     return finding
 

@@ -12,7 +12,7 @@ import pytest
 from nodeready.node.stacks import program as answer
 from nodeready.reports import json_report
 from nodeready.triage.stacks import group as grouping
-from nodeready.triage.stacks.collect import MOST, choose_native, merged
+from nodeready.triage.stacks.collect import MAX_UNWOUND, choose_native, merged
 from nodeready.triage.stacks.document import (
     Frame,
     Group,
@@ -358,7 +358,7 @@ def test_a_process_of_each_group_gives_its_native_stack_and_all_odd_ones_do():
     assert choose_native(some) == {"gpu0": [0, 1], "gpu2": [4], "gpu1": [2]}
     many = stacks(*[bare("stack", 9)] * 30, bare("stack", 40))
     pids = [pid for numbers in choose_native(many).values() for pid in numbers]
-    assert pids == [9 * index for index in range(MOST)]
+    assert pids == [9 * index for index in range(MAX_UNWOUND)]
     assert choose_native(stacks(bare("no-data", 3, ()))) == {}
     # Nobody is paused who would not come back.
     for state in ("D", "D (disk sleep)", "T", "t", "Z"):

@@ -199,7 +199,7 @@ def test_only_a_directory_of_ours_is_written_to_again(tmp_path):
         (new / name).touch()
     archive.prepare(new)
     (new / "thesis.tex").touch()
-    with pytest.raises(archive.ForeignDirectory, match=r"holds other files \(thesis.tex\)"):
+    with pytest.raises(archive.ForeignStacksDirectory, match=r"holds other files \(thesis.tex\)"):
         archive.prepare(new)
     with pytest.raises(FileNotFoundError):
         archive.prepare(tmp_path / "no" / "such")

@@ -1,0 +1,274 @@
+"""What the witnesses state about the ranks: lags behind peers, signs for and against each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nodeready.inventory.nodeset import fold, natural
+from nodeready.text import counted
+from nodeready.triage.stacks.document import Statement, Witness, fold_ranks
+from nodeready.triage.stacks.evidence import Evidence
+
+#: Characters of a name that a process or a node said.
+MAX_NAME = 40
+
+
+#: Statements of one witness that are kept, the weightiest; reasons why one is absent.
+_MOST, _REASONS = 64, 8
+
+
+class Lag(NamedTuple):
+    """Ranks that have not called what others wait in, or have called something else there.
+
+    witness: who says so
+    ranks:   of whom
+    waiting: the ranks that wait
+    what:    ``all_reduce #42 of default_pg``
+    site:    where those that wait have called it; "": not told
+    other:   what the ranks have called instead (`disagree`), ""
+    behind:  how many collectives
+    weight:  as of a Statement
+    chained: they wait in another group themselves, for ranks that are late there: no root
+    silent:  nothing is known of them by this witness
+    elsewhere: what they wait in themselves, in another group, for nobody knows whom; ""
+    """
+
+    witness: str
+    ranks: tuple[int, ...]
+    waiting: tuple[int, ...]
+    call: str
+    site: str = ""
+    other: str = ""
+    behind: int = 1
+    weight: int = 2
+    chained: bool = False
+    silent: bool = False
+    elsewhere: str = ""
+
+
+class CallProgress(NamedTuple):
+    """How far a rank is in a group.
+
+    top: number of its last call; None: not told
+    at:  number of the oldest call that has not completed; None: there is none
+    """
+
+    top: int | None
+    at: int | None
+
+
+class CallDifference(NamedTuple):
+    """The first call in which ranks of a group wait for others.
+
+    first:   its number
+    late:    the ranks that have not called it and are the furthest behind
+    waiting: the other ranks that wait, in any call
+    behind:  how many calls the first rank is before the last
+    """
+
+    first: int
+    late: tuple[int, ...]
+    waiting: tuple[int, ...]
+    behind: int
+
+
+def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
+    """Where a group's ranks differ; None: no rank waits. calls: how far, and which ranks are so
+    far.
+
+    What one rank has completed, all have called: whoever is still in that call by its record waits
+    for nobody there. Records come later than what they tell: gloo's of a call that has just ended,
+    and NCCL's until the watchdog looks again.
+    """
+    states = list(calls)
+    inside = [call.at for call, _ in states if call.at is not None]
+    if not inside:
+        return None
+    done = [call.top if call.at is None else call.at - 1 for call, _ in states]
+    passed = max(number for number in done if number is not None)
+    first = min((at for at in inside if at > passed), default=min(inside))
+    tops = [call.top for call, _ in states if call.top is not None]
+    least = min(tops, default=first)
+    late = {
+        rank for call, ranks in states for rank in ranks if call.top == least and least < first
+    }  # fmt: skip
+    waiting = {rank for call, ranks in states for rank in ranks if call.at is not None} - late
+    behind = max(tops, default=first) - least
+    return CallDifference(first, tuple(sorted(late)), tuple(sorted(waiting)), behind)
+
+
+def root_lags(lags: Iterable[Lag]) -> list[Lag]:
+    """The lags, each told whether its ranks are themselves kept waiting by another lag's."""
+    all_lags = list(lags)
+    for at, lag in enumerate(all_lags):
+        held = {rank for other in all_lags if other is not lag for rank in other.waiting}
+        free = tuple(rank for rank in lag.ranks if rank not in held)
+        all_lags[at] = lag._replace(ranks=free or lag.ranks, chained=lag.chained or not free)
+    return all_lags
+
+
+@dataclass
+class WitnessReport:
+    """What all witnesses say of one job.
+
+    witnesses: as they are shown; () where none was asked
+    lags:      who is late or has called something else, by any witness
+    called:    ranks that have called all that anybody waits in, by the recorder -> what
+    unheard:   ranks without a recording, while others have one
+    common:    what all ranks of the job have called and wait in, by the recorder; "": nothing
+    bytes_per_s: of all ports that carry the job, together; None: not known
+    last:      rank -> the last line of its own log, where that is unlike most others'
+    raised:    rank -> the error at the end of its own log that no other rank's end has caused
+    """
+
+    witnesses: tuple[Witness, ...] = ()
+    lags: list[Lag] = field(default_factory=list)
+    called: dict[int, str] = field(default_factory=dict)
+    unheard: tuple[int, ...] = ()
+    common: str = ""
+    bytes_per_s: float | None = None
+    last: dict[int, str] = field(default_factory=dict)
+    raised: dict[int, str] = field(default_factory=dict)
+
+    def of(self, name: str) -> Witness:
+        """The witness of this name; one that says nothing where it was not asked."""
+        return next((witness for witness in self.witnesses if witness.name == name), Witness(name))
+
+    @property
+    def accused(self) -> frozenset[int]:
+        """The ranks that a strong statement of who is late names as the root."""
+        return frozenset(
+            rank for lag in self.lags if lag.weight > 1 and not lag.chained for rank in lag.ranks
+        )
+
+
+class RankPlace(NamedTuple):
+    """A process of the job."""
+
+    node: str
+    pid: int
+    rank: int | None
+
+
+class StatementBuilder:
+    """Where the witnesses of one job are heard: it collects their statements.
+
+    moving: the stacks say that most ranks go on: counts of a moment say nothing then
+    """
+
+    def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
+        self.seen, self.moving = evidence, moving
+        self.places = places
+        self.nodes = list(dict.fromkeys(place.node for place in places))
+        claims = Counter(place.rank for place in places)
+        #: Ranks that one process alone claims.
+        self.ranked = [
+            place for place in places if place.rank is not None and claims[place.rank] == 1
+        ]
+        self.rank_of = {(place.node, place.pid): place.rank for place in self.ranked}
+        self.all = frozenset(place.rank for place in self.ranked if place.rank is not None)
+        self.of_node: dict[str, list[int]] = defaultdict(list)
+        for place in self.ranked:
+            if place.rank is not None:
+                self.of_node[place.node].append(place.rank)
+        self.found = WitnessReport()
+        self.says: dict[str, list[Statement]] = defaultdict(list)
+        self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
+
+    def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
+        """Those that were asked, with all that they said."""
+        return tuple(
+            Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in names
+        )
+
+    def _reasons(self, name: str) -> Iterator[str]:
+        total = len(self.places if name in ("logs", "flight_recorder") else self.nodes)
+        reasons = self.absent[name]
+        for reason, absent_places in list(reasons.items())[:_REASONS]:
+            if len(absent_places) == total or name == "nccl_ras":
+                yield reason
+                continue
+            ranks = [
+                place.rank
+                for place in absent_places
+                if isinstance(place, RankPlace) and place.rank is not None
+            ]
+            nodes = [place for place in absent_places if isinstance(place, str)]
+            yield f"{reason} ({ranks_of(ranks) if ranks else nodes_of(nodes)})"
+
+    def _folded(self, name: str) -> tuple[Statement, ...]:
+        """Equal statements once, with the ranks and nodes of all; the weightiest first."""
+        merged: dict[tuple[str, int, bool], tuple[list[int], list[str]]] = {}
+        for say in self.says[name]:
+            ranks, nodes = merged.setdefault((say.text, say.weight, say.against), ([], []))
+            ranks += say.ranks
+            nodes += say.nodes
+        statements = [
+            Statement(
+                text,
+                tuple(sorted(set(ranks))),
+                tuple(sorted(set(nodes), key=natural)),
+                weight,
+                against,
+            )
+            for (text, weight, against), (ranks, nodes) in merged.items()
+        ]
+        statements.sort(
+            key=lambda statement: (
+                -statement.weight,
+                statement.against,
+                len(statement.ranks),
+                statement.ranks[:1],
+            )
+        )
+        return tuple(statements[:_MOST])
+
+    def say(
+        self, name: str, text: str, ranks: Iterable[int] = (), nodes: Iterable[str] = (),
+        *, weight: int = 0, against: bool = False,
+    ) -> None:  # fmt: skip
+        """Keep one statement of this witness."""
+        self.says[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
+
+    def accuse(self, lags: Iterable[Lag]) -> None:
+        """Keep the lags, and say of each who is late and who waits."""
+        for lag in root_lags(lags):
+            self.found.lags.append(lag)
+            site = f" ({lag.site})" if lag.site else ""
+            wait = f"{ranks_of(lag.waiting)} {'waits' if len(lag.waiting) == 1 else 'wait'} in"
+            text = (
+                f"has called {lag.other} where {ranks_of(lag.waiting)} called {lag.call}{site}"
+                if lag.other
+                else f"has not called {lag.call}{site}, which {wait}"
+            )
+            if lag.elsewhere:
+                text += f", and waits in {lag.elsewhere} itself"
+            if lag.silent:
+                text = f"says nothing, while {wait} {lag.call}{site}"
+            elif lag.behind > 1 and not lag.other:
+                text += f"; {lag.behind} behind"
+            if lag.chained:
+                text += "; but it is kept waiting elsewhere"
+            self.say(lag.witness, text, lag.ranks, weight=0 if lag.chained else lag.weight)
+            if not lag.other and lag.witness == "flight_recorder":
+                self.say(
+                    lag.witness, f"has called {lag.call}{site}, and waits in it", lag.waiting,
+                    weight=min(1, lag.weight), against=True,
+                )  # fmt: skip
+
+
+def ranks_of(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0-2,4``; many that fold badly are counted."""
+    numbers = sorted(set(ranks))
+    text = fold_ranks(numbers)
+    if len(text) > MAX_NAME:
+        return f"{len(numbers)} ranks"
+    return f"rank{'s' if len(numbers) != 1 else ''} {text}"
+
+
+def nodes_of(nodes: Sequence[str]) -> str:
+    text = fold(nodes)
+    return text if len(text) <= MAX_NAME else counted(len(nodes), "node")

@@ -1,0 +1,247 @@
+"""Reads the witnesses of a job: the flight recorder, logs, RAS, GPUs, network and kernel."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from nodeready.node.witnesses.devices import Message
+from nodeready.subjects.gpus import kernel_log
+from nodeready.text import counted
+from nodeready.triage.stacks.collective_lag import CollectiveReader
+from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog
+from nodeready.triage.stacks.statements import (
+    MAX_NAME,
+    RankPlace,
+    WitnessReport,
+    ranks_of,
+)
+
+
+class WitnessReader(CollectiveReader):
+    """Hears all witnesses."""
+
+    def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
+        """Errors at the end of a rank's own log; few logs that ended long before the others."""
+        errors = {rank: log.error for rank, log in logs.items() if log.error}
+        first = {rank: error for rank, error in errors.items() if not _CONSEQUENCE.search(error)}
+        for rank, error in errors.items():
+            # What the end of another rank causes says nothing of this one, where that is known.
+            weight = 1 if rank in first or not first else 0
+            self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
+        self.found.raised = first
+        if len(logs) < 4 or self.moving:
+            return
+        shapes = {rank: _NUMBERS.sub("0", log.last) for rank, log in logs.items() if log.last}
+        usual, count = Counter(shapes.values()).most_common(1)[0] if shapes else ("", 0)
+        if 4 * count >= 3 * len(logs):
+            for rank, shape in shapes.items():
+                if shape != usual:
+                    self.found.last[rank] = logs[rank].last
+                    text = f"its last line is unlike the others': {logs[rank].last}"
+                    self.say("logs", text, [rank])
+        order = sorted(logs, key=lambda rank: -logs[rank].age_s)
+        few = max(1, len(order) // 8)
+        gaps = [
+            logs[earlier].age_s - logs[after].age_s
+            for earlier, after in itertools.pairwise(order[: few + 1])
+        ]
+        at = max(range(len(gaps)), key=gaps.__getitem__)
+        later_ages = [logs[rank].age_s for rank in order[at + 1 :]]
+        # The others have to stop together: else ranks simply write when they like.
+        if gaps[at] >= _SILENT_S and later_ages[0] - later_ages[-1] <= gaps[at] / 2:
+            text = f"wrote last {gaps[at]} s before the others"
+            self.say("logs", text, order[: at + 1], weight=1)
+
+    # --- GPUs, ports, the kernel.
+
+    def gpus(self) -> None:
+        heads = self.seen.gpu_heads.all
+        spins: list[int] = []
+        works: dict[int, str] = {}
+        idle: list[int] = []
+        for node in self.nodes:
+            absent, devices = self.seen.gpus.get(node, ("", ()))
+            if absent:
+                self.absent["gpu"].setdefault(absent, []).append(node)
+            for device in devices:
+                head = heads[device.head]
+                ranks = [
+                    rank
+                    for pid in device.pids
+                    if (rank := self.rank_of.get((node, pid))) is not None
+                ]
+                for xid in head.xids:
+                    self._xid("gpu", xid, node, ranks)
+                # A GPU on which only others compute is another job's.
+                if head.throttle and (ranks or not device.pids):
+                    reason = ", ".join(head.throttle)[:MAX_LINE]
+                    text = f"the hardware slows a GPU down: {reason}"
+                    self.say("gpu", text, ranks, [node], weight=1)
+                if device.sm is None or not ranks:
+                    continue
+                low = (
+                    device.power is None or not head.limit_w or device.power <= 0.6 * head.limit_w
+                )
+                if device.sm >= 90 and (device.memory or 0) <= 5 and low:
+                    spins += ranks
+                elif device.sm <= 5:
+                    idle += ranks
+                elif device.sm >= 50:
+                    works |= dict.fromkeys(
+                        ranks, f"SM {device.sm} %, memory {device.memory or 0} %"
+                    )
+        if spins:
+            text = "SM busy, memory idle, low power: a kernel that spins in a collective"
+            self.say("gpu", text, spins, weight=1, against=True)
+        few = max(1, len(spins) // 3)
+        if idle and len(idle) <= few and spins:
+            text = f"its GPU is idle while those of {ranks_of(spins)} spin in a collective"
+            self.say("gpu", text, idle, weight=1)
+        elif idle:
+            self.say("gpu", "its GPU is idle", idle)
+        if works and len(works) <= few and spins:
+            text = f"its GPU computes while those of {ranks_of(spins)} spin in a collective"
+            self.say("gpu", text, works, weight=1)
+        elif works:
+            self.say("gpu", GPU_COMPUTES, works)
+
+    def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
+        xid = kernel_log.XIDS.get(code)
+        meaning = xid.meaning if xid else "unknown"
+        action = xid.action if xid else kernel_log.MONITOR
+        grave = action in (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
+        weight = 2 if grave else 1 if action == kernel_log.APPLICATION else 0
+        text = f"Xid {code} {meaning}{when} ({action})"
+        self.say(name, text, ranks, [node], weight=weight)
+
+    def network(self) -> None:
+        ports = self.seen.ports.all
+        total, is_measured = 0.0, False
+        quiet: dict[str, list[str]] = defaultdict(list)
+        states: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        rates: dict[str, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for node in self.nodes:
+            network = self.seen.networks.get(node)
+            if network is None:
+                continue
+            if network.absent:
+                self.absent["network"].setdefault(network.absent, []).append(node)
+                continue
+            rdma = any(ports[at].kind in _RDMA for at, _ in network.ports)
+            carry, silent = 0, []
+            for at, moved in network.ports:
+                port = ports[at]
+                states[port.name[:MAX_NAME]][port.state[:MAX_NAME]].append(node)
+                if port.gbps and port.state == "up":
+                    rates[port.name[:MAX_NAME]][port.gbps].append(node)
+                if port.errors:
+                    rose = ", ".join(f"{name[:MAX_NAME]} +{by}" for name, by in port.errors[:4])
+                    fatal = any("link_downed" in name for name, _ in port.errors)
+                    text = f"errors of {port.name[:MAX_NAME]} rise: {rose}"
+                    self.say("network", text, nodes=[node], weight=2 if fatal else 1)
+                if port.state != "up" or (rdma and port.kind not in _RDMA):
+                    continue
+                carry += moved
+                silent += [port.name[:MAX_NAME]] if not moved else []
+            if network.seconds > 0 and network.ports:
+                is_measured = True
+                total += carry / network.seconds
+                if silent:
+                    names = ", ".join(silent[:8])
+                    quiet[f"no bytes on {names} in {network.seconds:.0f} s"].append(node)
+                elif carry / network.seconds >= MOVING_BYTES_PER_S:
+                    self.say("network", f"bytes move on its {'RDMA ' if rdma else ''}ports",
+                              nodes=[node])  # fmt: skip
+        for text, nodes in quiet.items():
+            self.say("network", text, nodes=nodes)
+        for name, by_state in states.items():
+            up = len(by_state.pop("up", []))
+            for state, nodes in by_state.items():
+                # A port that is down nearly everywhere is one that nobody has connected.
+                if up > len(nodes):
+                    text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
+                    self.say("network", text, nodes=nodes, weight=1)
+        for name, by_rate in rates.items():
+            usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
+            for rate, nodes in by_rate.items():
+                if rate < usual and len(nodes) < len(by_rate[usual]):
+                    others = counted(len(by_rate[usual]), "other node")
+                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {others}"
+                    self.say("network", text, nodes=nodes, weight=1)
+        # Ranks of one node speak through its memory, and its ports are somebody else's.
+        if is_measured and len(self.nodes) > 1:
+            self.found.bytes_per_s = total
+
+    def kernel(self) -> None:
+        logs = self.seen.kernel_logs.all
+        for node, number in self.seen.kernels.items():
+            log = logs[number]
+            if log.absent and node in self.of_node:
+                self.absent["kernel"].setdefault(log.absent, []).append(node)
+            for message in log.messages:
+                self._message(message, node)
+
+    def _message(self, message: Message, node: str) -> None:
+        rank = self.rank_of.get((node, message.pid)) if message.pid else None
+        ranks = [rank] if rank is not None else []
+        when = f" {age_text(message.ago_s)} ago"
+        code = _XID.search(message.text) if message.kind == "xid" else None
+        if code:
+            self._xid("kernel", int(code[1]), node, ranks, when)
+            return
+        words = _MESSAGES.get(message.kind, message.kind[:MAX_NAME])
+        named = f" (pid {message.pid})" if message.pid else ""
+        weight = 2 if message.kind == "oom" or ranks else 1
+        if message.kind == "memory" and not ranks:
+            weight = 0
+        text = f"{words}{named}{when}: {message.text[:MAX_LINE]}"
+        self.say("kernel", text, ranks, [node], weight=weight)
+
+
+#: Seconds that a log must have ended before the others' to be told.
+_SILENT_S = 60
+#: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
+MOVING_BYTES_PER_S = 1e6
+_RDMA = ("infiniband", "roce")
+#: What is said of a GPU that works.
+GPU_COMPUTES = "its GPU computes"
+#: Errors that the end of another rank causes: gloo's and NCCL's of a connection, the launcher's.
+_CONSEQUENCE = re.compile(
+    r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
+    r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
+    r"|timed? ?out|failed on Socket"
+    r"|NCCL error|ncclRemoteError|EOFError|end of file"
+)
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")
+_XID = re.compile(r"\bXid\b\s*(?:\([^)]*\))?:\s*(\d{1,4})\b")
+_MESSAGES = {
+    "oom": "killed for memory", "xid": "Xid", "link": "link",
+    "filesystem": "file system", "hung": "hung in the kernel", "memory": "memory error",
+    "segfault": "crashed",
+}  # fmt: skip
+
+
+def age_text(seconds: int) -> str:
+    """``40 s``, ``12 min``, ``3 h``."""
+    if seconds < 120:
+        return f"{seconds} s"
+    return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
+
+
+def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> WitnessReport:
+    """All that the witnesses say of the job with these processes (node, pid, rank)."""
+    if not evidence:
+        return WitnessReport()
+    court = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)
+    for listen in (court.recorder, court.logs, court.ras, court.gpus, court.network, court.kernel):
+        listen()
+    answers = {
+        "logs": evidence.logs, "flight_recorder": evidence.recordings, "nccl_ras": evidence.ras,
+        "gpu": evidence.gpus, "network": evidence.networks, "kernel": evidence.kernels,
+    }  # fmt: skip
+    court.found.witnesses = court.witnesses(name for name, answer in answers.items() if answer)
+    return court.found
