@@ -115,11 +115,13 @@ def _fleet(
 
 def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
     """What a smoke test of these nodes shows of each, until the same deadline."""
-    from nodeready.smoke import judge, run
+    from nodeready.smoke import run
+    from nodeready.smoke.collective_proof import collective_proofs
+    from nodeready.smoke.participants import SmokeTask
 
     policies = {name: task.policies[name] for name in names}
-    wanted = run.Task(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
-    return judge.proved(run.smoke(wanted, screen.note, screen.progress))
+    wanted = SmokeTask(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
+    return collective_proofs(run.smoke(wanted, screen.note, screen.progress))
 
 
 def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:

@@ -226,9 +226,10 @@ def smoke(
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
     from nodeready.inventory.load import given_addresses
     from nodeready.smoke import run
+    from nodeready.smoke.participants import SmokeTask
 
     with nodes.carrier:
-        task = run.Task(
+        task = SmokeTask(
             carrier=nodes.carrier,
             policies=nodes.policies,
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union
 from nodeready.audit.document import FAILED, NODE_STATUSES, UNREACHABLE, Outlier, Recorded
 from nodeready.deploy import document as deploy
 from nodeready.smoke import document as smoke
-from nodeready.smoke import search
+from nodeready.smoke import knowledge
 from nodeready.subjects.result import STATUSES, Result
 from nodeready.triage import incident, logs
 from nodeready.triage.stacks import debuggable
@@ -127,14 +127,14 @@ class Suspect:
     evidence: one sentence each, the strongest first
     """
 
-    kind: Annotated[str, {"enum": search.KINDS}]
+    kind: Annotated[str, {"enum": knowledge.KINDS}]
     nodes: tuple[Name, ...]
     gpus: tuple[Number, ...]
     evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class TestedNode(smoke.Node):
+class TestedNode(smoke.SmokeNode):
     """One node.
 
     status: suspect: it is named by a suspect; unreachable: it was lost or not reached; untested:

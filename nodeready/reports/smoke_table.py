@@ -24,8 +24,8 @@ from nodeready.reports.registry import (
     reasons,
 )
 from nodeready.shell import quote
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
-from nodeready.smoke.search import NODE, PAIR, SCALE
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke
+from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.text import counted, sanitise
 
 #: Columns of the words on the left.
@@ -60,13 +60,13 @@ def _figure(gbps: float) -> str:
 
 
 def _alike(
-    rows: list[tuple[Suspect, tuple[str, ...]]],
-) -> list[tuple[Suspect, tuple[str, ...]]]:
+    rows: list[tuple[SmokeSuspect, tuple[str, ...]]],
+) -> list[tuple[SmokeSuspect, tuple[str, ...]]]:
     """The same with one row for nodes against which nearly the same speaks."""
     nodes_ = {names[0]: one for one, names in rows if one.kind == NODE and len(names) == 1}
     found = alike((one.evidence, name) for name, one in nodes_.items())
     merged = {row.names[0]: row for row in found}
-    made: list[tuple[Suspect, tuple[str, ...]]] = []
+    made: list[tuple[SmokeSuspect, tuple[str, ...]]] = []
     for one, names in rows:
         row = merged.get(names[0])
         if nodes_.get(names[0]) is not one:
@@ -138,7 +138,7 @@ class _Table:
         elif found.stopped:
             yield self.head("stopped", "warn", found.stopped)
 
-    def suspect(self, found: tuple[Suspect, tuple[str, ...]]) -> Iterator[Line]:
+    def suspect(self, found: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[Line]:
         """A suspect: its kind and names, then what speaks against it."""
         one, names = found
         count = f"  {counted(len(names), 'node')}"
@@ -159,13 +159,13 @@ class _Table:
         if one.evidence[most:]:
             yield self.more(len(one.evidence) - most)
 
-    def short(self, found: tuple[Suspect, tuple[str, ...]]) -> Line:
+    def short(self, found: tuple[SmokeSuspect, tuple[str, ...]]) -> Line:
         """A suspect in one line, with what speaks against it most."""
         return next(self.suspect(found)).with_(f"  {'; '.join(found[0].evidence[:1])}")
 
     def suspects(self) -> Section:
         """All of them; nodes with the same evidence are one."""
-        equal: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
+        equal: dict[object, tuple[SmokeSuspect, tuple[str, ...]]] = {}
         for place, one in enumerate(self.found.suspects):
             key = (one.kind, one.gpus, one.evidence) if one.kind not in (PAIR, SCALE) else place
             first, names = equal.get(key, (one, ()))

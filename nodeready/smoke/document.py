@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from nodeready.exit_codes import exit_code
-from nodeready.smoke.search import PAIR, SCALE
+from nodeready.smoke.knowledge import PAIR, SmokeSuspect
 
-#: What a node's row says, worst first: it is suspected; it was lost or not reached; nothing could
-#: be tested there; it passed, and something on it got worse meanwhile; it passed.
+#: The statuses of a node, worst first: suspected; lost or not reached; not tested; passed while
+#: something on it got worse; passed.
 SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
     "suspect",
     "unreachable",
@@ -22,37 +22,16 @@ SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """Who spoils the collective.
-
-    kind:     ``node``, ``gpu``, ``pair`` or ``scale``
-    nodes:    names
-    gpus:     of kind gpu, its numbers on the one node
-    evidence: one sentence each, the strongest first
-    """
-
-    kind: str
-    nodes: tuple[str, ...]
-    gpus: tuple[int, ...]
-    evidence: tuple[str, ...]
-
-    @property
-    def blamed(self) -> tuple[str, ...]:
-        """Its nodes; of kind scale none: each of them passes among fewer."""
-        return () if self.kind == SCALE else self.nodes
-
-
-@dataclass(frozen=True)
-class Node:
+class SmokeNode:
     """One node.
 
     status:   one of NODE_STATUSES
-    why:      of a node that was not reached or not tested; ""
-    ranks:    that it ran in each test
-    gpus:     that its ranks had
-    engine:   such as ``torch 2.13.0 over gloo``; "" where none was found
-    warnings: what got worse during the test (errors of a GPU, of a port), or is slow
-    slots:    the job's processes that it holds: its GPUs, also those that took no part; 0: unknown
+    why:      why it was not reached or not tested; ""
+    ranks:    the number of its ranks in each test
+    gpus:     the GPUs of its ranks
+    engine:   such as ``torch 2.13.0 over gloo``; "" where it has none
+    warnings: what got worse during the test (errors of a GPU, of a port)
+    slots:    the processes of a job that it holds: its GPUs, also those without a rank; 0: unknown
     """
 
     name: str
@@ -69,9 +48,9 @@ class Node:
 class Link:
     """The bandwidth of one class of links, in Gbit/s of bus bandwidth.
 
-    name:   ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
-    least:  of all tests that passed; where: the nodes of that test
-    floor:  the policy's; 0: it has none
+    name:       ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
+    least_gbps: of all tests that passed; where: the nodes of that test
+    floor_gbps: the policy's; 0: it has none
     """
 
     name: str
@@ -84,15 +63,15 @@ class Link:
 
 @dataclass(frozen=True)
 class Smoke:
-    """What one smoke test found.
+    """The result of one smoke test.
 
     started, finished: ISO 8601, UTC, with a Z
     complete:  False when it was interrupted
-    engine:    that was used, such as ``torch 2.13.0 over gloo``; "": there was none
-    proves:    what its pass proves
-    control:   the engine of the control arm; ""
+    engine:    such as ``torch 2.13.0 over gloo``; "": there was none
+    proves:    what a pass of the engine proves
+    control:   the engine of the control tests; ""
     tests:     collective tests of several nodes; alone: tests of one; rounds: of all kinds
-    stopped:   why it ended before it was through, such as the budget; ""
+    stopped:   why it ended early, such as the budget; ""
     """
 
     started: str
@@ -105,44 +84,44 @@ class Smoke:
     tests: int
     alone: int
     rounds: int
-    nodes: tuple[Node, ...]
-    suspects: tuple[Suspect, ...]
+    nodes: tuple[SmokeNode, ...]
+    suspects: tuple[SmokeSuspect, ...]
     links: tuple[Link, ...]
     stopped: str = ""
 
     @property
     def exclude(self) -> tuple[str, ...]:
-        """Few nodes without which nothing of what was found is left, in the order of the
-        inventory: suspects, those that were not reached or not tested, and of pairs the nodes in
-        which most of them meet. What only a number of nodes shows excludes none."""
-        out = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
+        """The nodes to leave out, as few as possible, in the inventory's order: suspects, nodes
+        that were not reached or not tested, and of pairs the nodes that most pairs share. A
+        suspect of kind scale excludes no node."""
+        excluded = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
-        for one in self.suspects:
-            if one.kind == PAIR:
-                pairs += combinations(one.nodes, 2)
+        for suspect in self.suspects:
+            if suspect.kind == PAIR:
+                pairs += combinations(suspect.nodes, 2)
             else:
-                out |= {*one.blamed}
+                excluded |= {*suspect.blamed}
         names = [node.name for node in self.nodes]
-        out |= _cover((pair for pair in pairs if not out & {*pair}), names)
-        return tuple(name for name in names if name in out)
+        excluded |= _cover((pair for pair in pairs if not excluded & {*pair}), names)
+        return tuple(name for name in names if name in excluded)
 
     @property
     def go(self) -> tuple[str, ...]:
-        """The nodes that may get the job: all others."""
-        out = {*self.exclude}
-        return tuple(node.name for node in self.nodes if node.name not in out)
+        """The nodes that may get the job: those that are not excluded."""
+        excluded = {*self.exclude}
+        return tuple(node.name for node in self.nodes if node.name not in excluded)
 
     @property
     def summary(self) -> dict[str, int]:
-        """How many nodes have each status, with every status."""
+        """The number of nodes with each status."""
         counts = Counter(node.status for node in self.nodes)
         return {status: counts[status] for status in NODE_STATUSES}
 
     @property
     def good(self) -> bool:
-        """Whether the job may start on all of the nodes: every test was made, and all passed."""
-        through = self.complete and not self.stopped
-        return through and bool(self.nodes) and not self.suspects and not self.exclude
+        """Whether the job may start on all nodes: every test was made, and all passed."""
+        is_finished = self.complete and not self.stopped
+        return is_finished and bool(self.nodes) and not self.suspects and not self.exclude
 
     @property
     def verdict(self) -> str:
@@ -151,25 +130,25 @@ class Smoke:
 
 
 def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
-    """Few names of which each pair has one; the fewest where the pairs make no circle.
+    """Few names that cover all pairs; the fewest where the pairs form no circle.
 
-    names: in the inventory's order; where either will do, the later one goes, since the first of a
-           job's nodes is where its ranks meet
+    names: in the inventory's order; of two equal choices the later one is taken, since the ranks
+           of a job meet at its first node
     """
-    left = {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
-    place = {name: at for at, name in enumerate(names)}
-    out = set()
-    while left:
-        beside: dict[str, set[str]] = {}
-        for one, other in map(tuple, left):
-            beside.setdefault(one, set()).add(other)
-            beside.setdefault(other, set()).add(one)
-        # Of a node with one pair, the other end covers that pair, and perhaps more.
-        better = {name for others in beside.values() if len(others) == 1 for name in others}
-        worst = max(better or beside, key=lambda name: (len(beside[name]), place.get(name, -1)))
-        out.add(worst)
-        left = {pair for pair in left if worst not in pair}
-    return out
+    remaining = {frozenset(pair) for pair in pairs}
+    positions = {name: position for position, name in enumerate(names)}
+    cover = set()
+    while remaining:
+        partners: dict[str, set[str]] = {}
+        for first, second in map(tuple, remaining):
+            partners.setdefault(first, set()).add(second)
+            partners.setdefault(second, set()).add(first)
+        # The partner of a node with one pair covers that pair, and perhaps more.
+        better = {name for peers in partners.values() if len(peers) == 1 for name in peers}
+        best = max(better or partners, key=lambda name: (len(partners[name]), positions[name]))
+        cover.add(best)
+        remaining = {pair for pair in remaining if best not in pair}
+    return cover
 
 
 def code(smoke: Smoke) -> int:

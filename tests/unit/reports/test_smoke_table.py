@@ -21,11 +21,11 @@ from nodeready.smoke.document import (
     UNTESTED,
     WARNED,
     Link,
-    Node,
     Smoke,
-    Suspect,
+    SmokeNode,
     code,
 )
+from nodeready.smoke.knowledge import SmokeSuspect
 from tests.builders.fleets import HOSTILE
 from tests.paths import DOCS
 
@@ -46,7 +46,7 @@ def names(count: int) -> list[str]:
     return [f"node{number:02d}" for number in range(1, count + 1)]
 
 
-def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
+def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> Smoke:
     """A test of so many nodes of two ranks, in which all but the suspects passed."""
     blamed = {name for one in suspects for name in one.blamed}
     given: dict[str, object] = {
@@ -61,7 +61,7 @@ def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
         "alone": 12,
         "rounds": 11,
         "nodes": tuple(
-            Node(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
+            SmokeNode(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
             for name in names(count)
         ),
         "suspects": suspects,
@@ -70,13 +70,15 @@ def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
     return Smoke(**{**given, **more})  # type: ignore[arg-type]
 
 
-def other(smoke: Smoke, changed: dict[str, Node]) -> Smoke:
+def other(smoke: Smoke, changed: dict[str, SmokeNode]) -> Smoke:
     """The same with other nodes."""
     return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
 
 
-def suspect(kind: str, nodes: Iterable[str], *evidence: str, gpus: Sequence[int] = ()) -> Suspect:
-    return Suspect(kind, tuple(nodes), tuple(gpus), evidence)
+def suspect(
+    kind: str, nodes: Iterable[str], *evidence: str, gpus: Sequence[int] = ()
+) -> SmokeSuspect:
+    return SmokeSuspect(kind, tuple(nodes), tuple(gpus), evidence)
 
 
 NODE = suspect(
@@ -116,16 +118,16 @@ def mixed() -> Smoke:
     )  # fmt: skip
     blamed = ("node02", "node03", "node09", "node13")
     nodes = {
-        name: Node(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8)
+        name: SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8)
         for name in names(16)
     }
     warning = "GPU 2: 3 new corrected ECC errors during the test"
     nodes["node04"] = replace(nodes["node04"], status=WARNED, warnings=(warning,))
     for name in ("node10", "node11"):
         busy = "GPU 0 is busy (python, pid 4711); --busy tests beside them"
-        nodes[name] = Node(name, UNTESTED, busy)
+        nodes[name] = SmokeNode(name, UNTESTED, busy)
     away = "node12: connection refused: is sshd running?"
-    nodes["node12"] = Node("node12", UNREACHABLE, away)
+    nodes["node12"] = SmokeNode("node12", UNREACHABLE, away)
     return made(
         0, GPU, PAIR, pair, engine=engine, proves=NCCL,
         links=(Link("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
@@ -138,7 +140,7 @@ def gpus() -> Smoke:
     engine = "torch 2.13.0+cu130 over nccl (NCCL 2.28.3)"
     fast = Link("between", 9, 381.4, 312.25, ("node033",), 350.0)
     nodes = [
-        Node(f"node{number:03d}", PASSED, "", 8, tuple(range(8)), engine)
+        SmokeNode(f"node{number:03d}", PASSED, "", 8, tuple(range(8)), engine)
         for number in range(1, 65)
     ]
     return made(
@@ -147,12 +149,12 @@ def gpus() -> Smoke:
     )  # fmt: skip
 
 
-def recorded(links: tuple[Link, ...], *suspects: Suspect, **figures: object) -> Smoke:
+def recorded(links: tuple[Link, ...], *suspects: SmokeSuspect, **figures: object) -> Smoke:
     """Twelve nodes of the lab, as a run on them was: docs/smoke.md shows it."""
     blamed = {name for suspect in suspects for name in suspect.blamed}
     engine = "torch 1.13.0a0 over gloo"
     nodes = tuple(
-        Node(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine) for name in LAB
+        SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine) for name in LAB
     )
     return made(0, *suspects, engine=engine, nodes=nodes, links=links, **figures)
 
@@ -181,7 +183,7 @@ LAB_NO_GO = recorded(
 
 def nothing() -> Smoke:
     why = "no PyTorch in /usr/bin/python3, and no nccl-tests"
-    nodes = tuple(Node(name, UNTESTED, why) for name in names(3))
+    nodes = tuple(SmokeNode(name, UNTESTED, why) for name in names(3))
     return made(
         0, nodes=nodes, engine="", proves="", control="", tests=0, alone=0, rounds=0, links=()
     )
@@ -190,19 +192,19 @@ def nothing() -> Smoke:
 def partial() -> Smoke:
     found = made(12, NODE, complete=False, stopped="interrupted in round 6", tests=9, rounds=5)
     unknown = {
-        name: Node(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
+        name: SmokeNode(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
     }
     return other(found, unknown)
 
 
 def hostile() -> Smoke:
-    evil = Suspect("node", ("node01",), (), (HOSTILE, HOSTILE))
+    evil = SmokeSuspect("node", ("node01",), (), (HOSTILE, HOSTILE))
     found = made(3, evil, engine=HOSTILE, proves=HOSTILE, stopped=HOSTILE)
     return other(
         found,
         {
-            "node02": Node("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
-            "node03": Node("node03", UNREACHABLE, HOSTILE * 40),
+            "node02": SmokeNode("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
+            "node03": SmokeNode("node03", UNREACHABLE, HOSTILE * 40),
         },
     )
 
@@ -248,8 +250,8 @@ def test_every_end_has_its_verdict_and_exit_code():
 
 def pairs(*found: str) -> Smoke:
     """A test of ten nodes, a to j, in which these pairs fail: ``ab``."""
-    suspects = tuple(Suspect("pair", tuple(pair), (), ("",)) for pair in found)
-    nodes = tuple(Node(name, PASSED) for name in "abcdefghij")
+    suspects = tuple(SmokeSuspect("pair", tuple(pair), (), ("",)) for pair in found)
+    nodes = tuple(SmokeNode(name, PASSED) for name in "abcdefghij")
     return made(0, *suspects, nodes=nodes)
 
 
@@ -287,7 +289,7 @@ def test_no_pair_is_left_whatever_the_pairs(broken):
 def test_what_needs_no_further_node_excluded():
     """A pair with a node that is out anyway; a number of nodes."""
     assert made(9, NODE, replace(PAIR, nodes=("node02", "node07"))).exclude == ("node07",)
-    lost = {"node09": Node("node09", UNREACHABLE, "connection lost")}
+    lost = {"node09": SmokeNode("node09", UNREACHABLE, "connection lost")}
     assert other(made(9, PAIR), lost).exclude == ("node09",)
     number = made(8, replace(SCALE, nodes=tuple(names(8))))
     assert (number.exclude, number.verdict, code(number)) == ((), "NO-GO", 3)
@@ -313,7 +315,7 @@ def test_nodes_with_the_same_evidence_are_one_row():
 
 
 def test_two_versions_are_two_lines_also_when_all_pass():
-    old = Node("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
+    old = SmokeNode("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
     rows = lines(other(SMOKES["go"], {"node03": old}))
     assert "engine   node[01-02,04-12]  torch 2.13.0 over gloo" in rows
     assert "engine   node03  torch 2.1.0 over gloo" in rows
@@ -321,7 +323,7 @@ def test_two_versions_are_two_lines_also_when_all_pass():
 
 def test_two_hundred_suspects_are_thirty_rows_and_their_number():
     many = [replace(PAIR, nodes=(f"n{at}", f"n{at + 1}")) for at in range(0, 400, 2)]
-    smoke = made(0, *many, nodes=tuple(Node(f"n{at}", SUSPECT) for at in range(400)))
+    smoke = made(0, *many, nodes=tuple(SmokeNode(f"n{at}", SUSPECT) for at in range(400)))
     rows = lines(smoke)
     assert len([row for row in rows if row.startswith("pair")]) == 30
     assert "         and 170 more (-v shows them)" in rows

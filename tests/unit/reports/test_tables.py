@@ -20,8 +20,16 @@ from nodeready.node.tail import File, Unread
 from nodeready.node.tail import Tail as NodeTail
 from nodeready.reports import json_report
 from nodeready.reports.registry import PLAIN, Options, alike, find, reasons
-from nodeready.smoke.document import PASSED, SUSPECT, UNREACHABLE, UNTESTED, WARNED, Smoke, Suspect
-from nodeready.smoke.document import Node as SmokeNode
+from nodeready.smoke.document import (
+    PASSED,
+    SUSPECT,
+    UNREACHABLE,
+    UNTESTED,
+    WARNED,
+    Smoke,
+    SmokeNode,
+)
+from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.result import fail, fixable, unknown, warn
 from nodeready.triage.cores import CoreFile, Cores, Crash
 from nodeready.triage.logs import Grouping
@@ -265,7 +273,7 @@ def smoked(count):
                 f"fails with {gpu(n + 1)} [{n % 77}]: hangs in large",
                 "without it [26] pass",
             )
-            suspects.append(Suspect("node", (gpu(n),), (), reasons))
+            suspects.append(SmokeSuspect("node", (gpu(n),), (), reasons))
         nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
     return Smoke(
         started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,

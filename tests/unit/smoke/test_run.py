@@ -29,8 +29,9 @@ from nodeready.node.smoke.orders import (
     Try,
 )
 from nodeready.policy import Policy
-from nodeready.smoke import document, run
-from nodeready.smoke.run import Task, smoke
+from nodeready.smoke import document, participants, rounds
+from nodeready.smoke.participants import SmokeTask
+from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Channel, Conversation, Request
@@ -218,7 +219,7 @@ class Run:
         policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
         given = {"policies": policies, "deadline": clock.now + budget_s, **task}
         began = clock.now
-        self.task = Task(carrier=self.nodes, budget_s=budget_s, **given)
+        self.task = SmokeTask(carrier=self.nodes, budget_s=budget_s, **given)
         self.found = smoke(self.task, self.lines.append, self.progress, password)
         self.took_s = clock.now - began
         self.suspects = [(suspect.kind, suspect.nodes) for suspect in self.found.suspects]
@@ -240,8 +241,8 @@ class Run:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     with simulated_time() as clock:
         # Its default is the real clock's function.
-        plain = run._Round
-        monkeypatch.setattr(run, "_Round", lambda *words: plain(*words, began=clock.now))
+        plain = rounds._TestRound
+        monkeypatch.setattr(rounds, "_TestRound", lambda *words: plain(*words, began=clock.now))
         yield clock
 
 
@@ -257,7 +258,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return look if isinstance(look, Look) else Look(name, look)
         yield  # type: ignore[unreachable]
 
-    monkeypatch.setattr(run, "look_at", look_at)
+    monkeypatch.setattr(participants, "look_at", look_at)
     return looks
 
 
@@ -395,7 +396,9 @@ def test_a_test_that_hangs_ends_soon_after_most_others_have_passed(clock):
     assert done.suspects == [("pair", ("n03", "n04"))]
     first = min(order.number for order in cluster.of(End))
     moments = [moment for _, order, moment in cluster.orders if order.number == first]
-    assert max(moments) - min(moments) == pytest.approx(run._TIMES * cluster.seconds, abs=0.1)
+    assert max(moments) - min(moments) == pytest.approx(
+        rounds.STRAGGLER_TIMES * cluster.seconds, abs=0.1
+    )
     assert min(o.limit_s for o in cluster.of(Collective) if o.number == first) > 8
 
 

@@ -11,8 +11,10 @@ import pytest
 from nodeready.cli import ready as command
 from nodeready.policy import Policy
 from nodeready.ready import run as ready
-from nodeready.smoke import document, judge, run
-from nodeready.smoke.document import Node, Smoke, Suspect
+from nodeready.smoke import document, participants, run
+from nodeready.smoke.collective_proof import collective_proofs
+from nodeready.smoke.document import Smoke, SmokeNode
+from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Collective, Proved, User
@@ -40,7 +42,7 @@ def test_what_is_judged_of_a_node(case):
     assert (result.fix == LEFT_OUT) == (result.status == "fail")
 
 
-def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smoke:
+def smoke(*nodes: SmokeNode, suspects: tuple[SmokeSuspect, ...] = (), **more: Any) -> Smoke:
     values: dict[str, Any] = {
         "started": "", "finished": "", "complete": True, "engine": "torch 2.13.0 over nccl",
         "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "alone": 4, "rounds": 3,
@@ -51,18 +53,21 @@ def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smok
 
 def test_the_test_as_a_proof_of_each_node():
     suspects = (
-        Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
-        Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
-        Suspect("pair", ("c", "d"), (), ("no way [7]",)),
-        Suspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
+        SmokeSuspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
+        SmokeSuspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
+        SmokeSuspect("pair", ("c", "d"), (), ("no way [7]",)),
+        SmokeSuspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
     )
-    nodes = [Node(name, document.SUSPECT) for name in "abcdef"]
+    nodes = [SmokeNode(name, document.SUSPECT) for name in "abcdef"]
     nodes += [
-        Node("g", document.WARNED, warnings=("hot",)),
-        Node("h", document.UNTESTED, "GPU 0 is busy"),
+        SmokeNode("g", document.WARNED, warnings=("hot",)),
+        SmokeNode("h", document.UNTESTED, "GPU 0 is busy"),
     ]
-    nodes += [Node("i", document.UNREACHABLE, "lost: connection"), Node("j", document.PASSED)]
-    proofs = judge.proved(smoke(*nodes, suspects=suspects))
+    nodes += [
+        SmokeNode("i", document.UNREACHABLE, "lost: connection"),
+        SmokeNode("j", document.PASSED),
+    ]
+    proofs = collective_proofs(smoke(*nodes, suspects=suspects))
     assert {name: proofs[name].against for name in "abcdefg"} == {
         "a": ("fails beside all others [3]; its ranks die [2]",),
         "b": ("GPU 3 and 5: wrong product [4]",),
@@ -82,16 +87,16 @@ TORCH = "no PyTorch over gloo: No module named 'torch'"
 
 
 @pytest.mark.parametrize(("node", "more", "untested", "lacking"), [
-    (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
-    (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+    (SmokeNode("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+    (SmokeNode("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
     # Others have one: this node cannot take part in the job.
-    (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
-    (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+    (SmokeNode("a", document.UNTESTED, TORCH), {}, TORCH, False),
+    (SmokeNode("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
 ])  # fmt: skip
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
     node, more, untested, lacking
 ):
-    proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
+    proof = collective_proofs(smoke(node, SmokeNode("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
@@ -146,12 +151,12 @@ def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypat
 
     def test(wanted: Any, tell: Any, progress: Any) -> Smoke:
         asked.extend([wanted, tell, progress])
-        return smoke(*(Node(name, document.PASSED) for name in wanted.policies))
+        return smoke(*(SmokeNode(name, document.PASSED) for name in wanted.policies))
 
     names = ("carrier", "policies", "deadline", "budget_s")
     monkeypatch.setattr(
-        run,
-        "Task",
+        participants,
+        "SmokeTask",
         lambda *args, **more: SimpleNamespace(**dict(zip(names, args, strict=True)), **more),
     )
     monkeypatch.setattr(run, "smoke", test)
