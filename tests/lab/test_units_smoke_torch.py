@@ -21,7 +21,8 @@ import pytest
 from nodeready.node.proofs import mesh
 from nodeready.node.proofs.mesh import Listeners
 from nodeready.node.runtime import Supervisor, status
-from nodeready.node.smoke import engines, ring
+from nodeready.node.smoke import engines
+from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
 from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
 from tests.cases import cases
 from tests.command import wait_for
@@ -81,7 +82,7 @@ class TorchNode:
     """A node's engines over real torch, and where the faults lie."""
 
     def __init__(
-        self, path: Path, supervisor: Supervisor, listeners: ring.Listeners | None = None
+        self, path: Path, supervisor: Supervisor, listeners: SmokeListeners | None = None
     ) -> None:
         self.file, self.mark = path / "fault.py", path / "fault.py.here"
         (path / "sitecustomize.py").write_text(SITE)
@@ -159,7 +160,7 @@ def test_what_ranks_answer(node, case):
         assert re.fullmatch(pattern, text, re.S), texts(ranks)
     assert {rank.gpu for rank in ranks} == {-1}
     for rank in (rank for rank in ranks if rank.ok):
-        assert rank.ms > 0 <= rank.retransmits
+        assert rank.ms > 0
         assert (rank.gbps > 0) == (len(ranks) > 1)
 
 
@@ -207,7 +208,7 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
 
 def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
     """The store takes our listener, twice, and then it is ours again."""
-    listeners = ring.Listeners([port := free_port()])
+    listeners = SmokeListeners([port := free_port()])
     threading.Thread(target=listeners.serve, daemon=True).start()
     node = TorchNode(tmp_path, supervisor, listeners)
     got, over = [], threading.Event()
@@ -226,7 +227,7 @@ def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
             listeners.lend(port)
             assert passed(node.run(asked))
             assert listeners.take(port)
-        found, connection = mesh.meet("127.0.0.1", port, ring._mark(listeners.token))
+        found, connection = mesh.meet("127.0.0.1", port, listener_mark(listeners.token))
         assert (found.outcome, got) == ("ok", [])
         connection.close()
     finally:

@@ -70,7 +70,7 @@ def _lost(
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
         Rank(number, gpu, (phases or {}).get(number, phase), "", said[:_LONGEST], -1,
-             0.0, 0.0, -1, 0.0)
+             0.0, 0.0, 0.0)
         for number, gpu in zip(numbers, gpus)
     )  # fmt: skip
 
@@ -89,7 +89,7 @@ def _ranks(order: Collective, answer: Mapping[str, Any]) -> tuple[Rank, ...]:
         Rank(
             int(one["rank"]), int(one["gpu"]), str(one["phase"]), str(one["wrong"])[:_LONGEST],
             str(one["said"])[:_LONGEST], int(one["waits_for"]), _number(one["ms"], 0),
-            _number(one["gbps"], 0), int(one["retransmits"]), _number(one["seconds"], 0),
+            _number(one["gbps"], 0), _number(one["seconds"], 0),
         )
         for one in answer["ranks"]
     )  # fmt: skip

@@ -212,7 +212,6 @@ class Rank:
     waits_for:   the rank whose data it waited for when it was ended; -1: nobody knows
     ms:          the median of its small collectives; 0: there was none
     gbps:        bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
-    retransmits: TCP segments that its connections sent again; -1: nobody knows
     seconds:     of the whole rank
     """
 
@@ -224,7 +223,6 @@ class Rank:
     waits_for: int
     ms: float
     gbps: float
-    retransmits: int
     seconds: wire.Seconds
 
     @property

@@ -33,8 +33,11 @@ from nodeready.node.payload import Program
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import addresses_here
 from nodeready.node.runtime import Ended, Supervisor, hold_streams, mistake
-from nodeready.node.smoke import engines, orders, ring
+from nodeready.node.smoke import engines, orders
+from nodeready.node.smoke.listeners import SmokeListeners
 from nodeready.node.smoke.orders import Collective, Config, End, Hello, Pair, Paired, Ran
+from nodeready.node.smoke.pair import run_pair
+from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
 
 # payload.program starts this module's main with this module's Config.
@@ -341,7 +344,7 @@ class _Node(_Part):
     def _look(self, here: str) -> Hello:
         """The listeners and the engines of this node."""
         self._own = addresses_here()
-        self._listeners = listeners = ring.Listeners(self.config.ports)
+        self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(here, _no_port(self.config.ports, listeners.busy), listeners.busy)
         threading.Thread(target=listeners.serve, daemon=True).start()
@@ -389,9 +392,9 @@ class _Node(_Part):
     def _worked(self, job: _Job) -> Ran | Paired:
         order = job.order
         if isinstance(order, Pair):
-            return ring.run_pair(order, self._own, self._listeners, job.stop)
+            return run_pair(order, self._own, self._listeners, job.stop)
         if order.engine == orders.RING:
-            return Ran(order.number, "", (ring.run_ring(order, self._listeners, job.stop),))
+            return Ran(order.number, "", (run_ring(order, self._listeners, job.stop),))
         port, released = order.head.port, False
         if order.first == 0 and port in self._listeners.ports:
             # Rank 0 is here, and listens there itself.
@@ -497,7 +500,7 @@ def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
     gpus = (*order.gpus, *[-1] * order.ranks)
     seconds = 0.0 if broken else order.limit_s
     ranks = (
-        orders.Rank(order.first + at, gpus[at], "start", "", why, -1, 0.0, 0.0, -1, seconds)
+        orders.Rank(order.first + at, gpus[at], "start", "", why, -1, 0.0, 0.0, seconds)
         for at in range(order.ranks)
     )
     return Ran(order.number, why if broken else "", tuple(ranks))

@@ -40,7 +40,7 @@ STUCK = {"phase": "all_reduce"}
 
 
 def rank(number: int, phase: str = "done", **changed: Any) -> Rank:
-    passed = Rank(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 0, 2.5)
+    passed = Rank(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 2.5)
     return replace(passed, **changed)
 
 

@@ -125,7 +125,7 @@ class Cluster:
             return
         gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            Rank(number, -1, phase, "", error, -1, 0.1, gbps, 0, 0.1)
+            Rank(number, -1, phase, "", error, -1, 0.1, gbps, 0.1)
             for number in range(order.first, order.first + order.ranks)
         )
         lie = self.lies.get(name)

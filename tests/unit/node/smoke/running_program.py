@@ -39,7 +39,7 @@ KINDS = {"hello": Hello, "ran": Ran, "paired": Paired}
 RING = """
 import socket, threading, time
 from nodeready.node.smoke.orders import Busy, Paired, Rank
-class Listeners:
+class SmokeListeners:
     def __init__(self, ports):
         self.token, self.came, self.open, self.busy = "token", 0, {}, ()
         for port in ports:
@@ -74,7 +74,7 @@ def run_ring(order, listeners, stop):
         time.sleep(300)
     stop.wait(min(order.small / 1000, order.limit_s))
     said = "ended" if stop.is_set() else ""
-    return Rank(order.first, -1, "done", "", said, -1, 1.0, 2.0, 0, time.monotonic() - began)
+    return Rank(order.first, -1, "done", "", said, -1, 1.0, 2.0, time.monotonic() - began)
 def run_pair(order, own, listeners, stop):
     time.sleep(300 if order.small == 666 else 0)
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
@@ -109,7 +109,7 @@ class Engines:
         if held:
             held.close()
         return tuple(
-            Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0, 0.0)
+            Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0.0)
             for at in range(order.ranks)
         )
 def find(supervisor, config, listeners):
@@ -154,7 +154,8 @@ def within(limit_s: float, holds: Callable[[], bool]) -> bool:
 def _packed(*changed: tuple[str, str]) -> tuple[str, frozenset[str]]:
     """The program as it travels, with the stand-ins, and with these words of its text changed."""
     modules = payload.closure([MAIN, "nodeready.node.payload"])
-    modules |= {"nodeready.node.smoke.ring": RING, "nodeready.node.smoke.engines": ENGINES}
+    modules |= {f"nodeready.node.smoke.{name}": RING for name in ("listeners", "pair", "ring")}
+    modules["nodeready.node.smoke.engines"] = ENGINES
     for words, other in changed:
         assert words in modules[MAIN]
         modules[MAIN] = modules[MAIN].replace(words, other)
