@@ -90,7 +90,7 @@ class TorchNode:
         self.path = pythons.found()[0].path
         config = Config("n", "tag", limit_s=600, python=self.path, environment=self.words)
         given = (listeners.descriptors,) if listeners else ()
-        self.engines = engines.find(supervisor, config, *given)
+        self.engines = engines.Engines(supervisor, config, *given)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -112,7 +112,7 @@ class TorchNode:
         self.mark.unlink(missing_ok=True)
         self.file.write_text(PRELUDE + fault)
         try:
-            ranks = self.engines.run(asked, (), stop or threading.Event())
+            ranks = self.engines.run(asked, stop or threading.Event())
         finally:
             self.file.write_text("")
         assert max(rank.seconds for rank in ranks) < asked.limit_s + 1
@@ -275,7 +275,7 @@ from nodeready.node.runtime import Supervisor
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import *
 config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
-found = engines.find(Supervisor("nodeready:test", 100), config)
+found = engines.Engines(Supervisor("nodeready:test", 100), config)
 found.run({order(limit_s=60.0)!r}, (), threading.Event())
 """
     with subprocess.Popen([sys.executable, "-c", text]) as process:

@@ -1,7 +1,7 @@
 """The engines of a node: the job's own PyTorch, the vendor's test program, and what each proves.
 
-`find` says which there are, and of each that cannot be used, why. `Engines.run` does this node's
-part of one test; whatever happens, it returns by the test's limit, and its processes have ended.
+`Engines` finds them, with the reason why one cannot be used. `Engines.run` runs this node's ranks
+of one test; it returns by the test's limit, and its processes have ended then.
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ def _engine(
 def _lost(
     order: Collective, phase: str, said: str, phases: Mapping[int, str] | None = None
 ) -> tuple[Rank, ...]:
-    """All ranks of this node, failed for one reason; phases: how far each came."""
+    """All ranks of this node, failed for one reason.
+
+    phases: the last phase of each rank that reported one
+    """
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
@@ -83,8 +86,8 @@ def _number(value: Any, least: float) -> float:
 
 
 def _ranks(order: Collective, answer: Mapping[str, Any]) -> tuple[Rank, ...]:
-    """The ranks that the job's Python answered. Raises KeyError, TypeError, ValueError for what
-    makes no sense: it is the user's."""
+    """The ranks in an answer of the job's Python. Raises KeyError, TypeError, ValueError for an
+    answer that makes no sense: it is the user's program."""
     ranks = tuple(
         Rank(
             int(one["rank"]), int(one["gpu"]), str(one["phase"]), str(one["wrong"])[:_LONGEST],
@@ -100,9 +103,9 @@ def _ranks(order: Collective, answer: Mapping[str, Any]) -> tuple[Rank, ...]:
 
 
 def misled(name: str, own: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
-    """Why a name does not lead to the node that it names; "": it does.
+    """Why a name does not lead to its node; "": it does.
 
-    own: the addresses of that node; resolved: those that the resolver gives, or its error
+    own: the addresses of that node; resolved: the resolver's, or its error
     """
     if not resolved:
         return f"{name}: {error or 'no address'}"
@@ -113,7 +116,7 @@ def misled(name: str, own: tuple[str, ...], resolved: tuple[str, ...], error: st
 
 # --- The job's Python.
 
-# All of Python 2 and 3 understand this much; then the program comes over the standard input.
+# Understood by every Python 2 and 3; the program follows over the standard input.
 _BOOT = (
     "import sys;sys.version_info<(3,8)and sys.exit('Python %d.%d: older than 3.8'%"
     "sys.version_info[:2]);exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"
@@ -121,7 +124,7 @@ _BOOT = (
 )
 #: Seconds for the import of torch at most: from a network's disk it takes a minute.
 _IMPORT_S = 90.0
-#: Of the whole time, what the import may take.
+#: The part of the whole time that the import may take.
 _IMPORT_SHARE = 0.5
 #: Seconds after its limit in which a test is answered, before its Python is given up.
 _GRACE_S = 0.6
@@ -129,7 +132,7 @@ _OUTPUT = 1 << 20
 
 
 class _Python:
-    """The job's Python with torch imported. Raises `_Failed` where there is none."""
+    """The job's Python with torch imported. Raises `EngineUnusable` where there is none."""
 
     def __init__(
         self, supervisor: Supervisor, config: Config, limit_s: float, listeners: Mapping[int, int]
@@ -176,17 +179,19 @@ class _Python:
             for data in self.lines(until - time.monotonic()):
                 imported = imported or "imported" in data
                 if "why" in data and "torch" not in data:
-                    raise _Failed(f"{self.name}: {data['why']}"[:_LONGEST])
+                    raise EngineUnusable(f"{self.name}: {data['why']}"[:_LONGEST])
                 if "torch" in data:
                     return data
             if self.ended:
-                raise _Failed(self._end())
+                raise EngineUnusable(self._end())
         if imported:
-            raise _Failed(f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s")
-        raise _Failed(f"{self.name}: no import of torch in {limit_s:.0f} s")
+            raise EngineUnusable(
+                f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s"
+            )
+        raise EngineUnusable(f"{self.name}: no import of torch in {limit_s:.0f} s")
 
     def _end(self) -> str:
-        """Why it ended before it had said anything."""
+        """Why it ended before its first message."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
         # The thread that reads its errors may be a moment behind.
@@ -202,7 +207,7 @@ class _Python:
     ended = False
 
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
-        """The lines of ours that come within this time; at once when there are some."""
+        """Its messages within this time; at once when there are some."""
         assert self.process.stdout is not None
         try:
             number = self.process.stdout.fileno()
@@ -226,7 +231,7 @@ class _Python:
         return found
 
     def takes(self, port: int) -> bool:
-        """Whether rank 0's store gets the listener of this port, which stays open."""
+        """Whether rank 0's store takes over the listener of this port, which stays open."""
         said = self.hello.get("listeners")
         return isinstance(said, list) and port in said and port in self._listeners
 
@@ -267,7 +272,7 @@ class _Python:
         return _lost(order, "start", said, phases)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it with its ranks; by its input's end, else by force."""
+        """End it with its ranks: close its input, else kill it."""
         self.ended = True
         if at_once:
             # Its ranks have sessions of their own.
@@ -283,8 +288,8 @@ class _Python:
         self._supervisor.stop(self.process)
 
 
-class _Failed(Exception):
-    """Why an engine cannot be used, in one line."""
+class EngineUnusable(Exception):
+    """The reason why an engine cannot be used, in one line."""
 
 
 def _source() -> str:
@@ -294,15 +299,15 @@ def _source() -> str:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    """The session's, with the job's words."""
+    """The session's, with the job's variables."""
     return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
 
 
 def _found(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
-    """The command with its first word found. Raises `_Failed`."""
+    """The command, if its program exists. Raises `EngineUnusable`."""
     first = words[0]
     if "/" not in first and not shutil.which(first, path=environment.get("PATH")):
-        raise _Failed(f"{first}: command not found")
+        raise EngineUnusable(f"{first}: command not found")
     return list(words)
 
 
@@ -312,7 +317,7 @@ def _start(
     environment: Mapping[str, str],
     descriptors: Iterable[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Raises `_Failed`."""
+    """Start a process. Raises `EngineUnusable`."""
     how = {"stdin": subprocess.PIPE, "env": environment, "pass_fds": tuple(descriptors)}
     try:
         return supervisor.start(argv, **how)
@@ -320,7 +325,7 @@ def _start(
         why = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
             why = "its interpreter is not there"
-        raise _Failed(f"{argv[0]}: {why}"[:_LONGEST]) from None
+        raise EngineUnusable(f"{argv[0]}: {why}"[:_LONGEST]) from None
 
 
 # --- nccl-tests, rccl-tests.
@@ -347,13 +352,13 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 @dataclass(frozen=True)
 class Performance:
-    """What a run of all_reduce_perf printed.
+    """The result of a run of all_reduce_perf.
 
-    version, library: of the program, and ``NCCL 2.28.8``; "" where it does not say
-    whole:            it came to its end, and has checked its results
+    version, library: of the program, and ``NCCL 2.28.8``; "" where it is not printed
+    whole:            the run came to its end, and has checked its results
     wrong:            wrong results, in words
     ms, gbps:         the time of the smallest size; bus bandwidth of the largest, in Gbit/s
-    said:             its error
+    said:             the error
     """
 
     version: str
@@ -366,7 +371,7 @@ class Performance:
 
 
 def performance(text: str) -> Performance:
-    """Read what all_reduce_perf of nccl-tests or rccl-tests printed."""
+    """Parse the output of all_reduce_perf of nccl-tests or rccl-tests."""
     version = _VERSION.search(text)
     library = _LIBRARY.search(text)
     name = ""
@@ -411,7 +416,7 @@ def _nccl_tests(environment: Mapping[str, str]) -> str:
 
 
 def _gpus_of_driver(supervisor: Supervisor) -> int:
-    """How many GPUs the driver's tool sees, or AMD's driver itself; 0: none."""
+    """The number of GPUs that the driver's tool sees, or AMD's driver; 0: none."""
     with contextlib.suppress(OSError):
         rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
         count = sum(row.startswith("GPU ") for row in rows)
@@ -421,17 +426,24 @@ def _gpus_of_driver(supervisor: Supervisor) -> int:
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     with contextlib.suppress(OSError):
         for name in os.listdir(nodes):
-            # A node without SIMDs is a processor; what is not ours cannot be read.
+            # A node without SIMDs is a processor; another user's cannot be read.
             with contextlib.suppress(OSError), open(f"{nodes}/{name}/properties") as file:
                 count += bool(re.search(r"^simd_count [1-9]", file.read(), re.M))
     return count
 
 
-class Engines:
-    """What `find` found.
+def _head_addresses(order: Collective) -> tuple[str, ...]:
+    """The head's addresses, as this node may use them. On the head itself its name may be a
+    loopback address, as on Debian (127.0.1.1 in /etc/hosts)."""
+    loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
+    return order.head.addresses + loopback
 
-    engines: best first, also those that cannot be used
-    gpus:    that the job's PyTorch sees, else the driver's tool
+
+class Engines:
+    """The engines of this node. The job's Python stays, with torch imported, until `close`.
+
+    engines: best first, also unusable ones
+    gpus:    the number that the job's PyTorch sees, else the driver's tool
     """
 
     def __init__(
@@ -463,7 +475,7 @@ class Engines:
     def _torch(self) -> list[Engine]:
         try:
             python = self._python = self._started(self._import_s())
-        except _Failed as problem:
+        except EngineUnusable as problem:
             where = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
                 _engine(TORCH, backend, where=where, why=str(problem))
@@ -502,7 +514,7 @@ class Engines:
         if not self._program:
             return _engine(NCCL_TESTS, _NCCL, why=f"{_PROGRAM}: not found")
         version = library = why = ""
-        # Some say it here; it asks no GPU.
+        # Some print the version here, without using a GPU.
         try:
             ended = self._supervisor.run([self._program, "-h"], 5, env=environment)
             seen = performance(f"{ended.out}\n{ended.err}")
@@ -523,18 +535,14 @@ class Engines:
     # --- One test.
 
     def takes(self, order: Collective) -> bool:
-        """Whether the test leaves the head's listener open: rank 0 gets it, or needs no port."""
+        """Whether the head's listener stays open: rank 0 takes it over, or needs no port."""
         if order.engine != TORCH:
             return True
         return self._python is not None and self._python.takes(order.head.port)
 
-    def run(
-        self, order: Collective, addresses: tuple[str, ...], stop: threading.Event
-    ) -> tuple[Rank, ...]:
-        """This node's ranks of a test of torch or nccl-tests.
-
-        addresses: of the head, its own; (): those of the order. Blocks, for at most the order's
-        limit and a moment; afterwards no process of the test is left.
+    def run(self, order: Collective, stop: threading.Event) -> tuple[Rank, ...]:
+        """Run this node's ranks of a test of torch or nccl-tests, for at most the order's limit
+        and a moment; afterwards no process of the test remains.
         """
         began = time.monotonic()
         for engine in self.engines:
@@ -544,24 +552,17 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return _lost(order, "start", f"no engine {order.engine}")
-        own = addresses or order.head.addresses
-        why = misled(order.head.name, self._own(order, own), *resolve(order.head.name))
+        why = misled(order.head.name, _head_addresses(order), *resolve(order.head.name))
         if why:
             ranks = _lost(order, "init", why)
             return tuple(replace(one, seconds=time.monotonic() - began) for one in ranks)
         try:
             if self._python is None or self._python.ended:
                 self._python = self._started(order.limit_s / 2)
-        except _Failed as problem:
+        except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
         left = order.limit_s - (time.monotonic() - began)
         return self._python.run(order, left, stop)
-
-    @staticmethod
-    def _own(order: Collective, own: tuple[str, ...]) -> tuple[str, ...]:
-        """The head's own addresses, as this node may use them: the head itself may come by the
-        loopback, as Debian's own name does (127.0.1.1 in /etc/hosts)."""
-        return (*own, "127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else own
 
     def _run_vendor(self, order: Collective, stop: threading.Event) -> tuple[Rank, ...]:
         if order.world != order.ranks:
@@ -584,7 +585,7 @@ class Engines:
         ]  # fmt: skip
         try:
             process = _start(self._supervisor, argv, environment)
-        except _Failed as problem:
+        except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
         text, why = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
@@ -617,7 +618,7 @@ class Engines:
 def _watch(
     process: subprocess.Popen[bytes], until: float, stop: threading.Event
 ) -> tuple[str, str]:
-    """All that a program prints until its end, and why it was not waited for any longer."""
+    """The output of a program, and why it was ended; "": it ended by itself."""
     began = time.monotonic()
     assert process.stdin is not None
     assert process.stdout is not None
@@ -640,10 +641,3 @@ def _watch(
     if stop.is_set():
         return text, "ended: others had passed in less time"
     return text, f"no end after {time.monotonic() - began:.1f} s"
-
-
-def find(
-    supervisor: Supervisor, config: Config, listeners: Callable[[], Mapping[int, int]] = dict
-) -> Engines:
-    """The engines of this node; the job's Python stays, with torch imported, until `close`."""
-    return Engines(supervisor, config, listeners)

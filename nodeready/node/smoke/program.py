@@ -1,13 +1,13 @@
-"""The program on the node: hear the control machine's orders, and answer each of them.
+"""The program on the node: it reads the control machine's orders, and answers each of them.
 
 Started by root, it opens a session for the job's user (``su -``, through PAM as every login) and
-runs there once more. Root's part hands the orders in, and lets answers out: one to each order, of
-its kind and within the bounds. What is inside is the user's, who can print what he likes there; he
-reaches the row of his own node alone.
+runs there once more. Root's part passes the orders in, and the answers out: one to each order, of
+its kind and within the bounds. The part inside is the user's, who can print anything there; that
+affects the row of his own node alone.
 
-Inside, or as whoever logs in, it listens on the job's ports, finds the engines, says hello, and
-works the orders one after the other. The end of the standard input, a signal and the alarm end
-everything at once, in the middle of a test, too: both parts, and all that they started.
+Inside, or as the user who logs in, it listens on the job's ports, finds the engines, says hello,
+and works the orders one after the other. The end of the standard input, a signal and the alarm end
+everything at once, also in the middle of a test: both parts, and all that they started.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from nodeready.subjects import wire
 # payload.program starts this module's main with this module's Config.
 __all__ = ["Config", "main"]
 
-#: Seconds for a login to come as far as our program.
+#: Seconds from a login to our program.
 _LOGIN_S = 20
-#: Seconds for the engines to be found, more than they take by their own limits; and of the whole
-#: time, what that may be.
+#: Seconds to find the engines, more than they take by their own limits; and the maximum part of
+#: the whole time.
 _FIND_S, _FIND_SHARE = 120, 0.75
 #: Seconds after a test's limit in which a thread must have answered; another one answers for it.
 _LATE_S = 0.9
-#: The kernel's word, and PyTorch's, for a port that another process has (EADDRINUSE).
+#: Messages of the kernel and of PyTorch for a port that another process has (EADDRINUSE).
 _IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE|errno: 98\b")
-#: Seconds for a port that a rank had to be free again.
+#: Seconds for a rank's port to become free.
 _TAKE_S = 0.3
 #: Seconds for the session to end by itself, with its logout by PAM, before it is killed.
 _LEAVE_S = 1.0
-#: Seconds that a session's program ends before the one that started it.
+#: A session's program ends this number of seconds before the program that started it.
 _SOONER_S = 2
-#: No test takes longer.
-_MOST_S = 24 * 3600
+#: The maximum of a test's limit.
+_MAX_LIMIT_S = 24 * 3600
 #: Characters of an answer: the ranks of a node, each with an error.
 _LONGEST = 128 << 10
 
 _Work = Union[Collective, Pair]
 
-#: The name of an answer -> its type; and the name of the answer to an order.
+#: The name of an answer -> its type; the type of an order -> the name of its answer.
 _ANSWERS: dict[str, type[Any]] = {"hello": Hello, "ran": Ran, "paired": Paired}
 _ANSWER = {Collective: "ran", Pair: "paired"}
 
@@ -84,7 +84,10 @@ def _no_hello(user: str, why: str, busy: tuple[orders.Busy, ...] = ()) -> Hello:
 
 
 def main(config: Config, *, inside: bool = False) -> None:
-    """inside: this is the session that root opened for the user."""
+    """Run until the input ends.
+
+    inside: this is the session that root opened for the user
+    """
     hold_streams()
     os.chdir("/")
     supervisor = Supervisor(config.tag, config.limit_s)
@@ -98,7 +101,7 @@ def main(config: Config, *, inside: bool = False) -> None:
         signal.signal(number, leave)
     signal.setitimer(signal.ITIMER_REAL, config.limit_s)
     if inside:
-        # To root's part alone: the login has come this far.
+        # For root's part: the login was successful.
         print(f"{config.nonce} begun {{}}", flush=True)
     try:
         part.begin()
@@ -111,7 +114,7 @@ def main(config: Config, *, inside: bool = False) -> None:
 
 
 def _typed() -> Iterator[str]:
-    """The lines of the standard input as they come. One that is cut off is none."""
+    """The complete lines of the standard input."""
     # A profile may have closed it: then Python has no sys.stdin.
     with open(0, "rb", closefd=False) as file:
         for row in file:
@@ -120,11 +123,11 @@ def _typed() -> Iterator[str]:
 
 
 def _order(text: str) -> _Work | End:
-    """The order of a line. Raises ValueError for what is none."""
+    """The order in a line. Raises ValueError."""
     try:
         order = orders.read(text)
         whole = type(order.number) is int
-        if not whole or (not isinstance(order, End) and not 0 < order.limit_s <= _MOST_S):
+        if not whole or (not isinstance(order, End) and not 0 < order.limit_s <= _MAX_LIMIT_S):
             raise ValueError("its numbers make no sense")
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as problem:
         raise ValueError(f"no order: {type(problem).__name__}: {problem}"[:200]) from None
@@ -132,26 +135,26 @@ def _order(text: str) -> _Work | End:
 
 
 class _Part:
-    """What both parts have: everything can end at any moment."""
+    """A part of the program, which can end at any moment."""
 
     def __init__(self, supervisor: Supervisor, config: Config) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
     def last(self) -> None:
-        """What is done before everything is killed; it is done twice when a signal comes then."""
+        """Act before everything is killed; a signal may repeat it."""
 
     def leave(self, status: int) -> NoReturn:
-        """End everything that was started, and this process, whatever it is doing."""
+        """End all that was started, and this process."""
         self.leaving = True
-        # From here on nothing is printed. A thread may hang over its line.
+        # Nothing is printed from here on. A thread may hang while it prints.
         _printing.acquire(blocking=False)
         self.last()
         self.supervisor.end()
         os._exit(status)
 
     def refuse(self, user: str, why: str) -> NoReturn:
-        """Nothing can be tested on this node: say so, and leave."""
+        """Say hello with the reason why nothing can be tested on this node, and leave."""
         _say(self.config, "hello", _no_hello(user, why))
         self.leave(0)
 
@@ -169,12 +172,12 @@ class _Session(_Part):
         self._asked: dict[int, str] = {}
         self._heads: dict[int, int] = {}
         self._begun = self._greeted = self._refused = False
-        # Of the lines from inside. Nobody there knows the one by which the control machine reads.
+        # Lines from inside have a nonce of their own: the control machine's stays unknown there.
         self._inner = replace(config, nonce=f"inside-{os.urandom(8).hex()}")
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def begin(self) -> None:
-        """Start, without waiting for anything."""
+        """Start, without waiting."""
         user = self.config.user
         try:
             pwd.getpwnam(user)
@@ -183,7 +186,7 @@ class _Session(_Part):
         self._thread.start()
 
     def take(self, order: _Work | End) -> None:
-        """Hand an order in."""
+        """Pass an order in."""
         if not isinstance(order, End):
             self._asked[order.number] = _ANSWER[type(order)]
         if isinstance(order, Collective):
@@ -197,7 +200,7 @@ class _Session(_Part):
             self._thread.join(_LEAVE_S)
 
     def _run(self) -> None:
-        """Have the session, to its end. Without it, this program has no reason to be there."""
+        """Run the session to its end, which is the end of this program."""
         config, supervisor = self.config, self.supervisor
         inner = replace(self._inner, limit_s=max(1, int(supervisor.left_s) - _SOONER_S))
 
@@ -231,10 +234,8 @@ class _Session(_Part):
         self.leave(0 if self._refused else 1)
 
     def _hear(self, text: str) -> None:
-        """Let a line from inside out when it is what was asked for.
-
-        A profile's noise may stand in front of it; whatever else is printed there is passed over.
-        """
+        """Pass a line from inside out if it is a hello or answers an order. Other output, such as
+        a profile's, is ignored."""
         try:
             ((name, data),) = wire.lines(text, self._inner.nonce)
             if name == "begun":
@@ -246,7 +247,7 @@ class _Session(_Part):
         if isinstance(seen, Hello):
             if self._greeted:
                 return
-            # What root knows itself, nobody inside has to say.
+            # Root's own knowledge replaces what the inside says.
             known = _no_hello(self.config.user, "")
             ports = tuple(one for one in self.config.ports if one in seen.ports)
             known = replace(known, token=seen.token, ports=ports, busy=seen.busy)
@@ -254,7 +255,7 @@ class _Session(_Part):
         elif self._asked.get(seen.number) != name:
             return
         elif isinstance(seen, Ran) and seen.taken:
-            # Root sees whose program it is, too.
+            # Root also sees whose program it is.
             seen = replace(seen, taken=_taken(self._heads[seen.number]) or seen.taken)
         if len(wire.line(self.config.nonce, name, seen)) > _LONGEST:
             return
@@ -269,28 +270,28 @@ class _Session(_Part):
 
 
 class _Job:
-    """An order on its way. stop: set when its test has to end"""
+    """An order in work. stop: set to end its test"""
 
     def __init__(self, order: _Work) -> None:
         self.order, self.stop, self.answered = order, threading.Event(), False
 
 
 class _Node(_Part):
-    """The orders of this node, worked one after the other in a thread that may hang."""
+    """This node's part: it works orders one after the other in a thread that may hang."""
 
     def __init__(self, supervisor: Supervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._lock = threading.Lock()
         self._todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        #: Without an answer, by number.
+        #: Jobs without an answer, by number.
         self._jobs: dict[int, _Job] = {}
         self._greeted = False
         self._own: tuple[str, ...] = ()
-        #: Ports that ranks have, or had, in place of our listeners.
+        #: Ports that ranks have or had, in place of our listeners.
         self._lent: set[int] = set()
 
     def begin(self) -> None:
-        """Start, without waiting for anything."""
+        """Start, without waiting."""
         here, user = session.name_of(os.geteuid()), self.config.user
         if user not in ("", here):
             try:
@@ -300,7 +301,7 @@ class _Node(_Part):
             # A number may have more than one name.
             if uid != os.geteuid():
                 self.refuse(here, session.cannot_become(here, user))
-        # Of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+        # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
         hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
         resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
         limit_s = min(_FIND_S, self.supervisor.left_s * _FIND_SHARE)
@@ -309,7 +310,7 @@ class _Node(_Part):
         self._thread(self._first)
 
     def take(self, order: _Work | End) -> None:
-        """Have an order worked. Raises ValueError for one that is being worked."""
+        """Queue an order. Raises ValueError for an order that is in work."""
         if isinstance(order, End):
             if order.number in (jobs := dict(self._jobs)):
                 jobs[order.number].stop.set()
@@ -342,13 +343,15 @@ class _Node(_Part):
         self._work()
 
     def _look(self, here: str) -> Hello:
-        """The listeners and the engines of this node."""
+        """Start the listeners, and find the engines of this node."""
         self._own = addresses_here()
         self._listeners = listeners = SmokeListeners(self.config.ports)
         if not listeners.ports:
             return _no_hello(here, _no_port(self.config.ports, listeners.busy), listeners.busy)
         threading.Thread(target=listeners.serve, daemon=True).start()
-        self._engines = found = engines.find(self.supervisor, self.config, listeners.descriptors)
+        self._engines = found = engines.Engines(
+            self.supervisor, self.config, listeners.descriptors
+        )
         self.supervisor.at_end(found.close)
         return Hello(
             host=os.uname().nodename,
@@ -402,7 +405,7 @@ class _Node(_Part):
             released = not self._engines.takes(order)
             (self._listeners.release if released else self._listeners.lend)(port)
         try:
-            ranks = self._engines.run(order, order.head.addresses, job.stop)
+            ranks = self._engines.run(order, job.stop)
             in_use = released and any(_IN_USE.search(rank.said) for rank in ranks)
             return Ran(order.number, "", ranks, _taken(port) if in_use else "")
         finally:
@@ -410,7 +413,7 @@ class _Node(_Part):
                 self._take_back(_TAKE_S)
 
     def _take_back(self, limit_s: float = 0.0) -> None:
-        """Listen again on the ports that ranks had: others' pairs are answered there."""
+        """Listen again on the ports that ranks had, for pairs of other nodes."""
         until = time.monotonic() + limit_s
         for port in sorted(self._lent):
             while not (taken := self._listeners.take(port)) and time.monotonic() < until:
@@ -419,7 +422,7 @@ class _Node(_Part):
                 self._lent.discard(port)
 
     def _claim(self, job: _Job) -> bool:
-        """Whether the caller is the one who answers; from then on nobody else is."""
+        """Whether the caller may answer this job; the first caller only."""
         with self._lock:
             if job.answered:
                 return False
@@ -428,7 +431,7 @@ class _Node(_Part):
             return True
 
     def _give_up(self, job: _Job) -> None:
-        """Answer for a thread that did not, and let another one work the orders."""
+        """Answer for a thread that hangs, and let another one work the orders."""
         if not self._claim(job):
             return
         order = job.order
@@ -439,7 +442,7 @@ class _Node(_Part):
         why = f"did not end in {order.limit_s:g} s"
         _say(self.config, _ANSWER[type(order)], _nothing(order, why))
         if ranks:
-            # What it had running for the next test, too, was killed.
+            # The process for the next tests was killed too.
             self._engines.close()
         self._thread(self._work)
 
@@ -449,8 +452,8 @@ _MOST_HOLDERS = 4096
 
 
 def _holder(port: int) -> tuple[int, str] | None:
-    """Who listens on a port of this node: the uid, and in words the user and, where we may see it,
-    the program (proc(5), /proc/net/tcp). None: nobody."""
+    """The uid that listens on a port of this node, and a text with the user and, if visible, the
+    program (proc(5), /proc/net/tcp). None: the port is free."""
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
             for row in islice(file, 1, None):
@@ -464,7 +467,7 @@ def _holder(port: int) -> tuple[int, str] | None:
 
 
 def _program(uid: int, inode: str) -> str:
-    """The process of this user that has a socket; "": it is not seen."""
+    """The process of this user that has a socket; "": it is not visible."""
     for pid in islice(filter(str.isdigit, os.listdir("/proc")), _MOST_HOLDERS):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid != uid:
@@ -477,13 +480,13 @@ def _program(uid: int, inode: str) -> str:
 
 
 def _taken(port: int) -> str:
-    """Which other user's process has a port that our ranks should have; "": none that is seen."""
+    """The other user's process that has a port of our ranks; "": none is visible."""
     found = _holder(port)
     return f"port {port} is taken by {found[1]}" if found and found[0] != os.geteuid() else ""
 
 
 def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
-    """Do that after so many seconds, unless what comes back is cancelled."""
+    """A timer that calls the function after these seconds."""
     timer = threading.Timer(limit_s, act)
     timer.daemon = True
     timer.start()
@@ -491,9 +494,9 @@ def _later(limit_s: float, act: Callable[[], None]) -> threading.Timer:
 
 
 def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
-    """The answer to an order of which nothing is known.
+    """The answer to an order without a result.
 
-    broken: it is our own mistake
+    broken: the reason is a mistake of ours
     """
     if isinstance(order, Pair):
         return Paired(order.number, order.target.name, (), why, "", (), "", 0.0, 0.0, -1, 0)
@@ -507,7 +510,7 @@ def _nothing(order: _Work, why: str, *, broken: bool = False) -> Ran | Paired:
 
 
 def _no_port(ports: tuple[int, ...], busy: Iterable[orders.Busy]) -> str:
-    """Why there is no listener, in one line: each error once, with its first port."""
+    """The errors of all ports in one line: each error once, with its first port."""
     if not ports:
         return "no port to listen on"
     whole = [*ports] == [*range(ports[0], ports[-1] + 1)]

@@ -1,24 +1,20 @@
-"""Ranks of the job's own PyTorch: what the job's own Python runs in a smoke test.
+"""The ranks of a smoke test in the job's own Python, with the job's own PyTorch.
 
-Self-contained, for Python 3.8 and torch 1.13 and newer: it is sent as text over the standard
-input of ``PYTHON -c``, and needs nothing else there, so that it runs behind a container's prefix,
-too. It imports torch once and forks a process for each rank of each order: an import takes
-seconds, a fork milliseconds. CUDA is never initialised in the process that forks.
+Self-contained, for Python 3.8 and torch 1.13 and newer: the text is sent over the standard input
+of ``PYTHON -c`` and needs nothing else, so that it also runs behind a container's prefix. It
+imports torch once and forks a process for each rank of each order: an import takes seconds, a fork
+milliseconds. CUDA is never initialised in the process that forks.
 
 An order is a line of JSON on the standard input, an answer a line on the standard output that
-begins with a mark. A rank says over a pipe which phase it enters, so that whoever hangs is known
-with its phase. All ranks of a test are dead when it is answered, save one that hangs in the
-kernel, of which that is said. They end with this process (PR_SET_PDEATHSIG) and by an alarm of
-their own; this process ends with its standard input.
+begins with a mark. A rank reports each phase over a pipe, so that the phase of a hanging rank is
+known. All ranks of a test have ended when it is answered, except a rank that hangs in the kernel:
+the answer reports it. They end with this process (PR_SET_PDEATHSIG) and by an alarm of their own;
+this process ends with its standard input.
 
-The environment is the job's. What is set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
-so that the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, to learn the reason
-of an error, and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp;
-MASTER_ADDR and MASTER_PORT, which are the store of the test.
-
-Retransmits are those of the rank's own TCP connections, as the kernel counts them for each
-(TCP_INFO in tcp(7)): the node's other traffic is not in them. A rank that did not answer at its
-end has none.
+The environment is the job's. Set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, so that
+the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, for the reason of an error,
+and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp; MASTER_ADDR and
+MASTER_PORT of the test's store.
 """
 
 from __future__ import annotations
@@ -44,20 +40,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which a rank is asked what it waits for, and those that it
-#: has for the answer; then it is killed.
+#: Seconds before the end of a test at which a rank is asked what it waits for, and seconds for
+#: its answer; then it is killed.
 ASK_S, ANSWER_S = 0.6, 0.25
-#: Seconds that the others of this node have when one rank has failed.
+#: Seconds for the other ranks of this node when one rank has failed.
 AFTER_FAILURE_S = 2.0
 #: Seconds in which a killed process is gone, unless it hangs in the kernel.
 REAP_S = 0.6
 #: Seconds for the driver to count its GPUs.
 COUNT_S = 25.0
-#: By how much the store's time-out is shorter than the test: the rank then says who is missing.
+#: The store's time-out is shorter than the test by this: the rank then reports missing ranks.
 STORE_S = 1.0
-#: A program of ours says its token faster; seconds for one connection to the store.
+#: Our listener sends its token faster than this; seconds for one connection to the store.
 SILENT_S, CONNECT_S = 0.05, 3.0
-#: Of the whole time, what the repetitions of the large all_reduce may take.
+#: The part of the test's time for the repetitions of the large all_reduce.
 SHARE = 0.2
 REPETITIONS, LATENCIES = 5, 5
 #: Characters of an error, bytes of a rank's output that are kept.
@@ -82,7 +78,7 @@ _WHERE = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\] ")
 
 
 def last_line(text: str) -> str:
-    """The line of an error's text that says what happened."""
+    """The line of an error's text with the reason."""
     text = re.split(r"\n?Exception raised from ", text)[0]
     text = _COUNSEL.sub("", text)
     lines = [line.strip() for line in text.splitlines()]
@@ -99,7 +95,7 @@ def short(problem: BaseException) -> str:
 
 
 def reason(output: str) -> str:
-    """Why a library ended a rank, from what was printed: its last warning, else its error."""
+    """Why a library ended a rank, from its output: its last warning, else its error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern in (r"NCCL WARN (.*)", r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)"):
         for line in reversed(lines):
@@ -110,7 +106,7 @@ def reason(output: str) -> str:
 
 
 def warned(output: str) -> str:
-    """The last warning that NCCL or torch's network code printed; "": there is none."""
+    """The last warning of NCCL or torch's network code; "": there is none."""
     for line in reversed(output.splitlines()):
         found = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
         if found:
@@ -121,9 +117,9 @@ def warned(output: str) -> str:
 # --- TCP connections of this process.
 
 
-def connections() -> Iterator[tuple[str, int, int, int]]:
-    """Of each: the peer, the state, segments that nobody acknowledges however often they are sent,
-    and all that were sent again."""
+def connections() -> Iterator[tuple[str, int, int]]:
+    """The peer, the state, and the stuck segments of each connection: not acknowledged after two
+    time-outs."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
             if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
@@ -137,16 +133,14 @@ def connections() -> Iterator[tuple[str, int, int, int]]:
                     peer = one.getpeername()[0]
                 except OSError:
                     peer = remote(str(os.fstat(one.fileno()).st_ino))
-                # linux/tcp.h: eight bytes, of which the third counts the time-outs since the last
-                # acknowledgement; then numbers of 32 bits: unacked is the fifth, total_retrans
-                # the 24th. After one time-out a connection is slow, after two it hangs.
-                unacked, again = (struct.unpack_from("=I", info, 8 + 4 * at)[0] for at in (4, 23))
-                stuck = unacked if info[2] > 1 else 0
-                yield peer.rpartition("::ffff:")[2], info[0], stuck, again
+                # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
+                # unacked is at 24. After one time-out a connection is slow, after two it hangs.
+                (unacked,) = struct.unpack_from("=I", info, 24)
+                yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
 
 
 def remote(inode: str) -> str:
-    """Where a socket connects to that has no answer yet: only the kernel's table tells."""
+    """The address to which a socket connects, without an answer yet, from the kernel's table."""
     for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             for words in (row.split() for row in file):
@@ -164,21 +158,20 @@ def address(number: bytes) -> str:
     return socket.inet_ntop(family, b"".join(parts))
 
 
-def waiting() -> dict[str, Any]:
-    """What this process waits for: connections without an answer, and its retransmits."""
-    said, total = [], 0
-    for peer, state, stuck, again in connections():
-        total += again
+def waiting() -> str:
+    """What this process waits for: its connections without an answer."""
+    reasons = []
+    for peer, state, stuck in connections():
         if state == _SYN_SENT:
-            said.append(f"{peer} does not answer")
+            reasons.append(f"{peer} does not answer")
         elif state == _ESTABLISHED and stuck:
-            said.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
-    return {"late": "; ".join(dict.fromkeys(said))[:LONGEST], "retransmits": total}
+            reasons.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
+    return "; ".join(dict.fromkeys(reasons))[:LONGEST]
 
 
 def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
-    """Why there is no store yet; "": there is one. A store says nothing first; the program of the
-    node that will have it listens there before, and sends its token."""
+    """Why there is no store yet; "": there is one. A store sends nothing first; the program on its
+    node listens there before, and sends its token."""
     try:
         with socket.create_connection((host, port), max(0.1, wait_s)) as one:
             one.settimeout(SILENT_S)
@@ -197,7 +190,7 @@ def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
 
 
 def wrong(torch: Any, got: Any, expected: Any, what: str) -> str:
-    """How a result differs from what it must be, in words; "": it does not."""
+    """How a result differs from the expected one; "": it does not."""
     bad = got != expected
     count = int(bad.sum().item())
     if not count:
@@ -233,12 +226,11 @@ class Trial:
                       "large"):  # fmt: skip
             self.say(phase=phase)
             getattr(self, phase)()
-        again = sum(one[3] for one in connections())
-        self.say(phase="done", ms=self.ms, gbps=self.gbps, retransmits=again)
+        self.say(phase="done", ms=self.ms, gbps=self.gbps)
         self.part()
 
     def differs(self, what: str) -> None:
-        """Note the first wrong result; the others' work goes on, which needs this rank."""
+        """Report the first wrong result; the work continues, for other ranks need this one."""
         if what and not self.wrong:
             self.wrong = what
             self.say(wrong=what)
@@ -291,7 +283,7 @@ class Trial:
         self.join()
         more: dict[str, Any] = {}
         if order["backend"] == "nccl":
-            # Later than the end: it is killed, and no watchdog of its own is faster.
+            # Later than the end: the rank is killed before its own watchdog acts.
             limit = datetime.timedelta(seconds=self.left_s() + 3600)
             if "device_id" in inspect.signature(dist.init_process_group).parameters:
                 more["device_id"] = self.device
@@ -301,8 +293,8 @@ class Trial:
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
             timeout=limit, **more,
         )  # fmt: skip
-        # In init gloo says whom it does not reach; later it only says that time is over, and
-        # closes the connections that tell more.
+        # In init gloo names a rank that it does not reach; later it only reports a time-out, and
+        # closes the connections that would tell more.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
         if later is not None and order["backend"] != "nccl":
@@ -326,7 +318,7 @@ class Trial:
             time.sleep(0.02)
 
     def join(self) -> None:
-        """Rank 0 waits for all, as its store would, and says who is missing."""
+        """Rank 0 waits for all ranks, as its store would, and reports missing ones."""
         self.store.add(f"nodeready/rank{self.rank}", 1)
         self.store.add("nodeready/ranks", 1)
         if self.rank:
@@ -340,13 +332,13 @@ class Trial:
                 more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
                 who = "rank" if len(missing) == 1 else "ranks"
                 self.say(said=f"timed out: {who} {some}{more} did not come", waits_for=missing[0])
-                # The others still have their store: what they say is their own reason.
+                # Keep the store for the other ranks: each reports its own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
         self.store.set("nodeready/all", "1")
 
     def wait(self) -> None:
-        """Until rank 0 has seen all. Raises RuntimeError when it does not."""
+        """Wait until rank 0 has seen all ranks. Raises RuntimeError when it does not."""
         try:
             limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
             self.store.wait(["nodeready/all"], limit)
@@ -363,7 +355,7 @@ class Trial:
         self.sync()
 
     def positions(self, item: int, most: int, dtype: Any) -> Any:
-        """0, 1, 2, ... as many as ``most`` bytes hold."""
+        """0, 1, 2, ... as many as fit into these bytes."""
         torch = self.torch
         return torch.arange(max(1, most // item), dtype=torch.int64, device=self.device).to(dtype)
 
@@ -405,7 +397,7 @@ class Trial:
             self.differs(wrong(torch, part, at + rank * 1000003, what))
 
     def send_recv(self) -> None:
-        """To the next rank of the ring, from the one before."""
+        """Send to the next rank of the ring, receive from the previous rank."""
         if self.world == 1:
             return
         torch, dist = self.torch, self.dist
@@ -425,7 +417,7 @@ class Trial:
         self.differs(wrong(torch, got, at + before * 7919, f"what rank {before} sent"))
 
     def large(self) -> None:
-        """Its bandwidth is the best of some repetitions; all ranks agree on how many."""
+        """Measure the best of some repetitions; all ranks agree on their number."""
         torch, n = self.torch, self.world
         most = max(1, self.order["large"] // 4)
         few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
@@ -445,7 +437,7 @@ class Trial:
         self.differs(wrong(torch, got, at_end, "the large all_reduce"))
         times = [once()]
         self.large_s = times[0]
-        # Agreed on by the store: a library that sums wrongly would have each do another number.
+        # Agreed by the store: with a library that sums wrongly, the ranks would not agree.
         if self.rank == 0:
             share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
@@ -455,13 +447,13 @@ class Trial:
         self.gbps = moved / min(times) / 1e9
 
     def part(self) -> None:
-        """Stay until all are done: a GPU's memory is read by others, rank 0 has the store.
+        """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
 
-        It has done its work: what goes wrong here is nobody's failure.
+        The work is done: a problem here is no failure.
         """
         limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
-            # Nobody asks again and again: there may be thousands.
+            # No polling: there may be thousands of ranks.
             with contextlib.suppress(Exception):
                 if self.store.add("nodeready/done", 1) == self.world:
                     self.store.set("nodeready/over", "1")
@@ -505,7 +497,7 @@ def prepare(order: dict[str, Any], hip: bool) -> None:
 
 
 def become(limit_s: float, parent: int, output: int) -> None:
-    """This process is now one that ends with its parent, by its alarm, and leaves no core."""
+    """Let this process end with its parent, or by its alarm, and leave no core."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -514,7 +506,7 @@ def become(limit_s: float, parent: int, output: int) -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
-    # Of a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+    # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
     null = os.open(os.devnull, os.O_RDWR)
@@ -524,16 +516,16 @@ def become(limit_s: float, parent: int, output: int) -> None:
 
 
 def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked: int) -> None:
-    """What a rank's process does; it does not return."""
+    """Run a rank, and end its process."""
 
     def say(**data: Any) -> None:
         os.write(tell, json.dumps(data).encode("ascii") + b"\n")
 
     def answer() -> None:
-        # A byte: say what you wait for. The end: whoever forked us is gone.
+        # A byte is a question; the end means that the parent has ended.
         if not os.read(asked, 1):
             os._exit(1)
-        say(**waiting())
+        say(late=waiting())
 
     failed = 0
     try:
@@ -543,13 +535,9 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
         Trial(order, index, torch, say).run()
     except BaseException as problem:  # noqa: BLE001
         failed = 1
-        again = -1
-        with contextlib.suppress(Exception):
-            again = sum(one[3] for one in connections())
-        said = short(problem)
-        say(said=said, retransmits=again)
+        say(said=short(problem))
     finally:
-        # Without destructors: a library's may wait for whoever is gone.
+        # Without destructors: a library's may wait for a rank that has ended.
         os._exit(failed)
 
 
@@ -557,8 +545,8 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
 
 
 def shared(pid: int) -> list[str]:
-    """The files of NCCL's shared memory that a process has open. They have a name until all ranks
-    have opened them; of a rank that is killed before, nobody else removes them."""
+    """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
+    ranks have opened them, but not if a rank is killed before."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
         return [os.fsdecode(one) for one in found]
@@ -609,7 +597,7 @@ class Rank:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, and not for having waited in vain: then the others do, too."""
+        """Whether it failed by itself, and not by a time-out, which the other ranks have too."""
         said = self.known.get("said", "")
         if self.known["phase"] == "done" or re.search("timed? ?out", said, re.I):
             return False
@@ -617,11 +605,11 @@ class Rank:
 
     @property
     def own_fault(self) -> bool:
-        """Whether it failed where no other rank has a part in it, or died."""
+        """Whether it failed in a phase that needs no other rank, or died."""
         return self.known["phase"] in ("start", "compute") or not self.known.get("said")
 
     def state(self) -> str:
-        """What the kernel says of it, when that says why it does not go on."""
+        """The kernel's state of the process, if that explains why it does not continue."""
         with contextlib.suppress(OSError, IndexError):
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 letter = file.read().rpartition(b") ")[2][:1].decode()
@@ -630,7 +618,7 @@ class Rank:
         return ""
 
     def hear(self) -> Iterator[dict[str, Any]]:
-        """What it said since it was last heard."""
+        """Its messages since the last call."""
         for number, name in ((self.log, "output"), (self.told, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -659,7 +647,7 @@ class Rank:
             os.write(self.ask_end, b"?")
 
     def kill(self) -> None:
-        """Kill it, with all that it started."""
+        """Kill it with its children."""
         if self.ended is not None:
             return
         if not self.state():
@@ -678,7 +666,7 @@ class Rank:
         remove(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
-        """What became of it, for the answer."""
+        """Its result, for the answer."""
         known, output = self.known, self.output.decode("utf-8", "replace")
         said = known.get("said", "")
         if known["phase"] == "done":
@@ -706,7 +694,6 @@ class Rank:
             "wrong": known.get("wrong", ""), "said": said[:LONGEST],
             "waits_for": known.get("waits_for", -1) if said else -1,
             "ms": round(known.get("ms", 0.0), 4), "gbps": round(known.get("gbps", 0.0), 4),
-            "retransmits": known.get("retransmits", -1),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
         }  # fmt: skip
 
@@ -726,7 +713,7 @@ class Forker:
             text = text[os.write(self.out, text) :]
 
     def lines(self, wait_s: float | None) -> Iterator[dict[str, Any]]:
-        """The orders that came. Raises EOFError at the input's end: that of everything."""
+        """The orders received. Raises EOFError at the input's end, which ends the program."""
         if wait_s is not None and not select.select([0], [], [], wait_s)[0]:
             return
         piece = os.read(0, 65536)
@@ -762,7 +749,7 @@ class Forker:
         self.say({"number": order["number"], "error": error, "ranks": answers})
 
     def watch(self, order: dict[str, Any], ranks: list[Rank]) -> None:
-        """Until all have ended, or time is over, or we are told to end it."""
+        """Wait until all ranks have ended, the time is over, or an order ends the test."""
         until, why = order["deadline"] - ASK_S, ""
         blamed: Rank | None = None
         while True:
@@ -801,14 +788,14 @@ class Forker:
                 self.hear(order, one)
 
     def hear(self, order: dict[str, Any], one: Rank) -> None:
-        """Hear a rank, and pass on which phase it is in."""
+        """Read a rank's messages, and report its phase."""
         for data in one.hear():
             if "phase" in data:
                 phase = {"rank": one.number, "phase": data["phase"]}
                 self.say({"number": order["number"], **phase})
 
     def end(self, ranks: list[Rank]) -> None:
-        """Kill those that run; wait for their end, not for long."""
+        """Kill the ranks that run, and wait briefly for their end."""
         for one in ranks:
             one.kill()
         until = time.monotonic() + REAP_S
@@ -835,7 +822,7 @@ def library(torch: Any) -> str:
 
 
 def count(torch: Any, tell: int) -> None:
-    """Count the GPUs, in a fork: to ask may initialise CUDA."""
+    """Count the GPUs, in a fork: counting may initialise CUDA."""
     found: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
     try:
         with contextlib.suppress(Exception):
@@ -849,7 +836,7 @@ def count(torch: Any, tell: int) -> None:
 
 
 def counted(torch: Any) -> dict[str, Any]:
-    """How many GPUs this PyTorch sees, why it sees none, and its library for them."""
+    """The number of GPUs that PyTorch sees, why it sees none, and its library for them."""
     read, write = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -882,9 +869,9 @@ def counted(torch: Any) -> dict[str, Any]:
 
 
 def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
-    """The ports whose listeners a store can take over (PyTorch 2.0 on), of those that have come:
-    a container's program may close all descriptors but the first three. The others are closed, so
-    that they hold no port."""
+    """The ports whose listeners a store can take over (PyTorch 2.0 and newer). A container's
+    program may close all descriptors but the first three. Unused listeners are closed, so that
+    they hold no port."""
     found = []
     made = getattr(getattr(dist, "TCPStore", None), "__init__", None)
     takes = "master_listen_fd" in str(getattr(made, "__doc__", ""))
@@ -902,17 +889,19 @@ def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
 def main(
     mark: str, limit_s: float, environment: dict[str, str], listeners: dict[int, int]
 ) -> None:
-    """mark: what a line of ours begins with; limit_s: seconds after which all has ended
+    """Serve orders until the end of the input.
 
+    mark:      the beginning of each line of output
+    limit_s:   seconds after which this process ends
     listeners: port -> its listener's descriptor
     """
-    # What is ignored or blocked is inherited.
+    # Ignored and blocked signals are inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGALRM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.environ.update(environment)
-    # What is printed here by others, is not ours.
+    # Other output, such as a library's, goes to standard error.
     out = os.dup(1)
     os.set_inheritable(out, False)
     os.dup2(2, 1)
@@ -940,7 +929,7 @@ def main(
     if hello["distributed"]:
         hello["listeners"] = handed_over(dist, listeners)
         hello["nccl"] = bool(dist.is_nccl_available())
-        # Only newer ones can be asked.
+        # Newer versions only.
         known = getattr(dist, "is_gloo_available", None)
         hello["gloo"] = bool(known()) if known else hasattr(dist, "ProcessGroupGloo")
     hello.update(counted(torch))

@@ -87,13 +87,17 @@ import os, socket, time
 from nodeready.node.smoke.orders import Engine, Rank
 class Engines:
     engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
-    def __init__(self, supervisor):
+    def __init__(self, supervisor, config, listeners):
+        if config.python == "hangs":
+            time.sleep(300)
+        if config.python == "raises":
+            raise ValueError("what is this")
         self.supervisor = supervisor
     def close(self):
         pass
     def takes(self, order):
         return False
-    def run(self, order, addresses, stop):
+    def run(self, order, stop):
         began = time.monotonic()
         argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
         process = self.supervisor.start(argv)
@@ -112,12 +116,6 @@ class Engines:
             Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0.0)
             for at in range(order.ranks)
         )
-def find(supervisor, config, listeners):
-    if config.python == "hangs":
-        time.sleep(300)
-    if config.python == "raises":
-        raise ValueError("what is this")
-    return Engines(supervisor)
 """
 
 
