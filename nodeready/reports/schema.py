@@ -184,7 +184,7 @@ class Smoke:
     exclude: tuple[Name, ...]
     suspects: tuple[Suspect, ...]
     nodes: tuple[TestedNode, ...]
-    links: tuple[smoke.Link, ...]
+    links: tuple[smoke.LinkBandwidth, ...]
     summary: Annotated[Mapping[str, Number], {"keys": smoke.NODE_STATUSES}]
 
 

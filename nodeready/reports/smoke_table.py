@@ -24,7 +24,7 @@ from nodeready.reports.registry import (
     reasons,
 )
 from nodeready.shell import quote
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, Smoke
 from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.text import counted, sanitise
 
@@ -226,7 +226,7 @@ class _Table:
         for at, one in enumerate(self.found.links):
             yield self.head("" if at else "Gbit/s", "na", *self.link(one))
 
-    def link(self, one: Link) -> Iterator[Part]:
+    def link(self, one: LinkBandwidth) -> Iterator[Part]:
         yield f"{_CLASSES.get(one.name, one.name)}: median {_figure(one.median_gbps)}, "
         slow = one.least_gbps < one.floor_gbps
         yield (f"least {_figure(one.least_gbps)}", STYLES["warn"] if slow else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from nodeready.smoke.document import Link
+from nodeready.smoke.document import LinkBandwidth
 from nodeready.smoke.knowledge import CONTROL, SWEEP, Outcome, Test
 
 INSIDE, BETWEEN = "inside", "between"
@@ -41,7 +41,7 @@ def _floor(name: str, nodes: Iterable[str], floors: Floors) -> float:
     return min((getattr(floors.get(node, Floor()), name) for node in nodes), default=0.0)
 
 
-def links(results: Results, floors: Floors = MappingProxyType({})) -> tuple[Link, ...]:
+def links(results: Results, floors: Floors = MappingProxyType({})) -> tuple[LinkBandwidth, ...]:
     """The bandwidth inside nodes and between them, as far as there are tests."""
     rows = []
     for name, tests in _by_link(results).items():
@@ -50,7 +50,7 @@ def links(results: Results, floors: Floors = MappingProxyType({})) -> tuple[Link
             median = statistics.median(gbps for _, gbps in tests)
             lows = (_floor(name, test.nodes, floors) for test, _ in tests)
             floor = min(filter(None, lows), default=0.0)
-            rows.append(Link(name, len(tests), median, least, slowest.nodes, floor))
+            rows.append(LinkBandwidth(name, len(tests), median, least, slowest.nodes, floor))
     return tuple(rows)
 
 

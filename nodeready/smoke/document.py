@@ -45,7 +45,7 @@ class SmokeNode:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkBandwidth:
     """The bandwidth of one class of links, in Gbit/s of bus bandwidth.
 
     name:       ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
@@ -86,7 +86,7 @@ class Smoke:
     rounds: int
     nodes: tuple[SmokeNode, ...]
     suspects: tuple[SmokeSuspect, ...]
-    links: tuple[Link, ...]
+    links: tuple[LinkBandwidth, ...]
     stopped: str = ""
 
     @property

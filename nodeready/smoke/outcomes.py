@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodeready.node.proofs.mesh import OK, SKIPPED
-from nodeready.node.smoke.orders import PHASES, Collective, Paired, Ran, Rank
+from nodeready.node.smoke.orders import PHASES, CollectiveOrder, Paired, Ran, RankResult
 from nodeready.ready import mesh
 from nodeready.smoke.knowledge import Outcome, Test
 from nodeready.subjects.ports.checks import folded
@@ -59,7 +59,7 @@ class _NamedRank:
 
     node: str
     title: str
-    rank: Rank
+    rank: RankResult
     message: str
     wrong: str
 
@@ -84,7 +84,7 @@ class _NamedRank:
 
 
 def collective_outcome(
-    test: Test, answers: Mapping[str, Ran | str], orders: Mapping[str, Collective]
+    test: Test, answers: Mapping[str, Ran | str], orders: Mapping[str, CollectiveOrder]
 ) -> Outcome:
     """The outcome of a test of ranks.
 
@@ -155,7 +155,7 @@ def _line(text: str) -> str:
     return sanitise(text, _MESSAGE_LENGTH)
 
 
-def _rank_titles(test: Test, orders: Mapping[str, Collective]) -> dict[int, str]:
+def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int, str]:
     """Rank -> its title: the node's name, with the GPU or the place among the node's ranks."""
     titles = {}
     for name in test.nodes:
@@ -168,7 +168,7 @@ def _rank_titles(test: Test, orders: Mapping[str, Collective]) -> dict[int, str]
 
 
 def _implausible(
-    test: Test, received: Mapping[str, Ran], orders: Mapping[str, Collective]
+    test: Test, received: Mapping[str, Ran], orders: Mapping[str, CollectiveOrder]
 ) -> dict[str, str]:
     """The nodes with an impossible answer: another test's, other ranks, impossible figures."""
     failures = {}

@@ -13,7 +13,15 @@ from gevent.queue import Empty, Queue
 
 from nodeready.inventory.nodeset import folded
 from nodeready.node.smoke import orders
-from nodeready.node.smoke.orders import RING, Collective, End, Pair, Paired, Peer, Ran
+from nodeready.node.smoke.orders import (
+    RING,
+    CollectiveOrder,
+    EndOrder,
+    Paired,
+    PairOrder,
+    Ran,
+    SmokePeer,
+)
 from nodeready.smoke import engine_choice
 from nodeready.smoke.engine_choice import Kind
 from nodeready.smoke.idle_gpus import Numbers
@@ -82,7 +90,7 @@ class _OrderedTest:
     world: int
     limit_s: float
     is_cut: bool
-    orders: Mapping[str, Collective | Pair]
+    orders: Mapping[str, CollectiveOrder | PairOrder]
 
 
 @dataclass
@@ -146,7 +154,7 @@ class TestRounds:
             source, target = test.nodes
             limit_s = min(_PAIR_S, room_s)
             ports = self.nodes.ports[target]
-            pair = Pair(test.number, self._peer(target), ports, _SMALL, _LARGE_PAIR, limit_s)
+            pair = PairOrder(test.number, self._peer(target), ports, _SMALL, _LARGE_PAIR, limit_s)
             return _OrderedTest(
                 test, ((RING, ""), True), 2, limit_s, room_s < _PAIR_S, {source: pair}
             )
@@ -166,7 +174,7 @@ class TestRounds:
         limit_s, head = min(wanted_s, room_s), self._peer(test.nodes[0])
         following = [*test.nodes[1:], test.nodes[0]] if len(rows) > 1 else [None]
         ordered = {
-            name: Collective(
+            name: CollectiveOrder(
                 number=test.number,
                 engine=kind[0],
                 backend=kind[1],
@@ -196,20 +204,20 @@ class TestRounds:
             world += ranks
         return rows, world
 
-    def _peer(self, name: str, step: int = 0) -> Peer:
+    def _peer(self, name: str, step: int = 0) -> SmokePeer:
         """step: the ring's port is the one after rank 0's, which is lent to the ranks"""
         ports = self.nodes.ports[name]
         port = ports[(self.turn + step) % len(ports)]
-        return Peer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
+        return SmokePeer(name, self.nodes.addresses[name], port, self.nodes.hellos[name].token)
 
-    def _ask(self, name: str, order: Collective | Pair, queue: Queue[_Answer]) -> None:
+    def _ask(self, name: str, order: CollectiveOrder | PairOrder, queue: Queue[_Answer]) -> None:
         """Send the order, and queue the answer, or the reason why there is none."""
         answer: Ran | Paired | None = None
         # The test's own deadline comes first.
         limit_s = order.limit_s + 2 * _MARGIN_S
         try:
             self.channels.open[name].send_line(orders.line(order))
-            if isinstance(order, Pair):
+            if isinstance(order, PairOrder):
                 answer = self.channels.read(name, "paired", Paired, limit_s)
             else:
                 answer = self.channels.read(name, "ran", Ran, limit_s)
@@ -225,7 +233,7 @@ class TestRounds:
         def end(name: str) -> None:
             channel = self.channels.open.get(name)
             if channel is not None:
-                channel.send_line(orders.line(End(number)))
+                channel.send_line(orders.line(EndOrder(number)))
 
         self.channels.each(end, names)
 
@@ -281,7 +289,7 @@ class TestRounds:
                 self.turn += 1
                 peer = self._peer(head)
                 repeated = {
-                    name: replace(cast("Collective", order), head=peer)
+                    name: replace(cast("CollectiveOrder", order), head=peer)
                     for name, order in ordered.orders.items()
                 }
                 ordered = replace(ordered, orders=repeated)
@@ -297,7 +305,7 @@ class TestRounds:
                 outcome = pair_outcome(test, paired, self.nodes.owners, ports)
             else:
                 ran = cast("Mapping[str, Ran | str]", answers)
-                collectives = cast("Mapping[str, Collective]", ordered.orders)
+                collectives = cast("Mapping[str, CollectiveOrder]", ordered.orders)
                 outcome = collective_outcome(test, ran, collectives)
         except Exception as problem:  # noqa: BLE001 - a mistake of ours makes no suspect
             self.channels.lose_all(test.nodes, mistake(problem))

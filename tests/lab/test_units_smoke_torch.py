@@ -23,7 +23,15 @@ from nodeready.node.proofs.mesh import Listeners
 from nodeready.node.runtime import Supervisor, status
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
-from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
+from nodeready.node.smoke.orders import (
+    RING,
+    TORCH,
+    CollectiveOrder,
+    Config,
+    Engine,
+    RankResult,
+    SmokePeer,
+)
 from tests.cases import cases
 from tests.command import wait_for
 from tests.hang import pythons
@@ -69,13 +77,13 @@ wrap("barrier", stay)
 """
 
 
-def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> Collective:
+def order(ranks: int = 2, limit_s: float = 20.0, **changed: object) -> CollectiveOrder:
     given = {
         "number": 7, "engine": TORCH, "backend": "gloo", "world": ranks, "first": 0,
-        "ranks": ranks, "gpus": (), "head": Peer("localhost", HOST, free_port(), "token"),
+        "ranks": ranks, "gpus": (), "head": SmokePeer("localhost", HOST, free_port(), "token"),
         "next": None, "small": 4096, "large": 1 << 20, "limit_s": limit_s,
     }  # fmt: skip
-    return Collective(**{**given, **changed})  # type: ignore[arg-type]
+    return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
 
 
 class TorchNode:
@@ -106,8 +114,8 @@ class TorchNode:
         return pids
 
     def run(
-        self, asked: Collective, fault: str = "", stop: threading.Event | None = None
-    ) -> tuple[Rank, ...]:
+        self, asked: CollectiveOrder, fault: str = "", stop: threading.Event | None = None
+    ) -> tuple[RankResult, ...]:
         """The ranks of one test, after which no process of it is left."""
         self.mark.unlink(missing_ok=True)
         self.file.write_text(PRELUDE + fault)
@@ -137,11 +145,11 @@ def node(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> It
     assert not node.processes()
 
 
-def passed(ranks: tuple[Rank, ...]) -> bool:
+def passed(ranks: tuple[RankResult, ...]) -> bool:
     return all(rank.ok and rank.waits_for == -1 for rank in ranks)
 
 
-def texts(ranks: tuple[Rank, ...]) -> list[str]:
+def texts(ranks: tuple[RankResult, ...]) -> list[str]:
     """Of each rank its phase, what is wrong or why it failed, and for whom it waits."""
     return [
         f"{rank.phase}: {rank.wrong or rank.said}"
@@ -190,9 +198,9 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
     other = TorchNode(tmp_path, supervisor)
     try:
         listeners = Listeners([port := free_port()])
-        head = Peer("localhost", HOST, port, listeners.token)
+        head = SmokePeer("localhost", HOST, port, listeners.token)
         threading.Thread(target=listeners.serve, daemon=True).start()
-        answers: list[tuple[Rank, ...]] = []
+        answers: list[tuple[RankResult, ...]] = []
         late = order(1, world=2, first=1, head=head)
         thread = threading.Thread(target=lambda: answers.append(other.run(late)))
         thread.start()
@@ -219,7 +227,7 @@ def test_nobody_gets_the_port_before_rank_0(supervisor, tmp_path):
                 got.append(port)
 
     try:
-        asked = order(head=Peer("localhost", HOST, port, listeners.token))
+        asked = order(head=SmokePeer("localhost", HOST, port, listeners.token))
         if not node.engines.takes(asked):
             pytest.skip("this torch takes no listener")
         threading.Thread(target=take, daemon=True).start()
@@ -276,7 +284,7 @@ from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import *
 config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
 found = engines.Engines(Supervisor("nodeready:test", 100), config)
-found.run({order(limit_s=60.0)!r}, (), threading.Event())
+found.run({order(limit_s=60.0)!r}, threading.Event())
 """
     with subprocess.Popen([sys.executable, "-c", text]) as process:
         try:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from nodeready.node.proofs import mesh
 from nodeready.node.proofs.mesh import Try
 from nodeready.node.smoke.listeners import NONCE_SIZE, WELCOME, greeting, listener_mark
-from nodeready.node.smoke.orders import Peer
+from nodeready.node.smoke.orders import SmokePeer
 
 #: In this time two packets of a handshake can be lost, and sent again.
 _CONNECT_S = 3.5
@@ -88,7 +88,7 @@ def tcp_info(connection: socket.socket) -> tuple[int, ...]:
 
 
 def greet(
-    peer: Peer, address: tuple[str, int], deadline: Deadline, purpose: tuple[int, int, int]
+    peer: SmokePeer, address: tuple[str, int], deadline: Deadline, purpose: tuple[int, int, int]
 ) -> tuple[Try, socket.socket | None]:
     """A connection to the peer's listener, at this address and port, that is welcome there.
 

@@ -31,10 +31,10 @@ from nodeready.node.smoke.orders import (
     PHASES,
     RING,
     TORCH,
-    Collective,
+    CollectiveOrder,
     Config,
     Engine,
-    Rank,
+    RankResult,
 )
 
 _LONGEST = torch_ranks.LONGEST
@@ -52,19 +52,19 @@ PROVES = {
 
 
 def _engine(
-    name: str, backend: str, *, version: str = "", library: str = "", where: str = "",
-    why: str = "",
+    name: str, backend: str, *, version: str = "", library: str = "", path: str = "",
+    reason: str = "",
 ) -> Engine:  # fmt: skip
     proves = PROVES[name, backend].format(library=library or "NCCL")
-    return Engine(name, backend, version, library, where, proves, why)
+    return Engine(name, backend, version, library, path, proves, reason)
 
 
 # --- A rank's answer.
 
 
 def _lost(
-    order: Collective, phase: str, said: str, phases: Mapping[int, str] | None = None
-) -> tuple[Rank, ...]:
+    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
+) -> tuple[RankResult, ...]:
     """All ranks of this node, failed for one reason.
 
     phases: the last phase of each rank that reported one
@@ -72,44 +72,44 @@ def _lost(
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
-        Rank(number, gpu, (phases or {}).get(number, phase), "", said[:_LONGEST], -1,
+        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:_LONGEST], -1,
              0.0, 0.0, 0.0)
         for number, gpu in zip(numbers, gpus)
     )  # fmt: skip
 
 
 def _number(value: Any, least: float) -> float:
-    found = float(value)
-    if not math.isfinite(found) or found < least:
+    number = float(value)
+    if not math.isfinite(number) or number < least:
         raise ValueError(value)
-    return found
+    return number
 
 
-def _ranks(order: Collective, answer: Mapping[str, Any]) -> tuple[Rank, ...]:
+def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
     """The ranks in an answer of the job's Python. Raises KeyError, TypeError, ValueError for an
     answer that makes no sense: it is the user's program."""
     ranks = tuple(
-        Rank(
-            int(one["rank"]), int(one["gpu"]), str(one["phase"]), str(one["wrong"])[:_LONGEST],
-            str(one["said"])[:_LONGEST], int(one["waits_for"]), _number(one["ms"], 0),
-            _number(one["gbps"], 0), _number(one["seconds"], 0),
+        RankResult(
+            int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["wrong"])[:_LONGEST],
+            str(row["said"])[:_LONGEST], int(row["waits_for"]), _number(row["ms"], 0),
+            _number(row["gbps"], 0), _number(row["seconds"], 0),
         )
-        for one in answer["ranks"]
+        for row in answer["ranks"]
     )  # fmt: skip
     numbers = list(range(order.first, order.first + order.ranks))
-    if [one.rank for one in ranks] != numbers or not {one.phase for one in ranks} <= {*PHASES}:
+    if [rank.rank for rank in ranks] != numbers or not {rank.phase for rank in ranks} <= {*PHASES}:
         raise ValueError("other ranks")
     return ranks
 
 
-def misled(name: str, own: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
+def misled(name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
     """Why a name does not lead to its node; "": it does.
 
     own: the addresses of that node; resolved: the resolver's, or its error
     """
     if not resolved:
         return f"{name}: {error or 'no address'}"
-    if {*resolved}.isdisjoint(own):
+    if {*resolved}.isdisjoint(addresses):
         return f"{name} resolves to {', '.join(resolved[:3])}, which is not {name}'s"
     return ""
 
@@ -131,7 +131,7 @@ _GRACE_S = 0.6
 _OUTPUT = 1 << 20
 
 
-class _Python:
+class _TorchProcess:
     """The job's Python with torch imported. Raises `EngineUnusable` where there is none."""
 
     def __init__(
@@ -140,15 +140,15 @@ class _Python:
         """listeners: port -> its listener's descriptor"""
         self._supervisor, self._listeners = supervisor, dict(listeners)
         self._mark = "nr" + secrets.token_hex(8)
-        self._kept, self._last = b"", deque[str](maxlen=50)
+        self._partial, self._last = b"", deque[str](maxlen=50)
         self.name = config.python or "python3"
         environment = _environment(config)
         self.words = (*config.prefix, self.name)
-        given = dict(word.split("=", 1) for word in config.environment if "=" in word)
-        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {given!a}, "
+        variables = dict(word.split("=", 1) for word in config.environment if "=" in word)
+        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {variables!a}, "
         source += f"{self._listeners!a})\n"
         text = source.encode()
-        argv = [*_found(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
+        argv = [*_existing(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
         self.process = _start(supervisor, argv, environment, self._listeners.values())
         try:
             threading.Thread(target=self._drain, daemon=True).start()
@@ -200,9 +200,9 @@ class _Python:
         how = f"status {rc}"
         if rc is not None and rc < 0:
             how = signal.Signals(-rc).name if -rc in {*signal.Signals} else f"signal {-rc}"
-        said = torch_ranks.last_line("\n".join(self._last))
+        message = torch_ranks.last_line("\n".join(self._last))
         name = os.path.basename(self.words[0])
-        return f"{name}: {said}"[:_LONGEST] if said else f"{name}: ended with {how}"
+        return f"{name}: {message}"[:_LONGEST] if message else f"{name}: ended with {how}"
 
     ended = False
 
@@ -219,25 +219,27 @@ class _Python:
         if not piece:
             self.ended = True
             return []
-        *rows, kept = (self._kept + piece).split(b"\n")
-        self._kept = kept[-_OUTPUT:]
-        found = []
+        *rows, partial = (self._partial + piece).split(b"\n")
+        self._partial = partial[-_OUTPUT:]
+        messages = []
         for row in rows:
             mark, _, text = row.decode("utf-8", "replace").partition(" ")
             if mark == self._mark:
                 with contextlib.suppress(ValueError):
                     data = json.loads(text)
-                    found += [data] if isinstance(data, dict) else []
-        return found
+                    messages += [data] if isinstance(data, dict) else []
+        return messages
 
     def takes(self, port: int) -> bool:
         """Whether rank 0's store takes over the listener of this port, which stays open."""
-        said = self.hello.get("listeners")
-        return isinstance(said, list) and port in said and port in self._listeners
+        ports = self.hello.get("listeners")
+        return isinstance(ports, list) and port in ports and port in self._listeners
 
-    def run(self, order: Collective, limit_s: float, stop: threading.Event) -> tuple[Rank, ...]:
+    def run(
+        self, order: CollectiveOrder, limit_s: float, stop: threading.Event
+    ) -> tuple[RankResult, ...]:
         """One test. Afterwards `ended` says whether this Python is good for another one."""
-        told = {
+        test = {
             "number": order.number, "host": order.head.name, "port": order.head.port,
             "token": order.head.token,
             "listener": self._listeners[order.head.port] if self.takes(order.head.port) else -1,
@@ -245,10 +247,10 @@ class _Python:
             "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
             "large": order.large, "seconds": max(limit_s, 1.0),
         }  # fmt: skip
-        self._write(json.dumps(told).encode() + b"\n")
+        self._write(json.dumps(test).encode() + b"\n")
         until = time.monotonic() + limit_s + _GRACE_S
         phases: dict[int, str] = {}
-        asked = False
+        is_end_sent = False
         while time.monotonic() < until and not self.ended:
             for data in self.lines(min(0.1, until - time.monotonic())):
                 if data.get("number") != order.number:
@@ -263,13 +265,13 @@ class _Python:
                     return _ranks(order, data)
                 except (KeyError, TypeError, ValueError):
                     return _lost(order, "start", "the ranks' answer makes no sense", phases)
-            if stop.is_set() and not asked:
-                asked, until = True, min(until, time.monotonic() + 2)
+            if stop.is_set() and not is_end_sent:
+                is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
-        said = f"{os.path.basename(self.name)} {how}"
+        message = f"{os.path.basename(self.name)} {how}"
         self.stop(at_once=True)
-        return _lost(order, "start", said, phases)
+        return _lost(order, "start", message, phases)
 
     def stop(self, *, at_once: bool = False) -> None:
         """End it with its ranks: close its input, else kill it."""
@@ -303,7 +305,7 @@ def _environment(config: Config) -> dict[str, str]:
     return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
 
 
-def _found(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+def _existing(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
     """The command, if its program exists. Raises `EngineUnusable`."""
     first = words[0]
     if "/" not in first and not shutil.which(first, path=environment.get("PATH")):
@@ -322,10 +324,10 @@ def _start(
     try:
         return supervisor.start(argv, **how)
     except OSError as problem:
-        why = problem.strerror or str(problem)
+        reason = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
-            why = "its interpreter is not there"
-        raise EngineUnusable(f"{argv[0]}: {why}"[:_LONGEST]) from None
+            reason = "its interpreter is not there"
+        raise EngineUnusable(f"{argv[0]}: {reason}"[:_LONGEST]) from None
 
 
 # --- nccl-tests, rccl-tests.
@@ -378,17 +380,17 @@ def performance(text: str) -> Performance:
     if library:
         code = int(library[2])
         # 2.28.8 is 22808; before 2.9, 2.8.3 was 2803.
-        major, rest = divmod(code, 10000 if code >= 10000 else 1000)
-        name = f"{library[1].upper()}CCL {major}.{rest // 100}.{rest % 100}"
+        major, minor = divmod(code, 10000 if code >= 10000 else 1000)
+        name = f"{library[1].upper()}CCL {major}.{minor // 100}.{minor % 100}"
     rows = [(int(row[1]), row) for row in _ROW.finditer(text)]
-    wrong = ""
+    wrong_result = ""
     for size, row in rows:
         for count in (row[5], row[9]):
-            if not wrong and count.isdigit() and int(count):
-                wrong = f"all_reduce of {size} bytes: {count} numbers are wrong"
+            if not wrong_result and count.isdigit() and int(count):
+                wrong_result = f"all_reduce of {size} bytes: {count} numbers are wrong"
     bounds = _OUT_OF_BOUNDS.search(text)
     if bounds and bounds[2] != "OK":
-        wrong = wrong or f"all_reduce: out of bounds values: {bounds[1]}"
+        wrong_result = wrong_result or f"all_reduce: out of bounds values: {bounds[1]}"
     ms = gbps = 0.0
     if rows:
         first, last = min(rows)[1], max(rows)[1]
@@ -396,13 +398,13 @@ def performance(text: str) -> Performance:
         gbps = max(float(last[4]), float(last[8])) * 8
     checked = bool(rows) and not any("N/A" in (row[5], row[9]) for _, row in rows)
     failure = _FAILURE.search(text)
-    said = failure[1].strip() if failure else ""
-    warning = torch_ranks.warned(text)
+    message = failure[1].strip() if failure else ""
+    warning = torch_ranks.last_warning(text)
     if failure and warning:
-        said += f" ({warning})"
-    whole = checked and bounds is not None and not failure
+        message += f" ({warning})"
+    is_whole = checked and bounds is not None and not failure
     return Performance(
-        version[2] if version else "", name, whole, wrong, ms, gbps, said[:_LONGEST]
+        version[2] if version else "", name, is_whole, wrong_result, ms, gbps, message[:_LONGEST]
     )
 
 
@@ -432,7 +434,7 @@ def _gpus_of_driver(supervisor: Supervisor) -> int:
     return count
 
 
-def _head_addresses(order: Collective) -> tuple[str, ...]:
+def _head_addresses(order: CollectiveOrder) -> tuple[str, ...]:
     """The head's addresses, as this node may use them. On the head itself its name may be a
     loopback address, as on Debian (127.0.1.1 in /etc/hosts)."""
     loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
@@ -454,20 +456,20 @@ class Engines:
     ) -> None:
         """listeners: gives the descriptor of each port's listener"""
         self._supervisor, self._config, self._listeners = supervisor, config, listeners
-        self._python: _Python | None = None
+        self._python: _TorchProcess | None = None
         self._program = ""
         self.engines: tuple[Engine, ...] = ()
         self.gpus = 0
-        wanted = config.engines
-        found: list[Engine] = []
-        if TORCH in wanted:
-            found += self._torch()
+        names = config.engines
+        engines: list[Engine] = []
+        if TORCH in names:
+            engines += self._torch()
         if self._python is None:
             self.gpus = _gpus_of_driver(supervisor)
-        if NCCL_TESTS in wanted:
-            found.append(self._vendor())
-        found.append(_engine(RING, "tcp"))
-        self.engines = tuple(found)
+        if NCCL_TESTS in names:
+            engines.append(self._vendor())
+        engines.append(_engine(RING, "tcp"))
+        self.engines = tuple(engines)
 
     def _import_s(self) -> float:
         return min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
@@ -476,17 +478,17 @@ class Engines:
         try:
             python = self._python = self._started(self._import_s())
         except EngineUnusable as problem:
-            where = " ".join((*self._config.prefix, self._config.python or "python3"))
+            path = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
-                _engine(TORCH, backend, where=where, why=str(problem))
+                _engine(TORCH, backend, path=path, reason=str(problem))
                 for backend in (_NCCL, _GLOO)
             ]
         hello = python.hello
         self.gpus = hello["gpus"] if type(hello.get("gpus")) is int else 0
         version = str(hello["torch"])[:80]
-        where = str(hello.get("executable", ""))
-        if self._config.prefix or not where:
-            where = " ".join(python.words)
+        path = str(hello.get("executable", ""))
+        if self._config.prefix or not path:
+            path = " ".join(python.words)
         whys = {_NCCL: "", _GLOO: ""}
         if not hello.get("distributed"):
             whys = dict.fromkeys(whys, f"PyTorch {version} is built without torch.distributed")
@@ -498,12 +500,12 @@ class Engines:
             elif not hello.get("nccl"):
                 whys[_NCCL] = f"PyTorch {version} is built without NCCL"
             elif not self.gpus:
-                more = str(hello.get("why", ""))
-                whys[_NCCL] = "PyTorch sees no GPU" + (f": {more}" if more else "")
+                detail = str(hello.get("why", ""))
+                whys[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
         library = str(hello.get("library", ""))[:80]
         return [
             _engine(
-                TORCH, backend, version=version, library=carries, where=where, why=whys[backend]
+                TORCH, backend, version=version, library=carries, path=path, reason=whys[backend]
             )
             for backend, carries in ((_NCCL, library), (_GLOO, "gloo"))
         ]
@@ -512,35 +514,35 @@ class Engines:
         environment = _environment(self._config)
         self._program = _nccl_tests(environment)
         if not self._program:
-            return _engine(NCCL_TESTS, _NCCL, why=f"{_PROGRAM}: not found")
-        version = library = why = ""
+            return _engine(NCCL_TESTS, _NCCL, reason=f"{_PROGRAM}: not found")
+        version = library = reason = ""
         # Some print the version here, without using a GPU.
         try:
             ended = self._supervisor.run([self._program, "-h"], 5, env=environment)
-            seen = performance(f"{ended.out}\n{ended.err}")
-            version, library = seen.version, seen.library
+            result = performance(f"{ended.out}\n{ended.err}")
+            version, library = result.version, result.library
             if ended.rc not in (0, None) and "error while loading" in ended.err:
-                why = f"{self._program}: {ended.first}"[:_LONGEST]
+                reason = f"{self._program}: {ended.first}"[:_LONGEST]
         except OSError as problem:
-            why = f"{self._program}: {problem.strerror}"
-        if not why and not self.gpus:
-            why = "no GPU"
+            reason = f"{self._program}: {problem.strerror}"
+        if not reason and not self.gpus:
+            reason = "no GPU"
         return _engine(
-            NCCL_TESTS, _NCCL, version=version, library=library, where=self._program, why=why
+            NCCL_TESTS, _NCCL, version=version, library=library, path=self._program, reason=reason
         )
 
-    def _started(self, limit_s: float) -> _Python:
-        return _Python(self._supervisor, self._config, limit_s, self._listeners())
+    def _started(self, limit_s: float) -> _TorchProcess:
+        return _TorchProcess(self._supervisor, self._config, limit_s, self._listeners())
 
     # --- One test.
 
-    def takes(self, order: Collective) -> bool:
+    def takes(self, order: CollectiveOrder) -> bool:
         """Whether the head's listener stays open: rank 0 takes it over, or needs no port."""
         if order.engine != TORCH:
             return True
         return self._python is not None and self._python.takes(order.head.port)
 
-    def run(self, order: Collective, stop: threading.Event) -> tuple[Rank, ...]:
+    def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         """Run this node's ranks of a test of torch or nccl-tests, for at most the order's limit
         and a moment; afterwards no process of the test remains.
         """
@@ -552,19 +554,19 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return _lost(order, "start", f"no engine {order.engine}")
-        why = misled(order.head.name, _head_addresses(order), *resolve(order.head.name))
-        if why:
-            ranks = _lost(order, "init", why)
-            return tuple(replace(one, seconds=time.monotonic() - began) for one in ranks)
+        reason = misled(order.head.name, _head_addresses(order), *resolve(order.head.name))
+        if reason:
+            ranks = _lost(order, "init", reason)
+            return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
         try:
             if self._python is None or self._python.ended:
                 self._python = self._started(order.limit_s / 2)
         except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
-        left = order.limit_s - (time.monotonic() - began)
-        return self._python.run(order, left, stop)
+        remaining_s = order.limit_s - (time.monotonic() - began)
+        return self._python.run(order, remaining_s, stop)
 
-    def _run_vendor(self, order: Collective, stop: threading.Event) -> tuple[Rank, ...]:
+    def _run_vendor(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         if order.world != order.ranks:
             return _lost(order, "start", f"{NCCL_TESTS} without MPI proves the GPUs of one node")
         began = time.monotonic()
@@ -587,26 +589,26 @@ class Engines:
             process = _start(self._supervisor, argv, environment)
         except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
-        text, why = _watch(process, began + order.limit_s - 0.5, stop)
+        text, reason = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
         files = torch_ranks.shared(process.pid) if rc is None else []
         end_all({process.pid} if rc is None else set())
         self._supervisor.stop(process)
         torch_ranks.remove(files)
-        seen = performance(text)
-        said = seen.said or why
-        if not said and not seen.wrong and (rc or not seen.whole):
-            last = torch_ranks.reason(text) or torch_ranks.last_line(text)
-            said = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
-        phase = "done" if not said else "all_reduce" if "#wrong" in text else "init"
+        result = performance(text)
+        message = result.said or reason
+        if not message and not result.wrong and (rc or not result.whole):
+            last = torch_ranks.output_reason(text) or torch_ranks.last_line(text)
+            message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
+        phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
         seconds = time.monotonic() - began
         return tuple(
             replace(
-                one, phase=phase, said=said[:_LONGEST], wrong=seen.wrong, seconds=seconds,
-                ms=round(seen.ms, 4) if not said else 0.0,
-                gbps=round(seen.gbps, 4) if not said else 0.0,
+                rank, phase=phase, said=message[:_LONGEST], wrong=result.wrong, seconds=seconds,
+                ms=round(result.ms, 4) if not message else 0.0,
+                gbps=round(result.gbps, 4) if not message else 0.0,
             )
-            for one in _lost(order, phase, said)
+            for rank in _lost(order, phase, message)
         )  # fmt: skip
 
     def close(self) -> None:
@@ -624,16 +626,16 @@ def _watch(
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdin.close()
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    open_ = set(kept)
+    outputs = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    open_ = set(outputs)
     while open_ and not stop.is_set() and time.monotonic() < until:
         for number in select.select(list(open_), [], [], 0.1)[0]:
-            piece = os.read(number, 65536)
-            if not piece:
+            data = os.read(number, 65536)
+            if not data:
                 open_.discard(number)
-            kept[number] += piece
-            del kept[number][:-_OUTPUT]
-    text = "\n".join(one.decode("utf-8", "replace") for one in kept.values())
+            outputs[number] += data
+            del outputs[number][:-_OUTPUT]
+    text = "\n".join(output.decode("utf-8", "replace") for output in outputs.values())
     if not open_:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)

@@ -17,8 +17,8 @@ from nodeready.subjects.proof.facts import Busy
 #: The engines, best first: the job's own library, the vendor's test program, our own ring.
 TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")
 
-#: The phases of a rank, in this order. ``compute``: a product of matrices on its own GPU,
-#: ``init``: the rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
+#: The phases of a rank, in order. ``compute``: a product of matrices on its own GPU, ``init``: the
+#: rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
 PHASES = (
     "start",
     "compute",
@@ -107,7 +107,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Peer:
+class SmokePeer:
     """Another node, as an order names it.
 
     name:      the job's name for it: it is resolved on the node that gets the order
@@ -121,7 +121,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveOrder:
     """One test: this node's ranks of a collective. The answer is a `Ran`.
 
     number:  of the test, unique in the run
@@ -144,8 +144,8 @@ class Collective:
     first: int
     ranks: int
     gpus: tuple[int, ...]
-    head: Peer
-    next: Peer | None
+    head: SmokePeer
+    next: SmokePeer | None
     small: int
     large: int
     limit_s: float
@@ -153,7 +153,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairOrder:
     """One test of the plain path to another node. The answer is a `Paired`.
 
     ports: of the target, that are tried one after the other; over the first that works go
@@ -161,7 +161,7 @@ class Pair:
     """
 
     number: int
-    target: Peer
+    target: SmokePeer
     ports: tuple[int, ...]
     small: int
     large: int
@@ -170,38 +170,38 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class End:
+class EndOrder:
     """End this test now: other tests have passed long ago. The test is still answered."""
 
     number: int
     what: str = "end"
 
 
-def line(order: Collective | Pair | End) -> str:
+def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
     """The order as its line, without the end of the line."""
     return json.dumps(dataclasses.asdict(order), separators=(",", ":"))
 
 
-def read(text: str) -> Collective | Pair | End:
+def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
     """The order in a line. Raises KeyError, TypeError, ValueError."""
     data = json.loads(text)
-    kind = {"collective": Collective, "pair": Pair, "end": End}[data["what"]]
+    kind = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["what"]]
     for name in ("head", "next", "target"):
         if data.get(name) is not None:
             peer = data[name]
-            data[name] = Peer(**{**peer, "addresses": tuple(peer["addresses"])})
+            data[name] = SmokePeer(**{**peer, "addresses": tuple(peer["addresses"])})
     for name in ("gpus", "ports"):
         if name in data:
             data[name] = tuple(data[name])
-    made: Collective | Pair | End = kind(**data)
-    return made
+    order: CollectiveOrder | PairOrder | EndOrder = kind(**data)
+    return order
 
 
 # --- Answers.
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankResult:
     """The result of one rank.
 
     gpu:       its GPU, -1: none
@@ -232,7 +232,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ran:
-    """The answer to a `Collective`: all of this node's ranks.
+    """The answer to a `CollectiveOrder`: all of this node's ranks.
 
     error: why no rank could be started; "": they were
     taken: the port that rank 0 did not get, and the process that has it; "": it got its port
@@ -240,13 +240,13 @@ class Ran:
 
     number: wire.Count
     error: wire.Line
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankResult, ...]
     taken: wire.Line = ""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The answer to a `Pair`.
+    """The answer to a `PairOrder`.
 
     resolved:    the addresses of the target's name on this node, in the resolver's order
     error:       why the name has none
@@ -274,5 +274,5 @@ class Paired:
 
 
 # wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "Collective", "Config", "End", "Engine", "Hello", "Pair", "Paired", "Peer",
-           "Ran", "Rank", "Try", "line", "read"]  # fmt: skip
+__all__ = ["Busy", "CollectiveOrder", "Config", "EndOrder", "Engine", "Hello", "PairOrder",
+           "Paired", "Ran", "RankResult", "SmokePeer", "Try", "line", "read"]  # fmt: skip

@@ -23,7 +23,7 @@ from nodeready.node.smoke.connections import (
     random_blocks,
 )
 from nodeready.node.smoke.listeners import PAIR, SmokeListeners, listener_mark
-from nodeready.node.smoke.orders import Pair, Paired
+from nodeready.node.smoke.orders import Paired, PairOrder
 
 _ECHOES = 50
 #: Seconds in which the large message is repeated: the best time counts.
@@ -33,7 +33,7 @@ _REPEAT_S = 0.05
 class _Echo:
     """The data of a pair: it goes to the target, and comes back."""
 
-    def __init__(self, connection: socket.socket, order: Pair, deadline: Deadline) -> None:
+    def __init__(self, connection: socket.socket, order: PairOrder, deadline: Deadline) -> None:
         self._connection, self._order, self._deadline = connection, order, deadline
         self._data = memoryview(2 * random_blocks(order.number)[:BLOCK])
         self.outcome, self.ms, self.gbps = "small", 0.0, 0.0
@@ -99,7 +99,7 @@ class _Echo:
 
 
 def run_pair(
-    order: Pair, own: tuple[str, ...], listeners: SmokeListeners, stop: threading.Event
+    order: PairOrder, own: tuple[str, ...], listeners: SmokeListeners, stop: threading.Event
 ) -> Paired:
     """Test the path to the order's target.
 

@@ -31,7 +31,7 @@ from nodeready.node.smoke.connections import (
     tcp_info,
 )
 from nodeready.node.smoke.listeners import RING, ExpectedConnection, SmokeListeners
-from nodeready.node.smoke.orders import PHASES, Collective, Peer, Rank
+from nodeready.node.smoke.orders import PHASES, CollectiveOrder, RankResult, SmokePeer
 
 #: A message: its phase, step and index, bytes that follow.
 _HEAD = struct.Struct("!BIII")
@@ -96,7 +96,9 @@ def _rate(gbps: float) -> str:
 class RingRank:
     """One rank in the phases of a ring."""
 
-    def __init__(self, order: Collective, listeners: SmokeListeners, deadline: Deadline) -> None:
+    def __init__(
+        self, order: CollectiveOrder, listeners: SmokeListeners, deadline: Deadline
+    ) -> None:
         self._order, self._listeners, self._deadline = order, listeners, deadline
         is_alone = order.next is None
         self._world, self.rank = (1, 0) if is_alone else (order.world, order.first)
@@ -169,7 +171,7 @@ class RingRank:
         self._ticked_at = time.monotonic()
         self._patience_s = SILENT_S
 
-    def _connect_to_next(self, peer: Peer) -> None:
+    def _connect_to_next(self, peer: SmokePeer) -> None:
         self._next_name = peer.name
         resolved, error = mesh.resolve(peer.name, self._deadline.join)
         address = mesh.theirs(resolved, peer.addresses, ())
@@ -554,7 +556,9 @@ class RingRank:
             self._deadline.ready(self._out, select.POLLIN, end - time.monotonic())
 
 
-def run_ring(order: Collective, listeners: SmokeListeners, stop: threading.Event) -> Rank:
+def run_ring(
+    order: CollectiveOrder, listeners: SmokeListeners, stop: threading.Event
+) -> RankResult:
     """Run this node's rank. Returns within the order's time, or when ``stop`` is set."""
     deadline = Deadline(order.limit_s, stop)
     ring = RingRank(order, listeners, deadline)
@@ -574,7 +578,7 @@ def run_ring(order: Collective, listeners: SmokeListeners, stop: threading.Event
         still = f"this node stood still for {ring.still_s:.1f} s"
         failure = RingFailure(f"{still}; {failure.message}", -1)
     ring.close(failure)
-    return Rank(
+    return RankResult(
         rank=ring.rank,
         gpu=-1,
         phase=ring.phase,

@@ -88,29 +88,29 @@ def last_line(text: str) -> str:
 
 def short(problem: BaseException) -> str:
     """An exception in one line."""
-    said = last_line(str(problem))
-    if isinstance(problem, (RuntimeError, ImportError, OSError)) and said:
-        return said
-    return (type(problem).__name__ + (": " + said if said else ""))[:LONGEST]
+    message = last_line(str(problem))
+    if isinstance(problem, (RuntimeError, ImportError, OSError)) and message:
+        return message
+    return (type(problem).__name__ + (": " + message if message else ""))[:LONGEST]
 
 
-def reason(output: str) -> str:
+def output_reason(output: str) -> str:
     """Why a library ended a rank, from its output: its last warning, else its error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern in (r"NCCL WARN (.*)", r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)"):
         for line in reversed(lines):
-            found = re.search(pattern, line)
-            if found and found.group(1):
-                return found.group(1)[:LONGEST]
+            match = re.search(pattern, line)
+            if match and match.group(1):
+                return match.group(1)[:LONGEST]
     return ""
 
 
-def warned(output: str) -> str:
+def last_warning(output: str) -> str:
     """The last warning of NCCL or torch's network code; "": there is none."""
     for line in reversed(output.splitlines()):
-        found = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
-        if found:
-            return (found.group(1) or found.group(2))[:LONGEST]
+        match = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
+        if match:
+            return (match.group(1) or match.group(2))[:LONGEST]
     return ""
 
 
@@ -124,15 +124,15 @@ def connections() -> Iterator[tuple[str, int, int]]:
         with contextlib.suppress(OSError, ValueError):
             if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
                 families = (socket.AF_INET, socket.AF_INET6)
-                if one.family not in families or one.type != socket.SOCK_STREAM:
+                if connection.family not in families or connection.type != socket.SOCK_STREAM:
                     continue
-                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
                 try:
-                    peer = one.getpeername()[0]
+                    peer = connection.getpeername()[0]
                 except OSError:
-                    peer = remote(str(os.fstat(one.fileno()).st_ino))
+                    peer = remote(str(os.fstat(connection.fileno()).st_ino))
                 # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
                 # unacked is at 24. After one time-out a connection is slow, after two it hangs.
                 (unacked,) = struct.unpack_from("=I", info, 24)
@@ -169,17 +169,17 @@ def waiting() -> str:
     return "; ".join(dict.fromkeys(reasons))[:LONGEST]
 
 
-def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
+def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
     """Why there is no store yet; "": there is one. A store sends nothing first; the program on its
     node listens there before, and sends its token."""
     try:
-        with socket.create_connection((host, port), max(0.1, wait_s)) as one:
-            one.settimeout(SILENT_S)
+        with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
+            connection.settimeout(SILENT_S)
             try:
-                heard = one.recv(256)
+                data = connection.recv(256)
             except socket.timeout:
                 return ""
-            return f"{host}:{port}: rank 0 has not come" if token.startswith(heard) else ""
+            return f"{host}:{port}: rank 0 has not come" if token.startswith(data) else ""
     except socket.timeout:
         return f"{host}:{port} does not answer"
     except OSError as problem:
@@ -189,19 +189,19 @@ def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
 # --- One rank, in its own process.
 
 
-def wrong(torch: Any, got: Any, expected: Any, what: str) -> str:
+def mismatch(torch: Any, got: Any, expected: Any, title: str) -> str:
     """How a result differs from the expected one; "": it does not."""
     bad = got != expected
     count = int(bad.sum().item())
     if not count:
         return ""
     at = int(bad.reshape(-1).nonzero()[0].item())
-    seen, right = (one.reshape(-1)[at].item() for one in (got, expected))
+    value, expected_value = (tensor.reshape(-1)[at].item() for tensor in (got, expected))
     of = f"{count} of {bad.numel()} numbers are wrong"
-    return f"{what}: {of}, number {at} is {seen}, not {right}"
+    return f"{title}: {of}, number {at} is {value}, not {expected_value}"
 
 
-class Trial:
+class RankWork:
     """The rank's work. say: sends a dict to the process that forked it"""
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
@@ -218,8 +218,8 @@ class Trial:
         self.store: Any = None
 
     def left_s(self) -> float:
-        left: float = self.deadline - time.monotonic()
-        return max(0.5, left)
+        remaining_s: float = self.deadline - time.monotonic()
+        return max(0.5, remaining_s)
 
     def run(self) -> None:
         for phase in ("compute", "init", "barrier", "all_reduce", "all_gather", "send_recv",
@@ -229,11 +229,11 @@ class Trial:
         self.say(phase="done", ms=self.ms, gbps=self.gbps)
         self.part()
 
-    def differs(self, what: str) -> None:
+    def differs(self, message: str) -> None:
         """Report the first wrong result; the work continues, for other ranks need this one."""
-        if what and not self.wrong:
-            self.wrong = what
-            self.say(wrong=what)
+        if message and not self.wrong:
+            self.wrong = message
+            self.say(wrong=message)
 
     def sync(self) -> None:
         if self.gpu >= 0:
@@ -246,11 +246,11 @@ class Trial:
         """
         torch = self.torch
         if self.gpu >= 0:
-            seen = torch.cuda.device_count()
-            if seen < len(self.order["gpus"]):
+            count = torch.cuda.device_count()
+            if count < len(self.order["gpus"]):
                 torch.cuda.init()
                 of = len(self.order["gpus"])
-                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {seen} of {of} GPUs")
+                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {count} of {of} GPUs")
             torch.cuda.set_device(self.device)
         side = SIDE if self.gpu >= 0 else SIDE_CPU
         four = (torch.arange(side) % 4).to(torch.float32)
@@ -261,10 +261,14 @@ class Trial:
         got = (left @ right).cpu()
         n, s, q = side, side / 4 * 6, side / 4 * 14
         i, j = four[:, None], four[None, :]
-        self.differs(wrong(torch, got, n * i * j - s * i + s * j - q, "the product of matrices"))
+        self.differs(
+            mismatch(torch, got, n * i * j - s * i + s * j - q, "the product of matrices")
+        )
         if self.gpu >= 0:
             sent = torch.arange(COPIED // 8, dtype=torch.int64) * 2654435761
-            self.differs(wrong(torch, sent.to(self.device).cpu(), sent, "memory there and back"))
+            self.differs(
+                mismatch(torch, sent.to(self.device).cpu(), sent, "memory there and back")
+            )
             self.sync()
 
     def init(self) -> None:
@@ -281,17 +285,17 @@ class Trial:
             wait_for_workers=False, **listener,
         )  # fmt: skip
         self.join()
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if order["backend"] == "nccl":
             # Later than the end: the rank is killed before its own watchdog acts.
             limit = datetime.timedelta(seconds=self.left_s() + 3600)
             if "device_id" in inspect.signature(dist.init_process_group).parameters:
-                more["device_id"] = self.device
+                options["device_id"] = self.device
         else:
             limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
         dist.init_process_group(
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
-            timeout=limit, **more,
+            timeout=limit, **options,
         )  # fmt: skip
         # In init gloo names a rank that it does not reach; later it only reports a time-out, and
         # closes the connections that would tell more.
@@ -308,13 +312,15 @@ class Trial:
         """
         host, port = self.order["host"], self.order["port"]
         while True:
-            left = self.left_s() - STORE_S
-            why = absent(host, port, self.order["token"].encode(), min(CONNECT_S, left))
-            if not why:
+            remaining_s = self.left_s() - STORE_S
+            reason = store_problem(
+                host, port, self.order["token"].encode(), min(CONNECT_S, remaining_s)
+            )
+            if not reason:
                 return
-            if left <= 0:
+            if remaining_s <= 0:
                 self.say(waits_for=0)
-                raise RuntimeError(why)
+                raise RuntimeError(reason)
             time.sleep(0.02)
 
     def join(self) -> None:
@@ -327,11 +333,15 @@ class Trial:
         while self.store.add("nodeready/ranks", 0) < self.world:
             if self.left_s() <= STORE_S:
                 ranks = range(self.world)
-                missing = [one for one in ranks if not self.store.add(f"nodeready/rank{one}", 0)]
-                some = ", ".join(str(one) for one in missing[:8])
-                more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-                who = "rank" if len(missing) == 1 else "ranks"
-                self.say(said=f"timed out: {who} {some}{more} did not come", waits_for=missing[0])
+                missing = [
+                    number for number in ranks if not self.store.add(f"nodeready/rank{number}", 0)
+                ]
+                numbers = ", ".join(str(number) for number in missing[:8])
+                suffix = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+                noun = "rank" if len(missing) == 1 else "ranks"
+                self.say(
+                    said=f"timed out: {noun} {numbers}{suffix} did not come", waits_for=missing[0]
+                )
                 # Keep the store for the other ranks: each reports its own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
@@ -354,10 +364,12 @@ class Trial:
             self.dist.barrier()
         self.sync()
 
-    def positions(self, item: int, most: int, dtype: Any) -> Any:
+    def positions(self, item: int, size_bytes: int, dtype: Any) -> Any:
         """0, 1, 2, ... as many as fit into these bytes."""
         torch = self.torch
-        return torch.arange(max(1, most // item), dtype=torch.int64, device=self.device).to(dtype)
+        return torch.arange(max(1, size_bytes // item), dtype=torch.int64, device=self.device).to(
+            dtype
+        )
 
     def all_reduce(self) -> None:
         torch, n = self.torch, self.world
@@ -366,15 +378,19 @@ class Trial:
         self.dist.all_reduce(got)
         self.sync()
         expected = at * (n * (n + 1) // 2)
-        said = wrong(torch, got, expected, "all_reduce of int64")
-        more = int((got - expected)[0].item())
-        if said and 1 <= abs(more) <= n and bool((got - expected == at * more).all()):
-            how = "were missing" if more < 0 else "counted twice"
-            said = f"all_reduce of int64: as if rank {abs(more) - 1} {how}"
-        self.differs(said)
+        message = mismatch(torch, got, expected, "all_reduce of int64")
+        difference = int((got - expected)[0].item())
+        if (
+            message
+            and 1 <= abs(difference) <= n
+            and bool((got - expected == at * difference).all())
+        ):
+            how = "were missing" if difference < 0 else "counted twice"
+            message = f"all_reduce of int64: as if rank {abs(difference) - 1} {how}"
+        self.differs(message)
         # Exact in float32: nothing is larger than 2^24 for up to 160,000 ranks.
         at = self.positions(4, self.order["small"], torch.float32) % 13 + 1
-        expected = at * sum(one % 8 + 1 for one in range(n))
+        expected = at * sum(rank % 8 + 1 for rank in range(n))
         took = []
         for _ in range(LATENCIES):
             got = at * (self.rank % 8 + 1)
@@ -383,7 +399,7 @@ class Trial:
             self.dist.all_reduce(got)
             self.sync()
             took.append(time.monotonic() - began)
-            self.differs(wrong(torch, got, expected, "all_reduce of float32"))
+            self.differs(mismatch(torch, got, expected, "all_reduce of float32"))
         self.ms = sorted(took)[len(took) // 2] * 1000
 
     def all_gather(self) -> None:
@@ -393,8 +409,8 @@ class Trial:
         self.dist.all_gather(parts, at + self.rank * 1000003)
         self.sync()
         for rank, part in enumerate(parts):
-            what = f"all_gather, the part of rank {rank}"
-            self.differs(wrong(torch, part, at + rank * 1000003, what))
+            title = f"all_gather, the part of rank {rank}"
+            self.differs(mismatch(torch, part, at + rank * 1000003, title))
 
     def send_recv(self) -> None:
         """Send to the next rank of the ring, receive from the previous rank."""
@@ -406,22 +422,25 @@ class Trial:
         self.say(waits_for=before)
         sent, got = at + self.rank * 7919, torch.full_like(at, -1)
         if self.order["backend"] == "nccl":
-            both = [dist.P2POp(dist.isend, sent, behind), dist.P2POp(dist.irecv, got, before)]
-            work = dist.batch_isend_irecv(both)
+            operations = [
+                dist.P2POp(dist.isend, sent, behind),
+                dist.P2POp(dist.irecv, got, before),
+            ]
+            work = dist.batch_isend_irecv(operations)
         else:
             work = [dist.isend(sent, behind), dist.irecv(got, before)]
-        for one in work:
-            one.wait()
+        for request in work:
+            request.wait()
         self.sync()
         self.say(waits_for=-1)
-        self.differs(wrong(torch, got, at + before * 7919, f"what rank {before} sent"))
+        self.differs(mismatch(torch, got, at + before * 7919, f"what rank {before} sent"))
 
     def large(self) -> None:
         """Measure the best of some repetitions; all ranks agree on their number."""
         torch, n = self.torch, self.world
-        most = max(1, self.order["large"] // 4)
+        count = max(1, self.order["large"] // 4)
         few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
-        at = few.repeat(most // 13 + 1)[:most]
+        at = few.repeat(count // 13 + 1)[:count]
         got = torch.empty_like(at)
 
         def once() -> float:
@@ -433,8 +452,8 @@ class Trial:
             return time.monotonic() - began
 
         once()
-        at_end = at * sum(one % 8 + 1 for one in range(n))
-        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        at_end = at * sum(rank % 8 + 1 for rank in range(n))
+        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
         times = [once()]
         self.large_s = times[0]
         # Agreed by the store: with a library that sums wrongly, the ranks would not agree.
@@ -442,7 +461,7 @@ class Trial:
             share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
-        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 
@@ -464,21 +483,21 @@ class Trial:
                     self.store.wait(["nodeready/gone"], limit)
 
 
-def visible(gpus: list[int], given: str) -> str:
+def visible(gpus: list[int], session_gpus: str) -> str:
     """CUDA_VISIBLE_DEVICES for these GPUs, the driver's numbers, in a session that has ``given``.
 
     Where the session's have names (UUIDs), a number stands for the place in its list. Raises
     RuntimeError for a GPU that is not the session's.
     """
-    allowed = [one.strip() for one in given.split(",") if one.strip()]
+    allowed = [name.strip() for name in session_gpus.split(",") if name.strip()]
     if not allowed:
-        return ",".join(str(one) for one in gpus)
-    named = not all(one.isdigit() for one in allowed)
-    for one in gpus:
-        if one >= len(allowed) if named else str(one) not in allowed:
-            have = f"CUDA_VISIBLE_DEVICES={given[:80]}"
-            raise RuntimeError(f"GPU {one} is not this session's: {have}")
-    return ",".join(allowed[one] if named else str(one) for one in gpus)
+        return ",".join(str(gpu) for gpu in gpus)
+    named = not all(name.isdigit() for name in allowed)
+    for gpu in gpus:
+        if gpu >= len(allowed) if named else str(gpu) not in allowed:
+            have = f"CUDA_VISIBLE_DEVICES={session_gpus[:80]}"
+            raise RuntimeError(f"GPU {gpu} is not this session's: {have}")
+    return ",".join(allowed[gpu] if named else str(gpu) for gpu in gpus)
 
 
 def prepare(order: dict[str, Any], hip: bool) -> None:
@@ -489,8 +508,8 @@ def prepare(order: dict[str, Any], hip: bool) -> None:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = order["host"], str(order["port"])
     if order["gpus"]:
         name = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
-        given = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ[name] = visible(order["gpus"], given)
+        session_gpus = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ[name] = visible(order["gpus"], session_gpus)
         if hip:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -515,7 +534,7 @@ def become(limit_s: float, parent: int, output: int) -> None:
         os.dup2(output, stream)
 
 
-def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked: int) -> None:
+def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, questions: int) -> None:
     """Run a rank, and end its process."""
 
     def say(**data: Any) -> None:
@@ -523,7 +542,7 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
 
     def answer() -> None:
         # A byte is a question; the end means that the parent has ended.
-        if not os.read(asked, 1):
+        if not os.read(questions, 1):
             os._exit(1)
         say(late=waiting())
 
@@ -532,7 +551,7 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
         torch.set_num_threads(1)
         threading.Thread(target=answer, daemon=True).start()
         prepare(order, bool(getattr(torch.version, "hip", None)))
-        Trial(order, index, torch, say).run()
+        RankWork(order, index, torch, say).run()
     except BaseException as problem:  # noqa: BLE001
         failed = 1
         say(said=short(problem))
@@ -548,8 +567,8 @@ def shared(pid: int) -> list[str]:
     """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
     ranks have opened them, but not if a rank is killed before."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-        found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
-        return [os.fsdecode(one) for one in found]
+        paths = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
+        return [os.fsdecode(path) for path in paths]
     return []
 
 
@@ -560,53 +579,53 @@ def remove(files: list[str]) -> None:
             os.unlink(path)
 
 
-class Rank:
+class RankProcess:
     """A rank's process as its parent knows it."""
 
     def __init__(
-        self, torch: Any, order: dict[str, Any], index: int, others: list[Rank], out: int
+        self, torch: Any, order: dict[str, Any], index: int, siblings: list[RankProcess], out: int
     ) -> None:
         self.began = time.monotonic()
         self.index, self.number = index, order["first"] + index
         self.ended: int | None = None
         self.seconds = 0.0
-        self.known: dict[str, Any] = {"phase": "start"}
+        self.report: dict[str, Any] = {"phase": "start"}
         self.buffer, self.output = b"", b""
         self.killed = ""
         self.files: list[str] = []
-        self.told, tell = os.pipe()
-        asked, self.ask_end = os.pipe()
+        self.messages_end, tell = os.pipe()
+        questions, self.ask_end = os.pipe()
         self.log, output = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                for one in (self, *others):
-                    for number in (one.told, one.ask_end, one.log):
+                for rank in (self, *siblings):
+                    for number in (rank.messages_end, rank.ask_end, rank.log):
                         if number >= 0:
                             os.close(number)
                 os.close(out)
                 become(order["seconds"] + 1, parent, output)
-                rank_process(torch, order, index, tell, asked)
+                rank_process(torch, order, index, tell, questions)
             finally:
                 os._exit(1)
-        for number in (tell, asked, output):
+        for number in (tell, questions, output):
             os.close(number)
-        for number in (self.told, self.log):
+        for number in (self.messages_end, self.log):
             os.set_blocking(number, False)
 
     @property
     def failed(self) -> bool:
         """Whether it failed by itself, and not by a time-out, which the other ranks have too."""
-        said = self.known.get("said", "")
-        if self.known["phase"] == "done" or re.search("timed? ?out", said, re.I):
+        message = self.report.get("said", "")
+        if self.report["phase"] == "done" or re.search("timed? ?out", message, re.I):
             return False
-        return self.ended is not None or bool(said)
+        return self.ended is not None or bool(message)
 
     @property
     def own_fault(self) -> bool:
         """Whether it failed in a phase that needs no other rank, or died."""
-        return self.known["phase"] in ("start", "compute") or not self.known.get("said")
+        return self.report["phase"] in ("start", "compute") or not self.report.get("said")
 
     def state(self) -> str:
         """The kernel's state of the process, if that explains why it does not continue."""
@@ -617,20 +636,20 @@ class Rank:
             return states.get(letter, "")
         return ""
 
-    def hear(self) -> Iterator[dict[str, Any]]:
+    def read_messages(self) -> Iterator[dict[str, Any]]:
         """Its messages since the last call."""
-        for number, name in ((self.log, "output"), (self.told, "buffer")):
+        for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
                     piece = os.read(number, 65536)
                     if not piece:
                         break
-                    kept = getattr(self, name) + piece
-                    setattr(self, name, kept[-KEPT:] if name == "output" else kept)
+                    text = getattr(self, name) + piece
+                    setattr(self, name, text[-KEPT:] if name == "output" else text)
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
             data = json.loads(line)
-            self.known.update(data)
+            self.report.update(data)
             yield data
 
     def reap(self) -> bool:
@@ -660,40 +679,42 @@ class Rank:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        for number in (self.told, self.ask_end, self.log):
+        for number in (self.messages_end, self.ask_end, self.log):
             os.close(number)
-        self.told = self.ask_end = self.log = -1
+        self.messages_end = self.ask_end = self.log = -1
         remove(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
         """Its result, for the answer."""
-        known, output = self.known, self.output.decode("utf-8", "replace")
-        said = known.get("said", "")
-        if known["phase"] == "done":
-            said = ""
+        state, output = self.report, self.output.decode("utf-8", "replace")
+        message = state.get("said", "")
+        if state["phase"] == "done":
+            message = ""
         elif self.ended is None:
-            left = f"process {self.pid} does not end after SIGKILL"
-            said = "; ".join(one for one in (self.killed, left, self.state()) if one)
+            zombie = f"process {self.pid} does not end after SIGKILL"
+            message = "; ".join(part for part in (self.killed, zombie, self.state()) if part)
         elif self.killed:
-            late = known.get("state") or known.get("late", "it does not answer")
-            said = said or "; ".join(one for one in (self.killed, late, warned(output)) if one)
-        elif said:
-            more = warned(output)
-            said += f" ({more})" if more and more not in said else ""
+            late = state.get("state") or state.get("late", "it does not answer")
+            message = message or "; ".join(
+                part for part in (self.killed, late, last_warning(output)) if part
+            )
+        elif message:
+            warning = last_warning(output)
+            message += f" ({warning})" if warning and warning not in message else ""
         else:
             name = ""
             if self.ended < 0:
                 with contextlib.suppress(ValueError):
                     name = signal.Signals(-self.ended).name
-            said = "ended by " + (name or f"signal {-self.ended}")
+            message = "ended by " + (name or f"signal {-self.ended}")
             if self.ended >= 0:
-                said = f"ended with status {self.ended}"
-            said += "".join(": " + one for one in (reason(output),) if one)
+                message = f"ended with status {self.ended}"
+            message += "".join(": " + detail for detail in (output_reason(output),) if detail)
         return {
-            "rank": self.number, "gpu": gpu, "phase": known["phase"],
-            "wrong": known.get("wrong", ""), "said": said[:LONGEST],
-            "waits_for": known.get("waits_for", -1) if said else -1,
-            "ms": round(known.get("ms", 0.0), 4), "gbps": round(known.get("gbps", 0.0), 4),
+            "rank": self.number, "gpu": gpu, "phase": state["phase"],
+            "wrong": state.get("wrong", ""), "said": message[:LONGEST],
+            "waits_for": state.get("waits_for", -1) if message else -1,
+            "ms": round(state.get("ms", 0.0), 4), "gbps": round(state.get("gbps", 0.0), 4),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
         }  # fmt: skip
 
@@ -705,7 +726,7 @@ class Forker:
         self.torch, self.out, self.mark = torch, out, mark
         self.input = b""
         #: Killed, and not gone.
-        self.left: list[int] = []
+        self.zombies: list[int] = []
 
     def say(self, data: dict[str, Any]) -> None:
         text = (self.mark + " " + json.dumps(data) + "\n").encode("ascii")
@@ -716,10 +737,10 @@ class Forker:
         """The orders received. Raises EOFError at the input's end, which ends the program."""
         if wait_s is not None and not select.select([0], [], [], wait_s)[0]:
             return
-        piece = os.read(0, 65536)
-        if not piece:
+        data = os.read(0, 65536)
+        if not data:
             raise EOFError
-        *rows, self.input = (self.input + piece).split(b"\n")
+        *rows, self.input = (self.input + data).split(b"\n")
         for row in rows:
             yield json.loads(row)
 
@@ -732,12 +753,12 @@ class Forker:
     def test(self, order: dict[str, Any]) -> None:
         began = time.monotonic()
         order["deadline"] = began + order["seconds"]
-        ranks: list[Rank] = []
+        ranks: list[RankProcess] = []
         error = ""
         try:
             try:
                 for index in range(order["ranks"]):
-                    ranks.append(Rank(self.torch, order, index, ranks, self.out))
+                    ranks.append(RankProcess(self.torch, order, index, ranks, self.out))
             except OSError as problem:
                 error = f"fork: {problem.strerror}"
             else:
@@ -745,68 +766,68 @@ class Forker:
         finally:
             self.end(ranks)
         gpus = order["gpus"] or [-1] * len(ranks)
-        answers = [] if error else [one.answer(gpus[one.index]) for one in ranks]
+        answers = [] if error else [rank.answer(gpus[rank.index]) for rank in ranks]
         self.say({"number": order["number"], "error": error, "ranks": answers})
 
-    def watch(self, order: dict[str, Any], ranks: list[Rank]) -> None:
+    def watch(self, order: dict[str, Any], ranks: list[RankProcess]) -> None:
         """Wait until all ranks have ended, the time is over, or an order ends the test."""
-        until, why = order["deadline"] - ASK_S, ""
-        blamed: Rank | None = None
+        until, reason = order["deadline"] - ASK_S, ""
+        blamed: RankProcess | None = None
         while True:
-            running = [one for one in ranks if not one.reap()]
-            for one in ranks:
-                self.hear(order, one)
+            running = [rank for rank in ranks if not rank.reap()]
+            for rank in ranks:
+                self.relay_phases(order, rank)
             if not running:
                 return
             if blamed is None:
-                blamed = next((one for one in ranks if one.failed), None)
+                blamed = next((rank for rank in ranks if rank.failed), None)
                 if blamed is not None:
                     until = min(until, time.monotonic() + AFTER_FAILURE_S)
-                    why = f"ended: rank {blamed.number} had failed"
-            left = until - time.monotonic()
-            if left <= 0:
+                    reason = f"ended: rank {blamed.number} had failed"
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 break
-            ends = [end for one in running for end in (one.told, one.log)]
-            ready = select.select([0, *ends], [], [], min(left, 0.1))[0]
+            ends = [end for rank in running for end in (rank.messages_end, rank.log)]
+            ready = select.select([0, *ends], [], [], min(remaining_s, 0.1))[0]
             if 0 in ready:
-                for told in self.lines(0):
-                    if told.get("end") == order["number"]:
-                        why, until = why or "ended: others had passed in less time", 0.0
+                for message in self.lines(0):
+                    if message.get("end") == order["number"]:
+                        reason, until = reason or "ended: others had passed in less time", 0.0
             elif ready:
                 # The end of a pipe comes a moment before that of its process.
                 time.sleep(0.001)
-        for one in running:
-            one.killed = why or f"no end after {time.monotonic() - one.began:.1f} s"
-            one.known["state"] = one.state()
+        for rank in running:
+            rank.killed = reason or f"no end after {time.monotonic() - rank.began:.1f} s"
+            rank.report["state"] = rank.state()
             if blamed is not None and blamed.own_fault:
-                one.known["waits_for"] = blamed.number
-            one.ask()
+                rank.report["waits_for"] = blamed.number
+            rank.ask()
         until = time.monotonic() + ANSWER_S
-        while time.monotonic() < until and not all("late" in one.known for one in running):
-            select.select([one.told for one in running], [], [], 0.02)
-            for one in running:
-                self.hear(order, one)
+        while time.monotonic() < until and not all("late" in rank.report for rank in running):
+            select.select([rank.messages_end for rank in running], [], [], 0.02)
+            for rank in running:
+                self.relay_phases(order, rank)
 
-    def hear(self, order: dict[str, Any], one: Rank) -> None:
+    def relay_phases(self, order: dict[str, Any], rank: RankProcess) -> None:
         """Read a rank's messages, and report its phase."""
-        for data in one.hear():
+        for data in rank.read_messages():
             if "phase" in data:
-                phase = {"rank": one.number, "phase": data["phase"]}
+                phase = {"rank": rank.number, "phase": data["phase"]}
                 self.say({"number": order["number"], **phase})
 
-    def end(self, ranks: list[Rank]) -> None:
+    def end(self, ranks: list[RankProcess]) -> None:
         """Kill the ranks that run, and wait briefly for their end."""
-        for one in ranks:
-            one.kill()
+        for rank in ranks:
+            rank.kill()
         until = time.monotonic() + REAP_S
-        while sum(not one.reap() for one in ranks) and time.monotonic() < until:
+        while sum(not rank.reap() for rank in ranks) and time.monotonic() < until:
             time.sleep(0.005)
-        for one in ranks:
-            for _ in one.hear():
+        for rank in ranks:
+            for _ in rank.read_messages():
                 pass
-            one.close()
-        self.left = [pid for pid in self.left if not os.waitpid(pid, os.WNOHANG)[0]]
-        self.left += [one.pid for one in ranks if one.ended is None]
+            rank.close()
+        self.zombies = [pid for pid in self.zombies if not os.waitpid(pid, os.WNOHANG)[0]]
+        self.zombies += [rank.pid for rank in ranks if rank.ended is None]
 
 
 # --- What is here, and the beginning.
@@ -818,21 +839,21 @@ def library(torch: Any) -> str:
     if isinstance(version, int):
         version = (version // 1000, version % 1000 // 100, version % 100)
     name = "RCCL" if getattr(torch.version, "hip", None) else "NCCL"
-    return name + " " + ".".join(str(one) for one in version[:3])
+    return name + " " + ".".join(str(part) for part in version[:3])
 
 
 def count(torch: Any, tell: int) -> None:
     """Count the GPUs, in a fork: counting may initialise CUDA."""
-    found: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
+    result: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
     try:
         with contextlib.suppress(Exception):
-            found["library"] = library(torch)
-        found["gpus"] = torch.cuda.device_count()
-        if not found["gpus"]:
+            result["library"] = library(torch)
+        result["gpus"] = torch.cuda.device_count()
+        if not result["gpus"]:
             torch.cuda.init()
     except BaseException as problem:  # noqa: BLE001
-        found["why"] = short(problem)
-    os.write(tell, json.dumps(found).encode("ascii"))
+        result["why"] = short(problem)
+    os.write(tell, json.dumps(result).encode("ascii"))
 
 
 def counted(torch: Any) -> dict[str, Any]:
@@ -851,10 +872,10 @@ def counted(torch: Any) -> dict[str, Any]:
     text = b""
     until = time.monotonic() + COUNT_S
     while select.select([read], [], [], max(0.0, until - time.monotonic()))[0]:
-        piece = os.read(read, 65536)
-        if not piece:
+        data = os.read(read, 65536)
+        if not data:
             break
-        text += piece
+        text += data
     os.close(read)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
@@ -862,28 +883,28 @@ def counted(torch: Any) -> dict[str, Any]:
     while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
         time.sleep(0.005)
     try:
-        found: dict[str, Any] = json.loads(text)
+        result: dict[str, Any] = json.loads(text)
     except ValueError:
         return {"gpus": 0, "library": "", "why": f"the driver did not answer in {COUNT_S:.0f} s"}
-    return found
+    return result
 
 
 def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
     """The ports whose listeners a store can take over (PyTorch 2.0 and newer). A container's
     program may close all descriptors but the first three. Unused listeners are closed, so that
     they hold no port."""
-    found = []
-    made = getattr(getattr(dist, "TCPStore", None), "__init__", None)
-    takes = "master_listen_fd" in str(getattr(made, "__doc__", ""))
+    ports = []
+    initializer = getattr(getattr(dist, "TCPStore", None), "__init__", None)
+    takes = "master_listen_fd" in str(getattr(initializer, "__doc__", ""))
     for port, number in listeners.items():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-            if one.getsockname()[1] != port:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
+            if listener.getsockname()[1] != port:
                 continue
             if takes:
-                found.append(port)
+                ports.append(port)
             else:
                 os.close(number)
-    return found
+    return ports
 
 
 def main(
@@ -907,7 +928,7 @@ def main(
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     # -c puts the current directory first; a job's first is that of its script.
-    sys.path[:] = [one for one in sys.path if one]
+    sys.path[:] = [path for path in sys.path if path]
     forker = Forker(None, out, mark)
     try:
         torch = importlib.import_module("torch")
@@ -930,8 +951,8 @@ def main(
         hello["listeners"] = handed_over(dist, listeners)
         hello["nccl"] = bool(dist.is_nccl_available())
         # Newer versions only.
-        known = getattr(dist, "is_gloo_available", None)
-        hello["gloo"] = bool(known()) if known else hasattr(dist, "ProcessGroupGloo")
+        is_available = getattr(dist, "is_gloo_available", None)
+        hello["gloo"] = bool(is_available()) if is_available else hasattr(dist, "ProcessGroupGloo")
     hello.update(counted(torch))
     if torch.cuda.is_initialized():
         hello["why"] = "the import of torch initialises CUDA: no rank can be forked"

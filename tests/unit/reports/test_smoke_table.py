@@ -20,7 +20,7 @@ from nodeready.smoke.document import (
     UNREACHABLE,
     UNTESTED,
     WARNED,
-    Link,
+    LinkBandwidth,
     Smoke,
     SmokeNode,
     code,
@@ -38,8 +38,8 @@ NCCL = (
     "init, all_reduce, all_gather, send/recv and barrier of the job's own PyTorch over NCCL "
     "2.28.3, the sums, and each GPU's products and memory"
 )
-BETWEEN = Link("between", 14, 1.34, 1.02, ("node02", "node05"))
-INSIDE = Link("inside", 12, 14.21, 11.8, ("node04",))
+BETWEEN = LinkBandwidth("between", 14, 1.34, 1.02, ("node02", "node05"))
+INSIDE = LinkBandwidth("inside", 12, 14.21, 11.8, ("node04",))
 
 
 def names(count: int) -> list[str]:
@@ -130,7 +130,7 @@ def mixed() -> Smoke:
     nodes["node12"] = SmokeNode("node12", UNREACHABLE, away)
     return made(
         0, GPU, PAIR, pair, engine=engine, proves=NCCL,
-        links=(Link("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
+        links=(LinkBandwidth("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
         nodes=tuple(nodes.values()), tests=23, alone=13, rounds=12,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def mixed() -> Smoke:
 def gpus() -> Smoke:
     """64 nodes of eight GPUs each, with a floor for the bandwidth."""
     engine = "torch 2.13.0+cu130 over nccl (NCCL 2.28.3)"
-    fast = Link("between", 9, 381.4, 312.25, ("node033",), 350.0)
+    fast = LinkBandwidth("between", 9, 381.4, 312.25, ("node033",), 350.0)
     nodes = [
         SmokeNode(f"node{number:03d}", PASSED, "", 8, tuple(range(8)), engine)
         for number in range(1, 65)
@@ -149,7 +149,9 @@ def gpus() -> Smoke:
     )  # fmt: skip
 
 
-def recorded(links: tuple[Link, ...], *suspects: SmokeSuspect, **figures: object) -> Smoke:
+def recorded(
+    links: tuple[LinkBandwidth, ...], *suspects: SmokeSuspect, **figures: object
+) -> Smoke:
     """Twelve nodes of the lab, as a run on them was: docs/smoke.md shows it."""
     blamed = {name for suspect in suspects for name in suspect.blamed}
     engine = "torch 1.13.0a0 over gloo"
@@ -161,14 +163,17 @@ def recorded(links: tuple[Link, ...], *suspects: SmokeSuspect, **figures: object
 
 LAB = [f"node{number:03d}" for number in range(1, 13)]
 LAB_GO = recorded(
-    (Link("inside", 12, 1.22, 0.82, ("node004",)), Link("between", 5, 1.09, 0.63, tuple(LAB))),
+    (
+        LinkBandwidth("inside", 12, 1.22, 0.82, ("node004",)),
+        LinkBandwidth("between", 5, 1.09, 0.63, tuple(LAB)),
+    ),
     tests=5, rounds=58, finished="2030-01-02T03:04:33Z",
 )  # fmt: skip
 #: A packet filter on node007 drops what is large on its way out.
 LAB_NO_GO = recorded(
     (
-        Link("inside", 12, 1.44, 1.16, ("node006",)),
-        Link("between", 7, 1.66, 0.73, (*LAB[:4], *LAB[8:])),
+        LinkBandwidth("inside", 12, 1.44, 1.16, ("node006",)),
+        LinkBandwidth("between", 7, 1.66, 0.73, (*LAB[:4], *LAB[8:])),
     ),
     suspect(
         "node", ["node007"],

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 from nodeready.node.proofs.mesh import Try
-from nodeready.node.smoke.orders import Collective, Engine, Hello, Paired, Peer, Ran, Rank
+from nodeready.node.smoke.orders import (
+    CollectiveOrder,
+    Engine,
+    Hello,
+    Paired,
+    Ran,
+    RankResult,
+    SmokePeer,
+)
 from nodeready.ready.mesh import Owners
 from nodeready.smoke.bandwidth import Floor, below_floor, links
-from nodeready.smoke.document import Link
+from nodeready.smoke.document import LinkBandwidth
 from nodeready.smoke.engine_choice import choose, limit_s
 from nodeready.smoke.idle_gpus import idle_gpus
 from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, Outcome, Test
@@ -39,15 +47,15 @@ TEST = Test(7, GROUP, NAMES)
 STUCK = {"phase": "all_reduce"}
 
 
-def rank(number: int, phase: str = "done", **changed: Any) -> Rank:
-    passed = Rank(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 2.5)
+def rank(number: int, phase: str = "done", **changed: Any) -> RankResult:
+    passed = RankResult(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 2.5)
     return replace(passed, **changed)
 
 
-def orders(gpus: tuple[int, ...] = ()) -> dict[str, Collective]:
-    head = Peer("", (), 1, "")
+def orders(gpus: tuple[int, ...] = ()) -> dict[str, CollectiveOrder]:
+    head = SmokePeer("", (), 1, "")
     return {
-        name: Collective(
+        name: CollectiveOrder(
             7, "torch", "gloo", 8, 2 * index, 2, gpus, head, None, 4096, 8 << 20, 20.0
         )
         for index, name in enumerate(NAMES)
@@ -394,8 +402,8 @@ FLOORS = {name: Floor(between=370, inside=1000) for name in "abc"}
 
 def test_the_bandwidth_of_each_class_with_its_slowest_test():
     assert links(OUTCOMES, FLOORS) == (
-        Link("inside", 2, 1050.0, 700.0, ("b",), 1000),
-        Link("between", 2, 335.0, 300.0, ("a", "b"), 370),
+        LinkBandwidth("inside", 2, 1050.0, 700.0, ("b",), 1000),
+        LinkBandwidth("between", 2, 335.0, 300.0, ("a", "b"), 370),
     )
     assert links([]) == ()
     assert [link.floor_gbps for link in links(OUTCOMES)] == [0.0, 0.0]

@@ -21,7 +21,15 @@ import pytest
 from nodeready.node.runtime import Supervisor
 from nodeready.node.smoke import engines, torch_ranks
 from nodeready.node.smoke.engines import Performance
-from nodeready.node.smoke.orders import NCCL_TESTS, RING, TORCH, Collective, Config, Engine, Peer
+from nodeready.node.smoke.orders import (
+    NCCL_TESTS,
+    RING,
+    TORCH,
+    CollectiveOrder,
+    Config,
+    Engine,
+    SmokePeer,
+)
 from tests.cases import cases
 from tests.unit.node.smoke.running_program import within
 
@@ -118,7 +126,7 @@ def test_what_hangs_is_waited_for_no_longer_than_its_share(
 ):
     """The clock jumps when the Python has printed this row."""
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + clock.more, sleep=time.sleep)
-    clock.more, plain = 0, engines._Python.lines
+    clock.more, plain = 0, engines._TorchProcess.lines
 
     def lines(self, wait_s: float) -> list[dict[str, object]]:
         rows = plain(self, min(wait_s, 0.1))
@@ -126,7 +134,7 @@ def test_what_hangs_is_waited_for_no_longer_than_its_share(
         return rows
 
     monkeypatch.setattr(engines, "time", clock)
-    monkeypatch.setattr(engines._Python, "lines", lines)
+    monkeypatch.setattr(engines._TorchProcess, "lines", lines)
     hang = {"cuda": "13.0", "gpus": "__import__('time').sleep(60)"}
     text = TORCH_OF_TEXT.format(**{**BUILT, **hang})
     words = package(text if row else "import time; time.sleep(60)")
@@ -273,13 +281,13 @@ def vendor(supervisor, tmp_path, monkeypatch) -> Callable[[str], engines.Engines
     return make
 
 
-def order(**changed: object) -> Collective:
+def order(**changed: object) -> CollectiveOrder:
     given = {
         "number": 7, "engine": NCCL_TESTS, "backend": "nccl", "world": 2, "first": 0, "ranks": 2,
-        "gpus": (1, 0), "head": Peer("localhost", ("127.0.0.1",), 1, "token"), "next": None,
+        "gpus": (1, 0), "head": SmokePeer("localhost", ("127.0.0.1",), 1, "token"), "next": None,
         "small": 4096, "large": 256 << 20, "limit_s": 20.0,
     }  # fmt: skip
-    return Collective(**{**given, **changed})  # type: ignore[arg-type]
+    return CollectiveOrder(**{**given, **changed})  # type: ignore[arg-type]
 
 
 def test_nccl_tests_runs_over_the_gpus_of_the_order(vendor, tmp_path, supervisor):

@@ -26,7 +26,7 @@ from nodeready.node.smoke import connections, orders, ring
 from nodeready.node.smoke import listeners as smoke_listeners
 from nodeready.node.smoke import pair as smoke_pair
 from nodeready.node.smoke.listeners import SmokeListeners
-from nodeready.node.smoke.orders import Collective, Pair, Paired, Peer, Rank
+from nodeready.node.smoke.orders import CollectiveOrder, Paired, PairOrder, RankResult, SmokePeer
 from nodeready.node.smoke.pair import run_pair
 from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
@@ -36,14 +36,14 @@ LOOPBACK = "127.0.0.1"
 MIB = 1 << 20
 
 
-def peer(port: int, token: str, address: str = LOOPBACK, name: str = "") -> Peer:
-    return Peer(name or address, (address,), port, token)
+def peer(port: int, token: str, address: str = LOOPBACK, name: str = "") -> SmokePeer:
+    return SmokePeer(name or address, (address,), port, token)
 
 
-def collective(rank: int, peers: Sequence[Peer], **changed: Any) -> Collective:
+def collective(rank: int, peers: Sequence[SmokePeer], **changed: Any) -> CollectiveOrder:
     """The order of one rank in a ring of these, each named as the rank before sees it."""
     following = peers[(rank + 1) % len(peers)] if len(peers) > 1 else None
-    order = Collective(
+    order = CollectiveOrder(
         7, orders.RING, "tcp", len(peers), rank, 1, (), peers[0], following, 4096, MIB, 20.0
     )
     return dataclasses.replace(order, **changed)
@@ -89,7 +89,7 @@ class Party:
         self.listeners = [listeners for listeners, _ in pairs]
         self.peers = [peer(port, listeners.token) for listeners, port in pairs]
         self.stop = threading.Event()
-        self.ranks: dict[int, Rank] = {}
+        self.ranks: dict[int, RankResult] = {}
         self.threads: dict[int, threading.Thread] = {}
 
     def begin(self, rank: int, **changed: Any) -> None:
@@ -101,17 +101,17 @@ class Party:
         self.threads[rank] = threading.Thread(target=run, daemon=True)
         self.threads[rank].start()
 
-    def end(self) -> list[Rank]:
+    def end(self) -> list[RankResult]:
         for thread in self.threads.values():
             thread.join(60)
         return [self.ranks[rank] for rank in sorted(self.threads)]
 
-    def run(self, **changed: Any) -> list[Rank]:
+    def run(self, **changed: Any) -> list[RankResult]:
         for rank in range(len(self.peers)):
             self.begin(rank, **changed)
         return self.end()
 
-    def alone(self, **changed: Any) -> Rank:
+    def alone(self, **changed: Any) -> RankResult:
         """The first rank, when the second is not as the first was told."""
         self.peers[1] = dataclasses.replace(self.peers[1], **changed)
         self.begin(0)
@@ -135,7 +135,9 @@ def test_a_ring_passes_one_test_after_the_other(listen, count):
             assert (rank.ms > 0 < rank.gbps) or not large
             assert (rank.waits_for, rank.wrong, rank.said) == (-1, "", "")
             # As the control machine will read it.
-            assert wire.decode(Rank, json.loads(json.dumps(dataclasses.asdict(rank)))) == rank
+            assert (
+                wire.decode(RankResult, json.loads(json.dumps(dataclasses.asdict(rank)))) == rank
+            )
 
 
 def test_a_connection_may_come_before_the_order_and_is_closed_after_its_test(listen):
@@ -419,12 +421,12 @@ def test_a_port_is_released_and_taken_again(listen):
 
 
 @pytest.fixture
-def pair(listen) -> Callable[..., tuple[Callable[..., Paired], Pair, SmokeListeners]]:
+def pair(listen) -> Callable[..., tuple[Callable[..., Paired], PairOrder, SmokeListeners]]:
     """``pair(large=1)``: what runs it, its order, the target's listeners."""
 
-    def make(ports=(), **changed: Any) -> tuple[Callable[..., Paired], Pair, SmokeListeners]:
+    def make(ports=(), **changed: Any) -> tuple[Callable[..., Paired], PairOrder, SmokeListeners]:
         (source, _), (target, port) = listen(), listen()
-        order = Pair(3, peer(port, target.token), (*ports, port), 4096, MIB, 20.0)
+        order = PairOrder(3, peer(port, target.token), (*ports, port), 4096, MIB, 20.0)
         order = dataclasses.replace(order, **changed)
 
         def run(own: tuple[str, ...] = (), stop: threading.Event | None = None) -> Paired:
