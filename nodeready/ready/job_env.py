@@ -15,7 +15,7 @@ MASTER_PORT         a port that is free on every node: see `choose`
 With ``--debug`` also what makes the job debuggable, under the names that the installed PyTorch
 has for it: see `debug_variables`.
 
-What a node says is data: a name that no interface or device has is not taken.
+A node's answer is data: an implausible name of an interface or device is rejected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from nodeready.subjects.snapshot import Snapshot
 #
 # Which node will be the first of a job is not known yet: the port must be free on all of them.
 
-#: At most so many reasons are told why other ports are not taken.
+#: The maximum of reasons why other ports are not chosen.
 _MOST = 6
 
 Ranges = tuple[Range, ...]
@@ -60,7 +60,7 @@ class Choice:
 
     port:    None when none is free on all nodes
     reason:  why this port, or why none
-    notes:   which nodes stand against other ports, or will against this one
+    notes:   the nodes that exclude other ports, or may exclude this one later
     unknown: node -> why its ports are not known
     """
 
@@ -83,103 +83,110 @@ def _runs(ports: Iterable[int]) -> Ranges:
 def _within(ranges: Ranges, first: int, last: int) -> Ranges:
     """The parts of ``ranges`` from ``first`` to ``last``."""
     cut = ((max(first, low), min(last, high)) for low, high in ranges)
-    return tuple(one for one in cut if one[0] <= one[1])
+    return tuple(part for part in cut if part[0] <= part[1])
 
 
-def _holder(one: Socket) -> str:
-    who = f"{one.process or 'a process'} of {one.user or f'uid {one.uid}'}"
-    return f"{who} listens" if one.state == "listening" else f"a connection of {who}"
+def _holder(socket: Socket) -> str:
+    holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
+    return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
 
 
-def _taken(seen: Ports, first: int, last: int) -> dict[str, Ranges]:
-    """Why -> the ports of the range that a job of any user cannot use on this node."""
+def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
+    """Reason -> the ports of the range that a job of any user cannot use on this node."""
     held: dict[int, str] = {}
-    for one in (*(seen.listeners or ()), *(seen.connections or ())):
-        if first <= one.port <= last:
-            held.setdefault(one.port, _holder(one))
+    for socket in (*(observed.listeners or ()), *(observed.connections or ())):
+        if first <= socket.port <= last:
+            held.setdefault(socket.port, _holder(socket))
     ports: dict[str, list[int]] = {}
-    for port, why in held.items():
-        ports.setdefault(why, []).append(port)
-    found = {why: _runs(some) for why, some in ports.items()}
-    if seen.privileged_below > 0:
-        found["for root alone"] = _within(((0, seen.privileged_below - 1),), first, last)
-    if seen.firewall.verdict == "dropped":
-        dropped = parse_ranges(seen.firewall.ports) or ()
-        found["the firewall drops it"] = _within(dropped, first, last)
-    return {why: ranges for why, ranges in found.items() if ranges}
+    for port, reason in held.items():
+        ports.setdefault(reason, []).append(port)
+    taken = {reason: _runs(numbers) for reason, numbers in ports.items()}
+    if observed.privileged_below > 0:
+        taken["for root alone"] = _within(((0, observed.privileged_below - 1),), first, last)
+    if observed.firewall.verdict == "dropped":
+        dropped = parse_ranges(observed.firewall.ports) or ()
+        taken["the firewall drops it"] = _within(dropped, first, last)
+    return {reason: ranges for reason, ranges in taken.items() if ranges}
 
 
-def _lent(seen: Ports) -> Ranges:
+def _lent(observed: Ports) -> Ranges:
     """The ports that the kernel gives to outgoing connections: ephemeral and not reserved."""
-    left = [seen.ephemeral] if seen.ephemeral else []
-    for first, last in seen.reserved or ():
-        left = [
+    ranges = [observed.ephemeral] if observed.ephemeral else []
+    for first, last in observed.reserved or ():
+        ranges = [
             part
-            for low, high in left
+            for low, high in ranges
             for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
             if part[0] <= part[1]
         ]
-    return tuple(left)
+    return tuple(ranges)
 
 
-def _unseen(seen: Ports | Unknown, first: int, last: int) -> str:
-    """Why nobody knows all ports of the range that are held on this node, or ""."""
-    if isinstance(seen, Unknown):
-        return seen.reason
-    if seen.listeners is None or seen.connections is None:
+def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
+    """Why the used ports of the range are not all known on this node; "": they are."""
+    if isinstance(observed, Unknown):
+        return observed.reason
+    if observed.listeners is None or observed.connections is None:
         return "/proc/net/tcp cannot be read"
-    inside = [one for one in (*seen.listeners, *seen.connections) if first <= one.port <= last]
-    cut = seen.more and len(inside) >= ports_facts.MOST
+    inside = [
+        socket
+        for socket in (*observed.listeners, *observed.connections)
+        if first <= socket.port <= last
+    ]
+    cut = observed.more and len(inside) >= ports_facts.MOST
     return "more sockets in the range than are looked at" if cut else ""
 
 
-#: (reason, ports) -> the nodes that stand against these ports.
+#: (reason, ports) -> the nodes that exclude these ports.
 Objections = dict[tuple[str, Ranges], list[str]]
 
 
 def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
     """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
     texts = []
-    for (why, ranges), names in groups.items():
+    for (reason, ranges), names in groups.items():
         inside = _within(ranges, first, last)
         if inside:
-            ports = ", ".join(shown(*one) for one in inside[:4])
-            more = ", ..." if len(inside) > 4 else ""
-            texts.append(f"not {ports}{more} on {fold(names)}: {why}")
-    rest = f"and {len(texts) - _MOST} more reasons against ports"
-    return (*texts[:_MOST], rest) if len(texts) > _MOST else tuple(texts)
+            ports = ", ".join(shown(*part) for part in inside[:4])
+            suffix = ", ..." if len(inside) > 4 else ""
+            texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
+    remainder = f"and {len(texts) - _MOST} more reasons against ports"
+    return (*texts[:_MOST], remainder) if len(texts) > _MOST else tuple(texts)
 
 
-def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> Choice:
+def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> Choice:
     """The first port that is free on every node; one that stays free rather than one that the
     kernel may give to an outgoing connection.
 
-    seen:   node -> its ports, looked at with its range
-    ranges: node -> the range of its policy; a port must be in all of them
+    observed: node -> its ports, probed with its range
+    ranges:   node -> the range of its policy; a port must be in all of them
 
-    Free is a port on which nobody listens, which is no connection's local port, which any user
-    may take, and which the packet filter does not drop. A node that could not be looked at is
-    named, and stands against nothing.
+    A free port has no listener, is no connection's local port, is open to any user, and is not
+    dropped by the packet filter. A node that could not be probed is named, and excludes no port.
     """
     first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
     if first > last:
-        wanted: dict[Range, list[str]] = {}
+        by_range: dict[Range, list[str]] = {}
         for name, span in ranges.items():
-            wanted.setdefault(span, []).append(name)
-        notes = tuple(f"{shown(*span)} on {fold(names)}" for span, names in wanted.items())
+            by_range.setdefault(span, []).append(name)
+        notes = tuple(f"{shown(*span)} on {fold(names)}" for span, names in by_range.items())
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return Choice(None, reason, notes[:_MOST], {})
-    unknown = {name: why for name, one in seen.items() if (why := _unseen(one, first, last))}
+    unknown = {
+        name: reason
+        for name, observation in observed.items()
+        if (reason := _unseen(observation, first, last))
+    }
     taken: Objections = {}
     lent: Objections = {}
-    for name, one in seen.items():
-        if isinstance(one, Unknown):
+    for name, observation in observed.items():
+        if isinstance(observation, Unknown):
             continue
-        for why, ports in _taken(one, first, last).items():
+        for why, ports in _taken(observation, first, last).items():
             taken.setdefault((why, ports), []).append(name)
-        if inside := _within(_lent(one), first, last):
+        if inside := _within(_lent(observation), first, last):
             lent.setdefault(("outgoing connections may get it", inside), []).append(name)
-    if len(unknown) == len(seen):
+    if len(unknown) == len(observed):
         return Choice(None, "no node tells which of its ports are free", (), unknown)
     free = _free(first, last, taken)
     lasting = _free(first, last, {**taken, **lent})
@@ -196,7 +203,7 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
 
 
 def _free(first: int, last: int, against: Objections) -> list[int]:
-    """The ports of the range that none of these stand against, ascending."""
+    """The ports of the range that none of these exclude, ascending."""
     held = {
         port
         for ranges in {ranges for _, ranges in against}
@@ -235,7 +242,7 @@ def socket_ifname(nics: Nics) -> tuple[str | None, str]:
 
 
 def ib_hca(rdma: Rdma, nics: Nics | None) -> tuple[tuple[str, ...], str]:
-    """The devices, and why those; without the network (None) as far as RDMA alone tells."""
+    """The devices, and the reason; without the network (None) as far as RDMA alone tells."""
     return hcas(rdma, () if nics is None else _management(nics))
 
 
@@ -245,17 +252,19 @@ def variable(devices: tuple[str, ...]) -> str:
 
 
 def _management(nics: Nics) -> set[str]:
-    """The interfaces of the default route and of the way to the other nodes, with their ports."""
+    """The interfaces of the default route and of the routes to other nodes, with their ports."""
     ends = {nics.default_interface, *nics.peers_via[:1]} - {None}
-    below = {
-        name for name, one in nics.interfaces.items() if one.master in ends or ends & {*one.upper}
+    members = {
+        name
+        for name, interface in nics.interfaces.items()
+        if interface.master in ends or ends & {*interface.upper}
     }
-    return {name for name in ends | below if name}
+    return {name for name in ends | members if name}
 
 
 # --- The variables, from all nodes' suggestions.
 
-#: The subjects that have to be looked at.
+#: The subjects to probe.
 SUBJECTS = ("nics", "rdma", "ports", "pdsh")
 
 # The kernel allows more in names (dev_valid_name), but no driver, udev rule or person uses it,
@@ -273,9 +282,9 @@ class Variable:
 
     value:          what to export; None: it is not exported
     reason:         why this value, or why none
-    settled:        nobody has to look at it: no node differs, and all are known
-    nodes_by_value: which nodes suggest which value; "" of those that need none
-    unknown:        reason -> the nodes of which it could not be found out
+    settled:        no node differs, and all are known
+    nodes_by_value: value -> the nodes that suggest it; "" of those that need none
+    unknown:        reason -> the nodes without a known value
     notes:          further lines about it
     """
 
@@ -290,11 +299,11 @@ class Variable:
 
 @dataclass(frozen=True)
 class Environment:
-    """What `nodeready env` found.
+    """The document of `nodeready env`.
 
-    taken:     when the nodes were looked at, UTC
-    nodes:     those that were
-    missing:   error -> the nodes that could not be
+    taken:     when the nodes were probed, UTC
+    nodes:     that were probed
+    missing:   error -> the nodes that could not be probed
     """
 
     taken: str
@@ -305,7 +314,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class _Suggestion:
-    """What one node suggests: a value, "" for none, or None when it cannot be told; and why."""
+    """A node's suggestion: a value, "" for none, or None when it is unknown; and the reason."""
 
     value: str | None
     reason: str = field(default="", compare=False)
@@ -313,44 +322,46 @@ class _Suggestion:
 
 def grouped(pairs: Mapping[str, str]) -> Groups:
     """Node -> text, as text -> nodes, the most common first."""
-    found: dict[str, list[str]] = {}
+    by_text: dict[str, list[str]] = {}
     for name, text in pairs.items():
-        found.setdefault(text, []).append(name)
-    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
+        by_text.setdefault(text, []).append(name)
+    ranked = sorted(by_text.items(), key=lambda item: -len(item[1]))
     return tuple((text, tuple(names)) for text, names in ranked)
 
 
-def _reason(seen: object, what: str) -> str:
-    return f"{what}: {seen.reason if isinstance(seen, Unknown) else 'not looked at'}"
+def _reason(observation: object, noun: str) -> str:
+    return f"{noun}: {observation.reason if isinstance(observation, Unknown) else 'not looked at'}"
 
 
 def _interface(snapshot: Snapshot) -> _Suggestion:
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
         return _Suggestion(None, _reason(nics, "its network"))
-    name, why = socket_ifname(nics)
+    name, reason = socket_ifname(nics)
     if name is not None and not _INTERFACE.fullmatch(name):
         return _Suggestion(None, f"{name!a} is no plausible name of an interface")
-    return _Suggestion(name, why)
+    return _Suggestion(name, reason)
 
 
 def _exactly(snapshot: Snapshot) -> _Suggestion:
-    said = _interface(snapshot)
-    return _Suggestion(f"={said.value}", said.reason) if said.value else said
+    suggestion = _interface(snapshot)
+    return (
+        _Suggestion(f"={suggestion.value}", suggestion.reason) if suggestion.value else suggestion
+    )
 
 
 def _hca(snapshot: Snapshot) -> _Suggestion:
     rdma, nics = snapshot.subjects.get("rdma"), snapshot.subjects.get("nics")
     if not isinstance(rdma, Rdma):
         return _Suggestion(None, _reason(rdma, "its RDMA devices"))
-    devices, why = ib_hca(rdma, nics if isinstance(nics, Nics) else None)
+    devices, reason = ib_hca(rdma, nics if isinstance(nics, Nics) else None)
     if devices and not isinstance(nics, Nics):
-        # Which of them are the management's is not known.
+        # The management's devices among them are not known.
         return _Suggestion(None, _reason(nics, "its network"))
     strange = [name for name in devices if not _DEVICE.fullmatch(name)]
     if strange:
         return _Suggestion(None, f"{strange[0]!a} is no plausible name of an RDMA device")
-    return _Suggestion(variable(devices), why)
+    return _Suggestion(variable(devices), reason)
 
 
 def _pdsh(snapshot: Snapshot) -> _Suggestion:
@@ -369,54 +380,67 @@ def _variable(
     *,
     harmless: bool = False,
 ) -> Variable:
-    """What the nodes suggest, when they agree.
+    """The nodes' suggestion, if they agree.
 
-    harmless: the variable means nothing where a node needs none
+    harmless: the variable has no effect on a node that needs none
     """
     suggestions = {node: ask(snapshot) for node, snapshot in snapshots.items()}
     values = grouped(
-        {node: one.value for node, one in suggestions.items() if one.value is not None}
+        {
+            node: suggestion.value
+            for node, suggestion in suggestions.items()
+            if suggestion.value is not None
+        }
     )
-    unknown = grouped({node: one.reason for node, one in suggestions.items() if one.value is None})
+    unknown = grouped(
+        {
+            node: suggestion.reason
+            for node, suggestion in suggestions.items()
+            if suggestion.value is None
+        }
+    )
     needed = [value for value, _ in values if value or not harmless] or [""]
     if not values:
         return Variable(name, None, "no node tells", False, (), unknown)
     if len(needed) > 1:
         return Variable(name, None, "the nodes differ", False, values, unknown)
-    reasons = Counter(one.reason for one in suggestions.values() if one.value == needed[0])
+    reasons = Counter(
+        suggestion.reason for suggestion in suggestions.values() if suggestion.value == needed[0]
+    )
     reason = reasons.most_common(1)[0][0]
     return Variable(name, needed[0] or None, reason, not unknown, values, unknown)
 
 
 def _sockets(snapshots: Mapping[str, Snapshot]) -> Variable:
-    found = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots)
-    names = [value[1:] for value, _ in found.nodes_by_value]
-    if found.value is not None or len(names) < 2:
-        return found
-    # NCCL takes what it finds of a list: where every node has one of them alone, that is the one.
-    for _, nodes in found.nodes_by_value:
+    sockets = _variable("NCCL_SOCKET_IFNAME", _exactly, snapshots)
+    names = [value[1:] for value, _ in sockets.nodes_by_value]
+    if sockets.value is not None or len(names) < 2:
+        return sockets
+    # NCCL takes the first interface of a list that exists: unique where a node has only one.
+    for _, nodes in sockets.nodes_by_value:
         for node in nodes:
             if len({*names} & snapshots[node]["nics"].interfaces.keys()) > 1:
-                return found
+                return sockets
     return replace(
-        found, notes=(f"={','.join(names)} means the right one on each: no node has two of them",)
+        sockets,
+        notes=(f"={','.join(names)} means the right one on each: no node has two of them",),
     )
 
 
 def _port(snapshots: Mapping[str, Snapshot], policies: Mapping[str, Policy]) -> Variable:
-    seen: dict[str, Ports | Unknown] = {}
+    observed: dict[str, Ports | Unknown] = {}
     for node, snapshot in snapshots.items():
         ports = snapshot.subjects.get("ports")
-        seen[node] = ports if isinstance(ports, (Ports, Unknown)) else Unknown("not looked at")
-    choice = choose(seen, {node: policies[node].port_range for node in snapshots})
+        observed[node] = ports if isinstance(ports, (Ports, Unknown)) else Unknown("not looked at")
+    choice = choose(observed, {node: policies[node].port_range for node in snapshots})
     value = None if choice.port is None else str(choice.port)
-    known = tuple(node for node in snapshots if node not in choice.unknown)
+    tested = tuple(node for node in snapshots if node not in choice.unknown)
     return Variable(
         "MASTER_PORT",
         value,
         choice.reason,
         value is not None and not choice.unknown,
-        ((value, known),) if value else (),
+        ((value, tested),) if value else (),
         grouped(choice.unknown),
         choice.notes,
     )
@@ -427,7 +451,7 @@ def variables(
 ) -> tuple[Variable, ...]:
     """The variables, in the order of this module's list.
 
-    snapshots: node -> what it showed, at least one
+    snapshots: of each node, at least one
     policies:  node -> its policy
     """
     return (
@@ -439,12 +463,12 @@ def variables(
     )
 
 
-# --- ``--debug``: what makes a job debuggable, under the names of the installed versions.
+# --- ``--debug``: variables that make a job debuggable, under the names of the installed versions.
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What is installed on a node for jobs.
+    """The PyTorch that is installed on a node.
 
     torch: its version; "": not known
     cuda:  it was built for NVIDIA's GPUs; None: not known
@@ -456,8 +480,8 @@ class Installed:
     why: str = ""
 
 
-# Without importing torch, which takes seconds: Python finds where it is, and its version is in a
-# file of its own.
+# Without importing torch, which takes seconds: Python finds its directory, and version.py has its
+# version.
 _ASK = """
 import importlib.util, os, re, sys
 spec = importlib.util.find_spec("torch")
@@ -471,14 +495,14 @@ for name in ("__version__", "cuda", "hip"):
     found = re.search(pattern % name, text, re.M)
     print(sys.argv[1], name.strip("_"), found.group(1) if found else "none")
 """
-#: Seconds for it on a node: a Python on a file system that many nodes read at once.
+#: Seconds on a node: a Python on a file system that many nodes read at once.
 ASK_S = 20
 
 
 def question(python: str, nonce: str) -> str:
     """The POSIX sh text that asks a node's Python for its torch.
 
-    python: its path, or a name that the node finds. Root runs none that others can change.
+    python: its path, or a name in PATH. Root runs none that other users can change.
     """
     return f"""
     nr_python=$(command -v {shell.quote(python)}) || {{
@@ -497,12 +521,12 @@ def question(python: str, nonce: str) -> str:
     """
 
 
-def read_installed(said: str, nonce: str) -> Installed:
-    """What a node's answer says; other lines are passed over."""
+def read_installed(output: str, nonce: str) -> Installed:
+    """The PyTorch in a node's answer; lines without the nonce are ignored."""
     values: dict[str, str] = {}
-    for row in said.splitlines():
-        mark, _, rest = row.partition(" ")
-        name, _, value = rest.partition(" ")
+    for row in output.splitlines():
+        mark, _, tail = row.partition(" ")
+        name, _, value = tail.partition(" ")
         if mark == nonce:
             values.setdefault(name, value.strip()[:200])
     torch = values.get("version", "none")
@@ -511,91 +535,96 @@ def read_installed(said: str, nonce: str) -> Installed:
     return Installed(torch, values.get("cuda", "none") != "none")
 
 
-#: What holds the records and where they are written: the name until `RECORDER_RENAMED`, and since.
+#: The size of the records and the files for them: the names before `RECORDER_RENAMED`, and since.
 _BUFFERS = ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")
 _FILES = ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE")
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-#: Where pipes are made: on the node itself, and in every distribution.
+#: The directory of pipes: on the node itself, and in every distribution.
 _LOCAL = "/dev/shm"
 
 
 def new_word() -> str:
-    """A random word for names of files that nobody can have made before the job."""
+    """A random word for file names, so that no file with the name exists before the job."""
     return os.urandom(4).hex()
 
 
-def _recorder(one: Installed, directory: str, word: str) -> Iterable[tuple[str, str, str]]:
+def _recorder(installed: Installed, directory: str, word: str) -> Iterable[tuple[str, str, str]]:
     """(name, value, reason) of the flight recorder's variables."""
-    torch = release(one.torch)
+    torch = release(installed.torch)
     if torch is not None and torch < RECORDER:
         return
     names = slice(0, 2) if torch is None else slice(0, 1)
     if torch is not None and torch >= RECORDER_RENAMED:
         names = slice(1, 2)
-    both = "" if torch else " (both names: the version of torch is not known)"
-    # Where it is on anyway, nothing is missing.
+    note = "" if torch else " (both names: the version of torch is not known)"
+    # Newer versions have it on.
     if torch is None or torch < RECORDER_ON:
         for name in _BUFFERS[names]:
             reason = "the flight recorder keeps the last 2,000 collectives of each rank"
-            yield name, "2000", reason + both
+            yield name, "2000", reason + note
         reason = "when a collective times out, each rank writes its records"
         yield "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", reason
     for name in _FILES[names] if directory else ():
         value = f"{directory.rstrip('/')}/comm_lib_trace_rank_"
-        yield name, value, f"where each rank writes its records{both}"
+        yield name, value, f"where each rank writes its records{note}"
     reason = "nodeready stacks --dump has a rank write its records, and the job goes on"
     yield _PIPE, f"{_LOCAL}/nodeready-{word}-", reason
 
 
-def _debugging(one: Installed, directory: str, word: str) -> dict[str, tuple[str, str]]:
-    """Name -> value and reason of all variables of a node."""
-    found = {name: (value, why) for name, value, why in _recorder(one, directory, word)}
-    found["NCCL_DEBUG"] = ("WARN", "NCCL says what fails, and is quiet else")
-    if one.cuda is not False:
+def _debugging(installed: Installed, directory: str, word: str) -> dict[str, tuple[str, str]]:
+    """Name -> value and reason of a node's variables."""
+    by_name = {
+        name: (value, reason) for name, value, reason in _recorder(installed, directory, word)
+    }
+    by_name["NCCL_DEBUG"] = ("WARN", "NCCL says what fails, and is quiet else")
+    if installed.cuda is not False:
         on = "the core of a GPU whose kernel hangs can be asked for"
-        found["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", on)
+        by_name["CUDA_ENABLE_USER_TRIGGERED_COREDUMP"] = ("1", on)
         pipe = f"{_LOCAL}/nodeready-{word}-cuda.%h.%p"
-        found["CUDA_COREDUMP_PIPE"] = (pipe, "whoever writes to it gets that core")
+        by_name["CUDA_COREDUMP_PIPE"] = (pipe, "whoever writes to it gets that core")
         small = "that core is without the memory of the GPU, which may be 80 GB and more"
-        found["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", small)
+        by_name["CUDA_COREDUMP_GENERATION_FLAGS"] = ("skip_global_memory", small)
     handler = "a rank that dies by a signal prints the stacks of Python"
-    found["PYTHONFAULTHANDLER"] = ("1", handler)
-    found["PYTHONUNBUFFERED"] = ("1", "what a rank printed last is in its log, not in its memory")
-    return found
+    by_name["PYTHONFAULTHANDLER"] = ("1", handler)
+    by_name["PYTHONUNBUFFERED"] = (
+        "1",
+        "what a rank printed last is in its log, not in its memory",
+    )
+    return by_name
 
 
 def debug_variables(
     installed: Mapping[str, Installed], directory: str = "", word: str = ""
 ) -> tuple[Variable, ...]:
-    """What makes a job on these nodes debuggable, each with its reason.
+    """The variables that make a job on these nodes debuggable, each with its reason.
 
-    installed: node -> what is installed there, at least one
-    directory: where the ranks write their records; "": where PyTorch writes them by itself
+    installed: of each node, at least one
+    directory: where the ranks write their records; "": PyTorch's default
     word:      of the names of pipes; "": a random one
 
-    Where nobody knows the version of PyTorch, both names of a variable are exported: the one that
-    a version does not know means nothing to it.
+    Where the version of PyTorch is unknown, both names of a variable are exported: a version
+    ignores the name that it does not know.
     """
     word = word or new_word()
-    suggested = {node: _debugging(one, directory, word) for node, one in installed.items()}
-    names = dict.fromkeys(name for one in suggested.values() for name in one)
-    unknown = grouped({node: one.why for node, one in installed.items() if one.why})
-    found = []
+    suggested = {node: _debugging(on_node, directory, word) for node, on_node in installed.items()}
+    names = dict.fromkeys(name for by_name in suggested.values() for name in by_name)
+    unknown = grouped({node: on_node.why for node, on_node in installed.items() if on_node.why})
+    suggestions = []
     for name in names:
-        given = {node: one[name] for node, one in suggested.items() if name in one}
-        value, reason = next(iter(given.values()))
-        lacking = [node for node in installed if node not in given]
+        by_node = {node: by_name[name] for node, by_name in suggested.items() if name in by_name}
+        value, reason = next(iter(by_node.values()))
+        lacking = [node for node in installed if node not in by_node]
         notes = (f"{fold(lacking)}: not needed there, and harmless",) if lacking else ()
         of_torch = name.startswith("TORCH_")
-        found.append(
+        suggestions.append(
             Variable(
                 name,
                 value,
                 reason,
                 True,
-                ((value, tuple(given)),),
+                ((value, tuple(by_node)),),
                 (),
-                (*notes, *(f"{fold(some)}: {why}" for why, some in unknown if of_torch)),
+                (*notes, *(f"{fold(nodes)}: {reason}" for reason, nodes in unknown if of_torch)),
             )
         )
-    return tuple(found)
+    return tuple(suggestions)
