@@ -38,7 +38,7 @@ from nodeready.cli.start import (
 )
 from nodeready.exit_codes import exit_code
 from nodeready.policy.policy import PolicyError
-from nodeready.ready import job_env
+from nodeready.ready import debug_variables, job_env
 from nodeready.reports import exports
 from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.plan import show_errors
@@ -49,7 +49,7 @@ from nodeready.transport.base import INTERRUPTED, Request, new_nonce
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
-    from nodeready.ready.run import Task, Wanted
+    from nodeready.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import Collective
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
@@ -69,11 +69,11 @@ def _selected(only: str | None, skip: str | None) -> Selection:
 
 
 def _fleet(
-    nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+    nodes: Nodes, screen: Screen, selection: Selection, wanted: WantedProofs, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
     from nodeready.inventory.load import given_addresses
-    from nodeready.ready.run import Task, prove
+    from nodeready.ready.run import ReadyTask, prove
 
     started, time_s = now(), budget_s - min(_RESERVE_S, budget_s / 4)
     subjects = tuple(name for name in looked_at(selection) if name in LOOKED_AT)
@@ -99,7 +99,7 @@ def _fleet(
             after.close()
             return _collective(task, names, screen)
 
-        task = Task(
+        task = ReadyTask(
             nodes.carrier, nodes.policies, subjects, wanted, budget_s, deadline, given, together
         )
         looks = prove(task, heard, ask)
@@ -113,7 +113,9 @@ def _fleet(
     return audit
 
 
-def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
+def _collective(
+    task: ReadyTask, names: tuple[str, ...], screen: Screen
+) -> Mapping[str, Collective]:
     """What a smoke test of these nodes shows of each, until the same deadline."""
     from nodeready.smoke import run
     from nodeready.smoke.collective_proof import collective_proofs
@@ -204,7 +206,7 @@ def ready(
             raise Refused("--limit: --local is about this machine alone")
         found = Ready(_here(given, selection, budget), budget, nodes_needed)
     else:
-        from nodeready.ready.run import Wanted
+        from nodeready.ready.run import WantedProofs
 
         over = nodes_of(inventory, options, given, job=job, tell=screen.note)
         with over.carrier:
@@ -214,7 +216,7 @@ def ready(
                     f"--nodes-needed {nodes_needed}: {counted(have, 'node')} "
                     f"{'is' if have == 1 else 'are'} selected"
                 )
-            wanted = Wanted.of(selection.checks, full=full_mesh)
+            wanted = WantedProofs.of(selection.checks, full=full_mesh)
             found = Ready(_fleet(over, screen, selection, wanted, budget), budget, nodes_needed)
             own_slots = over.slots
             remember_failed(over, found.no_go)
@@ -237,24 +239,25 @@ def ready(
 
 def _installed(
     nodes: Nodes, screen: Screen, looks: list[Look], python: str
-) -> dict[str, job_env.Installed]:
+) -> dict[str, debug_variables.InstalledTorch]:
     """Node -> what is installed there for jobs, of the nodes that were looked at."""
     nonce = new_nonce()
     names = [one.name for one in looks if one.reached]
     asked = {
-        name: Request(name, job_env.question(python, nonce), job_env.ASK_S + 5) for name in names
+        name: Request(name, debug_variables.question(python, nonce), debug_variables.ASK_S + 5)
+        for name in names
     }
     answers = ask_with_progress(nodes.carrier, screen)("versions", asked)
     return {
-        name: job_env.read_installed(answer.stdout, nonce)
+        name: debug_variables.read_installed(answer.stdout, nonce)
         if answer.ok
-        else job_env.Installed(why=answer.reason() or "no answer")
+        else debug_variables.InstalledTorch(why=answer.reason() or "no answer")
         for name, answer in answers.items()
     }
 
 
 def _environment(
-    looks: list[Look], nodes: Nodes, taken: str, more: tuple[job_env.Variable, ...]
+    looks: list[Look], nodes: Nodes, taken: str, more: tuple[job_env.JobVariable, ...]
 ) -> job_env.Environment:
     from nodeready.subjects.context import FleetContext
 
@@ -339,9 +342,11 @@ def env(
         if nodes.carrier.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        more: tuple[job_env.Variable, ...] = ()
+        more: tuple[job_env.JobVariable, ...] = ()
         if debug and any(one.reached for one in looks):
-            more = job_env.debug_variables(_installed(nodes, screen, looks, python), directory)
+            more = debug_variables.debug_variables(
+                _installed(nodes, screen, looks, python), directory
+            )
         found = _environment(looks, nodes, taken, more)
         screen.tell(show_errors(looks))
         remember_failed(nodes, [one.name for one in looks if one.error], lost=True)

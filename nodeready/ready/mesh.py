@@ -30,7 +30,7 @@ from nodeready.node.proofs.mesh import (
     Try,
 )
 from nodeready.ready import localize
-from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, Attempt
+from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
 from nodeready.subjects.proof.facts import Blocked, Mesh
 from nodeready.transport.base import Met
 
@@ -129,7 +129,7 @@ class Owners:
         return " and ".join(filter(None, (", ".join(names[:_NAMED]), *suffix)))
 
 
-class Resolved(Protocol):
+class ResolvedName(Protocol):
     """A target's name as a node resolves it: `Round`, and the smoke test's `Paired`."""
 
     @property
@@ -140,7 +140,7 @@ class Resolved(Protocol):
     def error(self) -> str: ...
 
 
-def name_cause(source: str, answer: Resolved, owners: Owners) -> str:
+def name_cause(source: str, answer: ResolvedName, owners: Owners) -> str:
     """Why the target's name does not lead to the target."""
     target = answer.target
     addresses = [text for text in map(address, answer.resolved) if text]
@@ -200,7 +200,7 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _PairResult:
     """One node's attempt to reach a target.
 
     name: why the target's name is wrong; "": it is right
@@ -234,7 +234,7 @@ class _Times:
 _CROWD = 1000
 
 
-def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
+def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
     """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
     return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
@@ -277,7 +277,7 @@ class Rounds:
         self.connections = 0
         self._rounds = 0
         self._came: dict[str, int] = {}
-        self._pairs: dict[_Edge, _Pair] = {}
+        self._pairs: dict[_Edge, _PairResult] = {}
         self._times: dict[str, _Times] = {}
         self._cut: set[_Cut] = set()
         self._fresh = False
@@ -321,7 +321,7 @@ class Rounds:
                 answer, target=host_name, resolved=answer.host_resolved, error=answer.host_error
             )
             host = name_cause(source, by_host, self._owners)
-        self._pairs[source, target] = _Pair(ports, failing, name, host)
+        self._pairs[source, target] = _PairResult(ports, failing, name, host)
         self._fresh = self._fresh or bool(failing or name)
 
     def _crowd(self, name: str) -> int:
@@ -370,7 +370,7 @@ class Rounds:
                 back[source] = target
         return back
 
-    def _all(self, finding: localize.Finding) -> tuple[int, ...]:
+    def _all(self, finding: localize.ReachFinding) -> tuple[int, ...]:
         """The ports that could be tried in this direction."""
         if finding.kind == TARGET:
             return self.ports[finding.node]
@@ -381,7 +381,7 @@ class Rounds:
         the passed edges of nodes with a failed one. Names come first, without a port."""
         bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
         if bad:
-            yield (), bad, _beside(bad, self._pairs.keys() - bad.keys())
+            yield (), bad, _adjacent(bad, self._pairs.keys() - bad.keys())
         failing: dict[int, dict[_Edge, str]] = {}
         for edge, pair in self._pairs.items():
             if pair.failing and self._crowd(edge[1]):
@@ -391,33 +391,33 @@ class Rounds:
         by_result: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
         for port, bad in sorted(failing.items()):
             passed = (edge for edge, pair in self._pairs.items() if port in pair.passed)
-            good = _beside(bad, passed)
+            good = _adjacent(bad, passed)
             key = (frozenset(bad.items()), frozenset(good))
             by_result.setdefault(key, ([], bad, good))[0].append(port)
         for ports, bad, good in by_result.values():
             yield tuple(ports), bad, good
 
-    def _findings(self) -> list[tuple[localize.Finding, tuple[int, ...]]]:
+    def _findings(self) -> list[tuple[localize.ReachFinding, tuple[int, ...]]]:
         """The findings, each with its ports."""
-        attempts: list[Attempt] = []
+        attempts: list[ReachAttempt] = []
         columns: dict[str, tuple[int, ...]] = {}
         for number, (ports, bad, good) in enumerate(self._columns()):
             # The order of the texts is the order of the columns.
             key = f"{number:02}"
             columns[key] = ports
-            attempts += [Attempt(*edge, key, False, cause) for edge, cause in bad.items()]
-            attempts += [Attempt(*edge, key, True) for edge in good]
+            attempts += [ReachAttempt(*edge, key, False, cause) for edge, cause in bad.items()]
+            attempts += [ReachAttempt(*edge, key, True) for edge in good]
         return [
-            (finding, tuple(sorted(port for key in finding.what for port in columns[key])))
+            (finding, tuple(sorted(port for key in finding.channels for port in columns[key])))
             for finding in localize.attribute(attempts)
         ]
 
-    def _host_names(self) -> list[localize.Finding]:
+    def _host_names(self) -> list[localize.ReachFinding]:
         """The findings about wrong host names."""
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
-        attempts = [Attempt(*edge, "", False, cause) for edge, cause in bad.items()]
-        good = _beside(bad, self._pairs.keys() - bad.keys())
-        return localize.attribute([*attempts, *(Attempt(*edge, "", True) for edge in good)])
+        attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
+        good = _adjacent(bad, self._pairs.keys() - bad.keys())
+        return localize.attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
 
     def meshes(self) -> dict[str, Mesh]:
         """The Mesh of each node that took part to the end."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
 from nodeready.policy import Policy
-from nodeready.ready import localize, mesh
-from nodeready.subjects import snapshot, wire
+from nodeready.ready import mesh
+from nodeready.ready.mesh_run import run_mesh
+from nodeready.ready.reach import reach
+from nodeready.subjects import snapshot
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.debug_tools.facts import PY_SPY
 from nodeready.subjects.proof import facts as proof
@@ -22,7 +21,6 @@ from nodeready.subjects.proof.facts import (
     SESSION,
     Collective,
     Config,
-    Mesh,
     Peers,
     Proved,
 )
@@ -43,7 +41,6 @@ from nodeready.transport.base import (
     node_of,
     request,
 )
-from nodeready.transport.channels import Channels
 from nodeready.transport.look import Look, look_at
 
 #: Peers that a node tries by ssh: a handshake costs both ends 100 ms of CPU.
@@ -53,7 +50,7 @@ _MARGIN_S = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedProofs:
     """The proofs to make.
 
     session:    of facts.SESSION
@@ -68,7 +65,7 @@ class Wanted:
     collective: bool = False
 
     @classmethod
-    def of(cls, checks: Iterable[str], *, full: bool = False) -> Wanted:
+    def of(cls, checks: Iterable[str], *, full: bool = False) -> WantedProofs:
         """The proofs that these checks need."""
         check_ids = {*checks}
         needed = {check.proof for check in SUBJECTS["proof"].checks if check.id in check_ids}
@@ -83,7 +80,7 @@ Meshes = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadyTask:
     """The request of ``ready``.
 
     policies: of the nodes, by name
@@ -97,7 +94,7 @@ class Task:
     carrier: Carrier
     policies: Mapping[str, Policy]
     subjects: tuple[str, ...]
-    wanted: Wanted
+    wanted: WantedProofs
     budget_s: int
     deadline: float
     given: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +115,7 @@ class Task:
 
 
 def prove(
-    task: Task,
+    task: ReadyTask,
     on_found: Callable[[str, str], object] = lambda name, part: None,
     password: Callable[[list[str]], bool] = lambda names: False,
 ) -> list[Look]:
@@ -155,7 +152,7 @@ def prove(
 
 
 def _round(
-    task: Task,
+    task: ReadyTask,
     names: Iterable[str],
     add: Callable[[Key, Any], None],
     results: dict[Key, Look | Proved | Failure],
@@ -171,7 +168,7 @@ def _round(
     results.update(collect(task.carrier, conversations, add, task.deadline))
 
 
-def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
+def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
     """The conversation of the proofs in the job's user's session on a node."""
     policy = task.policies[name]
     config = Config(
@@ -197,7 +194,7 @@ def read_answer(answer: Answer, config: Config) -> Proved:
     return proof.read(answer.stdout, config)
 
 
-def _looks(task: Task, results: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
+def _looks(task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]) -> list[Look]:
     """The snapshot of every node; where the budget cut one off, that is its error."""
     reason = f"no answer within the budget of {task.budget_s} s"
     looks = []
@@ -214,7 +211,7 @@ def _looks(task: Task, results: Mapping[Key, Look | Proved | Failure]) -> list[L
     return looks
 
 
-def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
+def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
     if not task.wanted.mesh:
         return {}
     by_ports: dict[tuple[int, int], list[str]] = {}
@@ -230,7 +227,7 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
 
 
 def _together(
-    task: Task, results: Mapping[Key, Look | Proved | Failure]
+    task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]
 ) -> Mapping[str, Collective]:
     """The collective of each node. It begins when all other proofs have ended, which would slow it
     down and use the same ports."""
@@ -240,7 +237,7 @@ def _together(
     return task.together(names) if len(names) > 1 else dict.fromkeys(names, Collective(1))
 
 
-def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
+def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
     """The node's answer about the peers that it was ordered to try, and no other."""
     run = peers.pdsh
     if run is not None:
@@ -251,7 +248,7 @@ def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
 
 
 def _with_proofs(
-    task: Task,
+    task: ReadyTask,
     results: Mapping[Key, Look | Proved | Failure],
     meshes: Meshes,
     together: Mapping[str, Collective],
@@ -265,12 +262,12 @@ def _with_proofs(
         if isinstance(observation, Proved)
     }
     tried = {
-        name: _asked(observation.peers, peers.get(name, ()))
+        name: _ordered_peers(observation.peers, peers.get(name, ()))
         for name, observation in observed.items()
         if isinstance(observation.peers, Peers)
     }
     away = {look.name for look in looks if not look.reached}
-    reach = localize.reach(tried, away)
+    reach_by_node = reach(tried, away)
     late = Unknown(INTERRUPTED if task.carrier.interrupted else proof.UNFINISHED)
     completed = []
     for look in looks:
@@ -280,7 +277,7 @@ def _with_proofs(
         proved = observed.get(look.name) or Proved(late, **dict.fromkeys(session, late))
         if "peers" in session:
             late_too = proved.peers if isinstance(proved.peers, Unknown) else None
-            proved = replace(proved, reach=reach.get(look.name, late_too))
+            proved = replace(proved, reach=reach_by_node.get(look.name, late_too))
         if task.wanted.mesh:
             proved = replace(proved, mesh=meshes.get(look.name, late))
         if task.wanted.collective:
@@ -288,139 +285,3 @@ def _with_proofs(
         subjects = {**look.snapshot.subjects, "proof": proved}
         completed.append(replace(look, snapshot=replace(look.snapshot, subjects=subjects)))
     return completed
-
-
-#: The program on the node.
-_MAIN = "nodeready.node.proofs.mesh"
-#: Seconds for the program to start on a node: a Python, and a disk that may be cold.
-_START_S = 20
-#: One round on a node: the name, and time-outs of ports in the middle of the range.
-_ROUND_S = 8.0
-#: Seconds beyond that for the last connection of a round and the answer.
-_MORE_S = CONNECT_S + TOKEN_S + 1
-#: Listeners outlive the last connection to them: a free port may get another program.
-_LONGER_S = 5
-
-
-def run_mesh(
-    carrier: Carrier,
-    nodes: Iterable[str],
-    ports: tuple[int, int],
-    deadline: float,
-    *,
-    full: bool = False,
-    given: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, Mesh | Unknown]:
-    """The mesh of each node on these ports, at the deadline at the latest.
-
-    nodes:    that are connected
-    ports:    first and last
-    deadline: on the monotonic clock
-    full:     every node tries every other one; else the ring and skips that double
-    given:    address -> the node to which the inventory gives it
-
-    Never raises for a node's fault; an interrupt also ends what runs on the nodes.
-    """
-    run = _Run(carrier, tuple(nodes), ports, deadline, given)
-    try:
-        run.listen()
-        run.rounds(full)
-        run.drop_dead()
-    finally:
-        run.channels.close()
-    return run.results()
-
-
-class _Run:
-    def __init__(
-        self,
-        carrier: Carrier,
-        nodes: tuple[str, ...],
-        ports: tuple[int, int],
-        deadline: float,
-        given: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.carrier, self.nodes, self.ports = carrier, nodes, ports
-        self.channels = Channels(carrier, deadline, "the mesh")
-        self.given = given
-        self.listening: dict[str, Listening] = {}
-        self.seen = mesh.Rounds(len(nodes), ports, {})
-        self.made = 0
-
-    @property
-    def left_s(self) -> float:
-        return self.channels.left_s
-
-    def listen(self) -> None:
-        """Start the program on every node; it listens before its first line."""
-        ports = mesh.chosen_ports(*self.ports)
-        limit_s = max(1, int(self.left_s)) + _LONGER_S
-        nonce = self.channels.nonce
-        config = Config(nonce, self.carrier.tag, limit_s=limit_s)
-
-        def start(name: str) -> None:
-            self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=ports))
-            first_line = self.channels.read(name, "listening", Listening, _START_S)
-            if first_line is not None:
-                self.listening[name] = first_line
-
-        self.channels.each(start, self.nodes)
-        present = {name: self.listening[name] for name in self.nodes if name in self.listening}
-        known_owners = mesh.known_owners(self.given, self.carrier.met())
-        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
-
-    def rounds(self, full: bool) -> None:
-        """All rounds of the pattern, as far as there is time."""
-        names = list(self.seen.ports)
-        offsets = (mesh.full if full else mesh.ring_and_skips)(len(names))
-        for pairs in mesh.rounds(names, offsets):
-            self._round(dict(pairs))
-        self._round(self.seen.ways_back())
-
-    def _round(self, target_of: dict[str, str]) -> None:
-        """One round, when there is still time for one."""
-        if self.left_s < _MORE_S or not target_of:
-            return
-        number, limit_s = self.made, min(_ROUND_S, self.left_s - _MORE_S)
-        self.made += 1
-        channels = self.channels
-
-        def try_target(source: str) -> None:
-            target = target_of[source]
-            ports = self.seen.to_ask(source, target)
-            message = {
-                "round": number,
-                "target": target,
-                "ports": ports,
-                "addresses": self.seen.addresses[target],
-                "token": self.listening[target].token,
-                "host": self.listening[target].host,
-                "limit_s": limit_s,
-            }
-            channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
-            answer = channels.read(source, "round", Round, limit_s + _MORE_S)
-            if answer is None:
-                return
-            if (answer.number, answer.target) != (number, target):
-                text = wire.shown(asdict(answer))
-                channels.lose(source, "the answer makes no sense (another round)", text)
-                return
-            self.seen.add(source, target, ports, answer)
-
-        sources = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
-        channels.each(try_target, sources)
-        for name in channels.lost:
-            self.seen.drop(name)
-        self.seen.cut()
-
-    def drop_dead(self) -> None:
-        """Drop the nodes that died in the last round: peers may have found closed ports there."""
-        self.channels.drop_dead()
-        for name in self.channels.lost:
-            self.seen.drop(name)
-
-    def results(self) -> dict[str, Mesh | Unknown]:
-        """The mesh of each node, or why there is none."""
-        results: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.channels.lost}
-        late = Unknown("did not finish in time")
-        return {name: results.get(name, late) for name in self.nodes}

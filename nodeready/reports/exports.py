@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import Any
 
 from nodeready import shell
-from nodeready.ready.job_env import Environment, Variable
+from nodeready.ready.job_env import Environment, JobVariable
 from nodeready.reports import stacks_table
 from nodeready.reports.json_report import dump
 from nodeready.reports.registry import PLAIN, Options, nodes, reasons
@@ -37,7 +37,7 @@ def _comment(text: str, indent: str = "# ") -> list[str]:
     )
 
 
-def _differing(found: Variable) -> list[str]:
+def _differing(found: JobVariable) -> list[str]:
     """Which nodes would have which value, and what to do about the difference."""
     width = max(len(value or _NONE) for value, _ in found.nodes_by_value)
     lines = []
@@ -52,7 +52,7 @@ def _differing(found: Variable) -> list[str]:
     return lines
 
 
-def _shown(found: Variable) -> Iterator[str]:
+def _shown(found: JobVariable) -> Iterator[str]:
     yield from _comment(
         found.reason if found.value is not None else f"{found.name} is not set: {found.reason}"
     )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from nodeready.smoke.document import LinkBandwidth
-from nodeready.smoke.knowledge import CONTROL, SWEEP, Outcome, Test
+from nodeready.smoke.knowledge import CONTROL, SWEEP, SmokeOutcome, Test
 
 INSIDE, BETWEEN = "inside", "between"
 _TITLES = {INSIDE: "inside the node", BETWEEN: "between nodes"}
@@ -23,7 +23,7 @@ class Floor(NamedTuple):
 
 
 Floors = Mapping[str, Floor]
-Results = Iterable["tuple[Test, Outcome]"]
+Results = Iterable["tuple[Test, SmokeOutcome]"]
 
 
 def _by_link(results: Results) -> dict[str, list[tuple[Test, float]]]:

@@ -41,7 +41,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SmokeOutcome:
     """The outcome of a test.
 
     ok:          every rank ended with the right results
@@ -151,7 +151,7 @@ class Knowledge:
 
     def __init__(self) -> None:
         self.positions: dict[str, int] = {}
-        self.finished: list[tuple[Test, Outcome]] = []
+        self.finished: list[tuple[Test, SmokeOutcome]] = []
         self.rounds = 0
         self.node_limit = 0
         self.suspects: list[SmokeSuspect] = []
@@ -162,7 +162,7 @@ class Knowledge:
         """These nodes in the inventory's order."""
         return tuple(sorted({*nodes}, key=self.positions.__getitem__))
 
-    def collectives(self) -> list[tuple[Test, Outcome]]:
+    def collectives(self) -> list[tuple[Test, SmokeOutcome]]:
         """The finished tests of several nodes, without the sweep."""
         return [
             (test, outcome)

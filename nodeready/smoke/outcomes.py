@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nodeready.node.proofs.mesh import OK, SKIPPED
 from nodeready.node.smoke.orders import PHASES, CollectiveOrder, Paired, Ran, RankResult
 from nodeready.ready import mesh
-from nodeready.smoke.knowledge import Outcome, Test
+from nodeready.smoke.knowledge import SmokeOutcome, Test
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.result import some
 from nodeready.text import sanitise
@@ -85,7 +85,7 @@ class _NamedRank:
 
 def collective_outcome(
     test: Test, answers: Mapping[str, Ran | str], orders: Mapping[str, CollectiveOrder]
-) -> Outcome:
+) -> SmokeOutcome:
     """The outcome of a test of ranks.
 
     answers: of each node; a text is the reason why it gave none
@@ -121,9 +121,9 @@ def collective_outcome(
             (certain if named.failed_alone else likely).setdefault(named.node, failure)
     failed = [named for named in ranks if not named.rank.ok]
 
-    def fails(cause: str, nodes: Iterable[str]) -> Outcome:
+    def fails(cause: str, nodes: Iterable[str]) -> SmokeOutcome:
         culprits = tuple(name for name in test.nodes if name in {*nodes} and name not in lost)
-        return Outcome(False, cause, lost=lost, culprits=culprits)
+        return SmokeOutcome(False, cause, lost=lost, culprits=culprits)
 
     if certain:
         return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
@@ -143,7 +143,7 @@ def collective_outcome(
         return fails(loss, ())
     rates = [named.rank.gbps for named in ranks if named.rank.gbps > 0]
     slowest_ms = max((named.rank.ms for named in ranks), default=0.0)
-    return Outcome(True, ms=slowest_ms, gbps=min(rates, default=0.0))
+    return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0))
 
 
 def port_holder(answer: Ran | Paired | str) -> str:
@@ -270,7 +270,7 @@ _DATA_CAUSES = {
 
 def pair_outcome(
     test: Test, answer: Paired | str, owners: mesh.Owners, ports: tuple[int, ...]
-) -> Outcome:
+) -> SmokeOutcome:
     """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
 
     owners: of all addresses
@@ -278,15 +278,15 @@ def pair_outcome(
     """
     source, target = test.nodes
     if isinstance(answer, str):
-        return Outcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
+        return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
     if (answer.number, answer.target) != (test.number, target):
-        return Outcome(False, f"{source} answers another test", culprits=(source,))
+        return SmokeOutcome(False, f"{source} answers another test", culprits=(source,))
     if not _are_possible(answer.ms, answer.gbps) or answer.outcome not in _DATA_CAUSES:
         cause = f"{source} answers with figures that cannot be"
-        return Outcome(False, cause, culprits=(source,))
+        return SmokeOutcome(False, cause, culprits=(source,))
     if owners.of(mesh.address(answer.address)) != target:
         cause = sanitise(mesh.name_cause(source, answer, owners), 2 * _MESSAGE_LENGTH)
-        return Outcome(False, f"on {source} {cause}")
+        return SmokeOutcome(False, f"on {source} {cause}")
     tries = [attempt for attempt in answer.tries if attempt.port in ports]
     are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
     failing: dict[str, list[int]] = {}
@@ -300,11 +300,11 @@ def pair_outcome(
             f"{'port' if len(numbers) == 1 else 'ports'} {folded(numbers)}: {cause}"
             for cause, numbers in failing.items()
         ]
-        return Outcome(False, f"no connection to {target} {some(causes)}")
+        return SmokeOutcome(False, f"no connection to {target} {some(causes)}")
     if not tries:
-        return Outcome(False, f"no connection to {target} was tried in time")
+        return SmokeOutcome(False, f"no connection to {target} was tried in time")
     cause = _DATA_CAUSES[answer.outcome]
-    return Outcome(
+    return SmokeOutcome(
         not cause,
         cause and f"{target}: {cause}",
         ms=answer.ms,

@@ -34,7 +34,7 @@ from nodeready.smoke.knowledge import (
     MERGE,
     SWEEP,
     Knowledge,
-    Outcome,
+    SmokeOutcome,
     Test,
 )
 from nodeready.smoke.outcomes import collective_outcome, pair_outcome, port_holder
@@ -276,7 +276,7 @@ class TestRounds:
 
     def _test(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]
-    ) -> Outcome | None:
+    ) -> SmokeOutcome | None:
         """Run one test. None: the budget cut it off, so that it has no outcome."""
         test, began = ordered.test, time.monotonic()
         try:
@@ -297,7 +297,7 @@ class TestRounds:
             if reason := port_holder(answers[head]):
                 self.nodes.out[head] = reason
                 self.channels.lose(head, reason)
-                return Outcome(False, f"{head}: {reason}", barred=(head,))
+                return SmokeOutcome(False, f"{head}: {reason}", barred=(head,))
             if test.purpose == SWEEP:
                 source, target = test.nodes
                 paired = cast("Paired | str", answers[source])
@@ -309,7 +309,7 @@ class TestRounds:
                 outcome = collective_outcome(test, ran, collectives)
         except Exception as problem:  # noqa: BLE001 - a mistake of ours makes no suspect
             self.channels.lose_all(test.nodes, mistake(problem))
-            return Outcome(False, mistake(problem), lost=test.nodes)
+            return SmokeOutcome(False, mistake(problem), lost=test.nodes)
         seconds = time.monotonic() - began
         if outcome.ok:
             test_round.count_pass()
@@ -321,7 +321,7 @@ class TestRounds:
 
     # --- One round.
 
-    def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, Outcome]:
+    def run(self, tests: Sequence[Test], kind: Kind | None = None) -> dict[int, SmokeOutcome]:
         """Run these tests side by side. Raises OutOfTime.
 
         kind: the engine and backend; None: that of the search
@@ -342,7 +342,7 @@ class TestRounds:
             raise OutOfTime
         is_sweep = tests[0].purpose == SWEEP
         test_round = _TestRound(len(ready), _MIN_PAIR_S if is_sweep else MIN_TEST_S)
-        results: dict[int, Outcome | None] = {}
+        results: dict[int, SmokeOutcome | None] = {}
 
         def run_test(ordered: _OrderedTest) -> None:
             results[ordered.test.number] = self._test(ordered, test_round, done)
@@ -365,7 +365,7 @@ class TestRounds:
         for test in tests:
             now_lost = self.channels.lost.keys() - self.nodes.out.keys()
             names = tuple(name for name in test.nodes if name in now_lost)
-            outcome = results.get(test.number, Outcome(False, f"{', '.join(names)} is lost"))
+            outcome = results.get(test.number, SmokeOutcome(False, f"{', '.join(names)} is lost"))
             if outcome is None:
                 raise OutOfTime
             # The culprits of a test with a lost node do not count.

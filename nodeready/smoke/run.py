@@ -15,8 +15,8 @@ from nodeready.smoke.knowledge import (
     SCALE,
     SWEEP,
     Knowledge,
-    Outcome,
     SearchResult,
+    SmokeOutcome,
     SmokeSuspect,
     Test,
 )
@@ -176,7 +176,7 @@ class _SmokeRun:
         ]
         return min(tests, key=len, default=())
 
-    def _contrast(self, test: Test, outcome: Outcome, kind: Kind) -> str:
+    def _contrast(self, test: Test, outcome: SmokeOutcome, kind: Kind) -> str:
         """What a test with another engine shows, in a sentence; "": nothing."""
         if outcome.lost:
             return ""

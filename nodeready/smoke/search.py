@@ -30,8 +30,8 @@ from nodeready.smoke.knowledge import (
     SCALE,
     SWEEP,
     Knowledge,
-    Outcome,
     SearchResult,
+    SmokeOutcome,
     Test,
     cite,
     with_cause,
@@ -53,7 +53,7 @@ from nodeready.smoke.trials import (
 )
 
 #: Yields a round of tests, is sent their outcomes by number, returns the result.
-Search = Generator["list[Test]", "Mapping[int, Outcome]", SearchResult]
+Search = Generator["list[Test]", "Mapping[int, SmokeOutcome]", SearchResult]
 
 #: What a hunt is after: a test that failed, a slow one, one that failed and then passed.
 _BROKEN, _SLOW, _FLAKY = "broken", "slow", "flaky"
@@ -139,7 +139,7 @@ class _Search:
 
     def _rounds(
         self, requests: list[TrialRequest]
-    ) -> Generator[list[Test], Mapping[int, Outcome], Trials]:
+    ) -> Generator[list[Test], Mapping[int, SmokeOutcome], Trials]:
         """Make these tests, in as few rounds as their nodes allow. A test that lost a node is
         repeated without it."""
         knowledge = self.knowledge

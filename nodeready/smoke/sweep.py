@@ -13,7 +13,7 @@ from nodeready.smoke.knowledge import (
     SCALE,
     SWEEP,
     Knowledge,
-    Outcome,
+    SmokeOutcome,
     join_names,
     with_cause,
 )
@@ -83,7 +83,7 @@ class Sweep:
         trials = {edge: of for edge, of in trials.items() if not {*edge} & excluded}
         unreached: dict[str, set[str]] = {}
         for finding in localize.attribute(
-            localize.Attempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
+            localize.ReachAttempt(edge[0], edge[1], "", not _is_firm(of), of[0].outcome.cause)
             for edge, of in trials.items()
         ):
             if finding.kind != localize.PAIR:
@@ -97,7 +97,7 @@ class Sweep:
         knowledge.remove(s for s in knowledge.suspects if {*s.nodes} <= excused)
 
     def _suspect_finding(
-        self, finding: localize.Finding, trials: Mapping[Edge, Sequence[Trial]]
+        self, finding: localize.ReachFinding, trials: Mapping[Edge, Sequence[Trial]]
     ) -> None:
         node, peers = finding.node, finding.peers
         edges = [edge for peer in peers for edge in ((peer, node), (node, peer))]
@@ -183,13 +183,13 @@ class Sweep:
 
     def _find_slow(self, trials: Sequence[Trial]) -> Steps[None]:
         """Suspect nodes, then pairs, with slow sweeps, where retrials confirm it."""
-        knowledge, outcomes = self.knowledge, defaultdict[str, list[Outcome]](list)
+        knowledge, outcomes = self.knowledge, defaultdict[str, list[SmokeOutcome]](list)
         good = [trial for trial in trials if not {*trial.test.nodes} & knowledge.excluded()]
         for trial in good:
             for name in trial.test.nodes:
                 outcomes[name].append(trial.outcome)
         medians = {
-            name: Outcome(
+            name: SmokeOutcome(
                 True,
                 ms=statistics.median(outcome.ms for outcome in of),
                 gbps=statistics.median(outcome.gbps for outcome in of),

@@ -14,7 +14,7 @@ from typing import TypeVar
 from nodeready.smoke.knowledge import (
     CONTROL,
     SWEEP,
-    Outcome,
+    SmokeOutcome,
     Test,
     cite,
     join_names,
@@ -56,7 +56,7 @@ class Trial:
     """A finished test."""
 
     test: Test
-    outcome: Outcome
+    outcome: SmokeOutcome
 
     def peers_of(self, node: str) -> str:
         """The node's peers in this test, in words, with the number and the cause."""
@@ -171,7 +171,7 @@ def quartile(values: Iterable[float], quarter: int) -> float:
     return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
-def looks_slow(outcome: Outcome, usual_gbps: float, usual_ms: float) -> bool:
+def looks_slow(outcome: SmokeOutcome, usual_gbps: float, usual_ms: float) -> bool:
     """Whether the test is so slow that it is investigated."""
     limit_ms = max(_INVESTIGATE_TIMES * usual_ms, usual_ms + NOISE_MS)
     is_late = usual_ms > 0 and outcome.ms > limit_ms

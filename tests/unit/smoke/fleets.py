@@ -13,8 +13,8 @@ from nodeready.smoke.knowledge import (
     SCALE,
     SWEEP,
     Knowledge,
-    Outcome,
     SearchResult,
+    SmokeOutcome,
     Test,
 )
 from nodeready.smoke.search import search
@@ -123,20 +123,20 @@ class Fleet:
     def off(self) -> float:
         return 1 + self.noise * (2 * self.chance.random() - 1)
 
-    def outcome(self, test: Test) -> Outcome:
+    def outcome(self, test: Test) -> SmokeOutcome:
         self.count.update(test.nodes)
         lost = tuple(n for n in test.nodes if n in self.lost and self.count[n] >= self.lost[n])
         if lost:
             self.gone.update(lost)
-            return Outcome(False, "lost", lost=lost)
+            return SmokeOutcome(False, "lost", lost=lost)
         cause = self.cause(test)
         if cause:
             said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
-            return Outcome(False, cause, culprits=said)
+            return SmokeOutcome(False, cause, culprits=said)
         sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == SWEEP else ()
         lossy = any(self.drops.get(node) == place for node, place in sweep)
         again = self.chance.choice((2, 3, 4, 5) if lossy else (0, 0, 0, 1))
-        return Outcome(True, "", *self.figures(test), retransmits=again)
+        return SmokeOutcome(True, "", *self.figures(test), retransmits=again)
 
     # --- A whole search.
 

@@ -23,7 +23,7 @@ from nodeready.smoke.bandwidth import Floor, below_floor, links
 from nodeready.smoke.document import LinkBandwidth
 from nodeready.smoke.engine_choice import choose, limit_s
 from nodeready.smoke.idle_gpus import idle_gpus
-from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, Outcome, Test
+from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
 from nodeready.smoke.outcomes import collective_outcome, pair_outcome
 from nodeready.smoke.regressions import regressions
 from nodeready.subjects.base import Unknown
@@ -79,13 +79,13 @@ def answers(**changed: Any) -> dict[str, Any]:
 
 
 def test_all_ranks_pass_and_the_slowest_counts():
-    assert collective_outcome(TEST, answers(), orders()) == Outcome(True, ms=8.0, gbps=83.0)
+    assert collective_outcome(TEST, answers(), orders()) == SmokeOutcome(True, ms=8.0, gbps=83.0)
 
 
 @pytest.mark.parametrize("case", rows("ran"))
 def test_what_fails_is_told_apart_from_what_waits(case):
     outcome = collective_outcome(TEST, answers(**case), orders())
-    expected = Outcome(False, case["cause"], culprits=tuple(case.get("culprits", ())))
+    expected = SmokeOutcome(False, case["cause"], culprits=tuple(case.get("culprits", ())))
     assert outcome == expected
 
 
@@ -114,7 +114,7 @@ def test_an_answer_that_cannot_be_costs_the_node_that_gave_it(case):
     ]
     answer = Ran(case.get("number", 7), "", tuple(ranks))
     outcome = collective_outcome(TEST, answers(gpu03=answer), orders())
-    assert outcome == Outcome(False, f"gpu03 {case['cause']}", culprits=("gpu03",))
+    assert outcome == SmokeOutcome(False, f"gpu03 {case['cause']}", culprits=("gpu03",))
 
 
 def test_a_node_without_an_answer_is_lost():
@@ -123,7 +123,7 @@ def test_a_node_without_an_answer_is_lost():
         TEST, answers(every=every, gpu03="the connection ended"), orders()
     )
     cause = "gpu03 is lost: the connection ended; then it hangs in all_reduce, waiting for gpu03"
-    assert outcome == Outcome(False, cause, lost=("gpu03",))
+    assert outcome == SmokeOutcome(False, cause, lost=("gpu03",))
     assert collective_outcome(TEST, answers(gpu03="bye"), orders()).cause == "gpu03 is lost: bye"
 
 
@@ -173,16 +173,16 @@ def test_the_outcome_of_a_pair(case):
             changed = {**changed, name: read(changed[name])}
     outcome = pair_outcome(PAIR, replace(PASSED, **changed), OWNERS, ALL_PORTS)
     passed = not case["cause"]
-    expected = Outcome(passed, case["cause"], culprits=tuple(case.get("culprits", ())))
+    expected = SmokeOutcome(passed, case["cause"], culprits=tuple(case.get("culprits", ())))
     assert replace(outcome, ms=0.0, gbps=0.0) == expected
 
 
 def test_a_pair_is_as_fast_as_its_source_says_and_a_source_without_an_answer_is_lost():
-    assert pair_outcome(PAIR, replace(PASSED, retransmits=4), OWNERS, ALL_PORTS) == Outcome(
+    assert pair_outcome(PAIR, replace(PASSED, retransmits=4), OWNERS, ALL_PORTS) == SmokeOutcome(
         True, ms=0.2, gbps=9.5, retransmits=4
     )
     lost = pair_outcome(PAIR, "no answer in 9 s", OWNERS, ALL_PORTS)
-    assert lost == Outcome(False, "gpu01 is lost: no answer in 9 s", lost=("gpu01",))
+    assert lost == SmokeOutcome(False, "gpu01 is lost: no answer in 9 s", lost=("gpu01",))
 
 
 def test_a_port_of_nobodys_order_is_no_failure():
@@ -388,14 +388,14 @@ def test_what_is_unknown_is_no_worse():
 # --- Links.
 
 OUTCOMES = [
-    (Test(1, ALONE, ("a",)), Outcome(True, gbps=1400.0)),
-    (Test(2, ALONE, ("b",)), Outcome(True, gbps=700.0)),
-    (Test(3, ALONE, ("c",)), Outcome(True)),
-    (Test(4, GROUP, ("a", "b")), Outcome(True, gbps=300.0)),
-    (Test(5, GROUP, ("a", "c")), Outcome(True, gbps=370.0)),
-    (Test(6, GROUP, ("b", "c")), Outcome(False, gbps=1.0)),
-    (Test(7, SWEEP, ("a", "b")), Outcome(True, gbps=2.0)),
-    (Test(8, CONTROL, ("a", "b")), Outcome(True, gbps=2.0)),
+    (Test(1, ALONE, ("a",)), SmokeOutcome(True, gbps=1400.0)),
+    (Test(2, ALONE, ("b",)), SmokeOutcome(True, gbps=700.0)),
+    (Test(3, ALONE, ("c",)), SmokeOutcome(True)),
+    (Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=300.0)),
+    (Test(5, GROUP, ("a", "c")), SmokeOutcome(True, gbps=370.0)),
+    (Test(6, GROUP, ("b", "c")), SmokeOutcome(False, gbps=1.0)),
+    (Test(7, SWEEP, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
+    (Test(8, CONTROL, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
 ]
 FLOORS = {name: Floor(between=370, inside=1000) for name in "abc"}
 
@@ -418,6 +418,6 @@ def test_a_node_that_reaches_the_floor_in_no_test_is_below():
     }
     assert below_floor(OUTCOMES, {}) == {}
     # A suspect's tests say nothing of the others.
-    slow = [(Test(4, GROUP, ("a", "b")), Outcome(True, gbps=3.0))]
+    slow = [(Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=3.0))]
     assert {*below_floor(slow, FLOORS)} == {"a", "b"}
     assert below_floor(slow, FLOORS, without=["a"]) == {}

@@ -18,8 +18,8 @@ from nodeready.smoke.knowledge import (
     PAIR,
     SCALE,
     SWEEP,
-    Outcome,
     SearchResult,
+    SmokeOutcome,
     Test,
 )
 from nodeready.smoke.plan import plan
@@ -266,7 +266,7 @@ def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
 )
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
     def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:
-        return [Trial(Test(1, SWEEP, nodes), Outcome(True, gbps=rate)) for rate in rates]
+        return [Trial(Test(1, SWEEP, nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]
 
     text = slow_reason(turns(("a", "b"), suspect), turns(("c", "b"), good), REPORT_SHARE)
     assert text.startswith("slow: ") is slow

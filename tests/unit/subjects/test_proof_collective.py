@@ -100,19 +100,22 @@ def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
-ONLY = ready.Wanted.of(["proof.collective"])
+ONLY = ready.WantedProofs.of(["proof.collective"])
 
 
 def task(
-    asked: list[tuple[str, ...]], wanted: ready.Wanted = ONLY, names: str = "abc", **more: Any
-) -> ready.Task:
+    asked: list[tuple[str, ...]],
+    wanted: ready.WantedProofs = ONLY,
+    names: str = "abc",
+    **more: Any,
+) -> ready.ReadyTask:
     def together(members: tuple[str, ...]) -> dict[str, Collective]:
         asked.append(members)
         return dict.fromkeys(members, GOOD)
 
     transport: Any = SimpleNamespace(interrupted=False, tag="t")
     policies = dict.fromkeys(names, Policy())
-    made = ready.Task(transport, policies, (), wanted, 60, 0.0, {}, together)
+    made = ready.ReadyTask(transport, policies, (), wanted, 60, 0.0, {}, together)
     return replace(made, **more)
 
 
@@ -121,7 +124,7 @@ def looks(names: str) -> dict[Key, Any]:
     return {**found, **{(name, "proofs"): Proved(USER) for name in names}}
 
 
-def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
+def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
     proved = ready._with_proofs(of, observed, {}, ready._together(of, observed))
     return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
 
@@ -130,7 +133,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
     asked: list[tuple[str, ...]] = []
     observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
-    assert proofs_of(task(asked, ready.Wanted()), observed) == {"a": None, "b": None}
+    assert proofs_of(task(asked, ready.WantedProofs()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
     # A node of which the test says nothing is unknown.
     silent = task([], together=lambda names: {"a": GOOD})
