@@ -43,7 +43,7 @@ class Deadline:
         self._stop = stop
 
     def check(self) -> float:
-        """The time."""
+        """The time. Raises TestOver."""
         now = time.monotonic()
         if now > self.end or self._stop.is_set():
             raise TestOver
