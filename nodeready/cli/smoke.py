@@ -24,7 +24,7 @@ from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -93,7 +93,10 @@ def _python(path: str) -> str:
 
 
 def _keep(
-    found: Smoke, screen: Screen, own_slots: dict[str, int], files: list[tuple[str | None, str]]
+    found: SmokeReport,
+    screen: Screen,
+    own_slots: dict[str, int],
+    files: list[tuple[str | None, str]],
 ) -> None:
     """Write the files that were asked for; say what is not written. files: path and form"""
     slots = {

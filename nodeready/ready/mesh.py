@@ -292,7 +292,7 @@ class Rounds:
             if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
         )
 
-    def add(self, source: str, target: str, asked: tuple[int, ...], answer: Round) -> None:
+    def add(self, source: str, target: str, ordered_ports: tuple[int, ...], answer: Round) -> None:
         """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []
@@ -302,7 +302,7 @@ class Rounds:
         self.connections += sum(attempt.outcome != SKIPPED for attempt in answer.tries)
         skipped = any(attempt.outcome == SKIPPED for attempt in answer.tries)
         for attempt in answer.tries:
-            if attempt.port not in asked:
+            if attempt.port not in ordered_ports:
                 continue
             if attempt.outcome == OK:
                 passed.append(attempt.port)

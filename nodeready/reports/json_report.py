@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nodeready.audit.document import Audit, NodeReport, Ready
     from nodeready.deploy.document import Deploy, Node
     from nodeready.ready.job_env import Environment, Groups
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
     from nodeready.triage.cores import Cores, Crash
     from nodeready.triage.cores import Group as CrashGroup
     from nodeready.triage.incident import Incident
@@ -484,7 +484,7 @@ def env(found: Environment, options: Options = PLAIN) -> Iterator[str]:
     yield '"variables": [\n' + ",\n".join(rows) + "\n]\n}\n"
 
 
-def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def smoke(found: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """``nodeready.smoke/1``: the verdict, then a suspect, a node or a class of links per line."""
     yield _head(
         "smoke/1",

@@ -21,7 +21,7 @@ from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
@@ -128,7 +128,7 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     yield "</testsuites>\n"
 
 
-def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def smoke(found: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: a suite per node with one case, and one suite for all of them together.
 
     A suspect is a failure in the case of each of its nodes; a node that was not tested is an
@@ -166,7 +166,7 @@ def smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
 def _tested(
     name: str,
     case: str,
-    found: Smoke,
+    found: SmokeReport,
     blamed: list[tuple[str, str]],
     *,
     why: str = "",

@@ -14,7 +14,7 @@ from nodeready.subjects.result import STATUSES
 from nodeready.text import counted, sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 
 # --- Prometheus text, for the node exporter's textfile collector.
@@ -125,7 +125,7 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         yield from _metric(f"nodeready_{name}", about, samples)
 
 
-def prometheus_smoke(found: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def prometheus_smoke(found: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
     finished = _seconds(found.finished)
     suspects: list[Sample] = [

@@ -24,7 +24,7 @@ from nodeready.reports.registry import (
     reasons,
 )
 from nodeready.shell import quote
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, Smoke
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
 from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.text import counted, sanitise
 
@@ -43,7 +43,7 @@ _TEXT = 500
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
-def _seconds(found: Smoke) -> int:
+def _seconds(found: SmokeReport) -> int:
     """How long it took."""
     first, last = (
         datetime.fromisoformat(moment.replace("Z", "+00:00"))
@@ -77,7 +77,7 @@ def _alike(
 
 
 class _Table:
-    def __init__(self, found: Smoke, options: Options) -> None:
+    def __init__(self, found: SmokeReport, options: Options) -> None:
         self.found, self.verbose = found, options.verbose
         self.width = min(options.width, _WIDEST)
         self.whole = bool(options.verbose) or not options.lines
@@ -258,7 +258,7 @@ class _Table:
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
 
 
-def show(found: Smoke, options: Options = PLAIN) -> Iterator[Line]:
+def show(found: SmokeReport, options: Options = PLAIN) -> Iterator[Line]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
     table = _Table(found, options)
     head = list(table.verdict())

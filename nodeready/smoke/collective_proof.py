@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, Smoke
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, SmokeReport
 from nodeready.smoke.engine_choice import MISSING_ENGINE
 from nodeready.smoke.idle_gpus import list_numbers
 from nodeready.smoke.knowledge import GPU, PAIR, SCALE
@@ -10,7 +10,7 @@ from nodeready.subjects.proof.facts import Collective as CollectiveProof
 from nodeready.subjects.result import some
 
 
-def collective_proofs(smoke: Smoke) -> dict[str, CollectiveProof]:
+def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
     """Node -> its proof for `nodeready ready`; a test that ended early proves nothing."""
     evidence: dict[str, list[str]] = {}
     for suspect in smoke.suspects:

@@ -62,7 +62,7 @@ class LinkBandwidth:
 
 
 @dataclass(frozen=True)
-class Smoke:
+class SmokeReport:
     """The result of one smoke test.
 
     started, finished: ISO 8601, UTC, with a Z
@@ -151,7 +151,7 @@ def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
     return cover
 
 
-def code(smoke: Smoke) -> int:
+def code(smoke: SmokeReport) -> int:
     """The exit code: 0 GO, 3 NO-GO, and the others as everywhere."""
     return exit_code(
         interrupted=not smoke.complete,

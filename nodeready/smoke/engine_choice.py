@@ -83,13 +83,13 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False
     out |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
     out |= _other_versions(usable)
     chosen = [name for name in usable if name not in out]
-    alone = kind
+    alone_kind = kind
     if kind == _TESTS and len(hellos) > 1:
         kind = _RING
         out |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
         chosen = [name for name in chosen if name not in out]
     elif kind[1] != "nccl" and has_gpus and all(_find(able[name], _TESTS) for name in chosen):
-        alone = _TESTS
+        alone_kind = _TESTS
     if not chosen:
         return EngineChoice(out=out)
     engine = _find(able[chosen[0]], kind)
@@ -103,7 +103,7 @@ def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False
         *kind,
         name=engine_name(engine),
         proves=engine.proves,
-        alone=alone,
+        alone=alone_kind,
         control=next(controls, None),
         out={name: out[name] for name in hellos if name in out},
         instead=instead,
@@ -142,8 +142,8 @@ def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
         title, pair = f"{_TITLES[engine.name]} ", (engine.version, version)
         if engine.version == version:
             title, pair = "", (engine.library, library)
-        own, usual = (sanitise(text, 60) or "of no version" for text in pair)
-        reasons[name] = f"{title}{own} here, {usual} on {counted(count, 'node')}"
+        own_version, usual = (sanitise(text, 60) or "of no version" for text in pair)
+        reasons[name] = f"{title}{own_version} here, {usual} on {counted(count, 'node')}"
     return reasons
 
 

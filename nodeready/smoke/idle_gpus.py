@@ -35,28 +35,28 @@ def idle_gpus(
 
     Where most nodes have no GPU and shall have none, all take part without.
     """
-    known: dict[str, Gpus] = {}
+    observed_gpus: dict[str, Gpus] = {}
     reasons: dict[str, str] = {}
     for name, look in snapshots.items():
         observed = look.snapshot.subjects.get("gpus") if look.snapshot else None
         if isinstance(observed, Gpus):
-            known[name] = observed
+            observed_gpus[name] = observed
         else:
             error = look.error or "nobody looked"
             reason = observed.reason if isinstance(observed, Unknown) else error
             reasons[name] = f"its GPUs are not known: {sanitise(reason, 200)}"
     nodes_with_gpus = sum(
         bool(health.expected(observed) or observed.gpus or counts.get(name))
-        for name, observed in known.items()
+        for name, observed in observed_gpus.items()
     )
-    if gpus in (0, ()) or (gpus is None and 2 * nodes_with_gpus < max(1, len(known))):
+    if gpus in (0, ()) or (gpus is None and 2 * nodes_with_gpus < max(1, len(observed_gpus))):
         return dict.fromkeys(snapshots, ()), {}
-    devices = {name: _devices(observed, busy) for name, observed in known.items()}
+    devices = {name: _devices(observed, busy) for name, observed in observed_gpus.items()}
     usual, nodes = Counter(map(len, devices.values())).most_common(1)[0] if devices else (0, 0)
     idle: dict[str, Numbers] = {}
-    for name, observed in known.items():
+    for name, observed in observed_gpus.items():
         expected, source = counts.get(name), "in the policy"
-        if expected is None and gpus is None and 2 * nodes > len(known):
+        if expected is None and gpus is None and 2 * nodes > len(observed_gpus):
             expected, source = usual, f"on {counted(nodes, 'node')}"
         reason = _missing_reason(observed, devices[name], expected, source)
         if not reason:

@@ -224,11 +224,11 @@ class Knowledge:
             for test, outcome in self.finished
             if not outcome.ok and test.purpose not in (ALONE, SWEEP)
         ]
-        above = [test for test in failed if self.is_above_limit(len(test.nodes))]
-        below = [test for test in failed if len(test.nodes) <= self.node_limit]
+        failed_above = [test for test in failed if self.is_above_limit(len(test.nodes))]
+        failed_below = [test for test in failed if len(test.nodes) <= self.node_limit]
         suspects = [suspect for suspect in self.suspects if suspect.kind != SCALE]
-        active = [s for s in suspects if any(s.explains(test) for test in below)]
-        if above and all(any(s.explains(test) for s in active) for test in above):
+        active = [s for s in suspects if any(s.explains(test) for test in failed_below)]
+        if failed_above and all(any(s.explains(test) for s in active) for test in failed_above):
             self.node_limit = 0
             self.suspects = suspects
 

@@ -174,12 +174,12 @@ def _implausible(
     failures = {}
     for name, answer in received.items():
         numbers = sorted(rank.rank for rank in answer.ranks)
-        own = [*range(orders[name].first, orders[name].first + orders[name].ranks)]
+        own_numbers = [*range(orders[name].first, orders[name].first + orders[name].ranks)]
         if answer.number != test.number:
             failures[name] = f"{name} answers another test"
-        elif {*numbers} - {*own} or len({*numbers}) < len(numbers):
+        elif {*numbers} - {*own_numbers} or len({*numbers}) < len(numbers):
             failures[name] = f"{name} answers for ranks that are not its own"
-        elif numbers != own and not (answer.error and not numbers):
+        elif numbers != own_numbers and not (answer.error and not numbers):
             failures[name] = f"{name} does not answer for all of its ranks"
         elif any(
             rank.phase not in PHASES or not _are_possible(rank.ms, rank.gbps)

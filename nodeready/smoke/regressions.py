@@ -81,9 +81,9 @@ def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
     remaining = {(gpu.pci_address, gpu.uuid): gpu for gpu in after.gpus}
     for gpu in before.gpus:
         tool = health.tool(after, gpu.vendor)
-        now = remaining.get((gpu.pci_address, gpu.uuid))
-        if now is not None:
-            yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, now))
+        after_gpu = remaining.get((gpu.pci_address, gpu.uuid))
+        if after_gpu is not None:
+            yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, after_gpu))
         elif tool.works:
             yield f"GPU {gpu.index}: {tool.name} does not show it any more"
     for vendor in dict.fromkeys(gpu.vendor for gpu in before.gpus):

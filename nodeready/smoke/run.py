@@ -42,7 +42,7 @@ def smoke(
     tell: Callable[[str], object],
     progress: Progress,
     password: Callable[[list[str]], bool] = lambda names: False,
-) -> document.Smoke:
+) -> document.SmokeReport:
     """Test all nodes together, and search what makes a test fail.
 
     tell:     gets the plan before the first test, and failures, a line each
@@ -111,7 +111,9 @@ class _SmokeRun:
     def _tell_plan(self) -> None:
         choice, names = self.nodes.choice, self.nodes.names
         ranks = sorted({self._rank_count(name) for name in names})
-        each = counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
+        ranks_text = (
+            counted(ranks[0], "rank") if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]} ranks"
+        )
         best = plan(len(names), full=self.task.full)
         # Alone, in groups, all together; then the pairs.
         usual_s = best.rounds * _USUAL_S.get(choice.kind, _USUAL_RING_S)
@@ -122,7 +124,7 @@ class _SmokeRun:
         pairs = [counted(best.sweeps, "round") + " of pairs"] * bool(best.sweeps)
         steps = ", ".join(["each alone", *together, *pairs])
         self.nodes.tell(
-            f"{counted(len(names), 'node')} with {each} each, {choice.name}: {steps}; "
+            f"{counted(len(names), 'node')} with {ranks_text} each, {choice.name}: {steps}; "
             f"{max(1, round(usual_s))} s when all is well, budget {self.task.budget_s} s"
         )
 
@@ -202,7 +204,7 @@ class _SmokeRun:
         if not was_ended:
             carrier.end()
 
-    def document(self, started: str) -> document.Smoke:
+    def document(self, started: str) -> document.SmokeReport:
         """The document of what is known."""
         nodes, task, choice = self.nodes, self.task, self.nodes.choice
         result = self.knowledge.result()
@@ -216,7 +218,7 @@ class _SmokeRun:
         ]
         blamed = {name for suspect in suspects for name in suspect.blamed}
         slow = below_floor(self.knowledge.finished, floors, blamed)
-        suspects += [SmokeSuspect(NODE, (name,), (), why) for name, why in slow.items()]
+        suspects += [SmokeSuspect(NODE, (name,), (), evidence) for name, evidence in slow.items()]
         blamed |= slow.keys()
         rows = []
         for name in task.policies:
@@ -238,7 +240,7 @@ class _SmokeRun:
                     slots=nodes.slots(name),
                 )
             )
-        return document.Smoke(
+        return document.SmokeReport(
             started=started,
             finished=now(),
             complete=not task.carrier.interrupted,

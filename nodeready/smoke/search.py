@@ -93,7 +93,7 @@ def _round_robin(nodes: Sequence[str], limit: int) -> Iterable[list[tuple[str, s
         turning = [turning[0], turning[-1], *turning[1:-1]]
 
 
-class _Search:
+class _FaultSearch:
     """One search.
 
     good:       nodes that passed together; other nodes are tested beside them
@@ -222,8 +222,8 @@ class _Search:
             trials = yield [request for _, requests in live for request in requests]
             previous, live = live, []
             for hunt, requests in previous:
-                own, trials = trials[: len(requests)], trials[len(requests) :]
-                self._advance(hunt, own, live)
+                own_trials, trials = trials[: len(requests)], trials[len(requests) :]
+                self._advance(hunt, own_trials, live)
 
     def _advance(
         self, hunt: Hunt, trials: Trials | None, live: list[tuple[Hunt, list[TrialRequest]]]
@@ -522,15 +522,15 @@ class _Search:
             start = len(pool) * quarter // 4
             turned = pool[::-1] if quarter == 4 else (*pool[start:], *pool[:start])
             choices = (turned[:size], turned[len(pool) - size + 1 :])
-            more, fewer = yield [TrialRequest(CONFIRM, nodes) for nodes in choices]
+            larger, fewer = yield [TrialRequest(CONFIRM, nodes) for nodes in choices]
             if self.lost.intersection(pool):
                 # A test was made without a lost node: with another number of nodes.
                 return True
-            if more is None or fewer is None or more.outcome.ok:
+            if larger is None or fewer is None or larger.outcome.ok:
                 return False
             # Fewer nodes that fail may have another fault: no evidence for or against the number.
             if fewer.outcome.ok:
-                failed.append(more)
+                failed.append(larger)
                 passed.append(fewer)
             if len(passed) == 2:
                 break
@@ -539,8 +539,8 @@ class _Search:
         self.knowledge.node_limit = size - 1
         evidence = f"any {size} nodes fail together, as these {cite_trials(failed)}"
         evidence += with_cause(failed[0].outcome.cause)
-        below = f"any {size - 1} pass {cite_trials(passed)}"
-        self.knowledge.suspect(SCALE, failed[0].test.nodes, evidence, below)
+        fewer_pass = f"any {size - 1} pass {cite_trials(passed)}"
+        self.knowledge.suspect(SCALE, failed[0].test.nodes, evidence, fewer_pass)
         return True
 
     def _good_peers(self, first: str, second: str) -> list[str]:
@@ -609,8 +609,8 @@ class _Search:
                 ends = trial.test.nodes
                 evidence = f"fail together {cite([trial.test])}{with_cause(trial.outcome.cause)}"
                 good = [t.test for t in passed if {*ends} & {*t.test.nodes}]
-                more = f"each passes with others {cite(good)}" if good else _NO_THIRD
-                self.knowledge.suspect(PAIR, ends, evidence, more)
+                detail = f"each passes with others {cite(good)}" if good else _NO_THIRD
+                self.knowledge.suspect(PAIR, ends, evidence, detail)
         return True
 
     def _is_split(self, first: str, second: str) -> Steps[bool]:
@@ -619,19 +619,26 @@ class _Search:
         groups: dict[int, list[str]] = defaultdict(list)
         for name in self.good:
             groups[self.group_of[name]].append(name)
-        here, there = self.group_of[first], self.group_of[second]
-        if here == there:
+        first_number, second_number = self.group_of[first], self.group_of[second]
+        if first_number == second_number:
             return False
-        ours = [name for name in groups[here] if name != first] or [first]
-        theirs = [name for name in groups[there] if name != second] or [second]
+        first_group = [name for name in groups[first_number] if name != first] or [first]
+        second_group = [name for name in groups[second_number] if name != second] or [second]
         trials = yield [
-            *(TrialRequest(CONFIRM, tuple(groups[g])) for g in (here, there) if groups[g][1:]),
-            TrialRequest(CONFIRM, (ours[-1], theirs[-1])),
+            *(
+                TrialRequest(CONFIRM, tuple(groups[g]))
+                for g in (first_number, second_number)
+                if groups[g][1:]
+            ),
+            TrialRequest(CONFIRM, (first_group[-1], second_group[-1])),
         ]
         if any(map(is_failed, trials[:-1])) or not is_failed(trials[-1]):
             return False
-        remaining = [group for group in groups if group not in (here, there)]
-        sides: dict[int, list[int]] = {here: [here], there: [there]}
+        remaining = [group for group in groups if group not in (first_number, second_number)]
+        sides: dict[int, list[int]] = {
+            first_number: [first_number],
+            second_number: [second_number],
+        }
         for side, members in sides.items():
             trials = yield [
                 TrialRequest(CONFIRM, (groups[side][n % len(groups[side])], *groups[group]))
@@ -641,8 +648,8 @@ class _Search:
             members += [group for group, trial in pairs if trial and trial.outcome.ok]
             remaining = [group for group in remaining if group not in members]
         nodes = {side: [n for group in of for n in groups[group]] for side, of in sides.items()}
-        small = min((there, here), key=lambda side: len(nodes[side]))
-        main = nodes[here if small == there else there]
+        small = min((second_number, first_number), key=lambda side: len(nodes[side]))
+        main = nodes[first_number if small == second_number else second_number]
         crossing = yield [
             TrialRequest(
                 CONFIRM, (groups[group][n % len(groups[group])], main[-1 - n % len(main)])
@@ -664,7 +671,7 @@ class _Search:
         return True
 
     def _suspect_set(
-        self, nodes: Collection[str], among: Sequence[Trial], others: Sequence[str]
+        self, nodes: Collection[str], among: Sequence[Trial], majority: Sequence[str]
     ) -> None:
         """Suspect nodes that pass among themselves and not with the others; where the others are
         fewer, suspect those."""
@@ -675,12 +682,12 @@ class _Search:
             verb = "fails" if len(nodes) == 1 else "fail"
             cause = with_cause(crossing[0].outcome.cause)
             evidence.append(f"{verb} with the others {cite_trials(crossing)}{cause}")
-        if len(others) == len(nodes):
+        if len(majority) == len(nodes):
             evidence.append("the others are as many: it may be they")
-        if 0 < len(others) < len(nodes):
+        if 0 < len(majority) < len(nodes):
             # The good nodes were the minority, which the first pairs could not show.
             evidence = [f"{len(nodes)} others {text}" for text in evidence]
-            self.good, nodes = [*knowledge.sorted(nodes)], others
+            self.good, nodes = [*knowledge.sorted(nodes)], majority
             self.group_of = dict.fromkeys(self.good, 0)
         knowledge.suspect(NODE, nodes, *evidence)
 
@@ -695,7 +702,9 @@ class _Search:
                 if suspect.kind == PAIR and {*suspect.nodes} <= nodes - aside:
                     aside.add(suspect.nodes[1])
             nodes -= aside
-            groups = [kept for group in groups if (kept := [n for n in group if n in nodes])]
+            groups = [
+                remaining for group in groups if (remaining := [n for n in group if n in nodes])
+            ]
             self.group_of = {name: n for n, group in enumerate(groups) for name in group}
             self.good = [*knowledge.sorted(self.group_of)]
             if len(groups) < 2 or knowledge.is_above_limit(len(self.good)):
@@ -759,16 +768,18 @@ class _Search:
             if not any(part & {*link.test.nodes} for link in links):
                 continue
             # In the opposite order: a node that fails only as the first was the last before.
-            whole: Trials = []
+            together: Trials = []
             if not knowledge.is_above_limit(len(part)):
-                whole = yield [TrialRequest(CONFIRM, knowledge.sorted(part)[::-1])]
-            among = [t for t in whole or links if t and t.outcome.ok and {*t.test.nodes} <= part]
+                together = yield [TrialRequest(CONFIRM, knowledge.sorted(part)[::-1])]
+            among = [
+                t for t in together or links if t and t.outcome.ok and {*t.test.nodes} <= part
+            ]
             if among:
                 knowledge.remove(
                     s for s in knowledge.suspects if s.kind == NODE and part & {*s.nodes}
                 )
-                others = [name for name in self._live() if name not in part]
-                self._suspect_set(part, among, others)
+                outsiders = [name for name in self._live() if name not in part]
+                self._suspect_set(part, among, outsiders)
 
     # --- A GPU of a node that fails with other nodes only: each GPU may have a port of its own.
 
@@ -786,12 +797,12 @@ class _Search:
             ((gpus, last),) = failed
             passed += [trial for trial in trials if trial and trial.outcome.ok]
         suspects = self.knowledge.suspects
-        whole = [s for s in suspects if (s.kind, s.nodes) == (NODE, (node,))]
-        if last is not None and whole:
-            self.knowledge.remove(whole)
+        suspects_before = [s for s in suspects if (s.kind, s.nodes) == (NODE, (node,))]
+        if last is not None and suspects_before:
+            self.knowledge.remove(suspects_before)
             evidence = f"GPU {gpus[0]} of {node} fails beside {last.peers_of(node)}"
             good = f"its others pass with good nodes {cite_trials(passed)}"
-            earlier = [f"all of them: {text}" for s in whole for text in s.evidence[:1]]
+            earlier = [f"all of them: {text}" for s in suspects_before for text in s.evidence[:1]]
             self.knowledge.suspect(GPU, [node], evidence, good, *earlier, gpus=gpus)
         return []
 
@@ -826,4 +837,4 @@ def search(
     full:      all pairs in the sweep, not only ring and skips
     knowledge: is filled as the search goes on, for a caller that stops before the end
     """
-    return _Search(nodes, gpus, full, knowledge if knowledge is not None else Knowledge()).run()
+    return _FaultSearch(nodes, gpus, full, knowledge if knowledge is not None else Knowledge()).run()

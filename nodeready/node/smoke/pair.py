@@ -99,11 +99,14 @@ class _Echo:
 
 
 def run_pair(
-    order: PairOrder, own: tuple[str, ...], listeners: SmokeListeners, stop: threading.Event
+    order: PairOrder,
+    own_addresses: tuple[str, ...],
+    listeners: SmokeListeners,
+    stop: threading.Event,
 ) -> Paired:
     """Test the path to the order's target.
 
-    own: this node's addresses
+    own_addresses: of this node
     """
     deadline = Deadline(order.limit_s, stop)
     peer = order.target
@@ -115,7 +118,7 @@ def run_pair(
     # What is known when the time is over is the answer.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = mesh.resolve(peer.name, deadline.join)
-        address = mesh.theirs(resolved, peer.addresses, own)
+        address = mesh.theirs(resolved, peer.addresses, own_addresses)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()

@@ -135,8 +135,8 @@ class RingRank:
     def close(self, failure: RingFailure | None) -> None:
         """End both connections; after a failure, tell which rank is waited for."""
         if failure is not None:
-            own = self.rank if failure.waits_for < 0 else failure.waits_for
-            awaited, source = failure.told_by or (own, self.rank)
+            awaited_by_default = self.rank if failure.waits_for < 0 else failure.waits_for
+            awaited, source = failure.told_by or (awaited_by_default, self.rank)
             message = _HEAD.pack(_ABORT, awaited, source, 0)
             for connection in self.connections:
                 # In the middle of a message it would be a part of that message.

@@ -256,9 +256,9 @@ class RankWork:
         four = (torch.arange(side) % 4).to(torch.float32)
         # a[i, k] = i + k, b[k, j] = j - k, all modulo 4; the sums of 0, 1, 2, 3 and of their
         # squares are 6 and 14. Small integers: exact in float32, and in TF32.
-        left = (four[:, None] + four[None, :]).to(self.device)
+        left_matrix = (four[:, None] + four[None, :]).to(self.device)
         right = (four[None, :] - four[:, None]).to(self.device)
-        got = (left @ right).cpu()
+        got = (left_matrix @ right).cpu()
         n, s, q = side, side / 4 * 6, side / 4 * 14
         i, j = four[:, None], four[None, :]
         self.differs(
@@ -641,10 +641,10 @@ class RankProcess:
         for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    piece = os.read(number, 65536)
-                    if not piece:
+                    chunk = os.read(number, 65536)
+                    if not chunk:
                         break
-                    text = getattr(self, name) + piece
+                    text = getattr(self, name) + chunk
                     setattr(self, name, text[-KEPT:] if name == "output" else text)
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:

@@ -21,8 +21,8 @@ from nodeready.smoke.document import (
     UNTESTED,
     WARNED,
     LinkBandwidth,
-    Smoke,
     SmokeNode,
+    SmokeReport,
     code,
 )
 from nodeready.smoke.knowledge import SmokeSuspect
@@ -46,7 +46,7 @@ def names(count: int) -> list[str]:
     return [f"node{number:02d}" for number in range(1, count + 1)]
 
 
-def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> Smoke:
+def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> SmokeReport:
     """A test of so many nodes of two ranks, in which all but the suspects passed."""
     blamed = {name for one in suspects for name in one.blamed}
     given: dict[str, object] = {
@@ -67,10 +67,10 @@ def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> Smoke:
         "suspects": suspects,
         "links": (BETWEEN, INSIDE),
     }
-    return Smoke(**{**given, **more})  # type: ignore[arg-type]
+    return SmokeReport(**{**given, **more})  # type: ignore[arg-type]
 
 
-def other(smoke: Smoke, changed: dict[str, SmokeNode]) -> Smoke:
+def other(smoke: SmokeReport, changed: dict[str, SmokeNode]) -> SmokeReport:
     """The same with other nodes."""
     return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
 
@@ -109,7 +109,7 @@ SWITCH = suspect(
 )  # fmt: skip
 
 
-def mixed() -> Smoke:
+def mixed() -> SmokeReport:
     """Several suspects, a warning, and nodes that were not tested for two reasons."""
     engine, every = "torch 2.13.0+cu130 over nccl", tuple(range(8))
     pair = suspect(
@@ -135,7 +135,7 @@ def mixed() -> Smoke:
     )  # fmt: skip
 
 
-def gpus() -> Smoke:
+def gpus() -> SmokeReport:
     """64 nodes of eight GPUs each, with a floor for the bandwidth."""
     engine = "torch 2.13.0+cu130 over nccl (NCCL 2.28.3)"
     fast = LinkBandwidth("between", 9, 381.4, 312.25, ("node033",), 350.0)
@@ -151,7 +151,7 @@ def gpus() -> Smoke:
 
 def recorded(
     links: tuple[LinkBandwidth, ...], *suspects: SmokeSuspect, **figures: object
-) -> Smoke:
+) -> SmokeReport:
     """Twelve nodes of the lab, as a run on them was: docs/smoke.md shows it."""
     blamed = {name for suspect in suspects for name in suspect.blamed}
     engine = "torch 1.13.0a0 over gloo"
@@ -186,7 +186,7 @@ LAB_NO_GO = recorded(
 )  # fmt: skip
 
 
-def nothing() -> Smoke:
+def nothing() -> SmokeReport:
     why = "no PyTorch in /usr/bin/python3, and no nccl-tests"
     nodes = tuple(SmokeNode(name, UNTESTED, why) for name in names(3))
     return made(
@@ -194,7 +194,7 @@ def nothing() -> Smoke:
     )
 
 
-def partial() -> Smoke:
+def partial() -> SmokeReport:
     found = made(12, NODE, complete=False, stopped="interrupted in round 6", tests=9, rounds=5)
     unknown = {
         name: SmokeNode(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
@@ -202,7 +202,7 @@ def partial() -> Smoke:
     return other(found, unknown)
 
 
-def hostile() -> Smoke:
+def hostile() -> SmokeReport:
     evil = SmokeSuspect("node", ("node01",), (), (HOSTILE, HOSTILE))
     found = made(3, evil, engine=HOSTILE, proves=HOSTILE, stopped=HOSTILE)
     return other(
@@ -253,7 +253,7 @@ def test_every_end_has_its_verdict_and_exit_code():
     assert (code(made(0)), made(0).good) == (2, False)
 
 
-def pairs(*found: str) -> Smoke:
+def pairs(*found: str) -> SmokeReport:
     """A test of ten nodes, a to j, in which these pairs fail: ``ab``."""
     suspects = tuple(SmokeSuspect("pair", tuple(pair), (), ("",)) for pair in found)
     nodes = tuple(SmokeNode(name, PASSED) for name in "abcdefghij")
@@ -300,7 +300,7 @@ def test_what_needs_no_further_node_excluded():
     assert (number.exclude, number.verdict, code(number)) == ((), "NO-GO", 3)
 
 
-def lines(smoke: Smoke, **options: int) -> list[str]:
+def lines(smoke: SmokeReport, **options: int) -> list[str]:
     return [line.plain for line in show(smoke, Options(**options))]
 
 

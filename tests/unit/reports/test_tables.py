@@ -26,8 +26,8 @@ from nodeready.smoke.document import (
     UNREACHABLE,
     UNTESTED,
     WARNED,
-    Smoke,
     SmokeNode,
+    SmokeReport,
 )
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.result import fail, fixable, unknown, warn
@@ -275,7 +275,7 @@ def smoked(count):
             )
             suspects.append(SmokeSuspect("node", (gpu(n),), (), reasons))
         nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
-    return Smoke(
+    return SmokeReport(
         started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,
         engine="torch 2.1", proves="all_reduce", control="ring", budget_s=300, tests=19, alone=12,
         rounds=11, nodes=tuple(nodes), suspects=tuple(suspects), links=(),

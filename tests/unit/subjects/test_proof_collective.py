@@ -13,7 +13,7 @@ from nodeready.policy import Policy
 from nodeready.ready import run as ready
 from nodeready.smoke import document, participants, run
 from nodeready.smoke.collective_proof import collective_proofs
-from nodeready.smoke.document import Smoke, SmokeNode
+from nodeready.smoke.document import SmokeNode, SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
@@ -42,13 +42,13 @@ def test_what_is_judged_of_a_node(case):
     assert (result.fix == LEFT_OUT) == (result.status == "fail")
 
 
-def smoke(*nodes: SmokeNode, suspects: tuple[SmokeSuspect, ...] = (), **more: Any) -> Smoke:
+def smoke(*nodes: SmokeNode, suspects: tuple[SmokeSuspect, ...] = (), **more: Any) -> SmokeReport:
     values: dict[str, Any] = {
         "started": "", "finished": "", "complete": True, "engine": "torch 2.13.0 over nccl",
         "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "alone": 4, "rounds": 3,
         "nodes": nodes, "suspects": suspects, "links": (),
     }  # fmt: skip
-    return Smoke(**{**values, **more})
+    return SmokeReport(**{**values, **more})
 
 
 def test_the_test_as_a_proof_of_each_node():
@@ -152,7 +152,7 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
 def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypatch):
     asked: list[Any] = []
 
-    def test(wanted: Any, tell: Any, progress: Any) -> Smoke:
+    def test(wanted: Any, tell: Any, progress: Any) -> SmokeReport:
         asked.extend([wanted, tell, progress])
         return smoke(*(SmokeNode(name, document.PASSED) for name in wanted.policies))
 
