@@ -837,4 +837,5 @@ def search(
     full:      all pairs in the sweep, not only ring and skips
     knowledge: is filled as the search goes on, for a caller that stops before the end
     """
-    return _FaultSearch(nodes, gpus, full, knowledge if knowledge is not None else Knowledge()).run()
+    knowledge = knowledge if knowledge is not None else Knowledge()
+    return _FaultSearch(nodes, gpus, full, knowledge).run()
