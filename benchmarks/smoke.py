@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks import machine, table
 from benchmarks.contenders import ROOT
-from nodeready.smoke.search import CONFIRM, HALF, SWEEP, Test
+from nodeready.smoke.knowledge import CONFIRM, HALF, SWEEP, Test
 from tests.unit.smoke.fleets import Fleet, names
 
 HEADER = ("", "search", "tests", "most", "rounds", "found", "accused wrongly", "CPU")

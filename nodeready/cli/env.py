@@ -14,7 +14,7 @@ from nodeready.cli.screen import Screen, refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.cli.values import read_ports
 from nodeready.exit_codes import exit_code
-from nodeready.ready import job_env
+from nodeready.ready import debug_variables, job_env
 from nodeready.reports import env_script
 from nodeready.reports.deploy_table import show_errors
 from nodeready.reports.registry import names
@@ -28,24 +28,25 @@ if TYPE_CHECKING:
 
 def _installed(
     nodes: Targets, screen: Screen, looks: list[Look], python: str
-) -> dict[str, job_env.Installed]:
+) -> dict[str, debug_variables.InstalledTorch]:
     """Node -> what is installed there for jobs, of the nodes that were looked at."""
     nonce = new_nonce()
     names = [look.name for look in looks if look.reached]
     requests = {
-        name: Request(name, job_env.question(python, nonce), job_env.ASK_S + 5) for name in names
+        name: Request(name, debug_variables.question(python, nonce), debug_variables.ASK_S + 5)
+        for name in names
     }
     answers = ask_with_progress(nodes.transport, screen)("versions", requests)
     return {
-        name: job_env.read_installed(answer.stdout, nonce)
+        name: debug_variables.read_installed(answer.stdout, nonce)
         if answer.ok
-        else job_env.Installed(why=answer.reason() or "no answer")
+        else debug_variables.InstalledTorch(why=answer.reason() or "no answer")
         for name, answer in answers.items()
     }
 
 
 def _environment(
-    looks: list[Look], nodes: Targets, taken: str, debug_variables: tuple[job_env.Variable, ...]
+    looks: list[Look], nodes: Targets, taken: str, debugging: tuple[job_env.JobVariable, ...]
 ) -> job_env.Environment:
     from nodeready.subjects.context import FleetContext
 
@@ -62,7 +63,7 @@ def _environment(
         job_env.nodes_by_error({look.name: look.error for look in looks if look.error}),
         (
             *job_env.variables(snapshots, {name: declared[name] for name in snapshots}),
-            *debug_variables,
+            *debugging,
         )
         if snapshots
         else (),
@@ -135,12 +136,12 @@ def env(
         if nodes.transport.interrupted:
             screen.say("interrupted: nothing is exported")
             return exit_code(interrupted=True)
-        debug_variables: tuple[job_env.Variable, ...] = ()
+        debugging: tuple[job_env.JobVariable, ...] = ()
         if debug and any(look.reached for look in looks):
-            debug_variables = job_env.debug_variables(
+            debugging = debug_variables.debug_variables(
                 _installed(nodes, screen, looks, python), directory
             )
-        environment = _environment(looks, nodes, taken, debug_variables)
+        environment = _environment(looks, nodes, taken, debugging)
         screen.tell(show_errors(looks))
         nodes.remember_failed([look.name for look in looks if look.error], lost=True)
     if environment.nodes:

@@ -28,7 +28,7 @@ from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
-    from nodeready.ready.run import Task, Wanted
+    from nodeready.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import Collective
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
@@ -48,11 +48,11 @@ def _selected(only: str | None, skip: str | None) -> Selection:
 
 
 def _prove_fleet(
-    nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: Wanted, budget_s: int
+    nodes: Targets, screen: Screen, subjects: tuple[str, ...], request: WantedProofs, budget_s: int
 ) -> list[Look]:
     """Probe and prove until the budget is spent."""
     from nodeready.inventory.endpoints import given_addresses
-    from nodeready.ready.run import Task, prove
+    from nodeready.ready.run import ReadyTask, prove
 
     deadline = time.monotonic() + budget_s - min(_RESERVE_S, budget_s / 4)
     addresses = given_addresses(nodes.all) if nodes.inventory is not None else {}
@@ -76,7 +76,7 @@ def _prove_fleet(
             after.close()
             return _collective(task, names, screen)
 
-        task = Task(
+        task = ReadyTask(
             nodes.transport,
             nodes.policies,
             subjects,
@@ -100,7 +100,7 @@ def _fleet_audit(
     full_mesh: bool,
 ) -> tuple[Audit, dict[str, int]]:
     """The audit with the proofs of all nodes, and their slots. Raises Refused."""
-    from nodeready.ready.run import Wanted
+    from nodeready.ready.run import WantedProofs
 
     started = now()
     subjects = tuple(name for name in probed_subjects(selection) if name in LOOKED_AT)
@@ -111,7 +111,7 @@ def _fleet_audit(
                 f"--nodes-needed {nodes_needed}: {counted(count, 'node')} "
                 f"{'is' if count == 1 else 'are'} selected"
             )
-        request = Wanted.of(selection.checks, full=full_mesh)
+        request = WantedProofs.of(selection.checks, full=full_mesh)
         looks = _prove_fleet(targets, screen, subjects, request, budget_s)
         audit = audit_document(targets, screen, selection, looks, started=started, workers=workers)
     if targets.transport.interrupted:
@@ -123,13 +123,17 @@ def _fleet_audit(
     return audit, {look.name: slots(look.snapshot) for look in looks} | targets.slots
 
 
-def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
+def _collective(
+    task: ReadyTask, names: tuple[str, ...], screen: Screen
+) -> Mapping[str, Collective]:
     """What a smoke test of these nodes shows of each, until the same deadline."""
-    from nodeready.smoke import judge, run
+    from nodeready.smoke import run
+    from nodeready.smoke.collective_proof import collective_proofs
+    from nodeready.smoke.participants import SmokeTask
 
     policies = {name: task.policies[name] for name in names}
-    smoke_task = run.Task(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
-    return judge.proved(run.smoke(smoke_task, screen.note, screen.progress))
+    smoke_task = SmokeTask(task.carrier, policies, task.deadline, task.budget_s, given=task.given)
+    return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 
 def _local_audit(settings: dict[str, Any], selection: Selection, budget_s: int) -> Audit:

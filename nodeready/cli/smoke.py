@@ -19,7 +19,7 @@ from nodeready.reports.registry import names
 from nodeready.smoke.document import code
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -88,7 +88,10 @@ def _python(path: str) -> str:
 
 
 def _keep(
-    document: Smoke, screen: Screen, own_slots: dict[str, int], files: list[tuple[str | None, str]]
+    document: SmokeReport,
+    screen: Screen,
+    own_slots: dict[str, int],
+    files: list[tuple[str | None, str]],
 ) -> None:
     """Write the files that were asked for; say what is not written. files: path and form"""
     slots = {
@@ -223,9 +226,10 @@ def smoke(
     # pyinfra, which they import, takes longer to load than anybody waits for --help.
     from nodeready.inventory.endpoints import given_addresses
     from nodeready.smoke import run
+    from nodeready.smoke.participants import SmokeTask
 
     with nodes.transport:
-        task = run.Task(
+        task = SmokeTask(
             carrier=nodes.transport,
             policies=nodes.policies,
             deadline=time.monotonic() + budget - min(_RESERVE_S, budget / 4),

@@ -1,4 +1,4 @@
-"""READY: prove between nodes that a job can start, and say who is to blame where it cannot.
+"""The proofs of `nodeready ready`, on each node and between nodes, and the environment of a job.
 
-Proofs touch only processes, files and listeners of their own. The judgement is the checks'.
+Proofs touch only processes, files and listeners that they made. The checks judge them.
 """

@@ -1,7 +1,7 @@
-"""The rounds between the nodes: who tries whom, which ports fail, and who is to blame. Pure.
+"""The rounds between the nodes: their pattern, their results, and the causes of failures. Pure.
 
-A node's answers are data: ports that nobody asked for, addresses that are none and times that no
-clock shows are dropped.
+A node's answers are data: ports that were not ordered, invalid addresses and impossible times are
+dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nodeready.node.proofs.mesh import (
     Try,
 )
 from nodeready.ready import localize
-from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, Attempt
+from nodeready.ready.localize import BOTH, PAIR, SOURCE, TARGET, ReachAttempt
 from nodeready.subjects.proof.facts import Blocked, Mesh
 from nodeready.transport.base import Met
 
@@ -38,7 +38,7 @@ from nodeready.transport.base import Met
 
 _DROPPED = "timed out: dropped"
 _CAUSES = {
-    # Our listener is there: it was not the kernel behind it that refused.
+    # Our listener is there: its kernel did not refuse the connection.
     REFUSED: "refused: rejected on the way",
     TIMEOUT: _DROPPED,
     FOREIGN: "another program answers",
@@ -47,88 +47,90 @@ _CAUSES = {
 
 
 def address(text: str) -> str:
-    """An address as we write it; "" for what is none."""
+    """An address in its usual form; "" for an invalid one."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
         return ""
 
 
-def port_cause(one: Try, skipped: bool) -> str:
-    """Why this connection was none.
+def port_cause(attempt: Try, skipped: bool) -> str:
+    """Why this connection failed.
 
-    skipped: others were not tried because the first ones timed out; those stand for all
+    skipped: the remaining ports were not tried, because the first ones timed out
     """
-    if skipped and one.outcome in (TIMEOUT, SKIPPED):
+    if skipped and attempt.outcome in (TIMEOUT, SKIPPED):
         return f"{_DROPPED}; the first {IN_A_ROW} ports stand for all"
-    if one.outcome == UNREACHABLE:
-        return f"unreachable: {one.said}"
-    return _CAUSES.get(one.outcome) or one.said or "failed"
+    if attempt.outcome == UNREACHABLE:
+        return f"unreachable: {attempt.said}"
+    return _CAUSES.get(attempt.outcome) or attempt.said or "failed"
 
 
-def known_owners(given: Mapping[str, str], met: Mapping[str, Met]) -> dict[str, str]:
-    """Address -> the node that has it, by the inventory, or where this run's connection found the
-    node; "": two of its names are one machine's.
+def known_owners(inventory_addresses: Mapping[str, str], met: Mapping[str, Met]) -> dict[str, str]:
+    """Address -> its node, by the inventory and by this run's connections; "": it has two nodes,
+    which are one machine.
 
-    given: address -> the node to which the inventory gives it
-    met:   what the connections saw
+    inventory_addresses: address -> the node to which the inventory gives it
+    met:                 the peers of the connections
     """
-    found = {address(one): name for one, name in given.items()}
-    seen: dict[str, str] = {}
-    for name, one in met.items():
-        where = address(one.address)
-        seen[where] = name if where not in seen else ""
-    found.update(seen)
-    found.pop("", None)
-    return found
+    owners = {address(address_text): name for address_text, name in inventory_addresses.items()}
+    by_address: dict[str, str] = {}
+    for name, connection in met.items():
+        address_text = address(connection.address)
+        by_address[address_text] = name if address_text not in by_address else ""
+    owners.update(by_address)
+    owners.pop("", None)
+    return owners
 
 
 def claimed_addresses(claimed: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """Node -> the addresses that it says are its own, as we write them, each once."""
+    """Node -> the addresses that it claims, in their usual form, each once."""
     return {
-        name: tuple(dict.fromkeys(filter(None, map(address, own))))
-        for name, own in claimed.items()
+        name: tuple(dict.fromkeys(filter(None, map(address, addresses))))
+        for name, addresses in claimed.items()
     }
 
 
-#: Of the nodes that claim one address, so many are named.
+#: The maximum of named nodes that claim one address.
 _NAMED = 3
 
 
 class Owners:
-    """Whose each address is.
+    """The owner of each address.
 
-    claimed: node -> the addresses that it says are its own
-    known:   address -> the node at which this run's connection, or the inventory, has it. What
-             another node says of such an address does not count.
+    claimed:      node -> the addresses that it claims
+    known_owners: address -> its node by this run's connections and the inventory. No other node
+                  can claim it.
 
-    Of what several nodes claim and nobody else knows (a container bridge's), nobody is the owner.
+    An unknown address that several nodes claim (a container bridge's) has no owner.
     """
 
-    def __init__(self, claimed: Mapping[str, Sequence[str]], known: Mapping[str, str]) -> None:
-        self._known = known
+    def __init__(
+        self, claimed: Mapping[str, Sequence[str]], known_owners: Mapping[str, str]
+    ) -> None:
+        self._known = known_owners
         self._claimers: dict[str, list[str]] = {}
-        for name, own in claimed.items():
-            for one in own:
-                self._claimers.setdefault(one, []).append(name)
+        for name, addresses in claimed.items():
+            for address in addresses:
+                self._claimers.setdefault(address, []).append(name)
 
     def of(self, address: str) -> str:
-        """The node that has the address; "": none, or several say that they do."""
+        """The node that has the address; "": no node, or several claim it."""
         claimers = self._claimers.get(address, [])
-        known = self._known.get(address)
-        if known is not None:
-            return known if known in claimers else ""
+        owner = self._known.get(address)
+        if owner is not None:
+            return owner if owner in claimers else ""
         return claimers[0] if len(claimers) == 1 else ""
 
     def claimers(self, address: str) -> str:
-        """The nodes that say that they have it, in words."""
+        """The nodes that claim it, in words."""
         names = self._claimers.get(address, [])
-        more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-        return " and ".join(filter(None, (", ".join(names[:_NAMED]), *more)))
+        suffix = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        return " and ".join(filter(None, (", ".join(names[:_NAMED]), *suffix)))
 
 
-class Resolved(Protocol):
-    """What a node says of the way to a target: `Round`, and the smoke test's `Paired`."""
+class ResolvedName(Protocol):
+    """A target's name as a node resolves it: `Round`, and the smoke test's `Paired`."""
 
     @property
     def target(self) -> str: ...
@@ -138,46 +140,46 @@ class Resolved(Protocol):
     def error(self) -> str: ...
 
 
-def name_cause(source: str, seen: Resolved, owners: Owners) -> str:
-    """Why the target's name led to no address of its own."""
-    target = seen.target
-    addresses = [one for one in map(address, seen.resolved) if one]
+def name_cause(source: str, answer: ResolvedName, owners: Owners) -> str:
+    """Why the target's name does not lead to the target."""
+    target = answer.target
+    addresses = [text for text in map(address, answer.resolved) if text]
     if not addresses:
-        return f"{target} does not resolve ({seen.error or 'no address'})"
+        return f"{target} does not resolve ({answer.error or 'no address'})"
     first = addresses[0]
-    whose, claimers = owners.of(first), owners.claimers(first)
+    owner, claimers = owners.of(first), owners.claimers(first)
     if ipaddress.ip_address(first).is_loopback:
-        why = "which is loopback"
-    elif whose == source:
-        why = f"which is {source}'s own"
-    elif whose:
-        why = f"which is {whose}'s"
+        reason = "which is loopback"
+    elif owner == source:
+        reason = f"which is {source}'s own"
+    elif owner:
+        reason = f"which is {owner}'s"
     elif "," in claimers:
-        why = f"which several nodes have ({claimers})"
+        reason = f"which several nodes have ({claimers})"
     else:
-        why = f"which is not {target}'s"
-    return f"{target} resolves to {first}, {why}"
+        reason = f"which is not {target}'s"
+    return f"{target} resolves to {first}, {reason}"
 
 
-def own_name_cause(seen: Listening) -> str:
-    """Why a node's host name leads to no address of its own on the node itself.
+def own_name_cause(listening: Listening) -> str:
+    """Why a node's host name does not lead to the node on the node itself; "": it does.
 
-    gloo binds to the first address of the name that can be bound, loopback among them, and to
-    loopback where there is none (PyTorch, ProcessGroupGloo::createDefaultDevice).
+    gloo binds to the first bindable address of the name, which may be loopback, and else to
+    loopback (PyTorch, ProcessGroupGloo::createDefaultDevice).
     """
-    addresses = [one for one in map(address, seen.resolved) if one]
-    own = {*map(address, seen.addresses)}
-    loopback = {one for one in addresses if ipaddress.ip_address(one).is_loopback}
-    first = next((one for one in addresses if one in own | loopback), "")
-    if not seen.host or first in own:
+    addresses = [text for text in map(address, listening.resolved) if text]
+    own_addresses = {*map(address, listening.addresses)}
+    loopback = {text for text in addresses if ipaddress.ip_address(text).is_loopback}
+    first = next((text for text in addresses if text in own_addresses | loopback), "")
+    if not listening.host or first in own_addresses:
         return ""
     if not addresses:
-        return f"{seen.host} does not resolve ({seen.error or 'no address'})"
-    why = "which is loopback" if first else "which is not its own"
-    return f"{seen.host} resolves to {first or addresses[0]}, {why}"
+        return f"{listening.host} does not resolve ({listening.error or 'no address'})"
+    reason = "which is loopback" if first else "which is not its own"
+    return f"{listening.host} resolves to {first or addresses[0]}, {reason}"
 
 
-# --- The results of all rounds, and what follows for each node.
+# --- The results of all rounds, and the mesh of each node.
 
 #: More ports of a range than this are not tried: each is a listener and a connection per pair.
 MOST_PORTS = 32
@@ -185,12 +187,12 @@ MOST_PORTS = 32
 _Edge = tuple[str, str]
 #: By a node and its direction.
 _Count = Counter[tuple[str, str]]
-#: What is not asked for any more: node, direction, port; None: the name already led astray.
+#: A node, direction and port that are not tried again; None: the name is wrong.
 _Cut = tuple[str, str, int | None]
 
 
 def chosen_ports(first: int, last: int) -> tuple[int, ...]:
-    """The ports of a range that are tried: all, or the first, the last and evenly between."""
+    """The ports of a range to try: all, or the first, the last and evenly between."""
     count = last - first + 1
     if count <= MOST_PORTS:
         return tuple(range(first, last + 1))
@@ -198,9 +200,12 @@ def chosen_ports(first: int, last: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """One node's attempt at another. name: why the target's name led astray; "": it did not;
-    host: why its host name does; "": it does not, or it is that name"""
+class _PairResult:
+    """One node's attempt to reach a target.
+
+    name: why the target's name is wrong; "": it is right
+    host: why its host name is wrong; "": it is right, or the same name
+    """
 
     passed: tuple[int, ...]
     failing: Mapping[int, str]
@@ -217,7 +222,7 @@ class _Times:
     peer: str = ""
 
     def add(self, ms: float, peer: str) -> None:
-        # A clock that jumps, or a node that makes it up.
+        # A clock that jumped, or an invented time.
         if not math.isfinite(ms) or not 0 <= ms < 60_000:
             return
         self.all.append(ms)
@@ -225,11 +230,11 @@ class _Times:
             self.worst, self.peer = ms, peer
 
 
-#: Connections to a node's listeners that are not worth a word, beside those of its peers.
+#: Connections of strangers to a node's listeners that are not reported.
 _CROWD = 1000
 
 
-def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
+def _adjacent(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
     """The edges that share a node with a bad edge."""
     nodes = {name for edge in bad for name in edge}
     return {edge for edge in edges if edge[0] in nodes or edge[1] in nodes}
@@ -238,9 +243,9 @@ def _beside(bad: Iterable[_Edge], edges: Iterable[_Edge]) -> set[_Edge]:
 class Rounds:
     """The results of the rounds so far.
 
-    total:     how many nodes were to take part
-    listening: node -> its first line, of those that take part
-    known:     address -> the node that has it, whatever the nodes say; see `Owners`
+    total:        the number of nodes that were ordered to take part
+    listening:    node -> its first line, of those that take part
+    known_owners: see `Owners`
     """
 
     def __init__(
@@ -248,35 +253,37 @@ class Rounds:
         total: int,
         span: tuple[int, int],
         listening: Mapping[str, Listening],
-        known: Mapping[str, str] = MappingProxyType({}),
+        known_owners: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.total, self.span = total, span
-        wanted = chosen_ports(*span)
+        ports = chosen_ports(*span)
         self.ports = {
-            name: tuple(port for port in wanted if port in {*one.ports})
-            for name, one in listening.items()
+            name: tuple(port for port in ports if port in {*first_line.ports})
+            for name, first_line in listening.items()
         }
         self.busy = {
-            name: tuple(busy for busy in one.busy if busy.port in wanted)
-            for name, one in listening.items()
+            name: tuple(busy for busy in first_line.busy if busy.port in ports)
+            for name, first_line in listening.items()
         }
-        claimed = claimed_addresses({name: one.addresses for name, one in listening.items()})
-        self._owners = Owners(claimed, known)
+        claimed = claimed_addresses(
+            {name: first_line.addresses for name, first_line in listening.items()}
+        )
+        self._owners = Owners(claimed, known_owners)
         self._listening = listening
         self.addresses = {
-            name: tuple(one for one in own if self._owners.of(one) == name)
-            for name, own in claimed.items()
+            name: tuple(text for text in addresses if self._owners.of(text) == name)
+            for name, addresses in claimed.items()
         }
         self.connections = 0
         self._rounds = 0
         self._came: dict[str, int] = {}
-        self._pairs: dict[_Edge, _Pair] = {}
+        self._pairs: dict[_Edge, _PairResult] = {}
         self._times: dict[str, _Times] = {}
         self._cut: set[_Cut] = set()
         self._fresh = False
 
     def to_ask(self, source: str, target: str) -> tuple[int, ...]:
-        """The ports of the target that are worth a connection from here."""
+        """The ports of the target that this source has to try."""
         if {(source, SOURCE, None), (target, TARGET, None)} & self._cut:
             return ()
         return tuple(
@@ -285,137 +292,148 @@ class Rounds:
             if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
         )
 
-    def add(self, source: str, target: str, asked: tuple[int, ...], seen: Round) -> None:
-        """Add the source's account of its attempt at the target."""
+    def add(self, source: str, target: str, ordered_ports: tuple[int, ...], answer: Round) -> None:
+        """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []
-        self._rounds = max(self._rounds, seen.number + 1)
-        self._came[source] = max(self._came.get(source, 0), seen.came)
+        self._rounds = max(self._rounds, answer.number + 1)
+        self._came[source] = max(self._came.get(source, 0), answer.came)
         times = self._times.setdefault(source, _Times())
-        self.connections += sum(one.outcome != SKIPPED for one in seen.tries)
-        skipped = any(one.outcome == SKIPPED for one in seen.tries)
-        for one in seen.tries:
-            if one.port not in asked:
+        self.connections += sum(attempt.outcome != SKIPPED for attempt in answer.tries)
+        skipped = any(attempt.outcome == SKIPPED for attempt in answer.tries)
+        for attempt in answer.tries:
+            if attempt.port not in ordered_ports:
                 continue
-            if one.outcome == OK:
-                passed.append(one.port)
-                times.add(one.ms, target)
+            if attempt.outcome == OK:
+                passed.append(attempt.port)
+                times.add(attempt.ms, target)
             else:
-                failing[one.port] = port_cause(one, skipped)
+                failing[attempt.port] = port_cause(attempt, skipped)
         # Equal on nearly all pairs: kept once.
         ports = self.ports[target] if tuple(passed) == self.ports[target] else tuple(passed)
         name = host = ""
-        if seen.address not in self.addresses[target]:
-            name = name_cause(source, seen, self._owners)
-        own = self._listening[target].host
-        led = [*map(address, seen.host_resolved)]
-        if own not in ("", target) and not {*led} & {*self.addresses[target]}:
-            by_host = replace(seen, target=own, resolved=seen.host_resolved, error=seen.host_error)
+        if answer.address not in self.addresses[target]:
+            name = name_cause(source, answer, self._owners)
+        host_name = self._listening[target].host
+        host_addresses = [*map(address, answer.host_resolved)]
+        if host_name not in ("", target) and not {*host_addresses} & {*self.addresses[target]}:
+            by_host = replace(
+                answer, target=host_name, resolved=answer.host_resolved, error=answer.host_error
+            )
             host = name_cause(source, by_host, self._owners)
-        self._pairs[source, target] = _Pair(ports, failing, name, host)
+        self._pairs[source, target] = _PairResult(ports, failing, name, host)
         self._fresh = self._fresh or bool(failing or name)
 
     def _crowd(self, name: str) -> int:
-        """Connections that came to a node's listeners, when most were none of ours; else 0.
+        """The connections to a node's listeners, if most came from strangers; else 0.
 
-        Any user of that node can connect to them in a loop, so that no peer comes through: such a
-        failure is nobody's but that user's.
+        A user of that node can connect in a loop, so that no peer gets through: no node is the
+        cause of such a failure.
         """
         came = self._came.get(name, 0)
-        ours = self._rounds * len(self.ports.get(name, ()))
-        return came if came > _CROWD + 4 * ours else 0
+        own_count = self._rounds * len(self.ports.get(name, ()))
+        return came if came > _CROWD + 4 * own_count else 0
 
     def drop(self, name: str) -> None:
-        """Forget a node that is gone: failures to reach it prove nothing."""
+        """Remove a lost node: failures to reach it prove nothing."""
         self._pairs = {edge: pair for edge, pair in self._pairs.items() if name not in edge}
         self.ports.pop(name, None)
 
     def cut(self) -> None:
-        """Skip from now on what a node is to blame for: each attempt would cost a time-out."""
+        """Skip from now on the attempts that a finding explains: each would cost a time-out."""
         if not self._fresh:
             return
         self._fresh = False
-        for found, ports in self._findings():
-            # Three peers are evidence; where every port fails, each more costs most: two.
-            if found.kind != PAIR and (len(found.peers) > 2 or ports in ((), self._all(found))):
-                ways = (SOURCE, TARGET) if found.kind == BOTH else (found.kind,)
-                self._cut |= {(found.node, way, p) for way in ways for p in ports or (None,)}
+        for finding, ports in self._findings():
+            # Three peers are evidence; where every port fails, two are, for each costs most.
+            if finding.kind != PAIR and (
+                len(finding.peers) > 2 or ports in ((), self._all(finding))
+            ):
+                directions = (SOURCE, TARGET) if finding.kind == BOTH else (finding.kind,)
+                self._cut |= {
+                    (finding.node, direction, p)
+                    for direction in directions
+                    for p in ports or (None,)
+                }
 
     def ways_back(self) -> dict[str, str]:
-        """Source -> target of a round that tells for pairs that fail whether the way back works.
+        """Source -> target of a round that tries the opposite direction of pairs that fail.
 
-        Nobody is in it twice in one direction; what does not fit stays untold.
+        A node is a source once and a target once; pairs that do not fit are left out.
         """
         back: dict[str, str] = {}
-        for found, ports in self._findings():
-            source, target = found.peers[0], found.node
-            untold = found.kind == PAIR and ports and found.back is None
+        for finding, ports in self._findings():
+            source, target = finding.peers[0], finding.node
+            untold = finding.kind == PAIR and ports and finding.back is None
             free = source not in back and target not in back.values()
             if untold and free and self.to_ask(source, target):
                 back[source] = target
         return back
 
-    def _all(self, found: localize.Finding) -> tuple[int, ...]:
+    def _all(self, finding: localize.ReachFinding) -> tuple[int, ...]:
         """The ports that could be tried in this direction."""
-        if found.kind == TARGET:
-            return self.ports[found.node]
-        return tuple(sorted({port for peer in found.peers for port in self.ports[peer]}))
+        if finding.kind == TARGET:
+            return self.ports[finding.node]
+        return tuple(sorted({port for peer in finding.peers for port in self.ports[peer]}))
 
     def _columns(self) -> Iterator[tuple[tuple[int, ...], dict[_Edge, str], set[_Edge]]]:
-        """Ports on which the same failed: they, what failed with its cause, and what passed with
-        the nodes of which something failed: the others are not to blame. The name comes first,
-        as no port."""
+        """Groups of ports with the same result: the ports, the failed edges with their causes, and
+        the passed edges of nodes with a failed one. Names come first, without a port."""
         bad = {edge: pair.name for edge, pair in self._pairs.items() if pair.name}
         if bad:
-            yield (), bad, _beside(bad, self._pairs.keys() - bad.keys())
+            yield (), bad, _adjacent(bad, self._pairs.keys() - bad.keys())
         failing: dict[int, dict[_Edge, str]] = {}
         for edge, pair in self._pairs.items():
             if pair.failing and self._crowd(edge[1]):
                 continue
             for port, cause in pair.failing.items():
                 failing.setdefault(port, {})[edge] = cause
-        alike: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
+        by_result: dict[object, tuple[list[int], dict[_Edge, str], set[_Edge]]] = {}
         for port, bad in sorted(failing.items()):
             passed = (edge for edge, pair in self._pairs.items() if port in pair.passed)
-            good = _beside(bad, passed)
+            good = _adjacent(bad, passed)
             key = (frozenset(bad.items()), frozenset(good))
-            alike.setdefault(key, ([], bad, good))[0].append(port)
-        for ports, bad, good in alike.values():
+            by_result.setdefault(key, ([], bad, good))[0].append(port)
+        for ports, bad, good in by_result.values():
             yield tuple(ports), bad, good
 
-    def _findings(self) -> list[tuple[localize.Finding, tuple[int, ...]]]:
-        """Who is to blame for what, each with its ports."""
-        attempts: list[Attempt] = []
+    def _findings(self) -> list[tuple[localize.ReachFinding, tuple[int, ...]]]:
+        """The findings, each with its ports."""
+        attempts: list[ReachAttempt] = []
         columns: dict[str, tuple[int, ...]] = {}
         for number, (ports, bad, good) in enumerate(self._columns()):
-            # In the order of the numbers as text: blame tells them in that order.
-            what = f"{number:02}"
-            columns[what] = ports
-            attempts += [Attempt(*edge, what, False, cause) for edge, cause in bad.items()]
-            attempts += [Attempt(*edge, what, True) for edge in good]
+            # The order of the texts is the order of the columns.
+            key = f"{number:02}"
+            columns[key] = ports
+            attempts += [ReachAttempt(*edge, key, False, cause) for edge, cause in bad.items()]
+            attempts += [ReachAttempt(*edge, key, True) for edge in good]
         return [
-            (found, tuple(sorted(port for what in found.what for port in columns[what])))
-            for found in localize.attribute(attempts)
+            (finding, tuple(sorted(port for key in finding.channels for port in columns[key])))
+            for finding in localize.attribute(attempts)
         ]
 
-    def _host_names(self) -> list[localize.Finding]:
-        """Who is to blame for host names that lead astray."""
+    def _host_names(self) -> list[localize.ReachFinding]:
+        """The findings about wrong host names."""
         bad = {edge: pair.host for edge, pair in self._pairs.items() if pair.host}
-        attempts = [Attempt(*edge, "", False, cause) for edge, cause in bad.items()]
-        good = _beside(bad, self._pairs.keys() - bad.keys())
-        return localize.attribute([*attempts, *(Attempt(*edge, "", True) for edge in good)])
+        attempts = [ReachAttempt(*edge, "", False, cause) for edge, cause in bad.items()]
+        good = _adjacent(bad, self._pairs.keys() - bad.keys())
+        return localize.attribute([*attempts, *(ReachAttempt(*edge, "", True) for edge in good)])
 
     def meshes(self) -> dict[str, Mesh]:
-        """What is to be said of each node that took part to the end."""
+        """The Mesh of each node that took part to the end."""
         blocked: dict[str, list[Blocked]] = {}
-        for found, ports in self._findings():
-            blocked.setdefault(found.node, []).append(
-                Blocked(found.kind, ports, found.peers, found.tried, found.cause, found.back)
+        for finding, ports in self._findings():
+            blocked.setdefault(finding.node, []).append(
+                Blocked(
+                    finding.kind, ports, finding.peers, finding.tried, finding.cause, finding.back
+                )
             )
         names: dict[str, list[Blocked]] = {}
-        for found in self._host_names():
-            names.setdefault(found.node, []).append(
-                Blocked(found.kind, (), found.peers, found.tried, found.cause, found.back)
+        for finding in self._host_names():
+            names.setdefault(finding.node, []).append(
+                Blocked(
+                    finding.kind, (), finding.peers, finding.tried, finding.cause, finding.back
+                )
             )
         tried, reached = _Count(), _Count()
         for (source, target), pair in self._pairs.items():
@@ -462,15 +480,18 @@ class Rounds:
 #
 # A round is an offset into the list of the nodes: node ``i`` goes to node ``i + offset``, around
 # the end of the list. So in each round every node opens one connection and takes one, however many
-# nodes there are: no node is the one that all others hammer.
+# nodes there are: no node gets the connections of all nodes at once.
 
 
 def ring_and_skips(count: int) -> tuple[int, ...]:
     """The offsets 1, 2, 4, … below ``count``: the ring, and skips that double.
 
-    Every node tries log2(count) others and is tried by as many, which tells a node that nobody
-    reaches from a pair that fails, at 10,000 nodes with 14 connections each instead of 9,999; and
-    neighbours, other racks and other switches are all among them.
+    Every node tries log2(count) peers and is tried by as many: enough to tell an unreachable node
+    from a failing pair, at 10,000 nodes with 14 connections each instead of 9,999. The peers are
+    neighbours, in other racks and at other switches.
+
+    >>> ring_and_skips(6)
+    (1, 2, 4)
     """
     return tuple(1 << power for power in range(max(0, count - 1).bit_length()))
 
@@ -483,9 +504,11 @@ def full(count: int) -> tuple[int, ...]:
 def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str, str]]]:
     """For each offset the pairs (source, target), one of each per node.
 
-    An offset that leads every node to itself, or where an earlier one led already, is left out:
-    of two nodes there is one round. Raises ValueError when a name is there twice, for two nodes
-    could not be told apart.
+    An offset with the pairs of an earlier one, or of each node with itself, is left out. Raises
+    ValueError for a duplicate name.
+
+    >>> rounds(["a", "b", "c"], [1, 2])
+    [[('a', 'b'), ('b', 'c'), ('c', 'a')], [('a', 'c'), ('b', 'a'), ('c', 'b')]]
     """
     count = len(names)
     if len(set(names)) != count:
@@ -496,9 +519,9 @@ def rounds(names: Sequence[str], offsets: Iterable[int]) -> list[list[tuple[str,
 
 
 def peers_of(names: Sequence[str], offsets: Iterable[int]) -> dict[str, tuple[str, ...]]:
-    """For each node the others that it tries, in the order of the rounds."""
-    found: dict[str, list[str]] = {name: [] for name in names}
+    """For each node the peers that it tries, in the order of the rounds."""
+    peers: dict[str, list[str]] = {name: [] for name in names}
     for pairs in rounds(names, offsets):
         for source, target in pairs:
-            found[source].append(target)
-    return {name: tuple(targets) for name, targets in found.items()}
+            peers[source].append(target)
+    return {name: tuple(targets) for name, targets in peers.items()}

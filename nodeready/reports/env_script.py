@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from nodeready import shell
-from nodeready.ready.job_env import Environment, Variable
+from nodeready.ready.job_env import Environment, JobVariable
 from nodeready.reports.lines import nodes
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.reports.similar_texts import reasons
@@ -32,7 +32,7 @@ def _comment(text: str, indent: str = "# ") -> list[str]:
     )
 
 
-def _differing(variable: Variable) -> list[str]:
+def _differing(variable: JobVariable) -> list[str]:
     """Which nodes would have which value, and what to do about the difference."""
     width = max(len(value or _NONE) for value, _ in variable.nodes_by_value)
     lines = []
@@ -47,7 +47,7 @@ def _differing(variable: Variable) -> list[str]:
     return lines
 
 
-def _shown(variable: Variable) -> Iterator[str]:
+def _shown(variable: JobVariable) -> Iterator[str]:
     yield from _comment(
         variable.reason
         if variable.value is not None

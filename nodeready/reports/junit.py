@@ -22,7 +22,7 @@ from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 # What XML 1.0 forbids beside the control characters (section 2.2).
 _FORBIDDEN = re.compile("[\ufffe\uffff]")
@@ -131,7 +131,7 @@ def render(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
     yield "</testsuites>\n"
 
 
-def smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: a suite per node with one case, and one suite for all of them together.
 
     A suspect is a failure in the case of each of its nodes; a node that was not tested is an
@@ -178,7 +178,7 @@ def smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
 def _tested(
     name: str,
     case: str,
-    smoke_test: Smoke,
+    smoke_test: SmokeReport,
     blamed: list[tuple[str, str]],
     *,
     reason: str = "",

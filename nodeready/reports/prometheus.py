@@ -18,7 +18,7 @@ from nodeready.subjects.result import STATUSES
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
-    from nodeready.smoke.document import Smoke
+    from nodeready.smoke.document import SmokeReport
 
 #: The statuses of results with a series.
 _LISTED = ("fail", "unknown", "warn", "waived")
@@ -121,7 +121,7 @@ def prometheus(audit: Audit, options: Options = PLAIN) -> Iterator[str]:
         yield from _metric(f"nodeready_{name}", about, samples)
 
 
-def prometheus_smoke(smoke_test: Smoke, options: Options = PLAIN) -> Iterator[str]:
+def prometheus_smoke(smoke_test: SmokeReport, options: Options = PLAIN) -> Iterator[str]:
     """A smoke test: the verdict, a series for each suspect, and the bandwidth of the links."""
     finished = _seconds(smoke_test.finished)
     suspects: list[Sample] = [

@@ -20,7 +20,7 @@ from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Rea
 from nodeready.deploy.document import Deploy
 from nodeready.json_types import JsonField, json_fields
 from nodeready.ready.job_env import Environment
-from nodeready.smoke.document import Smoke
+from nodeready.smoke.document import SmokeReport
 from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
 from nodeready.triage.logs import Tail
@@ -31,7 +31,18 @@ from nodeready.triage.stacks.document import Group, Stacks
 DOCUMENTS: dict[str, Any] = {
     kind.SCHEMA: kind
     for kind in (
-        *(Audit, Ready, Smoke, Deploy, Stacks, Debuggable, Cores, Tail, Environment, Incident),
+        *(
+            Audit,
+            Ready,
+            SmokeReport,
+            Deploy,
+            Stacks,
+            Debuggable,
+            Cores,
+            Tail,
+            Environment,
+            Incident,
+        ),
     )
 }
 

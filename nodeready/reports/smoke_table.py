@@ -13,8 +13,8 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import fold_similar, reasons
 from nodeready.reports.table_layout import MAX_TEXT, MAX_WIDTH, NO_LIMIT, TableLayout
 from nodeready.shell import quote
-from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke, Suspect
-from nodeready.smoke.search import NODE, PAIR, SCALE
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, LinkBandwidth, SmokeReport
+from nodeready.smoke.knowledge import NODE, PAIR, SCALE, SmokeSuspect
 from nodeready.text import counted, sanitise
 
 #: Suspects, pieces of evidence of one, and reasons why nodes were not tested, without -v.
@@ -26,7 +26,7 @@ _PASTED = 1200
 _CLASSES = {"inside": "inside nodes", "between": "between nodes"}
 
 
-def _seconds(smoke: Smoke) -> int:
+def _seconds(smoke: SmokeReport) -> int:
     """The duration."""
     first, last = (
         datetime.fromisoformat(moment.replace("Z", "+00:00"))
@@ -43,15 +43,15 @@ def _figure(gbps: float) -> str:
 
 
 def _merge_similar(
-    rows: list[tuple[Suspect, tuple[str, ...]]],
-) -> list[tuple[Suspect, tuple[str, ...]]]:
+    rows: list[tuple[SmokeSuspect, tuple[str, ...]]],
+) -> list[tuple[SmokeSuspect, tuple[str, ...]]]:
     """The rows, with one row for nodes with similar evidence."""
     nodes_ = {
         names[0]: suspect for suspect, names in rows if suspect.kind == NODE and len(names) == 1
     }
     similar = fold_similar((suspect.evidence, name) for name, suspect in nodes_.items())
     merged = {row.names[0]: row for row in similar}
-    merged_rows: list[tuple[Suspect, tuple[str, ...]]] = []
+    merged_rows: list[tuple[SmokeSuspect, tuple[str, ...]]] = []
     for suspect, names in rows:
         row = merged.get(names[0])
         if nodes_.get(names[0]) is not suspect:
@@ -64,7 +64,7 @@ def _merge_similar(
 
 
 class _SmokeTable(TableLayout):
-    def __init__(self, smoke: Smoke, options: Options) -> None:
+    def __init__(self, smoke: SmokeReport, options: Options) -> None:
         super().__init__(options)
         self.smoke = smoke
         self.width = min(options.width, MAX_WIDTH)
@@ -114,7 +114,7 @@ class _SmokeTable(TableLayout):
         elif smoke.stopped:
             yield self.head("stopped", "warn", smoke.stopped)
 
-    def suspect(self, row: tuple[Suspect, tuple[str, ...]]) -> Iterator[StyledLine]:
+    def suspect(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> Iterator[StyledLine]:
         """A suspect: its kind and names, then the evidence."""
         suspect, names = row
         count = f"  {counted(len(names), 'node')}"
@@ -135,13 +135,13 @@ class _SmokeTable(TableLayout):
         if suspect.evidence[maximum:]:
             yield self.count_line(len(suspect.evidence) - maximum)
 
-    def short(self, row: tuple[Suspect, tuple[str, ...]]) -> StyledLine:
+    def short(self, row: tuple[SmokeSuspect, tuple[str, ...]]) -> StyledLine:
         """A suspect in one line, with the strongest evidence."""
         return next(self.suspect(row)).with_(f"  {'; '.join(row[0].evidence[:1])}")
 
     def suspects(self) -> RowSection:
         """All of them; nodes with the same evidence are one."""
-        equal: dict[object, tuple[Suspect, tuple[str, ...]]] = {}
+        equal: dict[object, tuple[SmokeSuspect, tuple[str, ...]]] = {}
         for place, suspect in enumerate(self.smoke.suspects):
             key = (
                 (suspect.kind, suspect.gpus, suspect.evidence)
@@ -206,7 +206,7 @@ class _SmokeTable(TableLayout):
         for at, link in enumerate(self.smoke.links):
             yield self.head("" if at else "Gbit/s", "na", *self.link(link))
 
-    def link(self, link: Link) -> Iterator[Part]:
+    def link(self, link: LinkBandwidth) -> Iterator[Part]:
         yield f"{_CLASSES.get(link.name, link.name)}: median {_figure(link.median_gbps)}, "
         slow = link.least_gbps < link.floor_gbps
         yield (f"least {_figure(link.least_gbps)}", STYLES["warn"] if slow else "")
@@ -238,7 +238,7 @@ class _SmokeTable(TableLayout):
             yield self.head("without", "na", (Safe(sanitise(words, len(words))), "bold"))
 
 
-def show(smoke: Smoke, options: Options = PLAIN) -> Iterator[StyledLine]:
+def show(smoke: SmokeReport, options: Options = PLAIN) -> Iterator[StyledLine]:
     """The verdict; then suspects, warnings and nodes that were not tested, and what is left."""
     table = _SmokeTable(smoke, options)
     head = list(table.verdict())

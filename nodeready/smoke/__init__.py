@@ -1,4 +1,4 @@
-"""A collective over all nodes before the job starts, and who spoils it when it fails.
+"""One collective over all nodes before the job starts; names the faulty node, GPU or path.
 
-`search` and `judge` are pure; `run` talks with the nodes.
+`participants` and `rounds` talk with the nodes; the other modules are pure.
 """

@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
 from nodeready.json_types import Count, Moment, Name, Positive
-from nodeready.smoke.search import KINDS, PAIR, SCALE
+from nodeready.smoke.knowledge import PAIR, SmokeSuspect
 
-#: What a node's row says, worst first: it is suspected; it was lost or not reached; nothing could
-#: be tested there; it passed, and something on it got worse meanwhile; it passed.
+#: The statuses of a node, worst first: suspected; lost or not reached; not tested; passed while
+#: something on it got worse; passed.
 SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
     "suspect",
     "unreachable",
@@ -24,26 +24,7 @@ SUSPECT, UNREACHABLE, UNTESTED, WARNED, PASSED = NODE_STATUSES = (
 
 
 @dataclass(frozen=True)
-class Suspect:
-    """A cause of failing tests. scale: no node alone, only a number of nodes together.
-
-    gpus:     of kind gpu, its numbers on the one node
-    evidence: one sentence each, the strongest first
-    """
-
-    kind: Annotated[str, {"enum": KINDS}]
-    nodes: tuple[Name, ...]
-    gpus: tuple[Count, ...]
-    evidence: tuple[str, ...]
-
-    @property
-    def blamed(self) -> tuple[str, ...]:
-        """Its nodes; of kind scale none: each of them passes among fewer."""
-        return () if self.kind == SCALE else self.nodes
-
-
-@dataclass(frozen=True)
-class Node:
+class SmokeNode:
     """One node.
 
     status:   suspect: a suspect names it; unreachable: it was not reached, or the connection was
@@ -68,12 +49,12 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkBandwidth:
     """The bandwidth of one class of links, in Gbit/s of bus bandwidth.
 
-    name:   ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
-    least:  of all tests that passed; where: the nodes of that test
-    floor:  the policy's; 0: it has none
+    name:       ``inside``: between the GPUs or ranks of a node; ``between``: between nodes
+    least_gbps: of all tests that passed; where: the nodes of that test
+    floor_gbps: the policy's; 0: it has none
     """
 
     name: str
@@ -85,7 +66,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Smoke:
+class SmokeReport:
     """The document of `nodeready smoke`. Text is one line without control characters; bytes that
     are no UTF-8 stand in it as \\xNN.
 
@@ -120,9 +101,9 @@ class Smoke:
     tests: Count
     alone: Count
     rounds: Count
-    nodes: tuple[Node, ...]
-    suspects: tuple[Suspect, ...]
-    links: tuple[Link, ...]
+    nodes: tuple[SmokeNode, ...]
+    suspects: tuple[SmokeSuspect, ...]
+    links: tuple[LinkBandwidth, ...]
     stopped: str = ""
 
     @property
@@ -130,16 +111,16 @@ class Smoke:
         """The fewest nodes that explain every failure, in the order of the inventory: suspects,
         nodes that were not reached or not tested, and of pairs the nodes in which most of them
         meet. A suspect of kind scale excludes none."""
-        out = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
+        excluded = {node.name for node in self.nodes if node.status in (UNREACHABLE, UNTESTED)}
         pairs: list[tuple[str, str]] = []
-        for one in self.suspects:
-            if one.kind == PAIR:
-                pairs += combinations(one.nodes, 2)
+        for suspect in self.suspects:
+            if suspect.kind == PAIR:
+                pairs += combinations(suspect.nodes, 2)
             else:
-                out |= {*one.blamed}
+                excluded |= {*suspect.blamed}
         names = [node.name for node in self.nodes]
-        out |= _cover((pair for pair in pairs if not out & {*pair}), names)
-        return tuple(name for name in names if name in out)
+        excluded |= _cover((pair for pair in pairs if not excluded & {*pair}), names)
+        return tuple(name for name in names if name in excluded)
 
     @property
     def go(self) -> tuple[Name, ...]:
@@ -155,9 +136,9 @@ class Smoke:
 
     @property
     def good(self) -> bool:
-        """Whether the job may start on all of the nodes: every test was made, and all passed."""
-        through = self.complete and not self.stopped
-        return through and bool(self.nodes) and not self.suspects and not self.exclude
+        """Whether the job may start on all nodes: every test was made, and all passed."""
+        is_finished = self.complete and not self.stopped
+        return is_finished and bool(self.nodes) and not self.suspects and not self.exclude
 
     @property
     def verdict(self) -> Annotated[str, {"enum": ("GO", "NO-GO")}]:
@@ -166,28 +147,28 @@ class Smoke:
 
 
 def _cover(pairs: Iterable[tuple[str, str]], names: list[str]) -> set[str]:
-    """Few names of which each pair has one; the fewest where the pairs make no circle.
+    """Few names that cover all pairs; the fewest where the pairs form no circle.
 
-    names: in the inventory's order; where either will do, the later one goes, since the first of a
-           job's nodes is where its ranks meet
+    names: in the inventory's order; of two equal choices the later one is taken, since the ranks
+           of a job meet at its first node
     """
-    left = {frozenset(pair) for pair in pairs if pair[0] != pair[1]}
-    place = {name: at for at, name in enumerate(names)}
-    out = set()
-    while left:
-        beside: dict[str, set[str]] = {}
-        for one, other in map(tuple, left):
-            beside.setdefault(one, set()).add(other)
-            beside.setdefault(other, set()).add(one)
-        # Of a node with one pair, the other end covers that pair, and perhaps more.
-        better = {name for others in beside.values() if len(others) == 1 for name in others}
-        worst = max(better or beside, key=lambda name: (len(beside[name]), place.get(name, -1)))
-        out.add(worst)
-        left = {pair for pair in left if worst not in pair}
-    return out
+    remaining = {frozenset(pair) for pair in pairs}
+    positions = {name: position for position, name in enumerate(names)}
+    cover = set()
+    while remaining:
+        partners: dict[str, set[str]] = {}
+        for first, second in map(tuple, remaining):
+            partners.setdefault(first, set()).add(second)
+            partners.setdefault(second, set()).add(first)
+        # The partner of a node with one pair covers that pair, and perhaps more.
+        better = {name for peers in partners.values() if len(peers) == 1 for name in peers}
+        best = max(better or partners, key=lambda name: (len(partners[name]), positions[name]))
+        cover.add(best)
+        remaining = {pair for pair in remaining if best not in pair}
+    return cover
 
 
-def code(smoke: Smoke) -> int:
+def code(smoke: SmokeReport) -> int:
     """The exit code: 0 GO, 3 NO-GO, and the others as everywhere."""
     return exit_code(
         interrupted=not smoke.complete,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nodeready.ready import job_env
+from nodeready.ready import debug_variables, job_env
 from nodeready.ready.job_env import Environment
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.snapshot import Snapshot
@@ -48,7 +48,9 @@ ENVIRONMENTS = {
         WHEN,
         ("gpu001",),
         (),
-        job_env.debug_variables({"gpu001": job_env.Installed(why=EVIL)}, "/share/fr", "0a1b"),
+        debug_variables.debug_variables(
+            {"gpu001": debug_variables.InstalledTorch(why=EVIL)}, "/share/fr", "0a1b"
+        ),
     ),
     "taken": environment([node(ports=ports(*(socket(p, f"j{p}") for p in range(29500, 29511))))]),
 }

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from nodeready import shell
-from nodeready.ready.job_env import question, read_installed
+from nodeready.ready.debug_variables import question, read_installed
 from nodeready.transport.base import Reply
 from tests.builders.environments import ENVIRONMENTS
 from tests.unit.reports.test_exports import evaluate

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from nodeready.node.smoke import orders, ring
-from nodeready.node.smoke.orders import Collective, Pair, Paired, Rank
-from nodeready.node.smoke.ring import Listeners, run_pair, run_ring
+from nodeready.node.smoke.listeners import SmokeListeners
+from nodeready.node.smoke.orders import CollectiveOrder, Paired, PairOrder, RankResult
+from nodeready.node.smoke.pair import run_pair
+from nodeready.node.smoke.ring import run_ring
 from nodeready.subjects import wire
 from tests.unit.node.smoke.test_ring import MIB, collective, peer
 
@@ -38,15 +40,15 @@ def node() -> None:
     """A node: its listeners, and the orders of its standard input, one after the other."""
     print(os.getpid(), flush=True)
     sys.stdin.readline()
-    listeners = Listeners([_PORT, _PORT + 1, _PORT + 2, _PORT + 3])
+    listeners = SmokeListeners([_PORT, _PORT + 1, _PORT + 2, _PORT + 3])
     threading.Thread(target=listeners.serve, daemon=True).start()
     print(listeners.token, flush=True)
     for line in sys.stdin:
         order, stop = orders.read(line), threading.Event()
-        if isinstance(order, Collective):
-            answer: Rank | Paired = run_ring(order, listeners, stop)
+        if isinstance(order, CollectiveOrder):
+            answer: RankResult | Paired = run_ring(order, listeners, stop)
         else:
-            assert isinstance(order, Pair)
+            assert isinstance(order, PairOrder)
             answer = run_pair(order, (), listeners, stop)
         print(json.dumps(dataclasses.asdict(answer)), flush=True)
     os._exit(0)
@@ -74,7 +76,7 @@ def stage(play: dict[str, Any]) -> None:
     began, asked = time.monotonic(), nodes
     if "pair" in play:
         asked = nodes[:1]
-        lines = [Pair(3, peers[1], tuple(range(_PORT, _PORT + 4)), **play["pair"])]
+        lines = [PairOrder(3, peers[1], tuple(range(_PORT, _PORT + 4)), **play["pair"])]
     else:
         lines = [collective(rank, peers, **play.get("order", {})) for rank in range(len(nodes))]
     for process, order in zip(asked, lines, strict=True):
@@ -107,12 +109,12 @@ def perform(**play: Any) -> list[Any]:
     assert done.returncode == 0, done.stderr
     rows = [row.split("\t") for row in done.stdout.splitlines()]
     assert float(rows[-1][1]) < 30
-    kind = Paired if "pair" in play else Rank
+    kind = Paired if "pair" in play else RankResult
     answers = [json.loads(answer) for answer, _ in rows]
     return [answer and wire.decode(kind, answer) for answer in answers]
 
 
-def roots(ranks: Sequence[Rank | None]) -> set[frozenset[int]]:
+def roots(ranks: Sequence[RankResult | None]) -> set[frozenset[int]]:
     """Where the ranks lead, each by whom it waits for: to the last rank, or the last two."""
     ends = set()
     for first in filter(None, ranks):
@@ -156,13 +158,10 @@ def test_a_fault_is_named_for_what_it_is(play, culprits, rank, phase, error):
     assert not any(answer.ok or answer.wrong for answer in ranks if answer)
 
 
-def test_loss_costs_time_and_is_counted_where_it_is():
+def test_loss_costs_time_alone():
     lossy = "iptables -A INPUT -m statistic --mode random --probability 0.05 -j DROP"
     ranks = perform(nodes=4, before={"1": lossy})
     assert all(rank.ok for rank in ranks)
-    # Rank 0 sends to rank 1, which does not get all of it.
-    assert ranks[0].retransmits >= 5
-    assert max(rank.retransmits for rank in ranks[1:]) < ranks[0].retransmits / 2
 
 
 @pytest.mark.parametrize(

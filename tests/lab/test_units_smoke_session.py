@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.smoke.orders import End, Ran
+from nodeready.node.smoke.orders import EndOrder, Ran
 from tests.unit.node.smoke.running_program import (
     port,
     ring,
@@ -81,7 +81,7 @@ def test_a_session_of_the_user(start, user, port):
     limits = Path(f"/proc/{rank}/limits").read_text()
     assert re.search(r"^Max core file size +[01] ", limits, re.M)
     assert os.readlink(f"/proc/{rank}/cwd") == "/"
-    node.order(End(1))
+    node.order(EndOrder(1))
     ranks = [(rank.rank, rank.said) for rank in node.answer().ranks]
     assert ranks == [(2, "ended"), (3, "ended")]
     assert node.close() == (0, "")

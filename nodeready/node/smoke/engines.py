@@ -1,7 +1,7 @@
 """The engines of a node: the job's own PyTorch, the vendor's test program, and what each proves.
 
-`find` says which there are, and of each that cannot be used, why. `Engines.run` does this node's
-part of one test; whatever happens, it returns by the test's limit, and its processes have ended.
+`Engines` finds them, with the reason why one cannot be used. `Engines.run` runs this node's ranks
+of one test; it returns by the test's limit, and its processes have ended then.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nodeready.node.smoke.orders import (
     PHASES,
     RING,
     TORCH,
-    Collective,
+    CollectiveOrder,
     Config,
     Engine,
-    Rank,
+    RankResult,
 )
 
 _LONGEST = torch_ranks.LONGEST
@@ -52,68 +52,71 @@ PROVES = {
 
 
 def _engine(
-    name: str, backend: str, *, version: str = "", library: str = "", where: str = "",
-    why: str = "",
+    name: str, backend: str, *, version: str = "", library: str = "", path: str = "",
+    reason: str = "",
 ) -> Engine:  # fmt: skip
     proves = PROVES[name, backend].format(library=library or "NCCL")
-    return Engine(name, backend, version, library, where, proves, why)
+    return Engine(name, backend, version, library, path, proves, reason)
 
 
 # --- A rank's answer.
 
 
 def _lost(
-    order: Collective, phase: str, said: str, phases: Mapping[int, str] | None = None
-) -> tuple[Rank, ...]:
-    """All ranks of this node, failed for one reason; phases: how far each came."""
+    order: CollectiveOrder, phase: str, message: str, phases: Mapping[int, str] | None = None
+) -> tuple[RankResult, ...]:
+    """All ranks of this node, failed for one reason.
+
+    phases: the last phase of each rank that reported one
+    """
     gpus = order.gpus or (-1,) * order.ranks
     numbers = range(order.first, order.first + order.ranks)
     return tuple(
-        Rank(number, gpu, (phases or {}).get(number, phase), "", said[:_LONGEST], -1,
-             0.0, 0.0, -1, 0.0)
+        RankResult(number, gpu, (phases or {}).get(number, phase), "", message[:_LONGEST], -1,
+             0.0, 0.0, 0.0)
         for number, gpu in zip(numbers, gpus)
     )  # fmt: skip
 
 
 def _number(value: Any, least: float) -> float:
-    found = float(value)
-    if not math.isfinite(found) or found < least:
+    number = float(value)
+    if not math.isfinite(number) or number < least:
         raise ValueError(value)
-    return found
+    return number
 
 
-def _ranks(order: Collective, answer: Mapping[str, Any]) -> tuple[Rank, ...]:
-    """The ranks that the job's Python answered. Raises KeyError, TypeError, ValueError for what
-    makes no sense: it is the user's."""
+def _ranks(order: CollectiveOrder, answer: Mapping[str, Any]) -> tuple[RankResult, ...]:
+    """The ranks in an answer of the job's Python. Raises KeyError, TypeError, ValueError for an
+    answer that makes no sense: it is the user's program."""
     ranks = tuple(
-        Rank(
-            int(one["rank"]), int(one["gpu"]), str(one["phase"]), str(one["wrong"])[:_LONGEST],
-            str(one["said"])[:_LONGEST], int(one["waits_for"]), _number(one["ms"], 0),
-            _number(one["gbps"], 0), int(one["retransmits"]), _number(one["seconds"], 0),
+        RankResult(
+            int(row["rank"]), int(row["gpu"]), str(row["phase"]), str(row["wrong"])[:_LONGEST],
+            str(row["said"])[:_LONGEST], int(row["waits_for"]), _number(row["ms"], 0),
+            _number(row["gbps"], 0), _number(row["seconds"], 0),
         )
-        for one in answer["ranks"]
+        for row in answer["ranks"]
     )  # fmt: skip
     numbers = list(range(order.first, order.first + order.ranks))
-    if [one.rank for one in ranks] != numbers or not {one.phase for one in ranks} <= {*PHASES}:
+    if [rank.rank for rank in ranks] != numbers or not {rank.phase for rank in ranks} <= {*PHASES}:
         raise ValueError("other ranks")
     return ranks
 
 
-def misled(name: str, own: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
-    """Why a name does not lead to the node that it names; "": it does.
+def misled(name: str, addresses: tuple[str, ...], resolved: tuple[str, ...], error: str) -> str:
+    """Why a name does not lead to its node; "": it does.
 
-    own: the addresses of that node; resolved: those that the resolver gives, or its error
+    own: the addresses of that node; resolved: the resolver's, or its error
     """
     if not resolved:
         return f"{name}: {error or 'no address'}"
-    if {*resolved}.isdisjoint(own):
+    if {*resolved}.isdisjoint(addresses):
         return f"{name} resolves to {', '.join(resolved[:3])}, which is not {name}'s"
     return ""
 
 
 # --- The job's Python.
 
-# All of Python 2 and 3 understand this much; then the program comes over the standard input.
+# Understood by every Python 2 and 3; the program follows over the standard input.
 _BOOT = (
     "import sys;sys.version_info<(3,8)and sys.exit('Python %d.%d: older than 3.8'%"
     "sys.version_info[:2]);exec(compile(sys.stdin.buffer.read(int(sys.argv[1])),"
@@ -121,15 +124,15 @@ _BOOT = (
 )
 #: Seconds for the import of torch at most: from a network's disk it takes a minute.
 _IMPORT_S = 90.0
-#: Of the whole time, what the import may take.
+#: The part of the whole time that the import may take.
 _IMPORT_SHARE = 0.5
 #: Seconds after its limit in which a test is answered, before its Python is given up.
 _GRACE_S = 0.6
 _OUTPUT = 1 << 20
 
 
-class _Python:
-    """The job's Python with torch imported. Raises `_Failed` where there is none."""
+class _TorchProcess:
+    """The job's Python with torch imported. Raises `EngineUnusable` where there is none."""
 
     def __init__(
         self, supervisor: Supervisor, config: Config, limit_s: float, listeners: Mapping[int, int]
@@ -137,15 +140,15 @@ class _Python:
         """listeners: port -> its listener's descriptor"""
         self._supervisor, self._listeners = supervisor, dict(listeners)
         self._mark = "nr" + secrets.token_hex(8)
-        self._kept, self._last = b"", deque[str](maxlen=50)
+        self._partial, self._last = b"", deque[str](maxlen=50)
         self.name = config.python or "python3"
         environment = _environment(config)
         self.words = (*config.prefix, self.name)
-        given = dict(word.split("=", 1) for word in config.environment if "=" in word)
-        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {given!a}, "
+        variables = dict(word.split("=", 1) for word in config.environment if "=" in word)
+        source = _source() + f"\nmain({self._mark!a}, {supervisor.left_s + 1!a}, {variables!a}, "
         source += f"{self._listeners!a})\n"
         text = source.encode()
-        argv = [*_found(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
+        argv = [*_existing(self.words, environment), "-B", "-c", _BOOT, str(len(text))]
         self.process = _start(supervisor, argv, environment, self._listeners.values())
         try:
             threading.Thread(target=self._drain, daemon=True).start()
@@ -176,17 +179,19 @@ class _Python:
             for data in self.lines(until - time.monotonic()):
                 imported = imported or "imported" in data
                 if "why" in data and "torch" not in data:
-                    raise _Failed(f"{self.name}: {data['why']}"[:_LONGEST])
+                    raise EngineUnusable(f"{self.name}: {data['why']}"[:_LONGEST])
                 if "torch" in data:
                     return data
             if self.ended:
-                raise _Failed(self._end())
+                raise EngineUnusable(self._end())
         if imported:
-            raise _Failed(f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s")
-        raise _Failed(f"{self.name}: no import of torch in {limit_s:.0f} s")
+            raise EngineUnusable(
+                f"{self.name}: the GPUs' driver did not answer in {limit_s:.0f} s"
+            )
+        raise EngineUnusable(f"{self.name}: no import of torch in {limit_s:.0f} s")
 
     def _end(self) -> str:
-        """Why it ended before it had said anything."""
+        """Why it ended before its first message."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
         # The thread that reads its errors may be a moment behind.
@@ -195,14 +200,14 @@ class _Python:
         how = f"status {rc}"
         if rc is not None and rc < 0:
             how = signal.Signals(-rc).name if -rc in {*signal.Signals} else f"signal {-rc}"
-        said = torch_ranks.last_line("\n".join(self._last))
+        message = torch_ranks.last_line("\n".join(self._last))
         name = os.path.basename(self.words[0])
-        return f"{name}: {said}"[:_LONGEST] if said else f"{name}: ended with {how}"
+        return f"{name}: {message}"[:_LONGEST] if message else f"{name}: ended with {how}"
 
     ended = False
 
     def lines(self, wait_s: float) -> list[dict[str, Any]]:
-        """The lines of ours that come within this time; at once when there are some."""
+        """Its messages within this time; at once when there are some."""
         assert self.process.stdout is not None
         try:
             number = self.process.stdout.fileno()
@@ -214,25 +219,27 @@ class _Python:
         if not piece:
             self.ended = True
             return []
-        *rows, kept = (self._kept + piece).split(b"\n")
-        self._kept = kept[-_OUTPUT:]
-        found = []
+        *rows, partial = (self._partial + piece).split(b"\n")
+        self._partial = partial[-_OUTPUT:]
+        messages = []
         for row in rows:
             mark, _, text = row.decode("utf-8", "replace").partition(" ")
             if mark == self._mark:
                 with contextlib.suppress(ValueError):
                     data = json.loads(text)
-                    found += [data] if isinstance(data, dict) else []
-        return found
+                    messages += [data] if isinstance(data, dict) else []
+        return messages
 
     def takes(self, port: int) -> bool:
-        """Whether rank 0's store gets the listener of this port, which stays open."""
-        said = self.hello.get("listeners")
-        return isinstance(said, list) and port in said and port in self._listeners
+        """Whether rank 0's store takes over the listener of this port, which stays open."""
+        ports = self.hello.get("listeners")
+        return isinstance(ports, list) and port in ports and port in self._listeners
 
-    def run(self, order: Collective, limit_s: float, stop: threading.Event) -> tuple[Rank, ...]:
+    def run(
+        self, order: CollectiveOrder, limit_s: float, stop: threading.Event
+    ) -> tuple[RankResult, ...]:
         """One test. Afterwards `ended` says whether this Python is good for another one."""
-        told = {
+        test = {
             "number": order.number, "host": order.head.name, "port": order.head.port,
             "token": order.head.token,
             "listener": self._listeners[order.head.port] if self.takes(order.head.port) else -1,
@@ -240,10 +247,10 @@ class _Python:
             "ranks": order.ranks, "gpus": list(order.gpus), "small": order.small,
             "large": order.large, "seconds": max(limit_s, 1.0),
         }  # fmt: skip
-        self._write(json.dumps(told).encode() + b"\n")
+        self._write(json.dumps(test).encode() + b"\n")
         until = time.monotonic() + limit_s + _GRACE_S
         phases: dict[int, str] = {}
-        asked = False
+        is_end_sent = False
         while time.monotonic() < until and not self.ended:
             for data in self.lines(min(0.1, until - time.monotonic())):
                 if data.get("number") != order.number:
@@ -258,16 +265,16 @@ class _Python:
                     return _ranks(order, data)
                 except (KeyError, TypeError, ValueError):
                     return _lost(order, "start", "the ranks' answer makes no sense", phases)
-            if stop.is_set() and not asked:
-                asked, until = True, min(until, time.monotonic() + 2)
+            if stop.is_set() and not is_end_sent:
+                is_end_sent, until = True, min(until, time.monotonic() + 2)
                 self._write(json.dumps({"end": order.number}).encode() + b"\n")
         how = "ended in the test" if self.ended else "did not answer, and was ended"
-        said = f"{os.path.basename(self.name)} {how}"
+        message = f"{os.path.basename(self.name)} {how}"
         self.stop(at_once=True)
-        return _lost(order, "start", said, phases)
+        return _lost(order, "start", message, phases)
 
     def stop(self, *, at_once: bool = False) -> None:
-        """End it with its ranks; by its input's end, else by force."""
+        """End it with its ranks: close its input, else kill it."""
         self.ended = True
         if at_once:
             # Its ranks have sessions of their own.
@@ -283,8 +290,8 @@ class _Python:
         self._supervisor.stop(self.process)
 
 
-class _Failed(Exception):
-    """Why an engine cannot be used, in one line."""
+class EngineUnusable(Exception):
+    """The reason why an engine cannot be used, in one line."""
 
 
 def _source() -> str:
@@ -294,15 +301,15 @@ def _source() -> str:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    """The session's, with the job's words."""
+    """The session's, with the job's variables."""
     return {**os.environ, **dict(word.split("=", 1) for word in config.environment if "=" in word)}
 
 
-def _found(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
-    """The command with its first word found. Raises `_Failed`."""
+def _existing(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
+    """The command, if its program exists. Raises `EngineUnusable`."""
     first = words[0]
     if "/" not in first and not shutil.which(first, path=environment.get("PATH")):
-        raise _Failed(f"{first}: command not found")
+        raise EngineUnusable(f"{first}: command not found")
     return list(words)
 
 
@@ -312,15 +319,15 @@ def _start(
     environment: Mapping[str, str],
     descriptors: Iterable[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Raises `_Failed`."""
+    """Start a process. Raises `EngineUnusable`."""
     how = {"stdin": subprocess.PIPE, "env": environment, "pass_fds": tuple(descriptors)}
     try:
         return supervisor.start(argv, **how)
     except OSError as problem:
-        why = problem.strerror or str(problem)
+        reason = problem.strerror or str(problem)
         if isinstance(problem, FileNotFoundError) and os.path.exists(argv[0]):
-            why = "its interpreter is not there"
-        raise _Failed(f"{argv[0]}: {why}"[:_LONGEST]) from None
+            reason = "its interpreter is not there"
+        raise EngineUnusable(f"{argv[0]}: {reason}"[:_LONGEST]) from None
 
 
 # --- nccl-tests, rccl-tests.
@@ -347,13 +354,13 @@ _FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure \S+ '(.*?)(?: / )?'", re.S)
 
 @dataclass(frozen=True)
 class Performance:
-    """What a run of all_reduce_perf printed.
+    """The result of a run of all_reduce_perf.
 
-    version, library: of the program, and ``NCCL 2.28.8``; "" where it does not say
-    whole:            it came to its end, and has checked its results
+    version, library: of the program, and ``NCCL 2.28.8``; "" where it is not printed
+    whole:            the run came to its end, and has checked its results
     wrong:            wrong results, in words
     ms, gbps:         the time of the smallest size; bus bandwidth of the largest, in Gbit/s
-    said:             its error
+    said:             the error
     """
 
     version: str
@@ -366,24 +373,24 @@ class Performance:
 
 
 def performance(text: str) -> Performance:
-    """Read what all_reduce_perf of nccl-tests or rccl-tests printed."""
+    """Parse the output of all_reduce_perf of nccl-tests or rccl-tests."""
     version = _VERSION.search(text)
     library = _LIBRARY.search(text)
     name = ""
     if library:
         code = int(library[2])
         # 2.28.8 is 22808; before 2.9, 2.8.3 was 2803.
-        major, rest = divmod(code, 10000 if code >= 10000 else 1000)
-        name = f"{library[1].upper()}CCL {major}.{rest // 100}.{rest % 100}"
+        major, minor = divmod(code, 10000 if code >= 10000 else 1000)
+        name = f"{library[1].upper()}CCL {major}.{minor // 100}.{minor % 100}"
     rows = [(int(row[1]), row) for row in _ROW.finditer(text)]
-    wrong = ""
+    wrong_result = ""
     for size, row in rows:
         for count in (row[5], row[9]):
-            if not wrong and count.isdigit() and int(count):
-                wrong = f"all_reduce of {size} bytes: {count} numbers are wrong"
+            if not wrong_result and count.isdigit() and int(count):
+                wrong_result = f"all_reduce of {size} bytes: {count} numbers are wrong"
     bounds = _OUT_OF_BOUNDS.search(text)
     if bounds and bounds[2] != "OK":
-        wrong = wrong or f"all_reduce: out of bounds values: {bounds[1]}"
+        wrong_result = wrong_result or f"all_reduce: out of bounds values: {bounds[1]}"
     ms = gbps = 0.0
     if rows:
         first, last = min(rows)[1], max(rows)[1]
@@ -391,13 +398,13 @@ def performance(text: str) -> Performance:
         gbps = max(float(last[4]), float(last[8])) * 8
     checked = bool(rows) and not any("N/A" in (row[5], row[9]) for _, row in rows)
     failure = _FAILURE.search(text)
-    said = failure[1].strip() if failure else ""
-    warning = torch_ranks.warned(text)
+    message = failure[1].strip() if failure else ""
+    warning = torch_ranks.last_warning(text)
     if failure and warning:
-        said += f" ({warning})"
-    whole = checked and bounds is not None and not failure
+        message += f" ({warning})"
+    is_whole = checked and bounds is not None and not failure
     return Performance(
-        version[2] if version else "", name, whole, wrong, ms, gbps, said[:_LONGEST]
+        version[2] if version else "", name, is_whole, wrong_result, ms, gbps, message[:_LONGEST]
     )
 
 
@@ -411,7 +418,7 @@ def _nccl_tests(environment: Mapping[str, str]) -> str:
 
 
 def _gpus_of_driver(supervisor: Supervisor) -> int:
-    """How many GPUs the driver's tool sees, or AMD's driver itself; 0: none."""
+    """The number of GPUs that the driver's tool sees, or AMD's driver; 0: none."""
     with contextlib.suppress(OSError):
         rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
         count = sum(row.startswith("GPU ") for row in rows)
@@ -421,17 +428,24 @@ def _gpus_of_driver(supervisor: Supervisor) -> int:
     nodes = "/sys/class/kfd/kfd/topology/nodes"
     with contextlib.suppress(OSError):
         for name in os.listdir(nodes):
-            # A node without SIMDs is a processor; what is not ours cannot be read.
+            # A node without SIMDs is a processor; another user's cannot be read.
             with contextlib.suppress(OSError), open(f"{nodes}/{name}/properties") as file:
                 count += bool(re.search(r"^simd_count [1-9]", file.read(), re.M))
     return count
 
 
-class Engines:
-    """What `find` found.
+def _head_addresses(order: CollectiveOrder) -> tuple[str, ...]:
+    """The head's addresses, as this node may use them. On the head itself its name may be a
+    loopback address, as on Debian (127.0.1.1 in /etc/hosts)."""
+    loopback = ("127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else ()
+    return order.head.addresses + loopback
 
-    engines: best first, also those that cannot be used
-    gpus:    that the job's PyTorch sees, else the driver's tool
+
+class Engines:
+    """The engines of this node. The job's Python stays, with torch imported, until `close`.
+
+    engines: best first, also unusable ones
+    gpus:    the number that the job's PyTorch sees, else the driver's tool
     """
 
     def __init__(
@@ -442,20 +456,20 @@ class Engines:
     ) -> None:
         """listeners: gives the descriptor of each port's listener"""
         self._supervisor, self._config, self._listeners = supervisor, config, listeners
-        self._python: _Python | None = None
+        self._python: _TorchProcess | None = None
         self._program = ""
         self.engines: tuple[Engine, ...] = ()
         self.gpus = 0
-        wanted = config.engines
-        found: list[Engine] = []
-        if TORCH in wanted:
-            found += self._torch()
+        names = config.engines
+        engines: list[Engine] = []
+        if TORCH in names:
+            engines += self._torch()
         if self._python is None:
             self.gpus = _gpus_of_driver(supervisor)
-        if NCCL_TESTS in wanted:
-            found.append(self._vendor())
-        found.append(_engine(RING, "tcp"))
-        self.engines = tuple(found)
+        if NCCL_TESTS in names:
+            engines.append(self._vendor())
+        engines.append(_engine(RING, "tcp"))
+        self.engines = tuple(engines)
 
     def _import_s(self) -> float:
         return min(_IMPORT_S, self._supervisor.left_s * _IMPORT_SHARE)
@@ -463,18 +477,18 @@ class Engines:
     def _torch(self) -> list[Engine]:
         try:
             python = self._python = self._started(self._import_s())
-        except _Failed as problem:
-            where = " ".join((*self._config.prefix, self._config.python or "python3"))
+        except EngineUnusable as problem:
+            path = " ".join((*self._config.prefix, self._config.python or "python3"))
             return [
-                _engine(TORCH, backend, where=where, why=str(problem))
+                _engine(TORCH, backend, path=path, reason=str(problem))
                 for backend in (_NCCL, _GLOO)
             ]
         hello = python.hello
         self.gpus = hello["gpus"] if type(hello.get("gpus")) is int else 0
         version = str(hello["torch"])[:80]
-        where = str(hello.get("executable", ""))
-        if self._config.prefix or not where:
-            where = " ".join(python.words)
+        path = str(hello.get("executable", ""))
+        if self._config.prefix or not path:
+            path = " ".join(python.words)
         whys = {_NCCL: "", _GLOO: ""}
         if not hello.get("distributed"):
             whys = dict.fromkeys(whys, f"PyTorch {version} is built without torch.distributed")
@@ -486,12 +500,12 @@ class Engines:
             elif not hello.get("nccl"):
                 whys[_NCCL] = f"PyTorch {version} is built without NCCL"
             elif not self.gpus:
-                more = str(hello.get("why", ""))
-                whys[_NCCL] = "PyTorch sees no GPU" + (f": {more}" if more else "")
+                detail = str(hello.get("why", ""))
+                whys[_NCCL] = "PyTorch sees no GPU" + (f": {detail}" if detail else "")
         library = str(hello.get("library", ""))[:80]
         return [
             _engine(
-                TORCH, backend, version=version, library=carries, where=where, why=whys[backend]
+                TORCH, backend, version=version, library=carries, path=path, reason=whys[backend]
             )
             for backend, carries in ((_NCCL, library), (_GLOO, "gloo"))
         ]
@@ -500,41 +514,37 @@ class Engines:
         environment = _environment(self._config)
         self._program = _nccl_tests(environment)
         if not self._program:
-            return _engine(NCCL_TESTS, _NCCL, why=f"{_PROGRAM}: not found")
-        version = library = why = ""
-        # Some say it here; it asks no GPU.
+            return _engine(NCCL_TESTS, _NCCL, reason=f"{_PROGRAM}: not found")
+        version = library = reason = ""
+        # Some print the version here, without using a GPU.
         try:
             ended = self._supervisor.run([self._program, "-h"], 5, env=environment)
-            seen = performance(f"{ended.out}\n{ended.err}")
-            version, library = seen.version, seen.library
+            result = performance(f"{ended.out}\n{ended.err}")
+            version, library = result.version, result.library
             if ended.rc not in (0, None) and "error while loading" in ended.err:
-                why = f"{self._program}: {ended.first}"[:_LONGEST]
+                reason = f"{self._program}: {ended.first}"[:_LONGEST]
         except OSError as problem:
-            why = f"{self._program}: {problem.strerror}"
-        if not why and not self.gpus:
-            why = "no GPU"
+            reason = f"{self._program}: {problem.strerror}"
+        if not reason and not self.gpus:
+            reason = "no GPU"
         return _engine(
-            NCCL_TESTS, _NCCL, version=version, library=library, where=self._program, why=why
+            NCCL_TESTS, _NCCL, version=version, library=library, path=self._program, reason=reason
         )
 
-    def _started(self, limit_s: float) -> _Python:
-        return _Python(self._supervisor, self._config, limit_s, self._listeners())
+    def _started(self, limit_s: float) -> _TorchProcess:
+        return _TorchProcess(self._supervisor, self._config, limit_s, self._listeners())
 
     # --- One test.
 
-    def takes(self, order: Collective) -> bool:
-        """Whether the test leaves the head's listener open: rank 0 gets it, or needs no port."""
+    def takes(self, order: CollectiveOrder) -> bool:
+        """Whether the head's listener stays open: rank 0 takes it over, or needs no port."""
         if order.engine != TORCH:
             return True
         return self._python is not None and self._python.takes(order.head.port)
 
-    def run(
-        self, order: Collective, addresses: tuple[str, ...], stop: threading.Event
-    ) -> tuple[Rank, ...]:
-        """This node's ranks of a test of torch or nccl-tests.
-
-        addresses: of the head, its own; (): those of the order. Blocks, for at most the order's
-        limit and a moment; afterwards no process of the test is left.
+    def run(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
+        """Run this node's ranks of a test of torch or nccl-tests, for at most the order's limit
+        and a moment; afterwards no process of the test remains.
         """
         began = time.monotonic()
         for engine in self.engines:
@@ -544,26 +554,19 @@ class Engines:
             return self._run_vendor(order, stop)
         if order.engine != TORCH:
             return _lost(order, "start", f"no engine {order.engine}")
-        own = addresses or order.head.addresses
-        why = misled(order.head.name, self._own(order, own), *resolve(order.head.name))
-        if why:
-            ranks = _lost(order, "init", why)
-            return tuple(replace(one, seconds=time.monotonic() - began) for one in ranks)
+        reason = misled(order.head.name, _head_addresses(order), *resolve(order.head.name))
+        if reason:
+            ranks = _lost(order, "init", reason)
+            return tuple(replace(rank, seconds=time.monotonic() - began) for rank in ranks)
         try:
             if self._python is None or self._python.ended:
                 self._python = self._started(order.limit_s / 2)
-        except _Failed as problem:
+        except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
-        left = order.limit_s - (time.monotonic() - began)
-        return self._python.run(order, left, stop)
+        remaining_s = order.limit_s - (time.monotonic() - began)
+        return self._python.run(order, remaining_s, stop)
 
-    @staticmethod
-    def _own(order: Collective, own: tuple[str, ...]) -> tuple[str, ...]:
-        """The head's own addresses, as this node may use them: the head itself may come by the
-        loopback, as Debian's own name does (127.0.1.1 in /etc/hosts)."""
-        return (*own, "127.0.0.1", "127.0.1.1", "::1") if order.first == 0 else own
-
-    def _run_vendor(self, order: Collective, stop: threading.Event) -> tuple[Rank, ...]:
+    def _run_vendor(self, order: CollectiveOrder, stop: threading.Event) -> tuple[RankResult, ...]:
         if order.world != order.ranks:
             return _lost(order, "start", f"{NCCL_TESTS} without MPI proves the GPUs of one node")
         began = time.monotonic()
@@ -584,28 +587,28 @@ class Engines:
         ]  # fmt: skip
         try:
             process = _start(self._supervisor, argv, environment)
-        except _Failed as problem:
+        except EngineUnusable as problem:
             return _lost(order, "start", str(problem))
-        text, why = _watch(process, began + order.limit_s - 0.5, stop)
+        text, reason = _watch(process, began + order.limit_s - 0.5, stop)
         rc = process.returncode
         files = torch_ranks.shared(process.pid) if rc is None else []
         end_all({process.pid} if rc is None else set())
         self._supervisor.stop(process)
         torch_ranks.remove(files)
-        seen = performance(text)
-        said = seen.said or why
-        if not said and not seen.wrong and (rc or not seen.whole):
-            last = torch_ranks.reason(text) or torch_ranks.last_line(text)
-            said = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
-        phase = "done" if not said else "all_reduce" if "#wrong" in text else "init"
+        result = performance(text)
+        message = result.said or reason
+        if not message and not result.wrong and (rc or not result.whole):
+            last = torch_ranks.output_reason(text) or torch_ranks.last_line(text)
+            message = f"{_PROGRAM} ended with status {rc}" + (f": {last}" if last else "")
+        phase = "done" if not message else "all_reduce" if "#wrong" in text else "init"
         seconds = time.monotonic() - began
         return tuple(
             replace(
-                one, phase=phase, said=said[:_LONGEST], wrong=seen.wrong, seconds=seconds,
-                ms=round(seen.ms, 4) if not said else 0.0,
-                gbps=round(seen.gbps, 4) if not said else 0.0,
+                rank, phase=phase, said=message[:_LONGEST], wrong=result.wrong, seconds=seconds,
+                ms=round(result.ms, 4) if not message else 0.0,
+                gbps=round(result.gbps, 4) if not message else 0.0,
             )
-            for one in _lost(order, phase, said)
+            for rank in _lost(order, phase, message)
         )  # fmt: skip
 
     def close(self) -> None:
@@ -617,22 +620,22 @@ class Engines:
 def _watch(
     process: subprocess.Popen[bytes], until: float, stop: threading.Event
 ) -> tuple[str, str]:
-    """All that a program prints until its end, and why it was not waited for any longer."""
+    """The output of a program, and why it was ended; "": it ended by itself."""
     began = time.monotonic()
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdin.close()
-    kept = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
-    open_ = set(kept)
+    outputs = {process.stdout.fileno(): bytearray(), process.stderr.fileno(): bytearray()}
+    open_ = set(outputs)
     while open_ and not stop.is_set() and time.monotonic() < until:
         for number in select.select(list(open_), [], [], 0.1)[0]:
-            piece = os.read(number, 65536)
-            if not piece:
+            data = os.read(number, 65536)
+            if not data:
                 open_.discard(number)
-            kept[number] += piece
-            del kept[number][:-_OUTPUT]
-    text = "\n".join(one.decode("utf-8", "replace") for one in kept.values())
+            outputs[number] += data
+            del outputs[number][:-_OUTPUT]
+    text = "\n".join(output.decode("utf-8", "replace") for output in outputs.values())
     if not open_:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
@@ -640,10 +643,3 @@ def _watch(
     if stop.is_set():
         return text, "ended: others had passed in less time"
     return text, f"no end after {time.monotonic() - began:.1f} s"
-
-
-def find(
-    supervisor: Supervisor, config: Config, listeners: Callable[[], Mapping[int, int]] = dict
-) -> Engines:
-    """The engines of this node; the job's Python stays, with torch imported, until `close`."""
-    return Engines(supervisor, config, listeners)

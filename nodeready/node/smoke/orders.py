@@ -1,4 +1,4 @@
-"""What the control machine orders of a node in a smoke test, and what the node answers.
+"""The control machine's orders in a smoke test, and the node's answers.
 
 An order is one line of JSON on the program's standard input, an answer one line of its output
 (`nodeready.subjects.wire`). A node is ordered one test at a time; a pair's target has no order.
@@ -17,9 +17,8 @@ from nodeready.subjects.proof.facts import Busy
 #: The engines, best first: the job's own library, the vendor's test program, our own ring.
 TORCH, NCCL_TESTS, RING = ENGINES = ("torch", "nccl-tests", "ring")
 
-#: What a rank does, in this order; it says how far it came. ``compute``: a product of matrices on
-#: its own GPU, ``init``: the rendezvous and the process group, ``large``: the all_reduce whose
-#: bandwidth counts.
+#: The phases of a rank, in order. ``compute``: a product of matrices on its own GPU, ``init``: the
+#: rendezvous and the process group, ``large``: the all_reduce whose bandwidth counts.
 PHASES = (
     "start",
     "compute",
@@ -35,12 +34,12 @@ PHASES = (
 
 @dataclass(frozen=True)
 class Config:
-    """What the program is told at its start.
+    """The configuration of the program.
 
-    user:        as whom the ranks run; "": as whoever logs in
+    user:        the user of the ranks; "": the user who logs in
     limit_s:     seconds after which everything has ended
     ports:       on which the node listens, of the policy's range
-    engines:     that are looked for
+    engines:     to search for
     python:      the Python of the job, an absolute path; "": python3 of the user's session
     prefix:      words in front of it, such as ``apptainer exec --nv image.sif``
     environment: ``NAME=VALUE`` of the job
@@ -62,11 +61,11 @@ class Engine:
     """One engine of one backend on a node: ``torch`` over ``nccl``, ``torch`` over ``gloo``.
 
     name:    one of `ENGINES`
-    backend: ``nccl`` (of AMD's GPUs, too: there it is RCCL), ``gloo``, ``tcp``
+    backend: ``nccl`` (RCCL with AMD's GPUs), ``gloo``, ``tcp``
     version: of the engine, such as ``2.13.0+cu130``; "" where it has none
-    library: of what carries the data, such as ``NCCL 2.28.3``; ""
+    library: of the data's transport, such as ``NCCL 2.28.3``; ""
     where:   the program or the Python
-    proves:  what its pass proves, in words
+    proves:  what a pass proves
     why:     why it cannot be used on this node; "": it can
     """
 
@@ -83,13 +82,13 @@ class Engine:
 class Hello:
     """The program's first line.
 
-    host:      what the node calls itself
-    user:      as whom the ranks run
-    token:     what its listeners send to whoever connects
+    host:      the node's own name
+    user:      the user of the ranks
+    token:     of its listeners
     ports:     on which it listens now
     addresses: the node's own, without loopback and link-local ones
-    gpus:      how many the job's PyTorch, else the driver's tool sees; 0: none
-    engines:   best first, also those that cannot be used
+    gpus:      the number that the job's PyTorch, else the driver's tool sees
+    engines:   best first, also unusable ones
     why:       why nothing can be tested on this node at all; "": it can
     """
 
@@ -108,11 +107,11 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Peer:
+class SmokePeer:
     """Another node, as an order names it.
 
-    name:      that the job would use: it is resolved on the node that is ordered
-    addresses: the target's own, as its `Hello` said, checked by the control machine
+    name:      the job's name for it: it is resolved on the node that gets the order
+    addresses: the peer's own, from its `Hello`, checked by the control machine
     """
 
     name: str
@@ -122,7 +121,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveOrder:
     """One test: this node's ranks of a collective. The answer is a `Ran`.
 
     number:  of the test, unique in the run
@@ -145,8 +144,8 @@ class Collective:
     first: int
     ranks: int
     gpus: tuple[int, ...]
-    head: Peer
-    next: Peer | None
+    head: SmokePeer
+    next: SmokePeer | None
     small: int
     large: int
     limit_s: float
@@ -154,7 +153,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairOrder:
     """One test of the plain path to another node. The answer is a `Paired`.
 
     ports: of the target, that are tried one after the other; over the first that works go
@@ -162,7 +161,7 @@ class Pair:
     """
 
     number: int
-    target: Peer
+    target: SmokePeer
     ports: tuple[int, ...]
     small: int
     large: int
@@ -171,49 +170,48 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class End:
-    """End this test now: others have shown how long it takes. The test is answered as ever."""
+class EndOrder:
+    """End this test now: other tests have passed long ago. The test is still answered."""
 
     number: int
     what: str = "end"
 
 
-def line(order: Collective | Pair | End) -> str:
+def line(order: CollectiveOrder | PairOrder | EndOrder) -> str:
     """The order as its line, without the end of the line."""
     return json.dumps(dataclasses.asdict(order), separators=(",", ":"))
 
 
-def read(text: str) -> Collective | Pair | End:
-    """The order of a line. Raises KeyError, TypeError, ValueError for what is none."""
+def read(text: str) -> CollectiveOrder | PairOrder | EndOrder:
+    """The order in a line. Raises KeyError, TypeError, ValueError."""
     data = json.loads(text)
-    kind = {"collective": Collective, "pair": Pair, "end": End}[data["what"]]
+    kind = {"collective": CollectiveOrder, "pair": PairOrder, "end": EndOrder}[data["what"]]
     for name in ("head", "next", "target"):
         if data.get(name) is not None:
             peer = data[name]
-            data[name] = Peer(**{**peer, "addresses": tuple(peer["addresses"])})
+            data[name] = SmokePeer(**{**peer, "addresses": tuple(peer["addresses"])})
     for name in ("gpus", "ports"):
         if name in data:
             data[name] = tuple(data[name])
-    made: Collective | Pair | End = kind(**data)
-    return made
+    order: CollectiveOrder | PairOrder | EndOrder = kind(**data)
+    return order
 
 
 # --- Answers.
 
 
 @dataclass(frozen=True)
-class Rank:
-    """What became of one rank.
+class RankResult:
+    """The result of one rank.
 
-    gpu:         its GPU, -1: none
-    phase:       that it was in when it ended, one of `PHASES`; ``done``: it came to its end
-    wrong:       a result that is not what it must be, in words; "" when all are right
-    said:        why it failed, the last line of its error; "" when it did not
-    waits_for:   the rank whose data it waited for when it was ended; -1: nobody knows
-    ms:          the median of its small collectives; 0: there was none
-    gbps:        bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
-    retransmits: TCP segments that its connections sent again; -1: nobody knows
-    seconds:     of the whole rank
+    gpu:       its GPU, -1: none
+    phase:     the last one, of `PHASES`; ``done``: it came to its end
+    wrong:     a wrong result, in words; "" when all are right
+    said:      why it failed, the last line of its error; "" when it did not
+    waits_for: the rank whose data it waited for when it was ended; -1: unknown
+    ms:        the median of its small collectives; 0: there was none
+    gbps:      bus bandwidth of its large all_reduce, in Gbit/s; 0: there was none
+    seconds:   of the whole rank
     """
 
     rank: wire.Count
@@ -224,7 +222,6 @@ class Rank:
     waits_for: int
     ms: float
     gbps: float
-    retransmits: int
     seconds: wire.Seconds
 
     @property
@@ -235,32 +232,32 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ran:
-    """The answer to a `Collective`: this node's ranks, all of them, whatever happened.
+    """The answer to a `CollectiveOrder`: all of this node's ranks.
 
     error: why no rank could be started; "": they were
-    taken: which port rank 0 did not get, and whose process has it; "": it got its port
+    taken: the port that rank 0 did not get, and the process that has it; "": it got its port
     """
 
     number: wire.Count
     error: wire.Line
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankResult, ...]
     taken: wire.Line = ""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """The answer to a `Pair`.
+    """The answer to a `PairOrder`.
 
     resolved:    the addresses of the target's name on this node, in the resolver's order
     error:       why the name has none
-    address:     that was connected to, one of the target's own; "": none of them is
+    address:     of the connection, one of the target's own; "": no resolved address is
     tries:       of the ports, in their order; fewer when the time was over
     outcome:     of the data: ``ok``, ``small`` or ``large`` (the part that did not come back), ""
                  when no port works
     ms:          the median of the small messages' round trips
     gbps:        of the large one, both ways, in Gbit/s
-    retransmits: TCP segments that this node sent again for it; -1: nobody knows
-    came:        how many connections this node's listeners have taken since they began
+    retransmits: TCP segments that this node sent again for it; -1: unknown
+    came:        the number of connections that this node's listeners have accepted
     """
 
     number: wire.Count
@@ -277,5 +274,5 @@ class Paired:
 
 
 # wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "Collective", "Config", "End", "Engine", "Hello", "Pair", "Paired", "Peer",
-           "Ran", "Rank", "Try", "line", "read"]  # fmt: skip
+__all__ = ["Busy", "CollectiveOrder", "Config", "EndOrder", "Engine", "Hello", "PairOrder",
+           "Paired", "Ran", "RankResult", "SmokePeer", "Try", "line", "read"]  # fmt: skip

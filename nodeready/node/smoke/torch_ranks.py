@@ -1,24 +1,20 @@
-"""Ranks of the job's own PyTorch: what the job's own Python runs in a smoke test.
+"""The ranks of a smoke test in the job's own Python, with the job's own PyTorch.
 
-Self-contained, for Python 3.8 and torch 1.13 and newer: it is sent as text over the standard
-input of ``PYTHON -c``, and needs nothing else there, so that it runs behind a container's prefix,
-too. It imports torch once and forks a process for each rank of each order: an import takes
-seconds, a fork milliseconds. CUDA is never initialised in the process that forks.
+Self-contained, for Python 3.8 and torch 1.13 and newer: the text is sent over the standard input
+of ``PYTHON -c`` and needs nothing else, so that it also runs behind a container's prefix. It
+imports torch once and forks a process for each rank of each order: an import takes seconds, a fork
+milliseconds. CUDA is never initialised in the process that forks.
 
 An order is a line of JSON on the standard input, an answer a line on the standard output that
-begins with a mark. A rank says over a pipe which phase it enters, so that whoever hangs is known
-with its phase. All ranks of a test are dead when it is answered, save one that hangs in the
-kernel, of which that is said. They end with this process (PR_SET_PDEATHSIG) and by an alarm of
-their own; this process ends with its standard input.
+begins with a mark. A rank reports each phase over a pipe, so that the phase of a hanging rank is
+known. All ranks of a test have ended when it is answered, except a rank that hangs in the kernel:
+the answer reports it. They end with this process (PR_SET_PDEATHSIG) and by an alarm of their own;
+this process ends with its standard input.
 
-The environment is the job's. What is set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
-so that the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, to learn the reason
-of an error, and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp;
-MASTER_ADDR and MASTER_PORT, which are the store of the test.
-
-Retransmits are those of the rank's own TCP connections, as the kernel counts them for each
-(TCP_INFO in tcp(7)): the node's other traffic is not in them. A rank that did not answer at its
-end has none.
+The environment is the job's. Set in a rank: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, so that
+the numbers are the driver's; NCCL_DEBUG=WARN where the job has none, for the reason of an error,
+and no NCCL_DEBUG_FILE; TORCH_NCCL_DUMP_ON_TIMEOUT=0, for a dump is a file in /tmp; MASTER_ADDR and
+MASTER_PORT of the test's store.
 """
 
 from __future__ import annotations
@@ -44,20 +40,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-#: Seconds before the end of a test at which a rank is asked what it waits for, and those that it
-#: has for the answer; then it is killed.
+#: Seconds before the end of a test at which a rank is asked what it waits for, and seconds for
+#: its answer; then it is killed.
 ASK_S, ANSWER_S = 0.6, 0.25
-#: Seconds that the others of this node have when one rank has failed.
+#: Seconds for the other ranks of this node when one rank has failed.
 AFTER_FAILURE_S = 2.0
 #: Seconds in which a killed process is gone, unless it hangs in the kernel.
 REAP_S = 0.6
 #: Seconds for the driver to count its GPUs.
 COUNT_S = 25.0
-#: By how much the store's time-out is shorter than the test: the rank then says who is missing.
+#: The store's time-out is shorter than the test by this: the rank then reports missing ranks.
 STORE_S = 1.0
-#: A program of ours says its token faster; seconds for one connection to the store.
+#: Our listener sends its token faster than this; seconds for one connection to the store.
 SILENT_S, CONNECT_S = 0.05, 3.0
-#: Of the whole time, what the repetitions of the large all_reduce may take.
+#: The part of the test's time for the repetitions of the large all_reduce.
 SHARE = 0.2
 REPETITIONS, LATENCIES = 5, 5
 #: Characters of an error, bytes of a rank's output that are kept.
@@ -82,7 +78,7 @@ _WHERE = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\] ")
 
 
 def last_line(text: str) -> str:
-    """The line of an error's text that says what happened."""
+    """The line of an error's text with the reason."""
     text = re.split(r"\n?Exception raised from ", text)[0]
     text = _COUNSEL.sub("", text)
     lines = [line.strip() for line in text.splitlines()]
@@ -92,61 +88,59 @@ def last_line(text: str) -> str:
 
 def short(problem: BaseException) -> str:
     """An exception in one line."""
-    said = last_line(str(problem))
-    if isinstance(problem, (RuntimeError, ImportError, OSError)) and said:
-        return said
-    return (type(problem).__name__ + (": " + said if said else ""))[:LONGEST]
+    message = last_line(str(problem))
+    if isinstance(problem, (RuntimeError, ImportError, OSError)) and message:
+        return message
+    return (type(problem).__name__ + (": " + message if message else ""))[:LONGEST]
 
 
-def reason(output: str) -> str:
-    """Why a library ended a rank, from what was printed: its last warning, else its error."""
+def output_reason(output: str) -> str:
+    """Why a library ended a rank, from its output: its last warning, else its error."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     for pattern in (r"NCCL WARN (.*)", r"what\(\): *(.*)", r"(?:\w*Error|Exception): (.*)"):
         for line in reversed(lines):
-            found = re.search(pattern, line)
-            if found and found.group(1):
-                return found.group(1)[:LONGEST]
+            match = re.search(pattern, line)
+            if match and match.group(1):
+                return match.group(1)[:LONGEST]
     return ""
 
 
-def warned(output: str) -> str:
-    """The last warning that NCCL or torch's network code printed; "": there is none."""
+def last_warning(output: str) -> str:
+    """The last warning of NCCL or torch's network code; "": there is none."""
     for line in reversed(output.splitlines()):
-        found = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
-        if found:
-            return (found.group(1) or found.group(2))[:LONGEST]
+        match = re.search(r"NCCL WARN (.*)|(Unable to (?:resolve hostname|find address).*)", line)
+        if match:
+            return (match.group(1) or match.group(2))[:LONGEST]
     return ""
 
 
 # --- TCP connections of this process.
 
 
-def connections() -> Iterator[tuple[str, int, int, int]]:
-    """Of each: the peer, the state, segments that nobody acknowledges however often they are sent,
-    and all that were sent again."""
+def connections() -> Iterator[tuple[str, int, int]]:
+    """The peer, the state, and the stuck segments of each connection: not acknowledged after two
+    time-outs."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError, ValueError):
             if not os.readlink("/proc/self/fd/" + name).startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
                 families = (socket.AF_INET, socket.AF_INET6)
-                if one.family not in families or one.type != socket.SOCK_STREAM:
+                if connection.family not in families or connection.type != socket.SOCK_STREAM:
                     continue
-                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
                 try:
-                    peer = one.getpeername()[0]
+                    peer = connection.getpeername()[0]
                 except OSError:
-                    peer = remote(str(os.fstat(one.fileno()).st_ino))
-                # linux/tcp.h: eight bytes, of which the third counts the time-outs since the last
-                # acknowledgement; then numbers of 32 bits: unacked is the fifth, total_retrans
-                # the 24th. After one time-out a connection is slow, after two it hangs.
-                unacked, again = (struct.unpack_from("=I", info, 8 + 4 * at)[0] for at in (4, 23))
-                stuck = unacked if info[2] > 1 else 0
-                yield peer.rpartition("::ffff:")[2], info[0], stuck, again
+                    peer = remote(str(os.fstat(connection.fileno()).st_ino))
+                # linux/tcp.h: the third byte counts the time-outs since the last acknowledgement,
+                # unacked is at 24. After one time-out a connection is slow, after two it hangs.
+                (unacked,) = struct.unpack_from("=I", info, 24)
+                yield peer.rpartition("::ffff:")[2], info[0], unacked if info[2] > 1 else 0
 
 
 def remote(inode: str) -> str:
-    """Where a socket connects to that has no answer yet: only the kernel's table tells."""
+    """The address to which a socket connects, without an answer yet, from the kernel's table."""
     for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
             for words in (row.split() for row in file):
@@ -164,29 +158,28 @@ def address(number: bytes) -> str:
     return socket.inet_ntop(family, b"".join(parts))
 
 
-def waiting() -> dict[str, Any]:
-    """What this process waits for: connections without an answer, and its retransmits."""
-    said, total = [], 0
-    for peer, state, stuck, again in connections():
-        total += again
+def waiting() -> str:
+    """What this process waits for: its connections without an answer."""
+    reasons = []
+    for peer, state, stuck in connections():
         if state == _SYN_SENT:
-            said.append(f"{peer} does not answer")
+            reasons.append(f"{peer} does not answer")
         elif state == _ESTABLISHED and stuck:
-            said.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
-    return {"late": "; ".join(dict.fromkeys(said))[:LONGEST], "retransmits": total}
+            reasons.append(f"{peer} does not acknowledge {stuck} segment{'s' * (stuck > 1)}")
+    return "; ".join(dict.fromkeys(reasons))[:LONGEST]
 
 
-def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
-    """Why there is no store yet; "": there is one. A store says nothing first; the program of the
-    node that will have it listens there before, and sends its token."""
+def store_problem(host: str, port: int, token: bytes, wait_s: float) -> str:
+    """Why there is no store yet; "": there is one. A store sends nothing first; the program on its
+    node listens there before, and sends its token."""
     try:
-        with socket.create_connection((host, port), max(0.1, wait_s)) as one:
-            one.settimeout(SILENT_S)
+        with socket.create_connection((host, port), max(0.1, wait_s)) as connection:
+            connection.settimeout(SILENT_S)
             try:
-                heard = one.recv(256)
+                data = connection.recv(256)
             except socket.timeout:
                 return ""
-            return f"{host}:{port}: rank 0 has not come" if token.startswith(heard) else ""
+            return f"{host}:{port}: rank 0 has not come" if token.startswith(data) else ""
     except socket.timeout:
         return f"{host}:{port} does not answer"
     except OSError as problem:
@@ -196,19 +189,19 @@ def absent(host: str, port: int, token: bytes, wait_s: float) -> str:
 # --- One rank, in its own process.
 
 
-def wrong(torch: Any, got: Any, expected: Any, what: str) -> str:
-    """How a result differs from what it must be, in words; "": it does not."""
+def mismatch(torch: Any, got: Any, expected: Any, title: str) -> str:
+    """How a result differs from the expected one; "": it does not."""
     bad = got != expected
     count = int(bad.sum().item())
     if not count:
         return ""
     at = int(bad.reshape(-1).nonzero()[0].item())
-    seen, right = (one.reshape(-1)[at].item() for one in (got, expected))
+    value, expected_value = (tensor.reshape(-1)[at].item() for tensor in (got, expected))
     of = f"{count} of {bad.numel()} numbers are wrong"
-    return f"{what}: {of}, number {at} is {seen}, not {right}"
+    return f"{title}: {of}, number {at} is {value}, not {expected_value}"
 
 
-class Trial:
+class RankWork:
     """The rank's work. say: sends a dict to the process that forked it"""
 
     def __init__(self, order: dict[str, Any], index: int, torch: Any, say: Callable[..., None]):
@@ -225,23 +218,22 @@ class Trial:
         self.store: Any = None
 
     def left_s(self) -> float:
-        left: float = self.deadline - time.monotonic()
-        return max(0.5, left)
+        remaining_s: float = self.deadline - time.monotonic()
+        return max(0.5, remaining_s)
 
     def run(self) -> None:
         for phase in ("compute", "init", "barrier", "all_reduce", "all_gather", "send_recv",
                       "large"):  # fmt: skip
             self.say(phase=phase)
             getattr(self, phase)()
-        again = sum(one[3] for one in connections())
-        self.say(phase="done", ms=self.ms, gbps=self.gbps, retransmits=again)
+        self.say(phase="done", ms=self.ms, gbps=self.gbps)
         self.part()
 
-    def differs(self, what: str) -> None:
-        """Note the first wrong result; the others' work goes on, which needs this rank."""
-        if what and not self.wrong:
-            self.wrong = what
-            self.say(wrong=what)
+    def differs(self, message: str) -> None:
+        """Report the first wrong result; the work continues, for other ranks need this one."""
+        if message and not self.wrong:
+            self.wrong = message
+            self.say(wrong=message)
 
     def sync(self) -> None:
         if self.gpu >= 0:
@@ -254,25 +246,29 @@ class Trial:
         """
         torch = self.torch
         if self.gpu >= 0:
-            seen = torch.cuda.device_count()
-            if seen < len(self.order["gpus"]):
+            count = torch.cuda.device_count()
+            if count < len(self.order["gpus"]):
                 torch.cuda.init()
                 of = len(self.order["gpus"])
-                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {seen} of {of} GPUs")
+                raise RuntimeError(f"GPU {self.gpu}: PyTorch sees {count} of {of} GPUs")
             torch.cuda.set_device(self.device)
         side = SIDE if self.gpu >= 0 else SIDE_CPU
         four = (torch.arange(side) % 4).to(torch.float32)
         # a[i, k] = i + k, b[k, j] = j - k, all modulo 4; the sums of 0, 1, 2, 3 and of their
         # squares are 6 and 14. Small integers: exact in float32, and in TF32.
-        left = (four[:, None] + four[None, :]).to(self.device)
+        left_matrix = (four[:, None] + four[None, :]).to(self.device)
         right = (four[None, :] - four[:, None]).to(self.device)
-        got = (left @ right).cpu()
+        got = (left_matrix @ right).cpu()
         n, s, q = side, side / 4 * 6, side / 4 * 14
         i, j = four[:, None], four[None, :]
-        self.differs(wrong(torch, got, n * i * j - s * i + s * j - q, "the product of matrices"))
+        self.differs(
+            mismatch(torch, got, n * i * j - s * i + s * j - q, "the product of matrices")
+        )
         if self.gpu >= 0:
             sent = torch.arange(COPIED // 8, dtype=torch.int64) * 2654435761
-            self.differs(wrong(torch, sent.to(self.device).cpu(), sent, "memory there and back"))
+            self.differs(
+                mismatch(torch, sent.to(self.device).cpu(), sent, "memory there and back")
+            )
             self.sync()
 
     def init(self) -> None:
@@ -289,20 +285,20 @@ class Trial:
             wait_for_workers=False, **listener,
         )  # fmt: skip
         self.join()
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if order["backend"] == "nccl":
-            # Later than the end: it is killed, and no watchdog of its own is faster.
+            # Later than the end: the rank is killed before its own watchdog acts.
             limit = datetime.timedelta(seconds=self.left_s() + 3600)
             if "device_id" in inspect.signature(dist.init_process_group).parameters:
-                more["device_id"] = self.device
+                options["device_id"] = self.device
         else:
             limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
         dist.init_process_group(
             order["backend"], store=self.store, rank=self.rank, world_size=self.world,
-            timeout=limit, **more,
+            timeout=limit, **options,
         )  # fmt: skip
-        # In init gloo says whom it does not reach; later it only says that time is over, and
-        # closes the connections that tell more.
+        # In init gloo names a rank that it does not reach; later it only reports a time-out, and
+        # closes the connections that would tell more.
         c10d = importlib.import_module("torch.distributed.distributed_c10d")
         later = getattr(dist, "set_timeout", None) or getattr(c10d, "_set_pg_timeout", None)
         if later is not None and order["backend"] != "nccl":
@@ -316,17 +312,19 @@ class Trial:
         """
         host, port = self.order["host"], self.order["port"]
         while True:
-            left = self.left_s() - STORE_S
-            why = absent(host, port, self.order["token"].encode(), min(CONNECT_S, left))
-            if not why:
+            remaining_s = self.left_s() - STORE_S
+            reason = store_problem(
+                host, port, self.order["token"].encode(), min(CONNECT_S, remaining_s)
+            )
+            if not reason:
                 return
-            if left <= 0:
+            if remaining_s <= 0:
                 self.say(waits_for=0)
-                raise RuntimeError(why)
+                raise RuntimeError(reason)
             time.sleep(0.02)
 
     def join(self) -> None:
-        """Rank 0 waits for all, as its store would, and says who is missing."""
+        """Rank 0 waits for all ranks, as its store would, and reports missing ones."""
         self.store.add(f"nodeready/rank{self.rank}", 1)
         self.store.add("nodeready/ranks", 1)
         if self.rank:
@@ -335,18 +333,22 @@ class Trial:
         while self.store.add("nodeready/ranks", 0) < self.world:
             if self.left_s() <= STORE_S:
                 ranks = range(self.world)
-                missing = [one for one in ranks if not self.store.add(f"nodeready/rank{one}", 0)]
-                some = ", ".join(str(one) for one in missing[:8])
-                more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-                who = "rank" if len(missing) == 1 else "ranks"
-                self.say(said=f"timed out: {who} {some}{more} did not come", waits_for=missing[0])
-                # The others still have their store: what they say is their own reason.
+                missing = [
+                    number for number in ranks if not self.store.add(f"nodeready/rank{number}", 0)
+                ]
+                numbers = ", ".join(str(number) for number in missing[:8])
+                suffix = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+                noun = "rank" if len(missing) == 1 else "ranks"
+                self.say(
+                    said=f"timed out: {noun} {numbers}{suffix} did not come", waits_for=missing[0]
+                )
+                # Keep the store for the other ranks: each reports its own reason.
                 time.sleep(self.left_s() + 5)
             time.sleep(0.005)
         self.store.set("nodeready/all", "1")
 
     def wait(self) -> None:
-        """Until rank 0 has seen all. Raises RuntimeError when it does not."""
+        """Wait until rank 0 has seen all ranks. Raises RuntimeError when it does not."""
         try:
             limit = datetime.timedelta(seconds=max(0.5, self.left_s() - STORE_S))
             self.store.wait(["nodeready/all"], limit)
@@ -362,10 +364,12 @@ class Trial:
             self.dist.barrier()
         self.sync()
 
-    def positions(self, item: int, most: int, dtype: Any) -> Any:
-        """0, 1, 2, ... as many as ``most`` bytes hold."""
+    def positions(self, item: int, size_bytes: int, dtype: Any) -> Any:
+        """0, 1, 2, ... as many as fit into these bytes."""
         torch = self.torch
-        return torch.arange(max(1, most // item), dtype=torch.int64, device=self.device).to(dtype)
+        return torch.arange(max(1, size_bytes // item), dtype=torch.int64, device=self.device).to(
+            dtype
+        )
 
     def all_reduce(self) -> None:
         torch, n = self.torch, self.world
@@ -374,15 +378,19 @@ class Trial:
         self.dist.all_reduce(got)
         self.sync()
         expected = at * (n * (n + 1) // 2)
-        said = wrong(torch, got, expected, "all_reduce of int64")
-        more = int((got - expected)[0].item())
-        if said and 1 <= abs(more) <= n and bool((got - expected == at * more).all()):
-            how = "were missing" if more < 0 else "counted twice"
-            said = f"all_reduce of int64: as if rank {abs(more) - 1} {how}"
-        self.differs(said)
+        message = mismatch(torch, got, expected, "all_reduce of int64")
+        difference = int((got - expected)[0].item())
+        if (
+            message
+            and 1 <= abs(difference) <= n
+            and bool((got - expected == at * difference).all())
+        ):
+            how = "were missing" if difference < 0 else "counted twice"
+            message = f"all_reduce of int64: as if rank {abs(difference) - 1} {how}"
+        self.differs(message)
         # Exact in float32: nothing is larger than 2^24 for up to 160,000 ranks.
         at = self.positions(4, self.order["small"], torch.float32) % 13 + 1
-        expected = at * sum(one % 8 + 1 for one in range(n))
+        expected = at * sum(rank % 8 + 1 for rank in range(n))
         took = []
         for _ in range(LATENCIES):
             got = at * (self.rank % 8 + 1)
@@ -391,7 +399,7 @@ class Trial:
             self.dist.all_reduce(got)
             self.sync()
             took.append(time.monotonic() - began)
-            self.differs(wrong(torch, got, expected, "all_reduce of float32"))
+            self.differs(mismatch(torch, got, expected, "all_reduce of float32"))
         self.ms = sorted(took)[len(took) // 2] * 1000
 
     def all_gather(self) -> None:
@@ -401,11 +409,11 @@ class Trial:
         self.dist.all_gather(parts, at + self.rank * 1000003)
         self.sync()
         for rank, part in enumerate(parts):
-            what = f"all_gather, the part of rank {rank}"
-            self.differs(wrong(torch, part, at + rank * 1000003, what))
+            title = f"all_gather, the part of rank {rank}"
+            self.differs(mismatch(torch, part, at + rank * 1000003, title))
 
     def send_recv(self) -> None:
-        """To the next rank of the ring, from the one before."""
+        """Send to the next rank of the ring, receive from the previous rank."""
         if self.world == 1:
             return
         torch, dist = self.torch, self.dist
@@ -414,22 +422,25 @@ class Trial:
         self.say(waits_for=before)
         sent, got = at + self.rank * 7919, torch.full_like(at, -1)
         if self.order["backend"] == "nccl":
-            both = [dist.P2POp(dist.isend, sent, behind), dist.P2POp(dist.irecv, got, before)]
-            work = dist.batch_isend_irecv(both)
+            operations = [
+                dist.P2POp(dist.isend, sent, behind),
+                dist.P2POp(dist.irecv, got, before),
+            ]
+            work = dist.batch_isend_irecv(operations)
         else:
             work = [dist.isend(sent, behind), dist.irecv(got, before)]
-        for one in work:
-            one.wait()
+        for request in work:
+            request.wait()
         self.sync()
         self.say(waits_for=-1)
-        self.differs(wrong(torch, got, at + before * 7919, f"what rank {before} sent"))
+        self.differs(mismatch(torch, got, at + before * 7919, f"what rank {before} sent"))
 
     def large(self) -> None:
-        """Its bandwidth is the best of some repetitions; all ranks agree on how many."""
+        """Measure the best of some repetitions; all ranks agree on their number."""
         torch, n = self.torch, self.world
-        most = max(1, self.order["large"] // 4)
+        count = max(1, self.order["large"] // 4)
         few = torch.arange(1, 14, dtype=torch.float32, device=self.device)
-        at = few.repeat(most // 13 + 1)[:most]
+        at = few.repeat(count // 13 + 1)[:count]
         got = torch.empty_like(at)
 
         def once() -> float:
@@ -441,27 +452,27 @@ class Trial:
             return time.monotonic() - began
 
         once()
-        at_end = at * sum(one % 8 + 1 for one in range(n))
-        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        at_end = at * sum(rank % 8 + 1 for rank in range(n))
+        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
         times = [once()]
         self.large_s = times[0]
-        # Agreed on by the store: a library that sums wrongly would have each do another number.
+        # Agreed by the store: with a library that sums wrongly, the ranks would not agree.
         if self.rank == 0:
             share = min(self.order["seconds"] * SHARE, self.left_s() / 2)
             self.store.set("nodeready/more", str(min(REPETITIONS, int(share / self.large_s))))
         times += [once() for _ in range(int(self.store.get("nodeready/more")))]
-        self.differs(wrong(torch, got, at_end, "the large all_reduce"))
+        self.differs(mismatch(torch, got, at_end, "the large all_reduce"))
         moved = at.numel() * 4 * 8 * 2 * (n - 1) / n
         self.gbps = moved / min(times) / 1e9
 
     def part(self) -> None:
-        """Stay until all are done: a GPU's memory is read by others, rank 0 has the store.
+        """Wait until all ranks are done: they read this GPU's memory, and rank 0 has the store.
 
-        It has done its work: what goes wrong here is nobody's failure.
+        The work is done: a problem here is no failure.
         """
         limit = datetime.timedelta(seconds=min(self.left_s(), max(1.0, 3 * self.large_s)))
         if self.world > 1:
-            # Nobody asks again and again: there may be thousands.
+            # No polling: there may be thousands of ranks.
             with contextlib.suppress(Exception):
                 if self.store.add("nodeready/done", 1) == self.world:
                     self.store.set("nodeready/over", "1")
@@ -472,21 +483,21 @@ class Trial:
                     self.store.wait(["nodeready/gone"], limit)
 
 
-def visible(gpus: list[int], given: str) -> str:
+def visible(gpus: list[int], session_gpus: str) -> str:
     """CUDA_VISIBLE_DEVICES for these GPUs, the driver's numbers, in a session that has ``given``.
 
     Where the session's have names (UUIDs), a number stands for the place in its list. Raises
     RuntimeError for a GPU that is not the session's.
     """
-    allowed = [one.strip() for one in given.split(",") if one.strip()]
+    allowed = [name.strip() for name in session_gpus.split(",") if name.strip()]
     if not allowed:
-        return ",".join(str(one) for one in gpus)
-    named = not all(one.isdigit() for one in allowed)
-    for one in gpus:
-        if one >= len(allowed) if named else str(one) not in allowed:
-            have = f"CUDA_VISIBLE_DEVICES={given[:80]}"
-            raise RuntimeError(f"GPU {one} is not this session's: {have}")
-    return ",".join(allowed[one] if named else str(one) for one in gpus)
+        return ",".join(str(gpu) for gpu in gpus)
+    named = not all(name.isdigit() for name in allowed)
+    for gpu in gpus:
+        if gpu >= len(allowed) if named else str(gpu) not in allowed:
+            have = f"CUDA_VISIBLE_DEVICES={session_gpus[:80]}"
+            raise RuntimeError(f"GPU {gpu} is not this session's: {have}")
+    return ",".join(allowed[gpu] if named else str(gpu) for gpu in gpus)
 
 
 def prepare(order: dict[str, Any], hip: bool) -> None:
@@ -497,15 +508,15 @@ def prepare(order: dict[str, Any], hip: bool) -> None:
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = order["host"], str(order["port"])
     if order["gpus"]:
         name = "HIP_VISIBLE_DEVICES" if hip else "CUDA_VISIBLE_DEVICES"
-        given = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        os.environ[name] = visible(order["gpus"], given)
+        session_gpus = os.environ.get(name) or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ[name] = visible(order["gpus"], session_gpus)
         if hip:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
 
 
 def become(limit_s: float, parent: int, output: int) -> None:
-    """This process is now one that ends with its parent, by its alarm, and leaves no core."""
+    """Let this process end with its parent, or by its alarm, and leave no core."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
@@ -514,7 +525,7 @@ def become(limit_s: float, parent: int, output: int) -> None:
         ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
-    # Of a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
+    # With a limit of 1 byte no core is written, not even through a pipe (fs/coredump.c).
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (1 if hard else 0, hard))
     null = os.open(os.devnull, os.O_RDWR)
@@ -523,33 +534,29 @@ def become(limit_s: float, parent: int, output: int) -> None:
         os.dup2(output, stream)
 
 
-def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked: int) -> None:
-    """What a rank's process does; it does not return."""
+def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, questions: int) -> None:
+    """Run a rank, and end its process."""
 
     def say(**data: Any) -> None:
         os.write(tell, json.dumps(data).encode("ascii") + b"\n")
 
     def answer() -> None:
-        # A byte: say what you wait for. The end: whoever forked us is gone.
-        if not os.read(asked, 1):
+        # A byte is a question; the end means that the parent has ended.
+        if not os.read(questions, 1):
             os._exit(1)
-        say(**waiting())
+        say(late=waiting())
 
     failed = 0
     try:
         torch.set_num_threads(1)
         threading.Thread(target=answer, daemon=True).start()
         prepare(order, bool(getattr(torch.version, "hip", None)))
-        Trial(order, index, torch, say).run()
+        RankWork(order, index, torch, say).run()
     except BaseException as problem:  # noqa: BLE001
         failed = 1
-        again = -1
-        with contextlib.suppress(Exception):
-            again = sum(one[3] for one in connections())
-        said = short(problem)
-        say(said=said, retransmits=again)
+        say(said=short(problem))
     finally:
-        # Without destructors: a library's may wait for whoever is gone.
+        # Without destructors: a library's may wait for a rank that has ended.
         os._exit(failed)
 
 
@@ -557,11 +564,11 @@ def rank_process(torch: Any, order: dict[str, Any], index: int, tell: int, asked
 
 
 def shared(pid: int) -> list[str]:
-    """The files of NCCL's shared memory that a process has open. They have a name until all ranks
-    have opened them; of a rank that is killed before, nobody else removes them."""
+    """The files of NCCL's shared memory that a process has open. NCCL removes their names when all
+    ranks have opened them, but not if a rank is killed before."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
-        found = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
-        return [os.fsdecode(one) for one in found]
+        paths = re.findall(rb" (/dev/shm/nccl-\S+)$", file.read(), re.M)
+        return [os.fsdecode(path) for path in paths]
     return []
 
 
@@ -572,56 +579,56 @@ def remove(files: list[str]) -> None:
             os.unlink(path)
 
 
-class Rank:
+class RankProcess:
     """A rank's process as its parent knows it."""
 
     def __init__(
-        self, torch: Any, order: dict[str, Any], index: int, others: list[Rank], out: int
+        self, torch: Any, order: dict[str, Any], index: int, siblings: list[RankProcess], out: int
     ) -> None:
         self.began = time.monotonic()
         self.index, self.number = index, order["first"] + index
         self.ended: int | None = None
         self.seconds = 0.0
-        self.known: dict[str, Any] = {"phase": "start"}
+        self.report: dict[str, Any] = {"phase": "start"}
         self.buffer, self.output = b"", b""
         self.killed = ""
         self.files: list[str] = []
-        self.told, tell = os.pipe()
-        asked, self.ask_end = os.pipe()
+        self.messages_end, tell = os.pipe()
+        questions, self.ask_end = os.pipe()
         self.log, output = os.pipe()
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                for one in (self, *others):
-                    for number in (one.told, one.ask_end, one.log):
+                for rank in (self, *siblings):
+                    for number in (rank.messages_end, rank.ask_end, rank.log):
                         if number >= 0:
                             os.close(number)
                 os.close(out)
                 become(order["seconds"] + 1, parent, output)
-                rank_process(torch, order, index, tell, asked)
+                rank_process(torch, order, index, tell, questions)
             finally:
                 os._exit(1)
-        for number in (tell, asked, output):
+        for number in (tell, questions, output):
             os.close(number)
-        for number in (self.told, self.log):
+        for number in (self.messages_end, self.log):
             os.set_blocking(number, False)
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, and not for having waited in vain: then the others do, too."""
-        said = self.known.get("said", "")
-        if self.known["phase"] == "done" or re.search("timed? ?out", said, re.I):
+        """Whether it failed by itself, and not by a time-out, which the other ranks have too."""
+        message = self.report.get("said", "")
+        if self.report["phase"] == "done" or re.search("timed? ?out", message, re.I):
             return False
-        return self.ended is not None or bool(said)
+        return self.ended is not None or bool(message)
 
     @property
     def own_fault(self) -> bool:
-        """Whether it failed where no other rank has a part in it, or died."""
-        return self.known["phase"] in ("start", "compute") or not self.known.get("said")
+        """Whether it failed in a phase that needs no other rank, or died."""
+        return self.report["phase"] in ("start", "compute") or not self.report.get("said")
 
     def state(self) -> str:
-        """What the kernel says of it, when that says why it does not go on."""
+        """The kernel's state of the process, if that explains why it does not continue."""
         with contextlib.suppress(OSError, IndexError):
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 letter = file.read().rpartition(b") ")[2][:1].decode()
@@ -629,20 +636,20 @@ class Rank:
             return states.get(letter, "")
         return ""
 
-    def hear(self) -> Iterator[dict[str, Any]]:
-        """What it said since it was last heard."""
-        for number, name in ((self.log, "output"), (self.told, "buffer")):
+    def read_messages(self) -> Iterator[dict[str, Any]]:
+        """Its messages since the last call."""
+        for number, name in ((self.log, "output"), (self.messages_end, "buffer")):
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    piece = os.read(number, 65536)
-                    if not piece:
+                    chunk = os.read(number, 65536)
+                    if not chunk:
                         break
-                    kept = getattr(self, name) + piece
-                    setattr(self, name, kept[-KEPT:] if name == "output" else kept)
+                    text = getattr(self, name) + chunk
+                    setattr(self, name, text[-KEPT:] if name == "output" else text)
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
             data = json.loads(line)
-            self.known.update(data)
+            self.report.update(data)
             yield data
 
     def reap(self) -> bool:
@@ -659,7 +666,7 @@ class Rank:
             os.write(self.ask_end, b"?")
 
     def kill(self) -> None:
-        """Kill it, with all that it started."""
+        """Kill it with its children."""
         if self.ended is not None:
             return
         if not self.state():
@@ -672,41 +679,42 @@ class Rank:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        for number in (self.told, self.ask_end, self.log):
+        for number in (self.messages_end, self.ask_end, self.log):
             os.close(number)
-        self.told = self.ask_end = self.log = -1
+        self.messages_end = self.ask_end = self.log = -1
         remove(self.files)
 
     def answer(self, gpu: int) -> dict[str, Any]:
-        """What became of it, for the answer."""
-        known, output = self.known, self.output.decode("utf-8", "replace")
-        said = known.get("said", "")
-        if known["phase"] == "done":
-            said = ""
+        """Its result, for the answer."""
+        state, output = self.report, self.output.decode("utf-8", "replace")
+        message = state.get("said", "")
+        if state["phase"] == "done":
+            message = ""
         elif self.ended is None:
-            left = f"process {self.pid} does not end after SIGKILL"
-            said = "; ".join(one for one in (self.killed, left, self.state()) if one)
+            zombie = f"process {self.pid} does not end after SIGKILL"
+            message = "; ".join(part for part in (self.killed, zombie, self.state()) if part)
         elif self.killed:
-            late = known.get("state") or known.get("late", "it does not answer")
-            said = said or "; ".join(one for one in (self.killed, late, warned(output)) if one)
-        elif said:
-            more = warned(output)
-            said += f" ({more})" if more and more not in said else ""
+            late = state.get("state") or state.get("late", "it does not answer")
+            message = message or "; ".join(
+                part for part in (self.killed, late, last_warning(output)) if part
+            )
+        elif message:
+            warning = last_warning(output)
+            message += f" ({warning})" if warning and warning not in message else ""
         else:
             name = ""
             if self.ended < 0:
                 with contextlib.suppress(ValueError):
                     name = signal.Signals(-self.ended).name
-            said = "ended by " + (name or f"signal {-self.ended}")
+            message = "ended by " + (name or f"signal {-self.ended}")
             if self.ended >= 0:
-                said = f"ended with status {self.ended}"
-            said += "".join(": " + one for one in (reason(output),) if one)
+                message = f"ended with status {self.ended}"
+            message += "".join(": " + detail for detail in (output_reason(output),) if detail)
         return {
-            "rank": self.number, "gpu": gpu, "phase": known["phase"],
-            "wrong": known.get("wrong", ""), "said": said[:LONGEST],
-            "waits_for": known.get("waits_for", -1) if said else -1,
-            "ms": round(known.get("ms", 0.0), 4), "gbps": round(known.get("gbps", 0.0), 4),
-            "retransmits": known.get("retransmits", -1),
+            "rank": self.number, "gpu": gpu, "phase": state["phase"],
+            "wrong": state.get("wrong", ""), "said": message[:LONGEST],
+            "waits_for": state.get("waits_for", -1) if message else -1,
+            "ms": round(state.get("ms", 0.0), 4), "gbps": round(state.get("gbps", 0.0), 4),
             "seconds": round(self.seconds or time.monotonic() - self.began, 3),
         }  # fmt: skip
 
@@ -718,7 +726,7 @@ class Forker:
         self.torch, self.out, self.mark = torch, out, mark
         self.input = b""
         #: Killed, and not gone.
-        self.left: list[int] = []
+        self.zombies: list[int] = []
 
     def say(self, data: dict[str, Any]) -> None:
         text = (self.mark + " " + json.dumps(data) + "\n").encode("ascii")
@@ -726,13 +734,13 @@ class Forker:
             text = text[os.write(self.out, text) :]
 
     def lines(self, wait_s: float | None) -> Iterator[dict[str, Any]]:
-        """The orders that came. Raises EOFError at the input's end: that of everything."""
+        """The orders received. Raises EOFError at the input's end, which ends the program."""
         if wait_s is not None and not select.select([0], [], [], wait_s)[0]:
             return
-        piece = os.read(0, 65536)
-        if not piece:
+        data = os.read(0, 65536)
+        if not data:
             raise EOFError
-        *rows, self.input = (self.input + piece).split(b"\n")
+        *rows, self.input = (self.input + data).split(b"\n")
         for row in rows:
             yield json.loads(row)
 
@@ -745,12 +753,12 @@ class Forker:
     def test(self, order: dict[str, Any]) -> None:
         began = time.monotonic()
         order["deadline"] = began + order["seconds"]
-        ranks: list[Rank] = []
+        ranks: list[RankProcess] = []
         error = ""
         try:
             try:
                 for index in range(order["ranks"]):
-                    ranks.append(Rank(self.torch, order, index, ranks, self.out))
+                    ranks.append(RankProcess(self.torch, order, index, ranks, self.out))
             except OSError as problem:
                 error = f"fork: {problem.strerror}"
             else:
@@ -758,68 +766,68 @@ class Forker:
         finally:
             self.end(ranks)
         gpus = order["gpus"] or [-1] * len(ranks)
-        answers = [] if error else [one.answer(gpus[one.index]) for one in ranks]
+        answers = [] if error else [rank.answer(gpus[rank.index]) for rank in ranks]
         self.say({"number": order["number"], "error": error, "ranks": answers})
 
-    def watch(self, order: dict[str, Any], ranks: list[Rank]) -> None:
-        """Until all have ended, or time is over, or we are told to end it."""
-        until, why = order["deadline"] - ASK_S, ""
-        blamed: Rank | None = None
+    def watch(self, order: dict[str, Any], ranks: list[RankProcess]) -> None:
+        """Wait until all ranks have ended, the time is over, or an order ends the test."""
+        until, reason = order["deadline"] - ASK_S, ""
+        blamed: RankProcess | None = None
         while True:
-            running = [one for one in ranks if not one.reap()]
-            for one in ranks:
-                self.hear(order, one)
+            running = [rank for rank in ranks if not rank.reap()]
+            for rank in ranks:
+                self.relay_phases(order, rank)
             if not running:
                 return
             if blamed is None:
-                blamed = next((one for one in ranks if one.failed), None)
+                blamed = next((rank for rank in ranks if rank.failed), None)
                 if blamed is not None:
                     until = min(until, time.monotonic() + AFTER_FAILURE_S)
-                    why = f"ended: rank {blamed.number} had failed"
-            left = until - time.monotonic()
-            if left <= 0:
+                    reason = f"ended: rank {blamed.number} had failed"
+            remaining_s = until - time.monotonic()
+            if remaining_s <= 0:
                 break
-            ends = [end for one in running for end in (one.told, one.log)]
-            ready = select.select([0, *ends], [], [], min(left, 0.1))[0]
+            ends = [end for rank in running for end in (rank.messages_end, rank.log)]
+            ready = select.select([0, *ends], [], [], min(remaining_s, 0.1))[0]
             if 0 in ready:
-                for told in self.lines(0):
-                    if told.get("end") == order["number"]:
-                        why, until = why or "ended: others had passed in less time", 0.0
+                for message in self.lines(0):
+                    if message.get("end") == order["number"]:
+                        reason, until = reason or "ended: others had passed in less time", 0.0
             elif ready:
                 # The end of a pipe comes a moment before that of its process.
                 time.sleep(0.001)
-        for one in running:
-            one.killed = why or f"no end after {time.monotonic() - one.began:.1f} s"
-            one.known["state"] = one.state()
+        for rank in running:
+            rank.killed = reason or f"no end after {time.monotonic() - rank.began:.1f} s"
+            rank.report["state"] = rank.state()
             if blamed is not None and blamed.own_fault:
-                one.known["waits_for"] = blamed.number
-            one.ask()
+                rank.report["waits_for"] = blamed.number
+            rank.ask()
         until = time.monotonic() + ANSWER_S
-        while time.monotonic() < until and not all("late" in one.known for one in running):
-            select.select([one.told for one in running], [], [], 0.02)
-            for one in running:
-                self.hear(order, one)
+        while time.monotonic() < until and not all("late" in rank.report for rank in running):
+            select.select([rank.messages_end for rank in running], [], [], 0.02)
+            for rank in running:
+                self.relay_phases(order, rank)
 
-    def hear(self, order: dict[str, Any], one: Rank) -> None:
-        """Hear a rank, and pass on which phase it is in."""
-        for data in one.hear():
+    def relay_phases(self, order: dict[str, Any], rank: RankProcess) -> None:
+        """Read a rank's messages, and report its phase."""
+        for data in rank.read_messages():
             if "phase" in data:
-                phase = {"rank": one.number, "phase": data["phase"]}
+                phase = {"rank": rank.number, "phase": data["phase"]}
                 self.say({"number": order["number"], **phase})
 
-    def end(self, ranks: list[Rank]) -> None:
-        """Kill those that run; wait for their end, not for long."""
-        for one in ranks:
-            one.kill()
+    def end(self, ranks: list[RankProcess]) -> None:
+        """Kill the ranks that run, and wait briefly for their end."""
+        for rank in ranks:
+            rank.kill()
         until = time.monotonic() + REAP_S
-        while sum(not one.reap() for one in ranks) and time.monotonic() < until:
+        while sum(not rank.reap() for rank in ranks) and time.monotonic() < until:
             time.sleep(0.005)
-        for one in ranks:
-            for _ in one.hear():
+        for rank in ranks:
+            for _ in rank.read_messages():
                 pass
-            one.close()
-        self.left = [pid for pid in self.left if not os.waitpid(pid, os.WNOHANG)[0]]
-        self.left += [one.pid for one in ranks if one.ended is None]
+            rank.close()
+        self.zombies = [pid for pid in self.zombies if not os.waitpid(pid, os.WNOHANG)[0]]
+        self.zombies += [rank.pid for rank in ranks if rank.ended is None]
 
 
 # --- What is here, and the beginning.
@@ -831,25 +839,25 @@ def library(torch: Any) -> str:
     if isinstance(version, int):
         version = (version // 1000, version % 1000 // 100, version % 100)
     name = "RCCL" if getattr(torch.version, "hip", None) else "NCCL"
-    return name + " " + ".".join(str(one) for one in version[:3])
+    return name + " " + ".".join(str(part) for part in version[:3])
 
 
 def count(torch: Any, tell: int) -> None:
-    """Count the GPUs, in a fork: to ask may initialise CUDA."""
-    found: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
+    """Count the GPUs, in a fork: counting may initialise CUDA."""
+    result: dict[str, Any] = {"gpus": 0, "why": "", "library": ""}
     try:
         with contextlib.suppress(Exception):
-            found["library"] = library(torch)
-        found["gpus"] = torch.cuda.device_count()
-        if not found["gpus"]:
+            result["library"] = library(torch)
+        result["gpus"] = torch.cuda.device_count()
+        if not result["gpus"]:
             torch.cuda.init()
     except BaseException as problem:  # noqa: BLE001
-        found["why"] = short(problem)
-    os.write(tell, json.dumps(found).encode("ascii"))
+        result["why"] = short(problem)
+    os.write(tell, json.dumps(result).encode("ascii"))
 
 
 def counted(torch: Any) -> dict[str, Any]:
-    """How many GPUs this PyTorch sees, why it sees none, and its library for them."""
+    """The number of GPUs that PyTorch sees, why it sees none, and its library for them."""
     read, write = os.pipe()
     parent = os.getpid()
     pid = os.fork()
@@ -864,10 +872,10 @@ def counted(torch: Any) -> dict[str, Any]:
     text = b""
     until = time.monotonic() + COUNT_S
     while select.select([read], [], [], max(0.0, until - time.monotonic()))[0]:
-        piece = os.read(read, 65536)
-        if not piece:
+        data = os.read(read, 65536)
+        if not data:
             break
-        text += piece
+        text += data
     os.close(read)
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)
@@ -875,50 +883,52 @@ def counted(torch: Any) -> dict[str, Any]:
     while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < until:
         time.sleep(0.005)
     try:
-        found: dict[str, Any] = json.loads(text)
+        result: dict[str, Any] = json.loads(text)
     except ValueError:
         return {"gpus": 0, "library": "", "why": f"the driver did not answer in {COUNT_S:.0f} s"}
-    return found
+    return result
 
 
 def handed_over(dist: Any, listeners: dict[int, int]) -> list[int]:
-    """The ports whose listeners a store can take over (PyTorch 2.0 on), of those that have come:
-    a container's program may close all descriptors but the first three. The others are closed, so
-    that they hold no port."""
-    found = []
-    made = getattr(getattr(dist, "TCPStore", None), "__init__", None)
-    takes = "master_listen_fd" in str(getattr(made, "__doc__", ""))
+    """The ports whose listeners a store can take over (PyTorch 2.0 and newer). A container's
+    program may close all descriptors but the first three. Unused listeners are closed, so that
+    they hold no port."""
+    ports = []
+    initializer = getattr(getattr(dist, "TCPStore", None), "__init__", None)
+    takes = "master_listen_fd" in str(getattr(initializer, "__doc__", ""))
     for port, number in listeners.items():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as one:
-            if one.getsockname()[1] != port:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
+            if listener.getsockname()[1] != port:
                 continue
             if takes:
-                found.append(port)
+                ports.append(port)
             else:
                 os.close(number)
-    return found
+    return ports
 
 
 def main(
     mark: str, limit_s: float, environment: dict[str, str], listeners: dict[int, int]
 ) -> None:
-    """mark: what a line of ours begins with; limit_s: seconds after which all has ended
+    """Serve orders until the end of the input.
 
+    mark:      the beginning of each line of output
+    limit_s:   seconds after which this process ends
     listeners: port -> its listener's descriptor
     """
-    # What is ignored or blocked is inherited.
+    # Ignored and blocked signals are inherited.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGALRM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.environ.update(environment)
-    # What is printed here by others, is not ours.
+    # Other output, such as a library's, goes to standard error.
     out = os.dup(1)
     os.set_inheritable(out, False)
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     # -c puts the current directory first; a job's first is that of its script.
-    sys.path[:] = [one for one in sys.path if one]
+    sys.path[:] = [path for path in sys.path if path]
     forker = Forker(None, out, mark)
     try:
         torch = importlib.import_module("torch")
@@ -940,9 +950,9 @@ def main(
     if hello["distributed"]:
         hello["listeners"] = handed_over(dist, listeners)
         hello["nccl"] = bool(dist.is_nccl_available())
-        # Only newer ones can be asked.
-        known = getattr(dist, "is_gloo_available", None)
-        hello["gloo"] = bool(known()) if known else hasattr(dist, "ProcessGroupGloo")
+        # Newer versions only.
+        is_available = getattr(dist, "is_gloo_available", None)
+        hello["gloo"] = bool(is_available()) if is_available else hasattr(dist, "ProcessGroupGloo")
     hello.update(counted(torch))
     if torch.cuda.is_initialized():
         hello["why"] = "the import of torch initialises CUDA: no rank can be forked"

@@ -13,7 +13,7 @@ from nodeready.cli import smoke as command
 from nodeready.cli import targets
 from nodeready.cli.options import Refused
 from nodeready.smoke import run as smoke_run
-from nodeready.smoke.document import Smoke
+from nodeready.smoke.document import SmokeReport
 from nodeready.transport.allocation import RunningJob
 from tests.fake import Fake
 from tests.unit.commands import AWAY
@@ -23,7 +23,7 @@ from tests.unit.reports.test_smoke_table import GPU, NODE, made
 class Runner:
     """In place of the run: keeps the task, and returns the document."""
 
-    def __init__(self, document: Smoke) -> None:
+    def __init__(self, document: SmokeReport) -> None:
         self.document, self.task = document, None
 
     def __call__(self, task, tell, progress, password):
@@ -39,7 +39,7 @@ def smoke(run, monkeypatch, tmp_path):
     """``smoke(document, *words)``: the command that ends with this document, and its task."""
     monkeypatch.chdir(tmp_path)
 
-    def go(document: Smoke, *words: str):
+    def go(document: SmokeReport, *words: str):
         runner = Runner(document)
         monkeypatch.setattr(smoke_run, "smoke", runner)
         return run({node.name: AWAY for node in document.nodes}, "smoke", *words), runner.task

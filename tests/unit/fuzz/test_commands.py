@@ -23,7 +23,7 @@ import pytest
 from nodeready.node.cores import program as cores
 from nodeready.node.cores.program import File, Listing
 from nodeready.node.proofs import mesh
-from nodeready.ready.run import run_mesh
+from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
 from nodeready.transport.base import Answer, Channel, Reply, Request

@@ -26,7 +26,7 @@ from nodeready.node.witnesses import flight_recorder, nccl_ras
 from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
-from nodeready.ready.job_env import read_installed
+from nodeready.ready.debug_variables import read_installed
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
@@ -334,7 +334,7 @@ ELSEWHERE = {
     "transport/connection.py:answers",
     "a text of ours or of the user": "node/cores/core_pattern.py:expand "
     "subjects/base.py:_parse_own_files transport/ssh_config.py:expand",
-    "values that were decoded": "ready/localize.py:_answers",
+    "values that were decoded": "ready/reach.py:_answers",
 }
 
 

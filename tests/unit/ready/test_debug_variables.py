@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
-from nodeready.ready.job_env import Installed, debug_variables, question, read_installed
+from nodeready.ready.debug_variables import (
+    InstalledTorch,
+    debug_variables,
+    question,
+    read_installed,
+)
 
 WORD = "0a1b2c3d"
 
@@ -45,29 +50,29 @@ OLD_FILE, NEW_FILE = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE
     ],
 )
 def test_the_recorder_of_the_installed_version_and_its_files(torch, recorder, files):
-    assert values(Installed(torch, False)) == {**recorder, **ALWAYS}
+    assert values(InstalledTorch(torch, False)) == {**recorder, **ALWAYS}
     if files is not None:
-        by_name = values(Installed(torch, False), directory="/share/records/")
+        by_name = values(InstalledTorch(torch, False), directory="/share/records/")
         by_name = {name: value for name, value in by_name.items() if name.endswith("TEMP_FILE")}
         assert by_name == dict.fromkeys(files, "/share/records/comm_lib_trace_rank_")
 
 
 def test_cores_of_the_gpu_where_torch_was_built_for_them():
     for cuda, is_there in ((True, True), (None, True), (False, False)):
-        names = values(Installed("2.15.0", cuda))
+        names = values(InstalledTorch("2.15.0", cuda))
         for name in ("CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "CUDA_COREDUMP_PIPE"):
             assert (name in names) is is_there
 
 
 def test_nodes_with_several_versions_get_the_names_of_all():
-    by_name = variables(Installed("2.7.0", True), Installed("2.9.0", True))
+    by_name = variables(InstalledTorch("2.7.0", True), InstalledTorch("2.9.0", True))
     assert by_name["TORCH_NCCL_TRACE_BUFFER_SIZE"].notes == (
         "gpu2: not needed there, and harmless",
     )
     assert by_name["TORCH_FR_BUFFER_SIZE"].nodes_by_value == (("2000", ("gpu2",)),)
     assert all(variable.settled and variable.reason for variable in by_name.values())
     # A node without a version is named.
-    by_name = variables(Installed("2.15.0", True), Installed(why="there is no python3"))
+    by_name = variables(InstalledTorch("2.15.0", True), InstalledTorch(why="there is no python3"))
     assert "gpu2: there is no python3" in by_name["TORCH_FR_BUFFER_SIZE"].notes
     assert by_name["NCCL_DEBUG"].notes == ()
 
@@ -77,7 +82,7 @@ def test_every_variable_is_one_that_a_shell_can_export_and_pipes_are_of_this_job
     for _ in range(2):
         by_name = {
             variable.name: variable
-            for variable in debug_variables({"n": Installed()}, "/a b;$(reboot)")
+            for variable in debug_variables({"n": InstalledTorch()}, "/a b;$(reboot)")
         }
         assert all(re.fullmatch("[A-Z][A-Z0-9_]*", name) for name in by_name)
         pipes.add(by_name["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"].value)
@@ -87,7 +92,7 @@ def test_every_variable_is_one_that_a_shell_can_export_and_pipes_are_of_this_job
 # --- How a node is asked.
 
 
-def query(python: str) -> Installed:
+def query(python: str) -> InstalledTorch:
     done = subprocess.run(
         ["sh", "-c", question(python, "N")], capture_output=True, text=True, check=True
     )
@@ -113,17 +118,19 @@ def environment(tmp_path_factory):
 
 def test_a_nodes_python_answers_without_importing_torch(environment):
     path = environment(None)
-    assert query(path) == Installed(why=f"{path} finds no torch")
+    assert query(path) == InstalledTorch(why=f"{path} finds no torch")
     for text, torch, cuda in (
         ("__version__ = '2.15.0+cu132'\ncuda: Optional[str] = '13.2'\n", "2.15.0+cu132", True),
         ("__version__ = '2.7.0+rocm6.3'\ncuda = None\nhip = '6.3.1'\n", "2.7.0+rocm6.3", False),
         ("__version__ = '1.13.1'\n", "1.13.1", False),
         ("__version__ = '2.9.0a0+git1'\ncuda = '12.8'\n", "2.9.0a0+git1", True),
     ):
-        assert query(environment(text)) == Installed(torch, cuda)
+        assert query(environment(text)) == InstalledTorch(torch, cuda)
     for text in ("", "__version__ = 3\n", "__version__ = '$(reboot)'\n"):
         assert query(environment(text)).torch == ""
-    assert query("/no/such/python; reboot") == Installed(why="there is no /no/such/python; reboot")
+    assert query("/no/such/python; reboot") == InstalledTorch(
+        why="there is no /no/such/python; reboot"
+    )
 
 
 def test_an_answer_that_makes_no_sense():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.ready import job_env
-from nodeready.ready.job_env import Choice, Variable
+from nodeready.ready import job_env, master_port
+from nodeready.ready.job_env import JobVariable
+from nodeready.ready.master_port import PortChoice
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as sockets
@@ -21,7 +22,7 @@ NAMES = (*INTERFACES, "NCCL_IB_HCA", "PDSH_RCMD_TYPE", "MASTER_PORT")
 LOST = Unknown("timed out")
 
 
-def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, Variable]:
+def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, JobVariable]:
     """The variables of nodes that are called gpu1, gpu2 and so on."""
     snapshots = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
     variables = job_env.variables(snapshots, dict.fromkeys(snapshots, policy))
@@ -29,7 +30,7 @@ def of(*nodes: Snapshot, policy: Policy = POLICY) -> dict[str, Variable]:
     return {variable.name: variable for variable in variables}
 
 
-def values(variables: dict[str, Variable]) -> dict[str, str | None]:
+def values(variables: dict[str, JobVariable]) -> dict[str, str | None]:
     return {name: variable.value for name, variable in variables.items()}
 
 
@@ -131,9 +132,9 @@ SPAN = (29500, 29510)
 FIRST = "the first of 29500-29510 that is free on all nodes"
 
 
-def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> Choice:
+def choose(*nodes: Ports | Unknown, span: tuple[int, int] = SPAN) -> PortChoice:
     by_name = {f"gpu{number}": node for number, node in enumerate(nodes, 1)}
-    return job_env.choose(by_name, dict.fromkeys(by_name, span))
+    return master_port.choose(by_name, dict.fromkeys(by_name, span))
 
 
 def test_the_port_is_a_variable():
@@ -152,7 +153,7 @@ def test_the_first_port_that_is_free_everywhere(case):
         if "firewall" in observed:
             observed["firewall"] = Firewall(*observed["firewall"])
         nodes.append(ports(*held, **observed))
-    assert choose(*nodes) == Choice(case["port"], FIRST, tuple(case["notes"]), {})
+    assert choose(*nodes) == PortChoice(case["port"], FIRST, tuple(case["notes"]), {})
 
 
 def test_nothing_free_says_why():
@@ -173,10 +174,10 @@ def test_nothing_free_says_why():
 
 def test_the_range_is_common_to_all_policies():
     nodes = {"a": ports(socket(29505)), "b": ports()}
-    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (29505, 29600)})
+    choice = master_port.choose(nodes, {"a": (29500, 29510), "b": (29505, 29600)})
     reason = "the first of 29505-29510 that is free on all nodes"
     assert (choice.port, choice.reason) == (29506, reason)
-    choice = job_env.choose(nodes, {"a": (29500, 29510), "b": (30000, 30010)})
+    choice = master_port.choose(nodes, {"a": (29500, 29510), "b": (30000, 30010)})
     reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
     assert (choice.port, choice.reason) == (None, reason)
     assert choice.notes == ("29500-29510 on a", "30000-30010 on b")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nodeready.ready.localize import Attempt, Finding, attribute
+from nodeready.ready.localize import ReachAttempt, ReachFinding, attribute
 from nodeready.ready.mesh import full, ring_and_skips, rounds
 from tests.cases import cases
 
@@ -14,7 +14,7 @@ from tests.cases import cases
 def attempts_of(names, is_failing, offsets=full, what="29500", cause="dropped"):
     """The attempts of these nodes, of which those with `is_failing(source, target)` fail."""
     return [
-        Attempt(s, t, what, not is_failing(s, t), cause if is_failing(s, t) else "")
+        ReachAttempt(s, t, what, not is_failing(s, t), cause if is_failing(s, t) else "")
         for pairs in rounds(names, offsets(len(names)))
         for s, t in pairs
     ]
@@ -36,8 +36,8 @@ def test_who_is_to_blame(case):
 
 
 def test_an_untried_way_back_is_not_reported_as_working():
-    attempts = [Attempt("a", "b", "ssh", False, "refused")]
-    assert attribute(attempts) == [Finding("pair", "a", ("b",), 1, ("ssh",), "refused", None)]
+    attempts = [ReachAttempt("a", "b", "ssh", False, "refused")]
+    assert attribute(attempts) == [ReachFinding("pair", "a", ("b",), 1, ("ssh",), "refused", None)]
 
 
 def test_ports_that_fail_alike_are_one_finding_and_others_are_not():
@@ -45,7 +45,7 @@ def test_ports_that_fail_alike_are_one_finding_and_others_are_not():
     other = attempts_of("abcde", failing("*>c"), what="29502", cause="refused")
     good = attempts_of("abcde", failing(), what="29503")
     findings = attribute([*bad[1], *good, *other, *bad[0]])
-    assert [(finding.what, finding.cause) for finding in findings] == [
+    assert [(finding.channels, finding.cause) for finding in findings] == [
         (("29500", "29501"), "dropped"),
         (("29502",), "refused"),
     ]
@@ -53,9 +53,12 @@ def test_ports_that_fail_alike_are_one_finding_and_others_are_not():
 
 def test_the_most_common_cause_is_reported_and_the_last_of_equal_attempts_counts():
     causes = (("a", "refused"), ("b", "dropped"), ("c", "dropped"))
-    attempts = [Attempt(source, "d", "x", False, cause) for source, cause in causes]
+    attempts = [ReachAttempt(source, "d", "x", False, cause) for source, cause in causes]
     assert [finding.cause for finding in attribute(attempts)] == ["dropped"]
-    assert attribute([Attempt("a", "b", "x", False, "lost"), Attempt("a", "b", "x", True)]) == []
+    assert (
+        attribute([ReachAttempt("a", "b", "x", False, "lost"), ReachAttempt("a", "b", "x", True)])
+        == []
+    )
 
 
 @pytest.mark.parametrize("kind", ["target", "source"])

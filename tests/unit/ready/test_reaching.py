@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nodeready.policy import Policy
-from nodeready.ready.localize import reach
 from nodeready.ready.mesh import peers_of, ring_and_skips
+from nodeready.ready.reach import reach
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import (
     Answer,

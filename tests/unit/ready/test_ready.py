@@ -7,7 +7,7 @@ from dataclasses import fields
 from nodeready.audit.document import Ready, ready_code, slots
 from nodeready.inventory import launcher_files
 from nodeready.node.proofs.program import _PROVE
-from nodeready.ready.run import Wanted
+from nodeready.ready.run import WantedProofs
 from nodeready.reports.audit_table import show_ready
 from nodeready.reports.registry import Options
 from nodeready.subjects.proof.facts import COLLECTIVE, MESH, SESSION, Proved
@@ -25,13 +25,13 @@ def test_a_proof_is_a_row_of_the_program_a_field_of_the_facts_and_judged():
 
 
 def test_only_the_proofs_of_the_chosen_checks_run():
-    assert Wanted.of(["proof.gdb", "proof.backtrace", "ptrace.scope"]) == Wanted(
+    assert WantedProofs.of(["proof.gdb", "proof.backtrace", "ptrace.scope"]) == WantedProofs(
         ("tracers", "core"), mesh=False
     )
-    assert Wanted.of(["proof.mesh", "proof.user"]) == Wanted((), mesh=True)
-    assert Wanted.of(check.id for check in CHECKS) == Wanted(collective=True)
-    assert Wanted.of(check.id for check in CHECKS if not check.named) == Wanted()
-    assert Wanted.of(["proof.collective"]) == Wanted((), mesh=False, collective=True)
+    assert WantedProofs.of(["proof.mesh", "proof.user"]) == WantedProofs((), mesh=True)
+    assert WantedProofs.of(check.id for check in CHECKS) == WantedProofs(collective=True)
+    assert WantedProofs.of(check.id for check in CHECKS if not check.named) == WantedProofs()
+    assert WantedProofs.of(["proof.collective"]) == WantedProofs((), mesh=False, collective=True)
 
 
 FINE = node("n1", ok("proof.attach", "a stack"))

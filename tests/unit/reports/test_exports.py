@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from nodeready.ready.job_env import Environment, Variable
+from nodeready.ready.job_env import Environment, JobVariable
 from nodeready.reports import env_script, json_report, speedscope
 from tests.builders.environments import ENVIRONMENTS
 from tests.builders.stack_fleets import FLEETS
@@ -72,7 +72,7 @@ def test_what_needs_attention_is_a_line_each() -> None:
 
 def test_a_value_that_zsh_would_expand_is_quoted() -> None:
     """Of a bare ``=eth0``, zsh would look for a command eth0."""
-    variable = Variable("A", "=eth0", "why", True)
+    variable = JobVariable("A", "=eth0", "why", True)
     assert "export A='=eth0'\n" in text(Environment("", ("n",), (), (variable,)))
 
 

@@ -21,12 +21,12 @@ from nodeready.smoke.document import (
     UNREACHABLE,
     UNTESTED,
     WARNED,
-    Link,
-    Node,
-    Smoke,
-    Suspect,
+    LinkBandwidth,
+    SmokeNode,
+    SmokeReport,
     code,
 )
+from nodeready.smoke.knowledge import SmokeSuspect
 from tests.builders.fleets import HOSTILE
 from tests.paths import DOCS
 
@@ -39,15 +39,15 @@ NCCL = (
     "init, all_reduce, all_gather, send/recv and barrier of the job's own PyTorch over NCCL "
     "2.28.3, the sums, and each GPU's products and memory"
 )
-BETWEEN = Link("between", 14, 1.34, 1.02, ("node02", "node05"))
-INSIDE = Link("inside", 12, 14.21, 11.8, ("node04",))
+BETWEEN = LinkBandwidth("between", 14, 1.34, 1.02, ("node02", "node05"))
+INSIDE = LinkBandwidth("inside", 12, 14.21, 11.8, ("node04",))
 
 
 def names(count: int) -> list[str]:
     return [f"node{number:02d}" for number in range(1, count + 1)]
 
 
-def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
+def made(count: int = 12, *suspects: SmokeSuspect, **more: object) -> SmokeReport:
     """A test of so many nodes of two ranks, in which all but the suspects passed."""
     blamed = {name for one in suspects for name in one.blamed}
     given: dict[str, object] = {
@@ -62,22 +62,24 @@ def made(count: int = 12, *suspects: Suspect, **more: object) -> Smoke:
         "alone": 12,
         "rounds": 11,
         "nodes": tuple(
-            Node(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
+            SmokeNode(name, SUSPECT if name in blamed else PASSED, ranks=2, engine=ENGINE)
             for name in names(count)
         ),
         "suspects": suspects,
         "links": (BETWEEN, INSIDE),
     }
-    return Smoke(**{**given, **more})  # type: ignore[arg-type]
+    return SmokeReport(**{**given, **more})  # type: ignore[arg-type]
 
 
-def other(smoke: Smoke, changed: dict[str, Node]) -> Smoke:
+def other(smoke: SmokeReport, changed: dict[str, SmokeNode]) -> SmokeReport:
     """The same with other nodes."""
     return replace(smoke, nodes=tuple(changed.get(node.name, node) for node in smoke.nodes))
 
 
-def suspect(kind: str, nodes: Iterable[str], *evidence: str, gpus: Sequence[int] = ()) -> Suspect:
-    return Suspect(kind, tuple(nodes), tuple(gpus), evidence)
+def suspect(
+    kind: str, nodes: Iterable[str], *evidence: str, gpus: Sequence[int] = ()
+) -> SmokeSuspect:
+    return SmokeSuspect(kind, tuple(nodes), tuple(gpus), evidence)
 
 
 NODE = suspect(
@@ -108,7 +110,7 @@ SWITCH = suspect(
 )  # fmt: skip
 
 
-def mixed() -> Smoke:
+def mixed() -> SmokeReport:
     """Several suspects, a warning, and nodes that were not tested for two reasons."""
     engine, every = "torch 2.13.0+cu130 over nccl", tuple(range(8))
     pair = suspect(
@@ -117,29 +119,29 @@ def mixed() -> Smoke:
     )  # fmt: skip
     blamed = ("node02", "node03", "node09", "node13")
     nodes = {
-        name: Node(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8)
+        name: SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 8, every, engine, (), 8)
         for name in names(16)
     }
     warning = "GPU 2: 3 new corrected ECC errors during the test"
     nodes["node04"] = replace(nodes["node04"], status=WARNED, warnings=(warning,))
     for name in ("node10", "node11"):
         busy = "GPU 0 is busy (python, pid 4711); --busy tests beside them"
-        nodes[name] = Node(name, UNTESTED, busy)
+        nodes[name] = SmokeNode(name, UNTESTED, busy)
     away = "node12: connection refused: is sshd running?"
-    nodes["node12"] = Node("node12", UNREACHABLE, away)
+    nodes["node12"] = SmokeNode("node12", UNREACHABLE, away)
     return made(
         0, GPU, PAIR, pair, engine=engine, proves=NCCL,
-        links=(Link("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
+        links=(LinkBandwidth("between", 16, 371.2, 344.0, ("node05", "node06"), 300.0),),
         nodes=tuple(nodes.values()), tests=23, alone=13, rounds=12,
     )  # fmt: skip
 
 
-def gpus() -> Smoke:
+def gpus() -> SmokeReport:
     """64 nodes of eight GPUs each, with a floor for the bandwidth."""
     engine = "torch 2.13.0+cu130 over nccl (NCCL 2.28.3)"
-    fast = Link("between", 9, 381.4, 312.25, ("node033",), 350.0)
+    fast = LinkBandwidth("between", 9, 381.4, 312.25, ("node033",), 350.0)
     nodes = [
-        Node(f"node{number:03d}", PASSED, "", 8, tuple(range(8)), engine)
+        SmokeNode(f"node{number:03d}", PASSED, "", 8, tuple(range(8)), engine)
         for number in range(1, 65)
     ]
     return made(
@@ -148,26 +150,31 @@ def gpus() -> Smoke:
     )  # fmt: skip
 
 
-def recorded(links: tuple[Link, ...], *suspects: Suspect, **figures: object) -> Smoke:
+def recorded(
+    links: tuple[LinkBandwidth, ...], *suspects: SmokeSuspect, **figures: object
+) -> SmokeReport:
     """Twelve nodes of the lab, as a run on them was: docs/smoke.md shows it."""
     blamed = {name for suspect in suspects for name in suspect.blamed}
     engine = "torch 1.13.0a0 over gloo"
     nodes = tuple(
-        Node(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine) for name in LAB
+        SmokeNode(name, SUSPECT if name in blamed else PASSED, "", 2, (), engine) for name in LAB
     )
     return made(0, *suspects, engine=engine, nodes=nodes, links=links, **figures)
 
 
 LAB = [f"node{number:03d}" for number in range(1, 13)]
 LAB_GO = recorded(
-    (Link("inside", 12, 1.22, 0.82, ("node004",)), Link("between", 5, 1.09, 0.63, tuple(LAB))),
+    (
+        LinkBandwidth("inside", 12, 1.22, 0.82, ("node004",)),
+        LinkBandwidth("between", 5, 1.09, 0.63, tuple(LAB)),
+    ),
     tests=5, rounds=58, finished="2030-01-02T03:04:33Z",
 )  # fmt: skip
 #: A packet filter on node007 drops what is large on its way out.
 LAB_NO_GO = recorded(
     (
-        Link("inside", 12, 1.44, 1.16, ("node006",)),
-        Link("between", 7, 1.66, 0.73, (*LAB[:4], *LAB[8:])),
+        LinkBandwidth("inside", 12, 1.44, 1.16, ("node006",)),
+        LinkBandwidth("between", 7, 1.66, 0.73, (*LAB[:4], *LAB[8:])),
     ),
     suspect(
         "node", ["node007"],
@@ -180,30 +187,30 @@ LAB_NO_GO = recorded(
 )  # fmt: skip
 
 
-def nothing() -> Smoke:
+def nothing() -> SmokeReport:
     why = "no PyTorch in /usr/bin/python3, and no nccl-tests"
-    nodes = tuple(Node(name, UNTESTED, why) for name in names(3))
+    nodes = tuple(SmokeNode(name, UNTESTED, why) for name in names(3))
     return made(
         0, nodes=nodes, engine="", proves="", control="", tests=0, alone=0, rounds=0, links=()
     )
 
 
-def partial() -> Smoke:
+def partial() -> SmokeReport:
     found = made(12, NODE, complete=False, stopped="interrupted in round 6", tests=9, rounds=5)
     unknown = {
-        name: Node(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
+        name: SmokeNode(name, UNTESTED, "interrupted in round 6") for name in ("node11", "node12")
     }
     return other(found, unknown)
 
 
-def hostile() -> Smoke:
-    evil = Suspect("node", ("node01",), (), (HOSTILE, HOSTILE))
+def hostile() -> SmokeReport:
+    evil = SmokeSuspect("node", ("node01",), (), (HOSTILE, HOSTILE))
     found = made(3, evil, engine=HOSTILE, proves=HOSTILE, stopped=HOSTILE)
     return other(
         found,
         {
-            "node02": Node("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
-            "node03": Node("node03", UNREACHABLE, HOSTILE * 40),
+            "node02": SmokeNode("node02", UNTESTED, HOSTILE, engine=HOSTILE, warnings=(HOSTILE,)),
+            "node03": SmokeNode("node03", UNREACHABLE, HOSTILE * 40),
         },
     )
 
@@ -247,10 +254,10 @@ def test_every_end_has_its_verdict_and_exit_code():
     assert (code(made(0)), made(0).good) == (2, False)
 
 
-def pairs(*found: str) -> Smoke:
+def pairs(*found: str) -> SmokeReport:
     """A test of ten nodes, a to j, in which these pairs fail: ``ab``."""
-    suspects = tuple(Suspect("pair", tuple(pair), (), ("",)) for pair in found)
-    nodes = tuple(Node(name, PASSED) for name in "abcdefghij")
+    suspects = tuple(SmokeSuspect("pair", tuple(pair), (), ("",)) for pair in found)
+    nodes = tuple(SmokeNode(name, PASSED) for name in "abcdefghij")
     return made(0, *suspects, nodes=nodes)
 
 
@@ -288,13 +295,13 @@ def test_no_pair_is_left_whatever_the_pairs(broken):
 def test_what_needs_no_further_node_excluded():
     """A pair with a node that is out anyway; a number of nodes."""
     assert made(9, NODE, replace(PAIR, nodes=("node02", "node07"))).exclude == ("node07",)
-    lost = {"node09": Node("node09", UNREACHABLE, "connection lost")}
+    lost = {"node09": SmokeNode("node09", UNREACHABLE, "connection lost")}
     assert other(made(9, PAIR), lost).exclude == ("node09",)
     number = made(8, replace(SCALE, nodes=tuple(names(8))))
     assert (number.exclude, number.verdict, code(number)) == ((), "NO-GO", 3)
 
 
-def lines(smoke: Smoke, **options: int) -> list[str]:
+def lines(smoke: SmokeReport, **options: int) -> list[str]:
     return [line.plain for line in show(smoke, Options(**options))]
 
 
@@ -314,7 +321,7 @@ def test_nodes_with_the_same_evidence_are_one_row():
 
 
 def test_two_versions_are_two_lines_also_when_all_pass():
-    old = Node("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
+    old = SmokeNode("node03", PASSED, ranks=2, engine="torch 2.1.0 over gloo")
     rows = lines(other(SMOKES["go"], {"node03": old}))
     assert "engine   node[01-02,04-12]  torch 2.13.0 over gloo" in rows
     assert "engine   node03  torch 2.1.0 over gloo" in rows
@@ -322,7 +329,7 @@ def test_two_versions_are_two_lines_also_when_all_pass():
 
 def test_two_hundred_suspects_are_thirty_rows_and_their_number():
     many = [replace(PAIR, nodes=(f"n{at}", f"n{at + 1}")) for at in range(0, 400, 2)]
-    smoke = made(0, *many, nodes=tuple(Node(f"n{at}", SUSPECT) for at in range(400)))
+    smoke = made(0, *many, nodes=tuple(SmokeNode(f"n{at}", SUSPECT) for at in range(400)))
     rows = lines(smoke)
     assert len([row for row in rows if row.startswith("pair")]) == 30
     assert "         and 170 more (-v shows them)" in rows

@@ -21,7 +21,15 @@ from nodeready.node.tail import Tail as NodeTail
 from nodeready.reports import json_report
 from nodeready.reports.registry import PLAIN, Options, find
 from nodeready.reports.similar_texts import fold_similar, reasons
-from nodeready.smoke.document import PASSED, SUSPECT, UNREACHABLE, UNTESTED, WARNED, Smoke, Suspect
+from nodeready.smoke.document import (
+    PASSED,
+    SUSPECT,
+    UNREACHABLE,
+    UNTESTED,
+    WARNED,
+    SmokeReport,
+    SmokeSuspect,
+)
 from nodeready.smoke.document import Node as SmokeNode
 from nodeready.subjects.result import fail, fixable, unknown, warn
 from nodeready.triage.cores import CoreFile, Cores, Crash
@@ -271,9 +279,9 @@ def smoked(count):
                 f"fails with {gpu(n + 1)} [{n % 77}]: hangs in large",
                 "without it [26] pass",
             )
-            suspects.append(Suspect("node", (gpu(n),), (), reasons))
+            suspects.append(SmokeSuspect("node", (gpu(n),), (), reasons))
         nodes.append(SmokeNode(gpu(n), status, why, 8, (), "torch 2.1", warnings))
-    return Smoke(
+    return SmokeReport(
         started="2030-01-02T03:04:05Z", finished="2030-01-02T03:04:46Z", complete=True,
         engine="torch 2.1", proves="all_reduce", control="ring", budget_s=300, tests=19, alone=12,
         rounds=11, nodes=tuple(nodes), suspects=tuple(suspects), links=(),

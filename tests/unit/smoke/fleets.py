@@ -8,7 +8,16 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from nodeready.smoke.search import ALONE, SCALE, SWEEP, Found, Known, Outcome, Test, search
+from nodeready.smoke.knowledge import (
+    ALONE,
+    SCALE,
+    SWEEP,
+    Knowledge,
+    SearchResult,
+    SmokeOutcome,
+    Test,
+)
+from nodeready.smoke.search import search
 
 GBPS, MS = 90.0, 2.0
 
@@ -54,7 +63,7 @@ class Fleet:
         self.count: Counter[str] = Counter()
         self.gone: set[str] = set()
         self.numbers: set[int] = set()
-        self.known = Known()
+        self.knowledge = Knowledge()
         self.rounds: list[list[Test]] = []
 
     # --- What a test comes to.
@@ -114,20 +123,20 @@ class Fleet:
     def off(self) -> float:
         return 1 + self.noise * (2 * self.chance.random() - 1)
 
-    def outcome(self, test: Test) -> Outcome:
+    def outcome(self, test: Test) -> SmokeOutcome:
         self.count.update(test.nodes)
         lost = tuple(n for n in test.nodes if n in self.lost and self.count[n] >= self.lost[n])
         if lost:
             self.gone.update(lost)
-            return Outcome(False, "lost", lost=lost)
+            return SmokeOutcome(False, "lost", lost=lost)
         cause = self.cause(test)
         if cause:
             said = tuple(self.says[n] or n for n in test.nodes if n in self.says)
-            return Outcome(False, cause, culprits=said)
+            return SmokeOutcome(False, cause, culprits=said)
         sweep = zip(test.nodes, (0, 1), strict=True) if test.purpose == SWEEP else ()
         lossy = any(self.drops.get(node) == place for node, place in sweep)
         again = self.chance.choice((2, 3, 4, 5) if lossy else (0, 0, 0, 1))
-        return Outcome(True, "", *self.figures(test), again=again)
+        return SmokeOutcome(True, "", *self.figures(test), retransmits=again)
 
     # --- A whole search.
 
@@ -146,24 +155,27 @@ class Fleet:
             assert not seats & mine
             seats |= mine
 
-    def search(self, *, full: bool = False, rounds: int = -1, until: str = "") -> Found:
+    def search(self, *, full: bool = False, rounds: int = -1, until: str = "") -> SearchResult:
         """What a search finds; when it is stopped after so many rounds, or before a round of tests
         for that purpose, what it knows then."""
         running = search(
-            self.nodes, dict.fromkeys(self.nodes, range(self.gpus)), full=full, known=self.known
+            self.nodes,
+            dict.fromkeys(self.nodes, range(self.gpus)),
+            full=full,
+            knowledge=self.knowledge,
         )
         tests = next(running)
         while True:
             if tests[0].purpose == until or len(self.rounds) == rounds:
                 running.close()
-                return self.known.found()
+                return self.knowledge.result()
             self.check(tests)
             self.rounds.append(tests)
             outcomes = {test.number: self.outcome(test) for test in tests}
             try:
                 tests = running.send(outcomes)
             except StopIteration as end:
-                found: Found = end.value
+                found: SearchResult = end.value
                 return found
 
     def made(self, *purposes: str) -> list[Test]:
@@ -171,7 +183,7 @@ class Fleet:
         return [test for tests in self.rounds for test in tests if test.purpose in purposes]
 
 
-def suspects_of(found: Found) -> set[tuple[object, ...]]:
+def suspects_of(found: SearchResult) -> set[tuple[object, ...]]:
     """The suspects: kind, nodes, and GPUs where there are some; of kind scale the number of nodes
     that still passes."""
     return {

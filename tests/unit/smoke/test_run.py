@@ -18,19 +18,20 @@ from gevent.queue import Empty, Queue
 
 from nodeready.node.smoke import orders
 from nodeready.node.smoke.orders import (
-    Collective,
-    End,
+    CollectiveOrder,
+    EndOrder,
     Engine,
     Hello,
-    Pair,
     Paired,
+    PairOrder,
     Ran,
-    Rank,
+    RankResult,
     Try,
 )
 from nodeready.policy import Policy
-from nodeready.smoke import document, run
-from nodeready.smoke.run import Task, smoke
+from nodeready.smoke import document, participants, rounds
+from nodeready.smoke.participants import SmokeTask
+from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Channel, Conversation, Request
@@ -70,7 +71,7 @@ class Cluster:
     more_s: float = 0.0  # and one of several nodes in addition
     orders: list[tuple[str, Any, float]] = field(default_factory=list)  # node, order, moment
     nodes: dict[str, SimulatedNode] = field(default_factory=dict)
-    tests: dict[int, dict[str, Collective]] = field(default_factory=dict)
+    tests: dict[int, dict[str, CollectiveOrder]] = field(default_factory=dict)
     faults: list[object] = field(default_factory=list)  # orders that a node got while it had one
 
     def of(self, kind: type[Any]) -> list[Any]:
@@ -84,14 +85,14 @@ class Cluster:
             node.end("connection lost (it was rebooted)")
         elif name in self.frozen and node.orders > self.frozen[name]:
             node.mute = True
-        elif isinstance(order, Pair):
+        elif isinstance(order, PairOrder):
             self.pair(name, order)
-        elif isinstance(order, Collective):
+        elif isinstance(order, CollectiveOrder):
             self.collective(name, order)
         elif order.number in node.running:
             self.answer(name, node.running[order.number], "init", "did not finish in time")
 
-    def collective(self, name: str, order: Collective) -> None:
+    def collective(self, name: str, order: CollectiveOrder) -> None:
         node = self.nodes[name]
         if node.running:
             self.faults.append((name, order))
@@ -110,7 +111,7 @@ class Cluster:
             seconds = self.seconds + self.more_s * (len(together) > 1)
             gevent.spawn_later(seconds, self.finish, order, {*together})
 
-    def finish(self, order: Collective, names: set[str]) -> None:
+    def finish(self, order: CollectiveOrder, names: set[str]) -> None:
         stuck = [*self.hangs, *self.spoilt.get(order.engine, [])]
         stuck += [{name} for name in self.broken if order.engine == "torch"]
         stuck += [{name} for name in names if self.nodes[name].mute or self.nodes[name].error]
@@ -118,13 +119,13 @@ class Cluster:
             for name in names:
                 self.answer(name, self.tests[order.number][name], "done", "")
 
-    def answer(self, name: str, order: Collective, phase: str, error: str) -> None:
+    def answer(self, name: str, order: CollectiveOrder, phase: str, error: str) -> None:
         node = self.nodes[name]
         if node.running.pop(order.number, None) is None:
             return
         gbps = 10.0 if phase == "done" else 0.0
         ranks = tuple(
-            Rank(number, -1, phase, "", error, -1, 0.1, gbps, 0, 0.1)
+            RankResult(number, -1, phase, "", error, -1, 0.1, gbps, 0.1)
             for number in range(order.first, order.first + order.ranks)
         )
         lie = self.lies.get(name)
@@ -135,7 +136,7 @@ class Cluster:
             taken = f"port {order.head.port} is taken by mallory" if "in use" in error else ""
             node.say("hello" if lie == "another row" else "ran", Ran(number, "", ranks, taken))
 
-    def pair(self, name: str, order: Pair) -> None:
+    def pair(self, name: str, order: PairOrder) -> None:
         target, address = order.target.name, order.target.addresses[0]
         dropped = (name, target) in self.paths
         tries = tuple(Try(port, "timeout" if dropped else "ok", 0.1, "") for port in order.ports)
@@ -152,7 +153,7 @@ class SimulatedNode(Channel):
         self.name, self.nonce, self.error = request.node, request.mark, ""
         self.lines: Queue[str | None] = Queue()
         self.orders, self.mute, self.closed = 0, False, False
-        self.running: dict[int, Collective] = {}
+        self.running: dict[int, CollectiveOrder] = {}
 
     def say(self, name: str, row: Any) -> None:
         if not (self.mute or self.error or self.closed):
@@ -218,7 +219,7 @@ class Run:
         policies = dict.fromkeys(cluster.names, Policy(port_range=(29500, 29502)))
         given = {"policies": policies, "deadline": clock.now + budget_s, **task}
         began = clock.now
-        self.task = Task(carrier=self.nodes, budget_s=budget_s, **given)
+        self.task = SmokeTask(carrier=self.nodes, budget_s=budget_s, **given)
         self.found = smoke(self.task, self.lines.append, self.progress, password)
         self.took_s = clock.now - began
         self.suspects = [(suspect.kind, suspect.nodes) for suspect in self.found.suspects]
@@ -240,8 +241,8 @@ class Run:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     with simulated_time() as clock:
         # Its default is the real clock's function.
-        plain = run._Round
-        monkeypatch.setattr(run, "_Round", lambda *words: plain(*words, began=clock.now))
+        plain = rounds._TestRound
+        monkeypatch.setattr(rounds, "_TestRound", lambda *words: plain(*words, began=clock.now))
         yield clock
 
 
@@ -257,7 +258,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return look if isinstance(look, Look) else Look(name, look)
         yield  # type: ignore[unreachable]
 
-    monkeypatch.setattr(run, "look_at", look_at)
+    monkeypatch.setattr(participants, "look_at", look_at)
     return looks
 
 
@@ -317,8 +318,8 @@ def test_every_rank_has_one_number_and_the_ring_goes_around(clock):
                 assert peer.port in PORTS
             assert (order.small, order.large, order.engine) == (4096, 8 << 20, "torch")
             assert len(orders.line(order)) < 2000
-    assert len({order.head.port for order in cluster.of(Collective)}) > 1
-    assert all(order.ports == PORTS for order in cluster.of(Pair))
+    assert len({order.head.port for order in cluster.of(CollectiveOrder)}) > 1
+    assert all(order.ports == PORTS for order in cluster.of(PairOrder))
 
 
 # --- The culprit.
@@ -376,7 +377,7 @@ def test_when_no_group_passes_the_other_engine_is_tried_once_with_all(clock):
     pairs = [{name, other} for name in names for other in names if name < other]
     cluster = Cluster(names, spoilt={"torch": pairs})
     done = Run(clock, cluster)
-    controls = [order for order in cluster.of(Collective) if order.engine == "ring"]
+    controls = [order for order in cluster.of(CollectiveOrder) if order.engine == "ring"]
     assert len({order.number for order in controls}) == 1
     assert {order.world for order in controls} == {6}
     sentence = "the ring passes on the same nodes: the path is good"
@@ -393,10 +394,12 @@ def test_a_test_that_hangs_ends_soon_after_most_others_have_passed(clock):
     cluster = Cluster(named(16), hangs=[{"n03", "n04"}])
     done = Run(clock, cluster)
     assert done.suspects == [("pair", ("n03", "n04"))]
-    first = min(order.number for order in cluster.of(End))
+    first = min(order.number for order in cluster.of(EndOrder))
     moments = [moment for _, order, moment in cluster.orders if order.number == first]
-    assert max(moments) - min(moments) == pytest.approx(run._TIMES * cluster.seconds, abs=0.1)
-    assert min(o.limit_s for o in cluster.of(Collective) if o.number == first) > 8
+    assert max(moments) - min(moments) == pytest.approx(
+        rounds.STRAGGLER_TIMES * cluster.seconds, abs=0.1
+    )
+    assert min(o.limit_s for o in cluster.of(CollectiveOrder) if o.number == first) > 8
 
 
 def test_a_frozen_node_costs_one_deadline(clock):
@@ -409,7 +412,7 @@ def test_a_frozen_node_costs_one_deadline(clock):
     assert done.found.suspects[0].evidence[0] == why
     assert any(line.startswith("n04: no answer in ") for line in done.lines)
     asked = [order for name, order, _ in cluster.orders if name == "n04"]
-    assert len([order for order in asked if isinstance(order, Collective)]) == 2
+    assert len([order for order in asked if isinstance(order, CollectiveOrder)]) == 2
     assert len(done.of("passed")) == 8
     assert done.took_s < 25
 
@@ -524,7 +527,7 @@ def test_gpus_are_ordered_by_their_numbers(clock, looks):
     assert {*done.of("passed")} == {*names}
     assert {node.gpus for node in done.found.nodes} == {(0, 2, 3)}
     assert {node.slots for node in done.found.nodes} == {4}
-    several = [order for order in cluster.of(Collective) if order.next]
+    several = [order for order in cluster.of(CollectiveOrder) if order.next]
     sizes = {(order.gpus, order.ranks, order.large) for order in several}
     assert sizes == {((0, 2, 3), 3, 256 << 20)}
     assert done.found.engine == "torch 2.13.0 over nccl"
@@ -535,7 +538,7 @@ def test_only_the_wanted_engine_is_looked_for(clock):
     done = Run(clock, cluster, engine="ring")
     assert done.task.engines == ("ring",)
     assert done.found.engine == "ring over tcp"
-    assert {(order.engine, order.ranks) for order in cluster.of(Collective)} == {("ring", 1)}
+    assert {(order.engine, order.ranks) for order in cluster.of(CollectiveOrder)} == {("ring", 1)}
     assert {node.ranks for node in done.found.nodes} == {1}
     lacking = Run(clock, Cluster(named(3), engines=(replace(GLOO, why="no torch"), RING)))
     assert lacking.lines[0] == "ring over tcp, for there is no PyTorch over gloo: no torch"
@@ -553,7 +556,7 @@ def test_a_node_cannot_send_others_to_an_address_that_is_not_its_own(clock):
     why = "it has no address of its own (10.0.0.1: n01, n03, n04)"
     assert done.of("untested") == {"n03": why}
     assert {*done.of("passed")} == {"n01", "n02", "n04"}
-    heads = {order.head.name: order.head.addresses for order in cluster.of(Collective)}
+    heads = {order.head.name: order.head.addresses for order in cluster.of(CollectiveOrder)}
     assert "10.0.0.1" not in heads["n04"]
     assert heads["n01"] == ("10.0.0.1",)
 

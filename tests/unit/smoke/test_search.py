@@ -9,8 +9,7 @@ import re
 
 import pytest
 
-from nodeready.smoke.search import (
-    _ACCUSE,
+from nodeready.smoke.knowledge import (
     ALONE,
     CONFIRM,
     CONTROL,
@@ -19,14 +18,13 @@ from nodeready.smoke.search import (
     PAIR,
     SCALE,
     SWEEP,
-    Found,
-    Outcome,
+    SearchResult,
+    SmokeOutcome,
     Test,
-    _Made,
-    _worse,
-    plan,
-    search,
 )
+from nodeready.smoke.plan import plan
+from nodeready.smoke.search import search
+from nodeready.smoke.trials import REPORT_SHARE, Trial, slow_reason
 from tests.unit.smoke.fleets import STEADY, Fleet, names, placed, suspects_of
 
 N = names(300)
@@ -38,16 +36,16 @@ def nodes_named(*nodes: str) -> set[object]:
     return {(NODE, (node,)) for node in nodes}
 
 
-def assert_evidence(fleet: Fleet, found: Found) -> None:
+def assert_evidence(fleet: Fleet, found: SearchResult) -> None:
     """Whoever is not suspected passed, and each reason names the tests that show it."""
     suspected = {n for one in found.suspects if one.kind in (NODE, GPU) for n in one.nodes}
     assert {*found.passed} == {*fleet.nodes} - suspected
     assert found.untested == ()
     for suspect in found.suspects:
-        brackets = [part for why in suspect.why for part in re.findall(r"\[(.*?)\]", why)]
+        brackets = [part for why in suspect.evidence for part in re.findall(r"\[(.*?)\]", why)]
         tests = {int(number) for part in brackets for number in re.findall(r"\d+", part)}
         assert tests <= fleet.numbers
-        assert tests or "its connection ended in test" in suspect.why[0]
+        assert tests or "its connection ended in test" in suspect.evidence[0]
 
 
 nightly = pytest.mark.nightly
@@ -177,14 +175,14 @@ def test_two_good_nodes_are_enough_to_name_the_others(count):
 
 def test_what_cannot_be_told_apart_is_said():
     two = Fleet(names(2), bad=(N[1],)).search()
-    assert two.suspects[0].why[1] == "there is no third node to tell which of them it is"
+    assert two.suspects[0].evidence[1] == "there is no third node to tell which of them it is"
     # A node of which all pairs fail is at fault itself.
     three = Fleet(names(3), pairs=((N[0], N[1]), (N[0], N[2]))).search()
     assert suspects_of(three) == nodes_named(N[0])
     # Of two sides of equal size, the search names one, and says that it may be the other.
     four = Fleet(names(4), sets=((N[0], N[1]),)).search()
     assert [len(suspect.nodes) for suspect in four.suspects] == [2]
-    assert four.suspects[0].why[-1] == "the others are as many: it may be they"
+    assert four.suspects[0].evidence[-1] == "the others are as many: it may be they"
     last = Fleet(names(3), dead=(N[0], N[2])).search()
     assert last.passed == (N[1],)
     assert suspects_of(last) == nodes_named(N[0], N[2])
@@ -218,7 +216,7 @@ def test_a_failure_that_nothing_repeats_is_told_with_all_that_it_was_among():
     (suspect,) = fleet.search(until=SWEEP).suspects
     (test,) = [test for test in fleet.made("group") if test.number == 31]
     assert (suspect.kind, suspect.nodes) == (SCALE, test.nodes)
-    assert suspect.why[0].startswith("what failed [31]: timed out")
+    assert suspect.evidence[0].startswith("what failed [31]: timed out")
 
 
 def test_a_search_that_is_stopped_names_whom_it_doubts_and_says_so():
@@ -227,12 +225,12 @@ def test_a_search_that_is_stopped_names_whom_it_doubts_and_says_so():
     for rounds in range(1, whole + 1):
         found = Fleet(names(100), bad=bad).search(rounds=rounds)
         for suspect in found.suspects:
-            if suspect.kind == NODE and "not conf" not in suspect.why[0]:
+            if suspect.kind == NODE and "not conf" not in suspect.evidence[0]:
                 assert {*suspect.nodes} <= {*bad}
             else:
                 assert {*suspect.nodes} & {*bad}
                 doubt = "not confirmed: |what failed .* not searched to the end"
-                assert re.match(doubt, suspect.why[0])
+                assert re.match(doubt, suspect.evidence[0])
         assert (len(found.suspects) > 0) == (rounds > 1)
 
 
@@ -267,8 +265,8 @@ def test_a_sweep_leaves_out_accused_nodes_and_tries_both_ways():
     ],
 )
 def test_slow_is_half_of_the_rate_in_each_turn(suspect, good, slow):
-    def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[_Made]:
-        return [_Made(Test(1, SWEEP, nodes), Outcome(True, gbps=rate)) for rate in rates]
+    def turns(nodes: tuple[str, str], rates: tuple[float, ...]) -> list[Trial]:
+        return [Trial(Test(1, SWEEP, nodes), SmokeOutcome(True, gbps=rate)) for rate in rates]
 
-    text = _worse(turns(("a", "b"), suspect), turns(("c", "b"), good), _ACCUSE)
+    text = slow_reason(turns(("a", "b"), suspect), turns(("c", "b"), good), REPORT_SHARE)
     assert text.startswith("slow: ") is slow

@@ -11,8 +11,10 @@ import pytest
 from nodeready.cli import ready as command
 from nodeready.policy import Policy
 from nodeready.ready import run as ready
-from nodeready.smoke import document, judge, run
-from nodeready.smoke.document import Node, Smoke, Suspect
+from nodeready.smoke import document, participants, run
+from nodeready.smoke.collective_proof import collective_proofs
+from nodeready.smoke.document import SmokeNode, SmokeReport
+from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
 from nodeready.subjects.proof.facts import Collective, Proved, User
@@ -40,29 +42,32 @@ def test_what_is_judged_of_a_node(case):
     assert (result.fix == LEFT_OUT) == (result.status == "fail")
 
 
-def smoke(*nodes: Node, suspects: tuple[Suspect, ...] = (), **more: Any) -> Smoke:
+def smoke(*nodes: SmokeNode, suspects: tuple[SmokeSuspect, ...] = (), **more: Any) -> SmokeReport:
     values: dict[str, Any] = {
         "started": "", "finished": "", "complete": True, "engine": "torch 2.13.0 over nccl",
         "proves": "NCCL", "control": "", "budget_s": 300, "tests": 9, "alone": 4, "rounds": 3,
         "nodes": nodes, "suspects": suspects, "links": (),
     }  # fmt: skip
-    return Smoke(**{**values, **more})
+    return SmokeReport(**{**values, **more})
 
 
 def test_the_test_as_a_proof_of_each_node():
     suspects = (
-        Suspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
-        Suspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
-        Suspect("pair", ("c", "d"), (), ("no way [7]",)),
-        Suspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
+        SmokeSuspect("node", ("a",), (), ("fails beside all others [3]", "its ranks die [2]")),
+        SmokeSuspect("gpu", ("b",), (3, 5), ("wrong product [4]",)),
+        SmokeSuspect("pair", ("c", "d"), (), ("no way [7]",)),
+        SmokeSuspect("scale", ("e", "f"), (), ("fails above 4 nodes [8]",)),
     )
-    nodes = [Node(name, document.SUSPECT) for name in "abcdef"]
+    nodes = [SmokeNode(name, document.SUSPECT) for name in "abcdef"]
     nodes += [
-        Node("g", document.WARNED, warnings=("hot",)),
-        Node("h", document.UNTESTED, "GPU 0 is busy"),
+        SmokeNode("g", document.WARNED, warnings=("hot",)),
+        SmokeNode("h", document.UNTESTED, "GPU 0 is busy"),
     ]
-    nodes += [Node("i", document.UNREACHABLE, "lost: connection"), Node("j", document.PASSED)]
-    proofs = judge.proved(smoke(*nodes, suspects=suspects))
+    nodes += [
+        SmokeNode("i", document.UNREACHABLE, "lost: connection"),
+        SmokeNode("j", document.PASSED),
+    ]
+    proofs = collective_proofs(smoke(*nodes, suspects=suspects))
     assert {name: proofs[name].against for name in "abcdefg"} == {
         "a": ("fails beside all others [3]; its ranks die [2]",),
         "b": ("GPU 3 and 5: wrong product [4]",),
@@ -82,32 +87,35 @@ TORCH = "no PyTorch over gloo: No module named 'torch'"
 
 
 @pytest.mark.parametrize(("node", "more", "untested", "lacking"), [
-    (Node("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
-    (Node("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
+    (SmokeNode("a", document.PASSED), {"stopped": "the budget"}, "the budget", False),
+    (SmokeNode("a", document.UNTESTED, TORCH), {"engine": ""}, TORCH, True),
     # Others have one: this node cannot take part in the job.
-    (Node("a", document.UNTESTED, TORCH), {}, TORCH, False),
-    (Node("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
+    (SmokeNode("a", document.UNTESTED, TORCH), {}, TORCH, False),
+    (SmokeNode("a", document.UNTESTED, "no GPU"), {"engine": ""}, "no GPU", False),
 ])  # fmt: skip
 def test_a_test_that_ended_early_is_no_proof_and_one_without_an_engine_does_not_apply(
     node, more, untested, lacking
 ):
-    proof = judge.proved(smoke(node, Node("b", document.PASSED), **more))["a"]
+    proof = collective_proofs(smoke(node, SmokeNode("b", document.PASSED), **more))["a"]
     assert (proof.untested, proof.lacking) == (untested, lacking)
 
 
-ONLY = ready.Wanted.of(["proof.collective"])
+ONLY = ready.WantedProofs.of(["proof.collective"])
 
 
 def task(
-    asked: list[tuple[str, ...]], wanted: ready.Wanted = ONLY, names: str = "abc", **more: Any
-) -> ready.Task:
+    asked: list[tuple[str, ...]],
+    wanted: ready.WantedProofs = ONLY,
+    names: str = "abc",
+    **more: Any,
+) -> ready.ReadyTask:
     def together(members: tuple[str, ...]) -> dict[str, Collective]:
         asked.append(members)
         return dict.fromkeys(members, GOOD)
 
     transport: Any = SimpleNamespace(interrupted=False, tag="t")
     policies = dict.fromkeys(names, Policy())
-    made = ready.Task(transport, policies, (), wanted, 60, 0.0, {}, together)
+    made = ready.ReadyTask(transport, policies, (), wanted, 60, 0.0, {}, together)
     return replace(made, **more)
 
 
@@ -116,7 +124,7 @@ def looks(names: str) -> dict[Key, Any]:
     return {**found, **{(name, "proofs"): Proved(USER) for name in names}}
 
 
-def proofs_of(of: ready.Task, observed: dict[Key, Any]) -> dict[str, Any]:
+def proofs_of(of: ready.ReadyTask, observed: dict[Key, Any]) -> dict[str, Any]:
     proved = ready._with_proofs(of, observed, {}, ready._together(of, observed))
     return {look.name: look.snapshot["proof"].collective for look in proved if look.snapshot}
 
@@ -125,7 +133,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
     asked: list[tuple[str, ...]] = []
     observed = {**looks("ab"), ("c", "look"): Failure(kind=UNREACHABLE, error="refused")}
     assert proofs_of(task(asked), observed) == {"a": GOOD, "b": GOOD}
-    assert proofs_of(task(asked, ready.Wanted()), observed) == {"a": None, "b": None}
+    assert proofs_of(task(asked, ready.WantedProofs()), observed) == {"a": None, "b": None}
     assert asked == [("a", "b")]
     # A node of which the test says nothing is unknown.
     silent = task([], together=lambda names: {"a": GOOD})
@@ -144,14 +152,14 @@ def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
 def test_the_command_hands_its_nodes_time_and_screen_to_the_smoke_test(monkeypatch):
     asked: list[Any] = []
 
-    def test(wanted: Any, tell: Any, progress: Any) -> Smoke:
+    def test(wanted: Any, tell: Any, progress: Any) -> SmokeReport:
         asked.extend([wanted, tell, progress])
-        return smoke(*(Node(name, document.PASSED) for name in wanted.policies))
+        return smoke(*(SmokeNode(name, document.PASSED) for name in wanted.policies))
 
     names = ("carrier", "policies", "deadline", "budget_s")
     monkeypatch.setattr(
-        run,
-        "Task",
+        participants,
+        "SmokeTask",
         lambda *args, **more: SimpleNamespace(**dict(zip(names, args, strict=True)), **more),
     )
     monkeypatch.setattr(run, "smoke", test)

@@ -29,7 +29,16 @@ import pytest
 from nodeready import shell
 from nodeready.node import payload
 from nodeready.node.smoke import orders
-from nodeready.node.smoke.orders import Collective, Config, End, Hello, Pair, Paired, Peer, Ran
+from nodeready.node.smoke.orders import (
+    CollectiveOrder,
+    Config,
+    EndOrder,
+    Hello,
+    Paired,
+    PairOrder,
+    Ran,
+    SmokePeer,
+)
 from nodeready.subjects import wire
 
 MAIN = "nodeready.node.smoke.program"
@@ -38,8 +47,8 @@ KINDS = {"hello": Hello, "ran": Ran, "paired": Paired}
 #: A ring whose nodes wait as long as ``small`` says in ms, and a pair that is told the same way.
 RING = """
 import socket, threading, time
-from nodeready.node.smoke.orders import Busy, Paired, Rank
-class Listeners:
+from nodeready.node.smoke.orders import Busy, Paired, RankResult
+class SmokeListeners:
     def __init__(self, ports):
         self.token, self.came, self.open, self.busy = "token", 0, {}, ()
         for port in ports:
@@ -74,7 +83,7 @@ def run_ring(order, listeners, stop):
         time.sleep(300)
     stop.wait(min(order.small / 1000, order.limit_s))
     said = "ended" if stop.is_set() else ""
-    return Rank(order.first, -1, "done", "", said, -1, 1.0, 2.0, 0, time.monotonic() - began)
+    return RankResult(order.first, -1, "done", "", said, -1, 1.0, 2.0, time.monotonic() - began)
 def run_pair(order, own, listeners, stop):
     time.sleep(300 if order.small == 666 else 0)
     why = "its address is this node's own" if set(order.target.addresses) & set(own) else ""
@@ -84,16 +93,20 @@ def run_pair(order, own, listeners, stop):
 #: An engine whose ranks are real processes.
 ENGINES = """
 import os, socket, time
-from nodeready.node.smoke.orders import Engine, Rank
+from nodeready.node.smoke.orders import Engine, RankResult
 class Engines:
     engines, gpus = (Engine("torch", "gloo", "2", "", "/x", "", ""),), 0
-    def __init__(self, supervisor):
+    def __init__(self, supervisor, config, listeners):
+        if config.python == "hangs":
+            time.sleep(300)
+        if config.python == "raises":
+            raise ValueError("what is this")
         self.supervisor = supervisor
     def close(self):
         pass
     def takes(self, order):
         return False
-    def run(self, order, addresses, stop):
+    def run(self, order, stop):
         began = time.monotonic()
         argv = ["sh", "-c", "%s; :" % order.backend, self.supervisor.tag]
         process = self.supervisor.start(argv)
@@ -109,19 +122,13 @@ class Engines:
         if held:
             held.close()
         return tuple(
-            Rank(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0, 0.0)
+            RankResult(order.first + at, -1, "done", "", said, -1, 1.0, 2.0, 0.0)
             for at in range(order.ranks)
         )
-def find(supervisor, config, listeners):
-    if config.python == "hangs":
-        time.sleep(300)
-    if config.python == "raises":
-        raise ValueError("what is this")
-    return Engines(supervisor)
 """
 
 
-HERE = Peer("here", ("192.0.2.1",), 29500, "token")
+HERE = SmokePeer("here", ("192.0.2.1",), 29500, "token")
 
 
 def stubborn(python: str = sys.executable) -> str:
@@ -130,17 +137,19 @@ def stubborn(python: str = sys.executable) -> str:
     return f"trap '' TERM INT HUP; {child} & sleep 301"
 
 
-def ring(number: int, ms: int = 0, limit_s: float = 10) -> Collective:
-    return Collective(number, "ring", "tcp", 1, 0, 1, (), HERE, None, ms, 8, limit_s)
+def ring(number: int, ms: int = 0, limit_s: float = 10) -> CollectiveOrder:
+    return CollectiveOrder(number, "ring", "tcp", 1, 0, 1, (), HERE, None, ms, 8, limit_s)
 
 
-def torch(number: int, shell: str = "true", limit_s: float = 10, **changed: object) -> Collective:
-    order = Collective(number, "torch", shell, 4, 0, 2, (), HERE, None, 1, 8, limit_s)
+def torch(
+    number: int, shell: str = "true", limit_s: float = 10, **changed: object
+) -> CollectiveOrder:
+    order = CollectiveOrder(number, "torch", shell, 4, 0, 2, (), HERE, None, 1, 8, limit_s)
     return replace(order, **changed)
 
 
-def pair(number: int, target: Peer = HERE, **changed: object) -> Pair:
-    return replace(Pair(number, target, (target.port,), 1, 8, 10), **changed)
+def pair(number: int, target: SmokePeer = HERE, **changed: object) -> PairOrder:
+    return replace(PairOrder(number, target, (target.port,), 1, 8, 10), **changed)
 
 
 def within(limit_s: float, holds: Callable[[], bool]) -> bool:
@@ -154,7 +163,8 @@ def within(limit_s: float, holds: Callable[[], bool]) -> bool:
 def _packed(*changed: tuple[str, str]) -> tuple[str, frozenset[str]]:
     """The program as it travels, with the stand-ins, and with these words of its text changed."""
     modules = payload.closure([MAIN, "nodeready.node.payload"])
-    modules |= {"nodeready.node.smoke.ring": RING, "nodeready.node.smoke.engines": ENGINES}
+    modules |= {f"nodeready.node.smoke.{name}": RING for name in ("listeners", "pair", "ring")}
+    modules["nodeready.node.smoke.engines"] = ENGINES
     for words, other in changed:
         assert words in modules[MAIN]
         modules[MAIN] = modules[MAIN].replace(words, other)
@@ -195,7 +205,7 @@ class RunningProgram:
         self.process.stdin.write(text)
         self.process.stdin.flush()
 
-    def order(self, order: Collective | Pair | End) -> None:
+    def order(self, order: CollectiveOrder | PairOrder | EndOrder) -> None:
         self.write(f"{orders.line(order)}\n")
 
     def answer(self, limit_s: float = 30) -> Hello | Ran | Paired | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.smoke import orders, program
-from nodeready.node.smoke.orders import End, Hello, Paired
+from nodeready.node.smoke.orders import EndOrder, Hello, Paired
 from tests.command import wait_for
 from tests.unit.node.smoke.running_program import HERE, pair, port, ring, start, stubborn, torch
 
@@ -40,10 +40,10 @@ def test_from_hello_to_the_end(start, port):
     node.order(ring(5, ms=90_000))
     node.order(ring(6, ms=90_000))
     for number in (7, 5):
-        node.order(End(number))
+        node.order(EndOrder(number))
     answer = node.answer()
     assert (answer.number, answer.ranks[0].said) == (5, "ended")
-    node.order(End(6))
+    node.order(EndOrder(6))
     assert (node.answer().number, node.printed[-1].count("ended")) == (6, 1)
     # A line that is cut off is no order.
     node.write(orders.line(ring(8)))

@@ -1,5 +1,5 @@
 """What answers and snapshots show: which rank failed by itself, which engine and GPUs a test may
-have, what got worse. The cases are rows of judge.json."""
+have, what got worse. The cases are rows of outcomes.json."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import Any
 import pytest
 
 from nodeready.node.proofs.mesh import Try
-from nodeready.node.smoke.orders import Collective, Engine, Hello, Paired, Peer, Ran, Rank
-from nodeready.ready.mesh import Owners
-from nodeready.smoke.document import Link
-from nodeready.smoke.judge import (
-    Floor,
-    below,
-    choose,
-    idle,
-    links,
-    paired,
-    ran,
-    seconds,
-    worse,
+from nodeready.node.smoke.orders import (
+    CollectiveOrder,
+    Engine,
+    Hello,
+    Paired,
+    Ran,
+    RankResult,
+    SmokePeer,
 )
-from nodeready.smoke.search import ALONE, CONTROL, GROUP, SWEEP, Outcome, Test
+from nodeready.ready.mesh import Owners
+from nodeready.smoke.bandwidth import Floor, below_floor, links
+from nodeready.smoke.document import LinkBandwidth
+from nodeready.smoke.engine_choice import choose, limit_s
+from nodeready.smoke.idle_gpus import idle_gpus
+from nodeready.smoke.knowledge import ALONE, CONTROL, GROUP, SWEEP, SmokeOutcome, Test
+from nodeready.smoke.outcomes import collective_outcome, pair_outcome
+from nodeready.smoke.regressions import regressions
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, KernelFault, PciGpu, Tool
 from nodeready.subjects.nics.facts import Nics
@@ -35,7 +37,7 @@ from tests.cases import cases
 
 
 def rows(section: str) -> list[Any]:
-    return cases(__file__, "judge.json", section)
+    return cases(__file__, "outcomes.json", section)
 
 
 # --- Tests of several ranks, two on each node.
@@ -45,15 +47,15 @@ TEST = Test(7, GROUP, NAMES)
 STUCK = {"phase": "all_reduce"}
 
 
-def rank(number: int, phase: str = "done", **changed: Any) -> Rank:
-    passed = Rank(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 0, 2.5)
+def rank(number: int, phase: str = "done", **changed: Any) -> RankResult:
+    passed = RankResult(number, -1, phase, "", "", -1, 1.0 + number, 90.0 - number, 2.5)
     return replace(passed, **changed)
 
 
-def orders(gpus: tuple[int, ...] = ()) -> dict[str, Collective]:
-    head = Peer("", (), 1, "")
+def orders(gpus: tuple[int, ...] = ()) -> dict[str, CollectiveOrder]:
+    head = SmokePeer("", (), 1, "")
     return {
-        name: Collective(
+        name: CollectiveOrder(
             7, "torch", "gloo", 8, 2 * index, 2, gpus, head, None, 4096, 8 << 20, 20.0
         )
         for index, name in enumerate(NAMES)
@@ -77,32 +79,31 @@ def answers(**changed: Any) -> dict[str, Any]:
 
 
 def test_all_ranks_pass_and_the_slowest_counts():
-    assert ran(TEST, answers(), orders()) == Outcome(True, ms=8.0, gbps=83.0)
-    assert ran(TEST, answers()) == Outcome(True, ms=8.0, gbps=83.0)
+    assert collective_outcome(TEST, answers(), orders()) == SmokeOutcome(True, ms=8.0, gbps=83.0)
 
 
 @pytest.mark.parametrize("case", rows("ran"))
 def test_what_fails_is_told_apart_from_what_waits(case):
-    outcome = ran(TEST, answers(**case), orders())
-    expected = Outcome(False, case["cause"], culprits=tuple(case.get("culprits", ())))
+    outcome = collective_outcome(TEST, answers(**case), orders())
+    expected = SmokeOutcome(False, case["cause"], culprits=tuple(case.get("culprits", ())))
     assert outcome == expected
 
 
 @pytest.mark.parametrize("case", rows("words"))
 def test_words_of_a_library_tell_of_the_rank_itself_of_its_path_or_of_nothing(case):
     words = case["name"]
-    outcome = ran(TEST, answers(every=STUCK, r4={**STUCK, "said": words}), orders())
+    outcome = collective_outcome(TEST, answers(every=STUCK, r4={**STUCK, "said": words}), orders())
     cause = {"itself": f"gpu03 local rank 0: {words}", "path": words}
     assert outcome.cause == cause.get(case["tells_of"], "hangs in all_reduce")
     assert outcome.culprits == (("gpu03",) if case["tells_of"] == "itself" else ())
 
 
 def test_a_rank_with_a_gpu_is_called_by_it_in_every_test():
-    outcome = ran(TEST, answers(r5={"wrong": "wrong product"}), orders(gpus=(3, 5)))
+    outcome = collective_outcome(TEST, answers(r5={"wrong": "wrong product"}), orders(gpus=(3, 5)))
     assert outcome.cause == "gpu03 GPU 5: wrong product"
     order = replace(orders(gpus=(3, 5))["gpu03"], first=0, world=2)
     answer = Ran(7, "", (rank(0), rank(1, wrong="wrong product")))
-    outcome = ran(Test(7, ALONE, ("gpu03",)), {"gpu03": answer}, {"gpu03": order})
+    outcome = collective_outcome(Test(7, ALONE, ("gpu03",)), {"gpu03": answer}, {"gpu03": order})
     assert (outcome.cause, outcome.culprits) == ("gpu03 GPU 5: wrong product", ("gpu03",))
 
 
@@ -112,27 +113,24 @@ def test_an_answer_that_cannot_be_costs_the_node_that_gave_it(case):
         rank(row["rank"], **row) if isinstance(row, dict) else rank(row) for row in case["ranks"]
     ]
     answer = Ran(case.get("number", 7), "", tuple(ranks))
-    outcome = ran(TEST, answers(gpu03=answer), orders())
-    assert outcome == Outcome(False, f"gpu03 {case['cause']}", culprits=("gpu03",))
-
-
-def test_without_orders_two_nodes_with_the_same_rank_are_both_strange():
-    outcome = ran(TEST, answers(gpu03=Ran(7, "", (rank(3), rank(4)))))
-    assert (outcome.ok, outcome.culprits) == (False, ("gpu02", "gpu03"))
+    outcome = collective_outcome(TEST, answers(gpu03=answer), orders())
+    assert outcome == SmokeOutcome(False, f"gpu03 {case['cause']}", culprits=("gpu03",))
 
 
 def test_a_node_without_an_answer_is_lost():
     every = {**STUCK, "waits_for": 4, "said": "timed out"}
-    outcome = ran(TEST, answers(every=every, gpu03="the connection ended"), orders())
+    outcome = collective_outcome(
+        TEST, answers(every=every, gpu03="the connection ended"), orders()
+    )
     cause = "gpu03 is lost: the connection ended; then it hangs in all_reduce, waiting for gpu03"
-    assert outcome == Outcome(False, cause, lost=("gpu03",))
-    assert ran(TEST, answers(gpu03="bye"), orders()).cause == "gpu03 is lost: bye"
-    missing = {name: answer for name, answer in answers().items() if name != "gpu02"}
-    assert ran(TEST, missing) == Outcome(False, "gpu02 is lost: no answer", lost=("gpu02",))
+    assert outcome == SmokeOutcome(False, cause, lost=("gpu03",))
+    assert collective_outcome(TEST, answers(gpu03="bye"), orders()).cause == "gpu03 is lost: bye"
 
 
 def test_the_cause_is_a_short_line_whatever_a_node_says():
-    cause = ran(TEST, answers(r1={"phase": "start", "said": "a\n\x1b[2J" + "b" * 9000})).cause
+    cause = collective_outcome(
+        TEST, answers(r1={"phase": "start", "said": "a\n\x1b[2J" + "b" * 9000}), orders()
+    ).cause
     assert not {"\n", "\x1b"} & {*cause}
     assert len(cause) < 260
 
@@ -143,7 +141,12 @@ def test_a_chain_of_a_thousand_waiting_ranks_ends_at_its_first():
         name: Ran(1, "", (rank(number, "barrier", waits_for=number - 1, ms=0.0, gbps=0.0),))
         for number, name in enumerate(names)
     }
-    outcome = ran(Test(1, GROUP, names), chain)
+    order = orders()["gpu01"]
+    each = {
+        name: replace(order, first=number, ranks=1, world=1024)
+        for number, name in enumerate(names)
+    }
+    outcome = collective_outcome(Test(1, GROUP, names), chain, each)
     assert (outcome.cause, outcome.culprits) == ("hangs in barrier, waiting for n0", ("n0",))
 
 
@@ -157,6 +160,7 @@ def tries(*outcomes: tuple[int, str]) -> tuple[Try, ...]:
     return tuple(Try(port, outcome, 0.1, "") for port, outcome in outcomes)
 
 
+ALL_PORTS = tuple(range(29500, 29506))
 OPEN = tries((29500, "ok"), (29501, "ok"))
 PASSED = Paired(9, "gpu02", ("10.0.0.2",), "", "10.0.0.2", OPEN, "ok", 0.2, 9.5, 0, 3)
 
@@ -167,23 +171,23 @@ def test_the_outcome_of_a_pair(case):
     for name, read in (("tries", lambda value: tries(*value)), ("resolved", tuple)):
         if name in changed:
             changed = {**changed, name: read(changed[name])}
-    outcome = paired(PAIR, replace(PASSED, **changed), OWNERS, tuple(range(29500, 29506)))
+    outcome = pair_outcome(PAIR, replace(PASSED, **changed), OWNERS, ALL_PORTS)
     passed = not case["cause"]
-    expected = Outcome(passed, case["cause"], culprits=tuple(case.get("culprits", ())))
+    expected = SmokeOutcome(passed, case["cause"], culprits=tuple(case.get("culprits", ())))
     assert replace(outcome, ms=0.0, gbps=0.0) == expected
 
 
 def test_a_pair_is_as_fast_as_its_source_says_and_a_source_without_an_answer_is_lost():
-    assert paired(PAIR, replace(PASSED, retransmits=4), OWNERS) == Outcome(
-        True, ms=0.2, gbps=9.5, again=4
+    assert pair_outcome(PAIR, replace(PASSED, retransmits=4), OWNERS, ALL_PORTS) == SmokeOutcome(
+        True, ms=0.2, gbps=9.5, retransmits=4
     )
-    lost = paired(PAIR, "no answer in 9 s", OWNERS)
-    assert lost == Outcome(False, "gpu01 is lost: no answer in 9 s", lost=("gpu01",))
+    lost = pair_outcome(PAIR, "no answer in 9 s", OWNERS, ALL_PORTS)
+    assert lost == SmokeOutcome(False, "gpu01 is lost: no answer in 9 s", lost=("gpu01",))
 
 
 def test_a_port_of_nobodys_order_is_no_failure():
     answer = replace(PASSED, tries=(*OPEN, *tries((22, "refused"))))
-    assert paired(PAIR, answer, OWNERS, (29500, 29501)).ok
+    assert pair_outcome(PAIR, answer, OWNERS, (29500, 29501)).ok
 
 
 # --- Engines.
@@ -279,7 +283,7 @@ def test_the_idle_gpus_of_a_node(case):
     seen = gpus(case.get("gpus"), case, case.get("count", 8))
     asked = case.get("asked")
     asked = tuple(asked) if isinstance(asked, list) else asked
-    free, why = idle(looks(n=seen), asked, case.get("busy", False))
+    free, why = idle_gpus(looks(n=seen), asked, case.get("busy", False))
     assert free == ({} if case["numbers"] is None else {"n": tuple(case["numbers"])})
     assert why == ({"n": case["why"]} if case["why"] else {})
 
@@ -288,32 +292,36 @@ def test_amd_without_the_kernels_list_of_processes_may_be_busy():
     card = Gpu(0, "amd", "0000:05:00.0")
     bus = PciGpu("0000:05:00.0", "amd", "74a1", "amdgpu", pci_class="120000")
     seen = Gpus(pci=(bus,), amd=(card,), amd_tool=Tool("amd-smi", "ok"))
-    assert "its tool cannot tell its processes" in idle(looks(n=seen))[1]["n"]
-    assert idle(looks(n=replace(seen, amd=(replace(card, idle=True),))))[0] == {"n": (0,)}
+    assert "its tool cannot tell its processes" in idle_gpus(looks(n=seen))[1]["n"]
+    assert idle_gpus(looks(n=replace(seen, amd=(replace(card, idle=True),))))[0] == {"n": (0,)}
 
 
 def test_a_node_with_fewer_gpus_than_most_or_than_its_policy():
     most = {f"n{number:02}": gpus() for number in range(11)}
-    free, why = idle(looks(**most, x=gpus(count=7)))
+    free, why = idle_gpus(looks(**most, x=gpus(count=7)))
     assert why == {"x": "7 GPUs, 8 on 11 nodes"}
     assert {*free.values()} == {ALL}
     # Two kinds of nodes, as their policies say.
-    assert not idle(looks(**most, x=gpus(count=7)), counts={"x": 7})[1]
-    assert idle(looks(x=gpus(count=7)), counts={"x": 8})[1] == {"x": "7 GPUs, 8 in the policy"}
-    assert not idle(looks(**most, x=gpus(count=7)), 4)[1]
-    assert idle(looks(**most, x=gpus(count=0)))[1] == {"x": "no GPU, 8 on 11 nodes"}
+    assert not idle_gpus(looks(**most, x=gpus(count=7)), counts={"x": 7})[1]
+    assert idle_gpus(looks(x=gpus(count=7)), counts={"x": 8})[1] == {
+        "x": "7 GPUs, 8 in the policy"
+    }
+    assert not idle_gpus(looks(**most, x=gpus(count=7)), 4)[1]
+    assert idle_gpus(looks(**most, x=gpus(count=0)))[1] == {"x": "no GPU, 8 on 11 nodes"}
 
 
 def test_without_gpus_the_ranks_have_none():
     none = gpus(count=0)
-    assert idle(looks(a=none, b=none)) == ({"a": (), "b": ()}, {})
-    assert idle(looks(a=gpus()), 0) == ({"a": ()}, {})
-    assert idle(looks(a=Unknown("timed out"))) == ({"a": ()}, {})
-    assert idle(looks(a=none), counts={"a": 8})[1] == {"a": "no GPU, 8 in the policy"}
+    assert idle_gpus(looks(a=none, b=none)) == ({"a": (), "b": ()}, {})
+    assert idle_gpus(looks(a=gpus()), 0) == ({"a": ()}, {})
+    assert idle_gpus(looks(a=Unknown("timed out"))) == ({"a": ()}, {})
+    assert idle_gpus(looks(a=none), counts={"a": 8})[1] == {"a": "no GPU, 8 in the policy"}
 
 
 def test_a_node_without_a_snapshot_says_why():
-    free, why = idle({**looks(a=gpus(), b=Unknown("timed out")), "c": Look("c", error="gone")})
+    free, why = idle_gpus(
+        {**looks(a=gpus(), b=Unknown("timed out")), "c": Look("c", error="gone")}
+    )
     assert free == {"a": ALL}
     text = "its GPUs are not known: "
     assert why == {"b": f"{text}timed out", "c": f"{text}gone"}
@@ -324,22 +332,22 @@ def test_a_node_without_a_snapshot_says_why():
 
 def test_the_limit_grows_with_the_ranks_and_the_data():
     """Exactly: a start, 50 ms a rank, and 6 times the data around the ring at the lowest rate."""
-    start = {name: seconds(*name.split(), 0, 0) for name in (
+    start = {name: limit_s(*name.split(), 0, 0) for name in (
         "ring tcp", "torch gloo", "torch nccl", "nccl-tests nccl", "something else")}  # fmt: skip
     assert [*start.values()] == [15, 20, 40, 60, 60]
-    assert seconds("torch", "gloo", 800, 0) == 20 + 40
-    assert seconds("torch", "gloo", 0, 0, first=True) == 20 + 40
+    assert limit_s("torch", "gloo", 800, 0) == 20 + 40
+    assert limit_s("torch", "gloo", 0, 0, first=True) == 20 + 40
     gigabit = 10**9 // 8
-    assert seconds("ring", "tcp", 0, gigabit) == 15 + 6 * 2 * 10
-    assert seconds("torch", "nccl", 0, gigabit) == 40 + 6 * 2
-    assert seconds("torch", "nccl", 0, gigabit, rounds=1) == 40 + 2
+    assert limit_s("ring", "tcp", 0, gigabit) == 15 + 6 * 2 * 10
+    assert limit_s("torch", "nccl", 0, gigabit) == 40 + 6 * 2
+    assert limit_s("torch", "nccl", 0, gigabit, rounds=1) == 40 + 2
 
 
 # --- What got worse.
 
 
 def got_worse(subject: str, before: Any, after: Any) -> list[str]:
-    return [*worse(Snapshot({subject: before}), Snapshot({subject: after}))]
+    return [*regressions(Snapshot({subject: before}), Snapshot({subject: after}))]
 
 
 @pytest.mark.parametrize("case", rows("worse"))
@@ -374,42 +382,42 @@ def test_what_got_worse_on_the_ports(case):
 
 def test_what_is_unknown_is_no_worse():
     assert got_worse("gpus", gpus(), Unknown("timed out")) == []
-    assert worse(Snapshot({}), Snapshot({"gpus": gpus()})) == ()
+    assert regressions(Snapshot({}), Snapshot({"gpus": gpus()})) == ()
 
 
 # --- Links.
 
 OUTCOMES = [
-    (Test(1, ALONE, ("a",)), Outcome(True, gbps=1400.0)),
-    (Test(2, ALONE, ("b",)), Outcome(True, gbps=700.0)),
-    (Test(3, ALONE, ("c",)), Outcome(True)),
-    (Test(4, GROUP, ("a", "b")), Outcome(True, gbps=300.0)),
-    (Test(5, GROUP, ("a", "c")), Outcome(True, gbps=370.0)),
-    (Test(6, GROUP, ("b", "c")), Outcome(False, gbps=1.0)),
-    (Test(7, SWEEP, ("a", "b")), Outcome(True, gbps=2.0)),
-    (Test(8, CONTROL, ("a", "b")), Outcome(True, gbps=2.0)),
+    (Test(1, ALONE, ("a",)), SmokeOutcome(True, gbps=1400.0)),
+    (Test(2, ALONE, ("b",)), SmokeOutcome(True, gbps=700.0)),
+    (Test(3, ALONE, ("c",)), SmokeOutcome(True)),
+    (Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=300.0)),
+    (Test(5, GROUP, ("a", "c")), SmokeOutcome(True, gbps=370.0)),
+    (Test(6, GROUP, ("b", "c")), SmokeOutcome(False, gbps=1.0)),
+    (Test(7, SWEEP, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
+    (Test(8, CONTROL, ("a", "b")), SmokeOutcome(True, gbps=2.0)),
 ]
 FLOORS = {name: Floor(between=370, inside=1000) for name in "abc"}
 
 
 def test_the_bandwidth_of_each_class_with_its_slowest_test():
     assert links(OUTCOMES, FLOORS) == (
-        Link("inside", 2, 1050.0, 700.0, ("b",), 1000),
-        Link("between", 2, 335.0, 300.0, ("a", "b"), 370),
+        LinkBandwidth("inside", 2, 1050.0, 700.0, ("b",), 1000),
+        LinkBandwidth("between", 2, 335.0, 300.0, ("a", "b"), 370),
     )
     assert links([]) == ()
     assert [link.floor_gbps for link in links(OUTCOMES)] == [0.0, 0.0]
 
 
 def test_a_node_that_reaches_the_floor_in_no_test_is_below():
-    assert below(OUTCOMES, FLOORS) == {
+    assert below_floor(OUTCOMES, FLOORS) == {
         "b": (
             "at best 700 Gbit/s inside the node, the policy wants 1000 (smoke_min_node_gbps) [2]",
             "at best 300 Gbit/s between nodes, the policy wants 370 (smoke_min_gbps) [4]",
         )
     }
-    assert below(OUTCOMES, {}) == {}
+    assert below_floor(OUTCOMES, {}) == {}
     # A suspect's tests say nothing of the others.
-    slow = [(Test(4, GROUP, ("a", "b")), Outcome(True, gbps=3.0))]
-    assert {*below(slow, FLOORS)} == {"a", "b"}
-    assert below(slow, FLOORS, without=["a"]) == {}
+    slow = [(Test(4, GROUP, ("a", "b")), SmokeOutcome(True, gbps=3.0))]
+    assert {*below_floor(slow, FLOORS)} == {"a", "b"}
+    assert below_floor(slow, FLOORS, without=["a"]) == {}

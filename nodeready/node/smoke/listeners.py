@@ -1,0 +1,317 @@
+"""The listeners on the job's ports: they echo pairs' data, and hand over the ring's connections.
+
+A listener sends a mark made of the token, and a number for this connection. A rank of the test
+knows the token from its order, and answers with a greeting: the purpose of the connection, sealed
+with the token and that number. Then it is welcomed. So a stranger neither takes part nor learns
+the token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import queue
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from nodeready.node.proofs import mesh
+
+RING, PAIR = range(2)
+#: The purpose of a connection: the test, the rank that connects, RING or PAIR; and the seal.
+_GREETING = struct.Struct("!QIB16s")
+NONCE_SIZE, WELCOME = 16, b"+"
+#: Connections without a greeting.
+_MAX_SILENT = 256
+#: Bytes of one read.
+_READ = 256 * 1024
+#: Seconds without data after which an echo is closed, and for which a ring's connection waits for
+#: its order.
+_IDLE_S, _EARLY_S = 10.0, 20.0
+
+
+def listener_mark(token: str) -> bytes:
+    """The text that a listener with this token sends first."""
+    return hmac.new(token.encode(), b"listener", "sha256").hexdigest()[:16].encode()
+
+
+def greeting(token: str, nonce: bytes, number: int, rank: int, kind: int) -> bytes:
+    """The sealed purpose of a connection."""
+    unsealed = _GREETING.pack(number, rank, kind, bytes(16))
+    return unsealed[:-16] + hmac.new(token.encode(), nonce + unsealed, "sha256").digest()[:16]
+
+
+@dataclass
+class _Guest:
+    """A connection in the listeners' thread. received: of its greeting; unsent: of its echo."""
+
+    socket: socket.socket
+    nonce: bytes
+    until: float
+    received: bytes = b""
+    is_greeted: bool = False
+    unsent: bytes = b""
+
+
+class ExpectedConnection:
+    """The connection of the previous rank; readable (`fileno`) once it has come."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._connections: deque[socket.socket] = deque()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def put(self, connection: socket.socket) -> None:
+        self._connections.append(connection)
+        with contextlib.suppress(OSError):
+            self._writer.send(b".")
+
+    def take(self) -> socket.socket | None:
+        return self._connections.popleft() if self._connections else None
+
+    def close(self) -> None:
+        for connection in (*self._connections, self._reader, self._writer):
+            connection.close()
+
+
+class SmokeListeners(mesh.Listeners):
+    """Our listeners. One thread serves; the others call `release`, `lend`, `take`, `expected`."""
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        super().__init__(ports)
+        self._mark = listener_mark(self.token)
+        self._selector = selectors.DefaultSelector()
+        self._guests: dict[socket.socket, _Guest] = {}
+        self._calls: queue.Queue[tuple[Callable[[], bool], queue.Queue[bool]]] = queue.Queue()
+        self._bell, self._bell_end = socket.socketpair()
+        self._is_serving = False
+        # Shared by the threads.
+        self._lock = threading.Lock()
+        self._expected: dict[tuple[int, int], ExpectedConnection] = {}
+        self._early: OrderedDict[tuple[int, int], tuple[socket.socket, float]] = OrderedDict()
+        self._last_ended = -1
+        #: Open, while another program accepts the connections.
+        self._lent: dict[int, socket.socket] = {}
+
+    def descriptors(self) -> dict[int, int]:
+        """Port -> its listener's descriptor, also of those that are lent."""
+        sockets = {**self._lent, **self.sockets}
+        return {port: listener.fileno() for port, listener in sockets.items()}
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports on which we listen now."""
+        return tuple(sorted(self.sockets))
+
+    # Calls of other threads.
+
+    def release(self, port: int) -> None:
+        """Close the listener of this port, for another program. There may be none."""
+
+        def close() -> bool:
+            listener = self._remove(port)
+            if listener is not None:
+                listener.close()
+            return True
+
+        self._call(close)
+
+    def lend(self, port: int) -> None:
+        """Leave the connections of this port to another program, which has its listener too."""
+
+        def leave() -> bool:
+            listener = self._remove(port)
+            if listener is not None:
+                self._lent[port] = listener
+            return True
+
+        self._call(leave)
+
+    def _remove(self, port: int) -> socket.socket | None:
+        listener = self.sockets.pop(port, None)
+        if listener is not None and self._is_serving:
+            self._selector.unregister(listener)
+        return listener
+
+    def take(self, port: int) -> bool:
+        """Listen on this port again. Whether that was possible."""
+
+        def listen() -> bool:
+            if port in self._lent:
+                self.sockets[port] = self._lent.pop(port)
+                # The other program may have changed the flags that both share.
+                self.sockets[port].setblocking(False)
+            elif port in self.sockets or self.listen([port]):
+                return port in self.sockets
+            if self._is_serving:
+                self._selector.register(self.sockets[port], selectors.EVENT_READ, self._accept)
+            return True
+
+        return self._call(listen)
+
+    def _call(self, function: Callable[[], bool]) -> bool:
+        with self._lock:
+            if not self._is_serving:
+                return function()
+        result: queue.Queue[bool] = queue.Queue()
+        self._calls.put((function, result))
+        self._bell_end.send(b".")
+        return result.get(timeout=_IDLE_S)
+
+    @contextlib.contextmanager
+    def expected(self, number: int, rank: int) -> Iterator[ExpectedConnection]:
+        """The connection of this rank in this test. At the end, unused ones are closed."""
+        expected = ExpectedConnection()
+        with self._lock:
+            self._expected[number, rank] = expected
+            early = self._early.pop((number, rank), None)
+        if early is not None:
+            expected.put(early[0])
+        try:
+            yield expected
+        finally:
+            with self._lock:
+                del self._expected[number, rank]
+                self._last_ended = max(self._last_ended, number)
+                for key in [key for key in self._early if key[0] <= self._last_ended]:
+                    self._early.pop(key)[0].close()
+                expected.close()
+
+    # The thread of the listeners.
+
+    def serve(self) -> None:
+        """Serve connections, until the process ends."""
+        self._bell.setblocking(False)
+        with self._lock:
+            self._selector.register(self._bell, selectors.EVENT_READ, self._answer_calls)
+            for listener in self.sockets.values():
+                self._selector.register(listener, selectors.EVENT_READ, self._accept)
+            self._is_serving = True
+        swept_at = 0.0
+        while True:
+            listening = {listener.fileno() for listener in self.sockets.values()}
+            # New connections last: their number must not push out those that send a greeting.
+            ready = [key for key, _ in self._selector.select(1)]
+            for key in sorted(ready, key=lambda key: key.fd in listening):
+                connection = key.fileobj
+                # An earlier event may have closed it.
+                if isinstance(connection, socket.socket) and connection.fileno() >= 0:
+                    try:
+                        key.data(connection)
+                    except OSError:
+                        self._close(connection)
+            now = time.monotonic()
+            if now > swept_at + 0.25:
+                swept_at = now
+                self._close_late(now)
+
+    def _answer_calls(self, bell: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            bell.recv(64)
+        while not self._calls.empty():
+            function, result = self._calls.get()
+            result.put(function())
+
+    def _close_late(self, now: float) -> None:
+        for guest in [guest for guest in self._guests.values() if guest.until < now]:
+            self._close(guest.socket)
+        with self._lock:
+            while self._early:
+                (key, (connection, until)) = next(iter(self._early.items()))
+                if until > now and len(self._early) <= _MAX_SILENT:
+                    break
+                del self._early[key]
+                connection.close()
+
+    def _close(self, connection: socket.socket) -> None:
+        if self._guests.pop(connection, None) is not None:
+            self._selector.unregister(connection)
+            connection.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        until = time.monotonic() + mesh.OPEN_S
+        for _ in range(32):
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                break
+            except OSError:
+                # No descriptors are left: close the silent ones. The pause prevents a busy loop.
+                self._close_silent(0)
+                time.sleep(0.02)
+                break
+            self.came += 1
+            connection.setblocking(False)
+            mesh.reset_on_close(connection)
+            guest = _Guest(connection, secrets.token_bytes(NONCE_SIZE), until)
+            self._guests[connection] = guest
+            self._selector.register(connection, selectors.EVENT_READ, self._read_greeting)
+            with contextlib.suppress(OSError):
+                connection.send(self._mark + guest.nonce)
+        self._close_silent(_MAX_SILENT)
+
+    def _close_silent(self, limit: int) -> None:
+        """Close the oldest connections without a greeting, down to this number."""
+        silent = [guest for guest in self._guests.values() if not guest.is_greeted]
+        for guest in silent[: max(0, len(silent) - limit)]:
+            self._close(guest.socket)
+
+    def _read_greeting(self, connection: socket.socket) -> None:
+        guest = self._guests[connection]
+        data = connection.recv(_GREETING.size - len(guest.received))
+        guest.received += data
+        if data and len(guest.received) < _GREETING.size:
+            return
+        if not data:
+            self._close(connection)
+            return
+        number, rank, kind, _ = _GREETING.unpack(guest.received)
+        expected = greeting(self.token, guest.nonce, number, rank, kind)
+        if not hmac.compare_digest(expected, guest.received) or kind not in (RING, PAIR):
+            self._close(connection)
+            return
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.send(WELCOME)
+        if kind == PAIR:
+            guest.is_greeted, guest.until = True, time.monotonic() + _IDLE_S
+            self._selector.modify(connection, selectors.EVENT_READ, self._echo)
+            return
+        self._selector.unregister(connection)
+        del self._guests[connection]
+        self._hand_over(connection, number, rank)
+
+    def _hand_over(self, connection: socket.socket, number: int, rank: int) -> None:
+        with self._lock:
+            expected = self._expected.get((number, rank))
+            if expected is not None:
+                expected.put(connection)
+            elif number <= self._last_ended:
+                connection.close()
+            else:
+                earlier = self._early.pop((number, rank), None)
+                if earlier is not None:
+                    earlier[0].close()
+                self._early[number, rank] = (connection, time.monotonic() + _EARLY_S)
+
+    def _echo(self, connection: socket.socket) -> None:
+        """Send data back; nothing more is read until that is done."""
+        guest = self._guests[connection]
+        if not guest.unsent:
+            guest.unsent = connection.recv(_READ)
+            if not guest.unsent:
+                self._close(connection)
+                return
+        with contextlib.suppress(BlockingIOError):
+            guest.unsent = guest.unsent[connection.send(guest.unsent) :]
+        guest.until = time.monotonic() + _IDLE_S
+        events = selectors.EVENT_WRITE if guest.unsent else selectors.EVENT_READ
+        if self._selector.get_key(connection).events != events:
+            self._selector.modify(connection, events, self._echo)

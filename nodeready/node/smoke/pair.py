@@ -1,0 +1,152 @@
+"""The plain path to one other node: its name, its ports, and data there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import statistics
+import threading
+import time
+
+from nodeready.node.proofs import mesh
+from nodeready.node.proofs.mesh import Try
+from nodeready.node.smoke.connections import (
+    BLOCK,
+    SILENT_S,
+    SLOW_S,
+    SMALL,
+    Deadline,
+    TestOver,
+    greet,
+    lost_packets,
+    random_blocks,
+)
+from nodeready.node.smoke.listeners import PAIR, SmokeListeners, listener_mark
+from nodeready.node.smoke.orders import Paired, PairOrder
+
+_ECHOES = 50
+#: Seconds in which the large message is repeated: the best time counts.
+_REPEAT_S = 0.05
+
+
+class _Echo:
+    """The data of a pair: it goes to the target, and comes back."""
+
+    def __init__(self, connection: socket.socket, order: PairOrder, deadline: Deadline) -> None:
+        self._connection, self._order, self._deadline = connection, order, deadline
+        self._data = memoryview(2 * random_blocks(order.number)[:BLOCK])
+        self.outcome, self.ms, self.gbps = "small", 0.0, 0.0
+
+    def run(self) -> None:
+        """Raises TestOver, OSError."""
+        times: list[float] = []
+        until = time.monotonic() + 0.2 * (self._deadline.end - time.monotonic())
+        while len(times) < _ECHOES and (len(times) < 3 or time.monotonic() < until):
+            began = time.monotonic()
+            if not self._exchange(min(SMALL, self._order.small)):
+                return
+            times.append(time.monotonic() - began)
+            self.ms = round(1000 * statistics.median(times), 3)
+        self.outcome = "large"
+        began = time.monotonic()
+        if not self._exchange(self._order.large, measure=True):
+            return
+        self.outcome, best = "ok", self.gbps
+        # The first one alone shows how the connection began: the kernel remembers for each peer
+        # how the last one went (tcp_no_metrics_save in tcp(7)).
+        while time.monotonic() - began < _REPEAT_S:
+            if not self._exchange(self._order.large, measure=True):
+                break
+            best = max(best, self.gbps)
+        self.gbps = best
+
+    def _exchange(self, size: int, *, measure: bool = False) -> bool:
+        """Send and receive at once. Whether all data came back undamaged."""
+        began = received_at = time.monotonic()
+        sent = received = 0
+        while received < size:
+            events = select.POLLIN | (select.POLLOUT if sent < size else 0)
+            remaining_s = received_at + SILENT_S - time.monotonic()
+            if remaining_s < 0 or not self._deadline.ready(self._connection, events, remaining_s):
+                return False
+            now = time.monotonic()
+            with contextlib.suppress(BlockingIOError):
+                if sent < size:
+                    start = sent % BLOCK
+                    end = start + min(BLOCK, size - sent)
+                    sent += self._connection.send(self._data[start:end])
+            with contextlib.suppress(BlockingIOError):
+                data = self._connection.recv(BLOCK)
+                start = received % BLOCK
+                if not data or data != bytes(self._data[start : start + len(data)]):
+                    return False
+                received, received_at = received + len(data), now
+            if measure and received:
+                self.gbps = round(received * 8e-9 / max(1e-6, now - began), 6)
+            if measure and self._is_too_slow(began, now, size - received):
+                return False
+        if measure:
+            self.gbps = round(size * 8e-9 / max(1e-6, time.monotonic() - began), 6)
+        return True
+
+    def _is_too_slow(self, began: float, now: float, remaining: int) -> bool:
+        """Whether the remaining data cannot come in time."""
+        waited_s, remaining_s = now - began, self._deadline.end - now
+        if waited_s < max(SLOW_S, (waited_s + remaining_s) / 3) or not self.gbps:
+            return False
+        return remaining * 8e-9 / self.gbps > remaining_s
+
+
+def run_pair(
+    order: PairOrder,
+    own_addresses: tuple[str, ...],
+    listeners: SmokeListeners,
+    stop: threading.Event,
+) -> Paired:
+    """Test the path to the order's target.
+
+    own_addresses: of this node
+    """
+    deadline = Deadline(order.limit_s, stop)
+    peer = order.target
+    resolved: tuple[str, ...] = ()
+    error = address = outcome = ""
+    ms = gbps = 0.0
+    retransmits = -1
+    tries: list[Try] = []
+    # What is known when the time is over is the answer.
+    with contextlib.suppress(TestOver, OSError):
+        resolved, error = mesh.resolve(peer.name, deadline.join)
+        address = mesh.theirs(resolved, peer.addresses, own_addresses)
+        # Half of the time is for the data.
+        half = deadline.began + order.limit_s / 2
+        ports = order.ports if address else ()
+        for attempt in mesh.tries(address, ports, listener_mark(peer.token), half, deadline.ready):
+            tries.append(attempt)
+        port = next((attempt.port for attempt in tries if attempt.outcome == mesh.OK), None)
+        if port is not None:
+            outcome = "small"
+            purpose = (order.number, 0, PAIR)
+            _, connection = greet(peer, (address, port), deadline, purpose)
+            if connection is not None:
+                echo = _Echo(connection, order, deadline)
+                try:
+                    echo.run()
+                finally:
+                    outcome, ms, gbps = echo.outcome, echo.ms, echo.gbps
+                    retransmits = lost_packets(connection)
+                    connection.close()
+    return Paired(
+        number=order.number,
+        target=peer.name,
+        resolved=resolved,
+        error=error,
+        address=address,
+        tries=tuple(tries),
+        outcome=outcome,
+        ms=ms,
+        gbps=gbps,
+        retransmits=retransmits,
+        came=listeners.came,
+    )

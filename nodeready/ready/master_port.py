@@ -1,0 +1,179 @@
+"""MASTER_PORT: a port on which a job can rendezvous. Pure.
+
+The first node of a job is not known yet: the port must be free on all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodeready.inventory.nodeset import fold
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.ports import facts as ports_facts
+from nodeready.subjects.ports.facts import Ports, Range, Socket, parse_ranges
+from nodeready.subjects.ports.firewall import shown
+
+#: The maximum of reasons why other ports are not chosen.
+_MOST = 6
+
+Ranges = tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class PortChoice:
+    """The port for a job, or why there is none.
+
+    port:    None when none is free on all nodes
+    reason:  why this port, or why none
+    notes:   the nodes that exclude other ports, or may exclude this one later
+    unknown: node -> why its ports are not known
+    """
+
+    port: int | None
+    reason: str
+    notes: tuple[str, ...]
+    unknown: Mapping[str, str]
+
+
+def _runs(ports: Iterable[int]) -> Ranges:
+    runs: list[Range] = []
+    for port in sorted({*ports}):
+        if runs and runs[-1][1] + 1 == port:
+            runs[-1] = (runs[-1][0], port)
+        else:
+            runs.append((port, port))
+    return tuple(runs)
+
+
+def _within(ranges: Ranges, first: int, last: int) -> Ranges:
+    """The parts of ``ranges`` from ``first`` to ``last``."""
+    cut = ((max(first, low), min(last, high)) for low, high in ranges)
+    return tuple(part for part in cut if part[0] <= part[1])
+
+
+def _holder(socket: Socket) -> str:
+    holder = f"{socket.process or 'a process'} of {socket.user or f'uid {socket.uid}'}"
+    return f"{holder} listens" if socket.state == "listening" else f"a connection of {holder}"
+
+
+def _taken(observed: Ports, first: int, last: int) -> dict[str, Ranges]:
+    """Reason -> the ports of the range that a job of any user cannot use on this node."""
+    held: dict[int, str] = {}
+    for socket in (*(observed.listeners or ()), *(observed.connections or ())):
+        if first <= socket.port <= last:
+            held.setdefault(socket.port, _holder(socket))
+    ports: dict[str, list[int]] = {}
+    for port, reason in held.items():
+        ports.setdefault(reason, []).append(port)
+    taken = {reason: _runs(numbers) for reason, numbers in ports.items()}
+    if observed.privileged_below > 0:
+        taken["for root alone"] = _within(((0, observed.privileged_below - 1),), first, last)
+    if observed.firewall.verdict == "dropped":
+        dropped = parse_ranges(observed.firewall.ports) or ()
+        taken["the firewall drops it"] = _within(dropped, first, last)
+    return {reason: ranges for reason, ranges in taken.items() if ranges}
+
+
+def _lent(observed: Ports) -> Ranges:
+    """The ports that the kernel gives to outgoing connections: ephemeral and not reserved."""
+    ranges = [observed.ephemeral] if observed.ephemeral else []
+    for first, last in observed.reserved or ():
+        ranges = [
+            part
+            for low, high in ranges
+            for part in ((low, min(high, first - 1)), (max(low, last + 1), high))
+            if part[0] <= part[1]
+        ]
+    return tuple(ranges)
+
+
+def _unseen(observed: Ports | Unknown, first: int, last: int) -> str:
+    """Why the used ports of the range are not all known on this node; "": they are."""
+    if isinstance(observed, Unknown):
+        return observed.reason
+    if observed.listeners is None or observed.connections is None:
+        return "/proc/net/tcp cannot be read"
+    inside = [
+        socket
+        for socket in (*observed.listeners, *observed.connections)
+        if first <= socket.port <= last
+    ]
+    cut = observed.more and len(inside) >= ports_facts.MOST
+    return "more sockets in the range than are looked at" if cut else ""
+
+
+#: (reason, ports) -> the nodes that exclude these ports.
+Objections = dict[tuple[str, Ranges], list[str]]
+
+
+def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ...]:
+    """``29500-29502 on gpu017: python3 of ada listens``, as far as the ports are in the range."""
+    texts = []
+    for (reason, ranges), names in groups.items():
+        inside = _within(ranges, first, last)
+        if inside:
+            ports = ", ".join(shown(*part) for part in inside[:4])
+            suffix = ", ..." if len(inside) > 4 else ""
+            texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
+    remainder = f"and {len(texts) - _MOST} more reasons against ports"
+    return (*texts[:_MOST], remainder) if len(texts) > _MOST else tuple(texts)
+
+
+def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> PortChoice:
+    """The first port that is free on every node; one that stays free rather than one that the
+    kernel may give to an outgoing connection.
+
+    observed: node -> its ports, probed with its range
+    ranges:   node -> the range of its policy; a port must be in all of them
+
+    A free port has no listener, is no connection's local port, is open to any user, and is not
+    dropped by the packet filter. A node that could not be probed is named, and excludes no port.
+    """
+    first, last = max(r[0] for r in ranges.values()), min(r[1] for r in ranges.values())
+    if first > last:
+        by_range: dict[Range, list[str]] = {}
+        for name, span in ranges.items():
+            by_range.setdefault(span, []).append(name)
+        notes = tuple(f"{shown(*span)} on {fold(names)}" for span, names in by_range.items())
+        reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
+        return PortChoice(None, reason, notes[:_MOST], {})
+    unknown = {
+        name: reason
+        for name, observation in observed.items()
+        if (reason := _unseen(observation, first, last))
+    }
+    taken: Objections = {}
+    lent: Objections = {}
+    for name, observation in observed.items():
+        if isinstance(observation, Unknown):
+            continue
+        for why, ports in _taken(observation, first, last).items():
+            taken.setdefault((why, ports), []).append(name)
+        if inside := _within(_lent(observation), first, last):
+            lent.setdefault(("outgoing connections may get it", inside), []).append(name)
+    if len(unknown) == len(observed):
+        return PortChoice(None, "no node tells which of its ports are free", (), unknown)
+    free = _free(first, last, taken)
+    lasting = _free(first, last, {**taken, **lent})
+    every = shown(first, last)
+    if not free:
+        reason = f"no port of {every} is free on all nodes"
+        return PortChoice(None, reason, _objection_lines(taken, first, last), unknown)
+    port = (lasting or free)[0]
+    notes = _objection_lines({**taken, **lent} if lasting else taken, first, port - 1)
+    if not lasting:
+        lenders = fold(name for names in lent.values() for name in names)
+        notes += (f"outgoing connections may get it on {lenders}: see ports.ephemeral",)
+    return PortChoice(port, f"the first of {every} that is free on all nodes", notes, unknown)
+
+
+def _free(first: int, last: int, against: Objections) -> list[int]:
+    """The ports of the range that none of these exclude, ascending."""
+    held = {
+        port
+        for ranges in {ranges for _, ranges in against}
+        for low, high in ranges
+        for port in range(low, high + 1)
+    }
+    return [port for port in range(first, last + 1) if port not in held]

@@ -1,0 +1,157 @@
+"""The rounds between the nodes, over one program on each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+
+from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
+from nodeready.ready import mesh
+from nodeready.subjects import wire
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.proof.facts import (
+    Config,
+    Mesh,
+)
+from nodeready.transport.base import (
+    Carrier,
+    request,
+)
+from nodeready.transport.channels import Channels
+
+#: The program on the node.
+_MAIN = "nodeready.node.proofs.mesh"
+#: Seconds for the program to start on a node: a Python, and a disk that may be cold.
+_START_S = 20
+#: One round on a node: the name, and time-outs of ports in the middle of the range.
+_ROUND_S = 8.0
+#: Seconds beyond that for the last connection of a round and the answer.
+_MORE_S = CONNECT_S + TOKEN_S + 1
+#: Listeners outlive the last connection to them: a free port may get another program.
+_LONGER_S = 5
+
+
+def run_mesh(
+    carrier: Carrier,
+    nodes: Iterable[str],
+    ports: tuple[int, int],
+    deadline: float,
+    *,
+    full: bool = False,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Mesh | Unknown]:
+    """The mesh of each node on these ports, at the deadline at the latest.
+
+    nodes:    that are connected
+    ports:    first and last
+    deadline: on the monotonic clock
+    full:     every node tries every other one; else the ring and skips that double
+    given:    address -> the node to which the inventory gives it
+
+    Never raises for a node's fault; an interrupt also ends what runs on the nodes.
+    """
+    run = MeshRun(carrier, tuple(nodes), ports, deadline, given)
+    try:
+        run.listen()
+        run.rounds(full)
+        run.drop_dead()
+    finally:
+        run.channels.close()
+    return run.results()
+
+
+class MeshRun:
+    def __init__(
+        self,
+        carrier: Carrier,
+        nodes: tuple[str, ...],
+        ports: tuple[int, int],
+        deadline: float,
+        given: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.carrier, self.nodes, self.ports = carrier, nodes, ports
+        self.channels = Channels(carrier, deadline, "the mesh")
+        self.given = given
+        self.listening: dict[str, Listening] = {}
+        self.seen = mesh.Rounds(len(nodes), ports, {})
+        self.made = 0
+
+    @property
+    def left_s(self) -> float:
+        return self.channels.left_s
+
+    def listen(self) -> None:
+        """Start the program on every node; it listens before its first line."""
+        ports = mesh.chosen_ports(*self.ports)
+        limit_s = max(1, int(self.left_s)) + _LONGER_S
+        nonce = self.channels.nonce
+        config = Config(nonce, self.carrier.tag, limit_s=limit_s)
+
+        def start(name: str) -> None:
+            self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=ports))
+            first_line = self.channels.read(name, "listening", Listening, _START_S)
+            if first_line is not None:
+                self.listening[name] = first_line
+
+        self.channels.each(start, self.nodes)
+        present = {name: self.listening[name] for name in self.nodes if name in self.listening}
+        known_owners = mesh.known_owners(self.given, self.carrier.met())
+        self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
+
+    def rounds(self, full: bool) -> None:
+        """All rounds of the pattern, as far as there is time."""
+        names = list(self.seen.ports)
+        offsets = (mesh.full if full else mesh.ring_and_skips)(len(names))
+        for pairs in mesh.rounds(names, offsets):
+            self._round(dict(pairs))
+        self._round(self.seen.ways_back())
+
+    def _round(self, target_of: dict[str, str]) -> None:
+        """One round, when there is still time for one."""
+        if self.left_s < _MORE_S or not target_of:
+            return
+        number, limit_s = self.made, min(_ROUND_S, self.left_s - _MORE_S)
+        self.made += 1
+        channels = self.channels
+
+        def try_target(source: str) -> None:
+            target = target_of[source]
+            ports = self.seen.to_ask(source, target)
+            message = {
+                "round": number,
+                "target": target,
+                "ports": ports,
+                "addresses": self.seen.addresses[target],
+                "token": self.listening[target].token,
+                "host": self.listening[target].host,
+                "limit_s": limit_s,
+            }
+            channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
+            answer = channels.read(source, "round", Round, limit_s + _MORE_S)
+            if answer is None:
+                return
+            if (answer.number, answer.target) != (number, target):
+                text = wire.shown(asdict(answer))
+                channels.lose(source, "the answer makes no sense (another round)", text)
+                return
+            self.seen.add(source, target, ports, answer)
+
+        sources = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
+        channels.each(try_target, sources)
+        for name in channels.lost:
+            self.seen.drop(name)
+        self.seen.cut()
+
+    def drop_dead(self) -> None:
+        """Drop the nodes that died in the last round: peers may have found closed ports there."""
+        self.channels.drop_dead()
+        for name in self.channels.lost:
+            self.seen.drop(name)
+
+    def results(self) -> dict[str, Mesh | Unknown]:
+        """The mesh of each node, or why there is none."""
+        results: dict[str, Mesh | Unknown] = {**self.seen.meshes(), **self.channels.lost}
+        late = Unknown("did not finish in time")
+        return {name: results.get(name, late) for name in self.nodes}

@@ -1,0 +1,38 @@
+"""The result of a smoke test as a proof of `nodeready ready`. Pure."""
+
+from __future__ import annotations
+
+from nodeready.smoke.document import UNREACHABLE, UNTESTED, SmokeReport
+from nodeready.smoke.engine_choice import MISSING_ENGINE
+from nodeready.smoke.idle_gpus import list_numbers
+from nodeready.smoke.knowledge import GPU, PAIR, SCALE
+from nodeready.subjects.proof.facts import Collective as CollectiveProof
+from nodeready.subjects.result import some
+
+
+def collective_proofs(smoke: SmokeReport) -> dict[str, CollectiveProof]:
+    """Node -> its proof for `nodeready ready`; a test that ended early proves nothing."""
+    evidence: dict[str, list[str]] = {}
+    for suspect in smoke.suspects:
+        for name in suspect.nodes:
+            peers = some((peer for peer in suspect.nodes if peer != name), ", ")
+            start = {
+                PAIR: f"with {peers}: ",
+                GPU: f"GPU {list_numbers([*suspect.gpus])}: " if suspect.gpus else "",
+                SCALE: f"only together with {peers}: ",
+            }.get(suspect.kind, "")
+            evidence.setdefault(name, []).append(start + "; ".join(suspect.evidence))
+    rows = {}
+    for node in smoke.nodes:
+        is_out = node.status in (UNTESTED, UNREACHABLE)
+        reason = (node.why or "not tested") if is_out else smoke.stopped
+        rows[node.name] = CollectiveProof(
+            nodes=len(smoke.nodes),
+            engine=smoke.engine,
+            proves=smoke.proves,
+            against=tuple(evidence.get(node.name, ())),
+            untested=reason,
+            lacking=is_out and not smoke.engine and reason.startswith(MISSING_ENGINE),
+            warnings=node.warnings,
+        )
+    return rows

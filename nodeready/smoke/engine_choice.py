@@ -1,0 +1,180 @@
+"""The engine of a run, from those that the nodes have, and the limit of its tests. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeready.node.smoke.orders import NCCL_TESTS, RING, TORCH, Engine, Hello
+from nodeready.text import counted, sanitise
+
+#: An engine's name and its backend.
+Kind = tuple[str, str]
+_NCCL, _GLOO, _TESTS, _RING = (TORCH, "nccl"), (TORCH, "gloo"), (NCCL_TESTS, "nccl"), (RING, "tcp")
+_TITLES = {TORCH: "PyTorch", NCCL_TESTS: "nccl-tests", RING: "ring"}
+#: How the reason begins where an engine is missing.
+MISSING_ENGINE = tuple(f"no {title}" for title in _TITLES.values())
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """The engine of a run.
+
+    engine, backend: "" where no node has one
+    name:    ``torch 2.13.0 over gloo``
+    proves:  what its pass proves
+    alone:   engine and backend of the tests of one node
+    control: engine and backend of the control tests; None: there is no second one on all nodes
+    out:     the nodes that cannot take part, each with the reason
+    instead: why it is not a better engine that nobody asked for by name; ""
+    """
+
+    engine: str = ""
+    backend: str = ""
+    name: str = ""
+    proves: str = ""
+    alone: Kind = ("", "")
+    control: Kind | None = None
+    out: Mapping[str, str] = field(default_factory=dict)
+    instead: str = ""
+
+    @property
+    def kind(self) -> Kind:
+        """Engine and backend."""
+        return self.engine, self.backend
+
+
+def engine_name(engine: Engine) -> str:
+    """``torch 2.13.0 over gloo``."""
+    version = f" {sanitise(engine.version, 40)}" if engine.version else ""
+    return f"{engine.name}{version} over {sanitise(engine.backend, 40)}"
+
+
+def choose(hellos: Mapping[str, Hello], wanted: str = "", has_gpus: bool = False) -> EngineChoice:
+    """The best engine that most nodes have, and the nodes that have another one or none.
+
+    wanted:   ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best
+    has_gpus: GPUs are tested
+
+    nccl-tests need MPI between nodes: they test each node alone, and the ring tests several.
+    """
+    out = {name: sanitise(hello.why, 200) for name, hello in hellos.items() if hello.why}
+    able = {name: hello for name, hello in hellos.items() if name not in out}
+    name, _, backend = wanted.partition(":")
+    kinds = [_NCCL, _GLOO, _RING] if has_gpus else [_GLOO, _RING]
+    if name == NCCL_TESTS or (has_gpus and len(hellos) == 1):
+        kinds.insert(1, _TESTS)
+    kinds = [kind for kind in kinds if name in ("", kind[0]) and backend in ("", kind[1])]
+    if not kinds:
+        reason = f"{wanted} needs GPUs, and none takes part"
+        return EngineChoice(out={**dict.fromkeys(hellos, reason), **out})
+    engines = {kind: _engines(able, kind) for kind in kinds}
+    by_majority = (kind for kind in kinds if 2 * len(engines[kind]) > len(able))
+    kind = next(by_majority, None) or max(kinds, key=lambda kind: len(engines[kind]))
+    usable, instead = engines[kind], ""
+    if kind != kinds[0]:
+        lacks = Counter(
+            _missing_reason(hello, kinds[0])
+            for name, hello in able.items()
+            if name not in engines[kinds[0]]
+        )
+        instead = lacks.most_common(1)[0][0]
+    out |= {n: _missing_reason(hello, kind) for n, hello in able.items() if n not in usable}
+    out |= _other_versions(usable)
+    chosen = [name for name in usable if name not in out]
+    alone_kind = kind
+    if kind == _TESTS and len(hellos) > 1:
+        kind = _RING
+        out |= {n: _missing_reason(able[n], kind) for n in chosen if not _find(able[n], kind)}
+        chosen = [name for name in chosen if name not in out]
+    elif kind[1] != "nccl" and has_gpus and all(_find(able[name], _TESTS) for name in chosen):
+        alone_kind = _TESTS
+    if not chosen:
+        return EngineChoice(out=out)
+    engine = _find(able[chosen[0]], kind)
+    assert engine is not None
+    controls = (
+        control
+        for control in (_GLOO, _RING)
+        if control != kind and all(_find(able[name], control) for name in chosen)
+    )
+    return EngineChoice(
+        *kind,
+        name=engine_name(engine),
+        proves=engine.proves,
+        alone=alone_kind,
+        control=next(controls, None),
+        out={name: out[name] for name in hellos if name in out},
+        instead=instead,
+    )
+
+
+def _find(hello: Hello, kind: Kind, usable: bool = True) -> Engine | None:
+    engines = (engine for engine in hello.engines if (engine.name, engine.backend) == kind)
+    return next((engine for engine in engines if not (usable and engine.why)), None)
+
+
+def _engines(hellos: Mapping[str, Hello], kind: Kind) -> dict[str, Engine]:
+    return {name: engine for name, hello in hellos.items() if (engine := _find(hello, kind))}
+
+
+def _missing_reason(hello: Hello, kind: Kind) -> str:
+    """Why the node has no such engine."""
+    engine = _find(hello, kind, usable=False)
+    same_name = (engine.why for engine in hello.engines if engine.name == kind[0])
+    reason = engine.why if engine else next(same_name, "")
+    title = _TITLES[kind[0]] + ("" if kind[0] == RING else f" over {kind[1]}")
+    return f"no {title}: {sanitise(reason, 200) or 'it was not found'}"
+
+
+def _other_versions(usable: Mapping[str, Engine]) -> dict[str, str]:
+    """The nodes with another version than most nodes; of as many, the first node's counts. Two
+    versions of PyTorch or NCCL in one job fail at its start, or hang."""
+    versions = Counter((engine.version, engine.library) for engine in usable.values())
+    if len(versions) < 2:
+        return {}
+    ((version, library), count), *_ = versions.most_common(1)
+    reasons = {}
+    for name, engine in usable.items():
+        if (engine.version, engine.library) == (version, library):
+            continue
+        title, pair = f"{_TITLES[engine.name]} ", (engine.version, version)
+        if engine.version == version:
+            title, pair = "", (engine.library, library)
+        own_version, usual = (sanitise(text, 60) or "of no version" for text in pair)
+        reasons[name] = f"{title}{own_version} here, {usual} on {counted(count, 'node')}"
+    return reasons
+
+
+# --- How long a test may take.
+
+#: Seconds of a start: of the ring three connections with their time-outs (4.5 s each); of gloo a
+#: fork, a store and a connection between every two ranks; of NCCL the driver's context on each
+#: GPU and the search for paths between them, which nccl-tests begin with their libraries.
+_START_S = {_RING: 15.0, _GLOO: 20.0, _NCCL: 40.0, _TESTS: 60.0}
+_MAX_START_S = 60.0
+#: Reading PyTorch's gigabyte over NFS at 30 MB/s.
+_COLD_S = 40.0
+#: Seconds for each additional rank: the store of rank 0 answers them one after the other, and
+#: around a ring a small collective takes two steps for each.
+_PER_RANK_S = 0.05
+#: The lowest Gbit/s that a test waits for: a tenth of the slowest port in use (1 Gbit/s), and of
+#: the slowest between GPUs of several nodes (10 Gbit/s).
+_MIN_GBPS = {"tcp": 0.1, "nccl": 1.0}
+
+
+def limit_s(
+    engine: str, backend: str, world: int, large: int, *, first: bool = False, rounds: int = 6
+) -> float:
+    """The seconds of one test: its start, the rendezvous of its ranks, and its data.
+
+    world:  its ranks; of the ring, its nodes
+    large:  bytes of the all_reduce whose bandwidth counts; rounds: its repetitions
+    first:  the node's first test with this engine: PyTorch is read from a disk that may be cold
+    """
+    start_s = _START_S.get((engine, backend), _MAX_START_S) + (_COLD_S if first else 0.0)
+    min_gbps = _MIN_GBPS["nccl" if backend == "nccl" else "tcp"]
+    # Around a ring each byte leaves a rank twice (nccl-tests' PERFORMANCE.md).
+    data_s = rounds * 2 * large * 8 / (min_gbps * 1e9)
+    return round(start_s + world * _PER_RANK_S + data_s, 1)

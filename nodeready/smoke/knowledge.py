@@ -1,0 +1,289 @@
+"""What a search knows: the tests, their outcomes, and the suspects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from nodeready.json_types import Count, Name
+
+NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
+
+#: The purposes of a test.
+ALONE, GROUP, HALF, CONFIRM, MERGE, SWEEP, CONTROL = (
+    "alone",
+    "group",
+    "half",
+    "confirm",
+    "merge",
+    "sweep",
+    "control",
+)
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test. Tests of one round share no node. In a sweep a node may be in two tests of a
+    round: once as the source and once as the target.
+
+    number:  unique in the run
+    purpose: one of ALONE … CONTROL
+    nodes:   in the order of their ranks; of a sweep (source, target)
+    gpus:    nodes with the numbers of the GPUs that take part there; every other node takes part
+             with all the GPUs that the run has there
+    """
+
+    number: int
+    purpose: str
+    nodes: tuple[str, ...]
+    gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    # Not a test of pytest's.
+    __test__ = False
+
+
+@dataclass(frozen=True)
+class SmokeOutcome:
+    """The outcome of a test.
+
+    ok:          every rank ended with the right results
+    cause:       why the test failed, in words that two tests of the same fault share
+    ms, gbps:    the slowest rank's; 0: unknown
+    lost:        nodes whose connection ended: they are not tested again
+    barred:      nodes that another user keeps from the test: not tested again, not suspected
+    culprits:    nodes that report a fault of their own (a rank that died at start, a wrong sum, a
+                 missing GPU): the search begins with them, and tests each of them
+    retransmits: TCP segments that the source of a sweep sent again; 0 where it is unknown
+    """
+
+    ok: bool
+    cause: str = ""
+    ms: float = 0.0
+    gbps: float = 0.0
+    lost: tuple[str, ...] = ()
+    barred: tuple[str, ...] = ()
+    culprits: tuple[str, ...] = ()
+    retransmits: int = 0
+
+
+@dataclass(frozen=True)
+class SmokeSuspect:
+    """A cause of failed tests.
+
+    kind:     ``node``; ``gpu``: GPUs of one node; ``pair``: two nodes that pass with other nodes
+              and fail together; ``scale``: each node passes, and this number of nodes fails
+    nodes:    in the inventory's order; several of kind node: they pass among themselves and with
+              no other node; of kind scale the fewest that failed, or the nodes of the failures
+              that could not be explained
+    gpus:     of kind gpu, the numbers on its node
+    evidence: a sentence for each piece, the strongest first, test numbers in brackets
+    """
+
+    kind: Annotated[str, {"enum": KINDS}]
+    nodes: tuple[Name, ...]
+    gpus: tuple[Count, ...]
+    evidence: tuple[str, ...]
+
+    @property
+    def blamed(self) -> tuple[str, ...]:
+        """Its nodes; of kind scale none: each of them passes among fewer."""
+        return () if self.kind == SCALE else self.nodes
+
+    def explains(self, test: Test) -> bool:
+        """Whether this suspect lets a test fail."""
+        present = {*test.nodes}.intersection(self.nodes)
+        if self.kind == PAIR:
+            return len(present) == 2
+        if self.kind == SCALE:
+            return len(present) == len(test.nodes)
+        return bool(present) and (len(self.nodes) == 1 or len(present) < len(test.nodes))
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    suspects: in the order of the inventory
+    passed:   nodes that passed with other nodes (or alone, where there is one node)
+    tests:    collective tests of several nodes
+    rounds:   rounds of all kinds
+    untested: nodes without a result
+    """
+
+    suspects: tuple[SmokeSuspect, ...]
+    passed: tuple[str, ...]
+    tests: int
+    rounds: int
+    untested: tuple[str, ...] = ()
+
+
+def join_names(nodes: Sequence[str], limit: int = 4) -> str:
+    """Nodes in a sentence.
+
+    >>> join_names(["a", "b", "c"])
+    'a, b and c'
+    >>> join_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    if len(nodes) > limit:
+        return f"{', '.join(nodes[: limit - 1])} and {len(nodes) - limit + 1} more"
+    return " and ".join(filter(None, (", ".join(nodes[:-1]), *nodes[-1:])))
+
+
+def cite(tests: Iterable[Test]) -> str:
+    """The numbers of tests in a sentence, such as ``[3, 5 and 8]``."""
+    numbers = sorted({test.number for test in tests})
+    return f"[{join_names([str(number) for number in numbers], 12)}]"
+
+
+def with_cause(cause: str) -> str:
+    """The end of a sentence that names the cause."""
+    return f": {cause}" if cause else ""
+
+
+class Knowledge:
+    """What a search knows; complete at any moment, so that a search can be stopped.
+
+    positions:   of each node in the inventory
+    finished:    the tests with their outcomes
+    node_limit:  any nodes up to this number pass together, more do not; 0: no such number
+    doubts:      suspects that are not confirmed yet, with the reason
+    is_complete: the search has ended by itself
+    """
+
+    def __init__(self) -> None:
+        self.positions: dict[str, int] = {}
+        self.finished: list[tuple[Test, SmokeOutcome]] = []
+        self.rounds = 0
+        self.node_limit = 0
+        self.suspects: list[SmokeSuspect] = []
+        self.doubts: dict[str, str] = {}
+        self.is_complete = False
+
+    def sorted(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """These nodes in the inventory's order."""
+        return tuple(sorted({*nodes}, key=self.positions.__getitem__))
+
+    def collectives(self) -> list[tuple[Test, SmokeOutcome]]:
+        """The finished tests of several nodes, without the sweep."""
+        return [
+            (test, outcome)
+            for test, outcome in self.finished
+            if len(test.nodes) > 1 and test.purpose != SWEEP
+        ]
+
+    def is_above_limit(self, count: int) -> bool:
+        """Whether this number of nodes is known to fail."""
+        return 0 < self.node_limit < count
+
+    def suspect(
+        self, kind: str, nodes: Collection[str], *evidence: str, gpus: Sequence[int] = ()
+    ) -> None:
+        """Add a suspect, unless an earlier one explains it."""
+        members = {*nodes}
+        excluded = self.excluded()
+        if kind != GPU and members <= excluded:
+            return
+        pairs = [suspect for suspect in self.suspects if suspect.kind == PAIR]
+        if kind == PAIR and (
+            members & excluded or any({*pair.nodes} == members for pair in pairs)
+        ):
+            return
+        if kind == NODE:
+            # A node that fails with all nodes is not one of a pair.
+            self.remove(pair for pair in pairs if members & {*pair.nodes})
+        suspect = SmokeSuspect(kind, self.sorted(nodes), tuple(sorted(gpus)), evidence)
+        self.suspects.append(suspect)
+        for name in nodes:
+            self.doubts.pop(name, None)
+
+    def remove(self, suspects: Iterable[SmokeSuspect]) -> None:
+        """Remove suspects that another one explains."""
+        removed = [*suspects]
+        self.suspects = [suspect for suspect in self.suspects if suspect not in removed]
+
+    def excluded(self) -> set[str]:
+        """The nodes that are not tested again."""
+        kinds = (NODE, GPU)
+        return {name for s in self.suspects if s.kind in kinds for name in s.nodes}
+
+    def partners(self, name: str) -> set[str]:
+        """The nodes that fail as a pair with this node."""
+        pairs = (s.nodes for s in self.suspects if s.kind == PAIR and name in s.nodes)
+        return {partner for pair in pairs for partner in pair if partner != name}
+
+    def _is_explained(self, test: Test) -> bool:
+        """Whether a suspect explains why this test failed."""
+        if self.is_above_limit(len(test.nodes)):
+            return True
+        suspects = (s for s in self.suspects if s.kind != SCALE or not self.node_limit)
+        return any(suspect.explains(test) for suspect in suspects)
+
+    def _recheck_limit(self) -> None:
+        """Drop the limit, where suspects that fail below it explain all failures above it."""
+        failed = [
+            test
+            for test, outcome in self.finished
+            if not outcome.ok and test.purpose not in (ALONE, SWEEP)
+        ]
+        failed_above = [test for test in failed if self.is_above_limit(len(test.nodes))]
+        failed_below = [test for test in failed if len(test.nodes) <= self.node_limit]
+        suspects = [suspect for suspect in self.suspects if suspect.kind != SCALE]
+        active = [s for s in suspects if any(s.explains(test) for test in failed_below)]
+        if failed_above and all(any(s.explains(test) for s in active) for test in failed_above):
+            self.node_limit = 0
+            self.suspects = suspects
+
+    def _unexplained(self) -> list[SmokeSuspect]:
+        """A suspect of kind scale for each set of failures that no suspect explains."""
+        groups: list[tuple[set[str], list[Test], str]] = []
+        failed = [
+            (test, outcome.cause)
+            for test, outcome in self.finished
+            if not outcome.ok and not self._is_explained(test)
+        ]
+        for test, cause in sorted(failed, key=lambda failure: len(failure[0].nodes)):
+            for nodes, tests, _ in groups:
+                if nodes & {*test.nodes}:
+                    nodes &= {*test.nodes}
+                    tests.append(test)
+                    break
+            else:
+                groups.append(({*test.nodes}, [test], cause))
+        state = "could not be pinned down" if self.is_complete else "was not searched to the end"
+        suspects = []
+        for nodes, tests, cause in groups:
+            names = self.sorted(nodes)
+            failure = f"what failed {cite(tests)}{with_cause(cause)}, {state}"
+            evidence = f"{failure}: among {join_names(names)}"
+            suspects.append(SmokeSuspect(SCALE, names, (), (evidence,)))
+        return suspects
+
+    def result(self) -> SearchResult:
+        """What is known now."""
+        self._recheck_limit()
+        doubted = [
+            SmokeSuspect(NODE, (name,), (), (f"not confirmed: {reason}",))
+            for name, reason in self.doubts.items()
+        ]
+        excluded = self.excluded()
+        is_single = len(self.positions) - len(excluded) == 1
+        passed = {
+            name
+            for test, outcome in self.finished
+            if outcome.ok and (len(test.nodes) > 1 or is_single)
+            for name in test.nodes
+        } - (excluded | self.doubts.keys())
+        suspects = [*self.suspects, *doubted, *self._unexplained()]
+        covered = passed.union(*(suspect.nodes for suspect in suspects))
+        suspects.sort(
+            key=lambda s: ([self.positions[n] for n in s.nodes[:1]], KINDS.index(s.kind))
+        )
+        return SearchResult(
+            tuple(suspects),
+            self.sorted(passed),
+            sum(test.purpose not in (ALONE, SWEEP) for test, _ in self.finished),
+            self.rounds,
+            self.sorted(self.positions.keys() - covered),
+        )

@@ -1,0 +1,313 @@
+"""The outcome of a test, from the answers of its nodes. Pure.
+
+An answer can make its own node fail. What it says of another node is a hint, which a test of that
+node has to confirm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from nodeready.node.proofs.mesh import OK, SKIPPED
+from nodeready.node.smoke.orders import PHASES, CollectiveOrder, Paired, Ran, RankResult
+from nodeready.ready import mesh
+from nodeready.smoke.knowledge import SmokeOutcome, Test
+from nodeready.subjects.ports.checks import folded
+from nodeready.subjects.result import some
+from nodeready.text import sanitise
+
+#: Higher figures are invented: a hundred times what a GPU's NVLinks carry, and longer than a test.
+_MAX_GBPS, _MAX_MS = 1e6, 3.6e6
+#: Characters of a rank's message in a cause.
+_MESSAGE_LENGTH = 200
+#: Phases in which a rank needs no other rank.
+_OWN_PHASES = ("start", "compute")
+
+#: Messages of a rank without a connection: of our ring, the kernel, PyTorch's store, gloo, and
+#: NCCL's sockets.
+_UNCONNECTED = re.compile(
+    r"(?i)no connection|not answered|connect(?:ing)? to|unreachable|no route|refused|resolve"
+    r"|resolution|name or service|clients joined"
+)
+#: Messages of a rank with a wrong name service.
+_NAME_SERVICE = re.compile(r"(?i)resolve|resolution|name or service")
+#: Messages of a connected rank that received too little: of our ring and of TCP's counters.
+_PATH = re.compile(r"acknowledge|small messages pass|bit/s from|something|bytes in \w+, not")
+#: Messages of a rank that received nothing: of gloo's pair.cc, PyTorch's TCPStore and watchdog,
+#: NCCL's ncclRemoteError and the retries of its InfiniBand part; or that we ended.
+_WAITED = re.compile(
+    r"(?i)\btime[sd]?[ -]?out|connection (?:was )?(?:closed|reset|aborted)|closed the connection"
+    r"|broken pipe|end of file|\bEOF\b|failed to recv|remote process|remote ?error|network error"
+    r"|retry (?:counter )?exceeded|communicator was aborted|did not (?:end|finish|come)|no data"
+    r"|sent nothing|(?:limit of|after) [0-9.]+ m?s|others had ended"
+)
+#: The ring's message of a node that did not run for a while.
+_STOOD_STILL = "this node stood still"
+_RANK = re.compile(r"\brank (\d{1,9})\b")
+
+
+@dataclass(frozen=True)
+class _NamedRank:
+    """One rank of a node.
+
+    title:          ``gpu03``, ``gpu03 GPU 5``, ``gpu03 local rank 1``: the same in all tests
+    message, wrong: the rank's own, with the titles of other ranks
+    """
+
+    node: str
+    title: str
+    rank: RankResult
+    message: str
+    wrong: str
+
+    @property
+    def failed_alone(self) -> bool:
+        """Whether it failed in a phase in which it needs no other rank."""
+        return self.rank.phase in _OWN_PHASES and not self.wrong
+
+    @property
+    def own_failure(self) -> str:
+        """The rank's own failure; "" if it passed or waited for another rank."""
+        message = self.message
+        if self.failed_alone:
+            message = message or f"does not get beyond {self.rank.phase}"
+        elif not message.startswith(_STOOD_STILL) and (
+            self.rank.waits_for >= 0
+            or any(pattern.search(message) for pattern in (_UNCONNECTED, _PATH, _WAITED))
+        ):
+            message = ""
+        message = self.wrong or message
+        return f"{self.title}: {message}" if message else ""
+
+
+def collective_outcome(
+    test: Test, answers: Mapping[str, Ran | str], orders: Mapping[str, CollectiveOrder]
+) -> SmokeOutcome:
+    """The outcome of a test of ranks.
+
+    answers: of each node; a text is the reason why it gave none
+    orders:  of each node
+    """
+    received = {name: a for name in test.nodes if isinstance(a := answers[name], Ran)}
+    lost = tuple(name for name in test.nodes if name not in received)
+    loss = f"{lost[0]} is lost: {_line(str(answers[lost[0]]))}" if lost else ""
+    certain = _implausible(test, received, orders)
+    node_of = {
+        number: name
+        for name in test.nodes
+        for number in range(orders[name].first, orders[name].first + orders[name].ranks)
+    }
+    titles = _rank_titles(test, orders)
+
+    def line(text: str) -> str:
+        return _line(_RANK.sub(lambda match: titles.get(int(match[1]), match[0]), text))
+
+    ranks = [
+        _NamedRank(name, titles[rank.rank], rank, line(rank.said), line(rank.wrong))
+        for name, answer in received.items()
+        if name not in certain
+        for rank in answer.ranks
+    ]
+    ranks.sort(key=lambda named: named.rank.rank)
+    for name, answer in received.items():
+        if answer.error:
+            certain.setdefault(name, f"{name}: {_line(answer.error)}")
+    likely: dict[str, str] = {}
+    for named in ranks:
+        if failure := named.own_failure:
+            (certain if named.failed_alone else likely).setdefault(named.node, failure)
+    failed = [named for named in ranks if not named.rank.ok]
+
+    def fails(cause: str, nodes: Iterable[str]) -> SmokeOutcome:
+        culprits = tuple(name for name in test.nodes if name in {*nodes} and name not in lost)
+        return SmokeOutcome(False, cause, lost=lost, culprits=culprits)
+
+    if certain:
+        return fails(next(certain[name] for name in test.nodes if name in certain), [*certain])
+    if likely:
+        cause = next(likely[name] for name in test.nodes if name in likely)
+        # The failure of many can come from data of another rank: a wrong sum goes around.
+        are_few = 2 * len(likely) <= len(test.nodes) or len(test.nodes) == 1
+        return fails(cause, _blamed_by_two(ranks, node_of) or ([*likely] if are_few else ()))
+    if failed:
+        awaited = _awaited(failed, node_of)
+        cause = _waiting_cause(failed, [name for name in test.nodes if name in awaited])
+        if lost:
+            return fails(f"{loss}; then it {cause}", awaited)
+        misled = {named.node for named in failed if _NAME_SERVICE.search(named.message)}
+        return fails(cause, awaited or misled or _behind(ranks))
+    if lost:
+        return fails(loss, ())
+    rates = [named.rank.gbps for named in ranks if named.rank.gbps > 0]
+    slowest_ms = max((named.rank.ms for named in ranks), default=0.0)
+    return SmokeOutcome(True, ms=slowest_ms, gbps=min(rates, default=0.0))
+
+
+def port_holder(answer: Ran | Paired | str) -> str:
+    """The other user's process that has rank 0's port, by the answer of its node; "": none."""
+    return _line(answer.taken) if isinstance(answer, Ran) else ""
+
+
+def _line(text: str) -> str:
+    return sanitise(text, _MESSAGE_LENGTH)
+
+
+def _rank_titles(test: Test, orders: Mapping[str, CollectiveOrder]) -> dict[int, str]:
+    """Rank -> its title: the node's name, with the GPU or the place among the node's ranks."""
+    titles = {}
+    for name in test.nodes:
+        order = orders[name]
+        for place in range(order.ranks):
+            detail = f" GPU {order.gpus[place]}" if order.gpus else f" local rank {place}"
+            is_single = order.ranks == 1 and not order.gpus
+            titles[order.first + place] = name if is_single else name + detail
+    return titles
+
+
+def _implausible(
+    test: Test, received: Mapping[str, Ran], orders: Mapping[str, CollectiveOrder]
+) -> dict[str, str]:
+    """The nodes with an impossible answer: another test's, other ranks, impossible figures."""
+    failures = {}
+    for name, answer in received.items():
+        numbers = sorted(rank.rank for rank in answer.ranks)
+        own_numbers = [*range(orders[name].first, orders[name].first + orders[name].ranks)]
+        if answer.number != test.number:
+            failures[name] = f"{name} answers another test"
+        elif {*numbers} - {*own_numbers} or len({*numbers}) < len(numbers):
+            failures[name] = f"{name} answers for ranks that are not its own"
+        elif numbers != own_numbers and not (answer.error and not numbers):
+            failures[name] = f"{name} does not answer for all of its ranks"
+        elif any(
+            rank.phase not in PHASES or not _are_possible(rank.ms, rank.gbps)
+            for rank in answer.ranks
+        ):
+            failures[name] = f"{name} answers with figures that cannot be"
+    return failures
+
+
+def _are_possible(ms: float, gbps: float) -> bool:
+    return 0 <= ms <= _MAX_MS and 0 <= gbps <= _MAX_GBPS
+
+
+def _waiting_cause(failed: list[_NamedRank], awaited: list[str]) -> str:
+    """Why ranks fail that need others: no connection, too little data, or their last phase."""
+    for pattern in (_UNCONNECTED, _PATH):
+        counts = Counter(named.message for named in failed if pattern.search(named.message))
+        if counts:
+            return min(counts, key=lambda message: (-counts[message], message))
+    phases = Counter(named.rank.phase for named in failed)
+    phase = min(phases, key=lambda name: (-phases[name], PHASES.index(name)))
+    position = "at its end" if phase == "done" else f"in {phase}"
+    return f"hangs {position}" + (f", waiting for {some(awaited, ', ')}" if awaited else "")
+
+
+def _reported_by_two(reports: Iterable[tuple[str | None, str]]) -> set[str]:
+    """The nodes in reports (node, reporting node) of two other nodes; one report is too weak."""
+    sources: dict[str, set[str]] = {}
+    for name, source in reports:
+        if name is not None and name != source:
+            sources.setdefault(name, set()).add(source)
+    return {name for name, names in sources.items() if len(names) > 1}
+
+
+def _blamed_by_two(ranks: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
+    """The nodes whose ranks' numbers are wrong for other nodes."""
+    return _reported_by_two(
+        (node_of.get(int(number)), named.node)
+        for named in ranks
+        for number in _RANK.findall(named.rank.wrong)
+    )
+
+
+def _awaited(failed: list[_NamedRank], node_of: Mapping[int, str]) -> set[str]:
+    """The nodes at the end of the chains of waiting ranks; a circle has no end."""
+    waits = {named.rank.rank: named.rank.waits_for for named in failed}
+    ends: dict[int, int | None] = {}
+    for start in waits:
+        rank, path = start, dict[int, None]()
+        while (
+            rank not in ends
+            and rank not in path
+            and waits.get(rank) in node_of
+            and waits[rank] != rank
+        ):
+            path[rank] = None
+            rank = waits[rank]
+        end = ends.get(rank, None if rank in path else rank)
+        ends.update(dict.fromkeys(path, end))
+        ends.setdefault(rank, end)
+    return _reported_by_two(
+        (node_of.get(end), node_of[rank]) for rank in waits if (end := ends[rank]) is not None
+    )
+
+
+def _behind(ranks: list[_NamedRank]) -> set[str]:
+    """The nodes with a rank in an earlier phase than all ranks of most nodes."""
+    earliest: dict[str, int] = {}
+    for named in ranks:
+        phase = PHASES.index(named.rank.phase)
+        earliest[named.node] = min(phase, earliest.get(named.node, phase))
+    minimum = min(earliest.values())
+    behind = {name for name, phase in earliest.items() if phase == minimum}
+    return behind if 2 * len(behind) < len(earliest) else set()
+
+
+# --- A test of the plain path between two nodes.
+
+#: The outcome of the data of a `Paired` -> why it fails.
+_DATA_CAUSES = {
+    OK: "",
+    "": "it can be connected to, and there was no time for data",
+    "small": "it can be connected to, and then no data comes back",
+    "large": "small messages come back and large ones do not: full packets are dropped on the way "
+    "(a smaller MTU there, and no ICMP that says so)",
+}
+
+
+def pair_outcome(
+    test: Test, answer: Paired | str, owners: mesh.Owners, ports: tuple[int, ...]
+) -> SmokeOutcome:
+    """The outcome of a pair, from the source's answer; a text is the reason why it gave none.
+
+    owners: of all addresses
+    ports:  that the source was ordered to try
+    """
+    source, target = test.nodes
+    if isinstance(answer, str):
+        return SmokeOutcome(False, f"{source} is lost: {_line(answer)}", lost=(source,))
+    if (answer.number, answer.target) != (test.number, target):
+        return SmokeOutcome(False, f"{source} answers another test", culprits=(source,))
+    if not _are_possible(answer.ms, answer.gbps) or answer.outcome not in _DATA_CAUSES:
+        cause = f"{source} answers with figures that cannot be"
+        return SmokeOutcome(False, cause, culprits=(source,))
+    if owners.of(mesh.address(answer.address)) != target:
+        cause = sanitise(mesh.name_cause(source, answer, owners), 2 * _MESSAGE_LENGTH)
+        return SmokeOutcome(False, f"on {source} {cause}")
+    tries = [attempt for attempt in answer.tries if attempt.port in ports]
+    are_skipped = any(attempt.outcome == SKIPPED for attempt in tries)
+    failing: dict[str, list[int]] = {}
+    for attempt in tries:
+        if attempt.outcome != OK:
+            failing.setdefault(_line(mesh.port_cause(attempt, are_skipped)), []).append(
+                attempt.port
+            )
+    if failing:
+        causes = [
+            f"{'port' if len(numbers) == 1 else 'ports'} {folded(numbers)}: {cause}"
+            for cause, numbers in failing.items()
+        ]
+        return SmokeOutcome(False, f"no connection to {target} {some(causes)}")
+    if not tries:
+        return SmokeOutcome(False, f"no connection to {target} was tried in time")
+    cause = _DATA_CAUSES[answer.outcome]
+    return SmokeOutcome(
+        not cause,
+        cause and f"{target}: {cause}",
+        ms=answer.ms,
+        gbps=answer.gbps,
+        retransmits=max(0, answer.retransmits),
+    )

@@ -1,0 +1,276 @@
+"""The nodes of a smoke test: their snapshots, their program, and which of them take part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import gevent
+
+from nodeready.inventory.nodeset import folded
+from nodeready.node.smoke.orders import ENGINES, RING, Config, Hello
+from nodeready.policy import Policy
+from nodeready.ready import mesh
+from nodeready.smoke.engine_choice import EngineChoice, Kind, choose, engine_name
+from nodeready.smoke.idle_gpus import Numbers, idle_gpus
+from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.transport.base import (
+    SUDO,
+    Carrier,
+    Conversation,
+    Failure,
+    Key,
+    collect,
+    node_of,
+    request,
+)
+from nodeready.transport.channels import Channels
+from nodeready.transport.look import Look, look_at
+
+#: Probed before and after: which GPUs are idle, and the error counters.
+_SUBJECTS = ("gpus", "rdma", "nics", "host")
+#: Seconds of probing a node, each time. A driver that hangs must not cost the whole budget.
+_PROBE_S = 20
+#: Without this many seconds, the nodes are not probed again.
+_MIN_LEFT_S = 3.0
+
+#: The program on the node, and the seconds until its first line: a login, and PyTorch from a disk
+#: that may be cold. The program gives up after 80.
+_MAIN = "nodeready.node.smoke.program"
+_START_S = 85.0
+#: When most nodes have started, the others get a multiple of the slowest one's time, and at least
+#: these seconds.
+_START_TIMES, _MIN_START_S = 4, 20.0
+#: Seconds between two looks at which nodes have started.
+_TICK_S = 0.2
+#: Listeners and ranks outlive the deadline by this at most, if the connection does not end them.
+_LONGER_S = 5
+
+Progress = Callable[[str, Iterable[str]], AbstractContextManager[Callable[[str], object]]]
+
+
+@dataclass(frozen=True)
+class SmokeTask:
+    """The request for a smoke test.
+
+    policies:    of the nodes, by name, in the inventory's order
+    deadline:    the moment of time.monotonic() at which everything has ended
+    budget_s:    the user's, for messages
+    engine:      ``torch``, ``torch:gloo``, ``nccl-tests``, ``ring``; "": the best there is
+    gpus:        which, or how many of each node; None: all
+    ranks:       of a node without GPUs
+    busy:        use GPUs that others use
+    full:        every pair, not only ring and skips
+    python, prefix, environment: of the job, see `orders.Config`; empty: the policy's
+    given:       address -> the node to which the inventory gives it
+    """
+
+    carrier: Carrier
+    policies: Mapping[str, Policy]
+    deadline: float
+    budget_s: int
+    engine: str = ""
+    gpus: tuple[int, ...] | int | None = None
+    ranks: int = 2
+    busy: bool = False
+    full: bool = False
+    python: str = ""
+    prefix: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline - time.monotonic()
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines to search for: the one that is wanted, and the ring beside it."""
+        name = self.engine.partition(":")[0]
+        return tuple(engine for engine in ENGINES if not name or engine in (name, RING))
+
+
+class Participants:
+    """The nodes, from the first snapshot to the last.
+
+    out:       node -> why it takes no part
+    names:     of the nodes that take part, in the inventory's order
+    gpus:      node -> the numbers of its GPUs that are tested; without GPUs it is empty
+    ports:     node -> the ports on which it listens
+    addresses: node -> its own, that no other node has as well
+    """
+
+    def __init__(self, task: SmokeTask, tell: Callable[[str], object], progress: Progress) -> None:
+        self.task, self.tell, self.progress = task, tell, progress
+        self.channels = Channels(task.carrier, task.deadline, "the smoke test")
+        self.before: dict[str, Look] = {}
+        self.after: dict[str, Look] = {}
+        self.hellos: dict[str, Hello] = {}
+        self.out: dict[str, str] = {}
+        self.names: tuple[str, ...] = ()
+        self.choice = EngineChoice()
+        self.gpus: dict[str, Numbers] = {}
+        self.ports: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, tuple[str, ...]] = {}
+        self.owners = mesh.Owners({}, {})
+        self._starting: dict[str, tuple[float, Any]] = {}
+        self._reported: set[str] = set()
+
+    def probe(self, password: Callable[[list[str]], bool]) -> None:
+        """Probe every node, and start the program on each node that is reached."""
+
+        def start(name: str) -> None:
+            # It starts while other nodes are still probed.
+            job = gevent.spawn(self.channels.each, self._start, [name])
+            self._starting[name] = time.monotonic(), job
+
+        self._probe(self.task.policies, self.before, start)
+        refused = [name for name, look in self.before.items() if look.kind == SUDO]
+        if refused and password(refused):
+            self._probe(refused, self.before, start)
+
+    def probe_again(self) -> None:
+        """Probe the tested nodes once more, when there is time."""
+        names = [name for name in self.names if name not in self.channels.lost]
+        if names and self.task.left_s > _MIN_LEFT_S:
+            self._probe(names, self.after, lambda name: None)
+
+    def _probe(
+        self, nodes: Iterable[str], results: dict[str, Look], reached: Callable[[str], None]
+    ) -> None:
+        task, names = self.task, list(nodes)
+        limit_s = max(1, int(min(_PROBE_S, task.left_s / 2)))
+        probes: dict[Key, Conversation[Look]] = {
+            name: look_at(name, task.policies[name], _SUBJECTS, limit_s, nonce=task.carrier.nonce)
+            for name in names
+        }
+        with self.progress("looking", names) as done:
+
+            def receive(key: Key, value: Look | Failure) -> None:
+                name = node_of(key)
+                results[name] = Look.of(name, value)
+                done(name)
+                if results[name].reached:
+                    reached(name)
+
+            collect(task.carrier, probes, receive, task.deadline)
+        if task.carrier.interrupted:
+            raise KeyboardInterrupt
+
+    def _start(self, name: str) -> None:
+        """Start the program on a node, and read its first line."""
+        task, policy = self.task, self.task.policies[name]
+        config = Config(
+            nonce=self.channels.nonce,
+            tag=task.carrier.tag,
+            user=policy.job_user,
+            limit_s=max(1, int(task.left_s)) + _LONGER_S,
+            ports=mesh.chosen_ports(*policy.port_range),
+            engines=task.engines,
+            python=task.python or policy.smoke_python,
+            prefix=task.prefix or policy.smoke_prefix,
+            environment=task.environment or policy.smoke_environment,
+        )
+        self.channels.start(request(name, _MAIN, config, mark=config.nonce, stdin=True))
+        hello = self.channels.read(name, "hello", Hello, _START_S)
+        if hello is not None:
+            self.hellos[name] = hello
+
+    def _wait_for_hellos(self) -> None:
+        """Wait for the first lines, no longer than stragglers of most nodes may take."""
+        limit_s, total = min(_START_S, self.task.left_s / 2), len(self._starting)
+        durations: list[float] = []
+        with self.progress("starting", [*self._starting]) as done:
+            while self._starting:
+                if 2 * len(durations) > total:
+                    straggler_s = max(_MIN_START_S, _START_TIMES * max(durations))
+                    limit_s = min(limit_s, straggler_s)
+                for name, (began, job) in [*self._starting.items()]:
+                    age_s = time.monotonic() - began
+                    if job.dead and name in self.hellos:
+                        durations.append(age_s)
+                    elif not job.dead and age_s > limit_s:
+                        job.kill(block=False)
+                        self.channels.lose(name, f"did not start in {age_s:.0f} s")
+                    if job.dead or name in self.channels.lost:
+                        done(name)
+                        del self._starting[name]
+                gevent.wait([job for _, job in self._starting.values()], _TICK_S, count=1)
+
+    def join(self) -> None:
+        """Decide which nodes take part, with which engine and which GPUs."""
+        self._wait_for_hellos()
+        task, lost = self.task, self.channels.lost
+        hellos = {name: self.hellos[name] for name in task.policies if name in self.hellos}
+        for name, look in self.before.items():
+            if not look.reached:
+                self.out[name] = look.error
+            elif name not in hellos:
+                self.out[name] = lost[name].reason if name in lost else "did not start in time"
+        self._assign_addresses(hellos)
+        present = {name: self.before[name] for name in hellos if name not in self.out}
+        counts = {name: task.policies[name].gpu_count for name in present}
+        self.gpus, without_gpus = idle_gpus(present, task.gpus, task.busy, counts)
+        self.out |= without_gpus
+        able = {name: hellos[name] for name in present if name not in without_gpus}
+        if able:
+            self.choice = choose(able, task.engine, any(self.gpus.values()))
+            self.out |= self.choice.out
+        self.names = tuple(name for name in able if name not in self.out)
+        if "nccl" not in (self.choice.backend, self.choice.alone[1]):
+            self.gpus = {}
+        self.report_out()
+
+    def _assign_addresses(self, hellos: Mapping[str, Hello]) -> None:
+        """The ports and addresses of each node, as far as they can be its own."""
+        claimed = mesh.claimed_addresses({name: h.addresses for name, h in hellos.items()})
+        met = mesh.known_owners(self.task.given, self.task.carrier.met())
+        self.owners = owners = mesh.Owners(claimed, met)
+        for name, hello in hellos.items():
+            ordered = mesh.chosen_ports(*self.task.policies[name].port_range)
+            self.ports[name] = tuple(port for port in ordered if port in {*hello.ports})
+            self.addresses[name] = tuple(a for a in claimed[name] if owners.of(a) == name)
+            if hello.why:
+                self.out[name] = hello.why
+            elif not self.ports[name]:
+                self.out[name] = "it listens on none of its ports"
+            elif not self.addresses[name] and len(hellos) > 1:
+                claims = [f" ({a}: {owners.claimers(a)})" for a in claimed[name][:1]]
+                self.out[name] = f"it has no address of its own{''.join(claims)}"
+
+    def close(self) -> None:
+        """End the programs on the nodes, and the jobs that wait for them."""
+        gevent.killall([job for _, job in self._starting.values()], block=False)
+        self._starting.clear()
+        self.channels.close()
+
+    def report_out(self) -> None:
+        """Report the nodes that newly take no part: a line for each reason."""
+        lost = {name: loss.reason for name, loss in self.channels.lost.items()}
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in {**lost, **self.out}.items():
+            if name not in self._reported:
+                by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            self._reported.update(names)
+            self.tell(f"{folded(names)}: {reason}")
+
+    def engine(self, name: str, kind: Kind) -> str:
+        """An engine of a node in words; "" where it has none."""
+        engines = self.hellos[name].engines if name in self.hellos else ()
+        return next((engine_name(e) for e in engines if (e.name, e.backend) == kind), "")
+
+    def slots(self, name: str) -> int:
+        """The number of GPUs in a node's first snapshot."""
+        first = [snapshot.subjects.get("gpus") for snapshot in self.snapshots(name)[:1]]
+        return sum(len(observed.gpus) for observed in first if isinstance(observed, Gpus))
+
+    def snapshots(self, name: str) -> list[Snapshot]:
+        """The snapshots of a node, the first one first."""
+        looks = (self.before.get(name), self.after.get(name))
+        return [look.snapshot for look in looks if look is not None and look.snapshot is not None]
