@@ -66,12 +66,6 @@ def entries(printed: str) -> Iterator[Json]:
                     yield item
 
 
-def table(entry: Json, name: str) -> Json:
-    """The dictionary of this name; an empty one where the tool prints "N/A"."""
-    found = entry.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def at(entry: Json, *path: str) -> Any:
     """The value at the end of ``path``; None where there is none."""
     found: Any = entry
@@ -460,7 +454,8 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
 
 def _blocks(metric: Json, word: str) -> int | None:
     """The sum of what the blocks of the device count; None where none does."""
-    blocks = table(metric, "ecc_blocks") or table(metric, "ecc_block")
+    tables = (metric.get(name) for name in ("ecc_blocks", "ecc_block"))
+    blocks: Json = next((table for table in tables if isinstance(table, dict) and table), {})
     found = [
         counted
         for block in blocks.values()
@@ -554,10 +549,17 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
     )
 
 
+_COMPUTE_PARTITION = (
+    "partition/accelerator_partition",
+    "partition/compute_partition",
+    "compute partition",
+)
+
+
 def _partition(reader: Reader) -> str | None:
     """``SPX/NPS1``: how compute units and memory are divided."""
-    compute = text(reader.raw("partition/accelerator_partition", "partition/compute_partition"))
-    memory = text(reader.raw("partition/memory_partition"))
+    compute = text(reader.raw(*_COMPUTE_PARTITION))
+    memory = text(reader.raw("partition/memory_partition", "memory partition"))
     words = [word for word in (compute, memory) if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
     return "/".join(words) or None
 
@@ -769,17 +771,10 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
             memory_temperature_max_c=limits.get("mem"),
             processes=more.processes.get(address, ()),
             idle=idle(more, address),
-            partition=_rocm_partition(card),
+            partition=_partition(reader),
             power_limit_w=reader.get("power_limit_w", whole, "max graphics package power (w)"),
             unread=_unread(reader),
         )
-
-
-def _rocm_partition(card: Json) -> str | None:
-    """``SPX/NPS1``: how compute units and memory are divided."""
-    words = [text(card.get(f"{kind} partition")) for kind in ("compute", "memory")]
-    known = [word for word in words if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
-    return "/".join(known) or None
 
 
 # --- The tool's word beside the bus's.
@@ -878,14 +873,18 @@ SECTION = Section(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ToolCall:
     """What one call of the tool printed; ``status`` is None when it did not end."""
 
     printed: str
     status: int | None
 
+    @property
+    def last_line(self) -> str:
+        return (self.printed.strip().splitlines() or [""])[-1].strip()
 
-def _runs(output: Output) -> dict[str, _Run]:
+
+def _runs(output: Output) -> dict[str, _ToolCall]:
     """The calls of the tool, by name."""
     mark = re.escape(f"@{output.nonce}")
     runs = {}
@@ -893,11 +892,11 @@ def _runs(output: Output) -> dict[str, _Run]:
         name, _, rest = piece.partition("\n")
         ended = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", rest, re.M)
         printed = rest[: ended.start()] if ended else rest
-        runs[name] = _Run(printed, int(ended[1]) if ended else None)
+        runs[name] = _ToolCall(printed, int(ended[1]) if ended else None)
     return runs
 
 
-def _call(name: str, call: str, run: _Run | None, output: Output) -> Tool | None:
+def _call(name: str, call: str, run: _ToolCall | None, output: Output) -> Tool | None:
     """What is wrong with one call of the tool; None: nothing."""
     if run is None or run.status is None:
         if output.truncated:
@@ -905,9 +904,7 @@ def _call(name: str, call: str, run: _Run | None, output: Output) -> Tool | None
         return Tool(name, "timed out", call)
     if run.status != 0 and not (call == "rocm" and run.status in (1, 2) and cards(run.printed)):
         # rocm-smi complains with its status of each value that a board has not, and goes on.
-        said = [line.strip() for line in run.printed.splitlines() if line.strip()]
-        detail = f"exit status {run.status}: {said[-1] if said else ''}"
-        return Tool(name, "failed", detail[:160])
+        return Tool(name, "failed", f"exit status {run.status}: {run.last_line}"[:160])
     devices = cards(run.printed) if call == "rocm" else list(entries(run.printed))
     return None if devices else Tool(name, "nonsense", run.printed.strip()[:160])
 
@@ -916,7 +913,7 @@ def _call(name: str, call: str, run: _Run | None, output: Output) -> Tool | None
 _NO_LINKS = re.compile(r"not supported|not_supported|invalid choice|unrecognized|usage:|N/A", re.I)
 
 
-def _unlinked(runs: Mapping[str, _Run], output: Output) -> str:
+def _unlinked(runs: Mapping[str, _ToolCall], output: Output) -> str:
     """Why the tool could not tell the links; "" where it could, or where there are none."""
     run = runs.get("xgmi")
     if run is None or (run.status is None and list(entries(run.printed))):
@@ -925,11 +922,10 @@ def _unlinked(runs: Mapping[str, _Run], output: Output) -> str:
         return "amd-smi xgmi timed out"
     if run.status == 0 or _NO_LINKS.search(run.printed):
         return ""
-    said = [line.strip() for line in run.printed.splitlines() if line.strip()]
-    return f"amd-smi xgmi: {said[-1] if said else f'exit status {run.status}'}"[:80]
+    return f"amd-smi xgmi: {run.last_line or f'exit status {run.status}'}"[:80]
 
 
-def _tool(output: Output, before: str, runs: Mapping[str, _Run]) -> Tool:
+def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
     """How the tool fared; a fault of ``xgmi`` alone does not count."""
     have = re.findall(r"^have=(amd-smi|rocm-smi)$", before, re.M)
     if not have:

@@ -140,10 +140,7 @@ def model(seen: Gpus, want: Policy) -> Result:
         return "" if want.gpu_model in ("", gpu.model) else str(gpu.model)
 
     wanted = want.gpu_model or "any"
-    absent = "no tool names a model"
-    return each(
-        "gpus.model", seen, wanted, lambda gpu: gpu.model, wrong, absent=absent, reads=("model",)
-    )
+    return each("gpus.model", seen, wanted, "model", wrong, absent="no tool names a model")
 
 
 @check(
@@ -186,16 +183,7 @@ def vbios(seen: Gpus, want: Policy) -> Result:
     wanted = " or ".join(want.gpu_vbios) or "any"
     fix = "update the firmware with the vendor's package"
     absent = "no tool shows a VBIOS version"
-    return each(
-        "gpus.vbios",
-        seen,
-        wanted,
-        lambda gpu: gpu.vbios,
-        wrong,
-        absent=absent,
-        fix=fix,
-        reads=("vbios",),
-    )
+    return each("gpus.vbios", seen, wanted, "vbios", wrong, absent=absent, fix=fix)
 
 
 def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
@@ -236,9 +224,7 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
     fix = _AMD_ECC if amd else fix
     absent = "these GPUs have no ECC"
     reads = ("ecc", "ecc_pending")
-    return each(
-        check, seen, wanted, lambda gpu: gpu.ecc, wrong, absent=absent, fix=fix, reads=reads
-    )
+    return each(check, seen, wanted, "ecc", wrong, absent=absent, fix=fix, reads=reads)
 
 
 @check(
@@ -262,16 +248,7 @@ def persistence(seen: Gpus, want: Policy) -> Result:
     turn = "enable" if wanted == "on" else "disable"
     fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
     absent = "these GPUs have no such mode"
-    return each(
-        check,
-        seen,
-        wanted,
-        lambda gpu: gpu.persistence,
-        wrong,
-        absent=absent,
-        fix=fix,
-        reads=("persistence",),
-    )
+    return each(check, seen, wanted, "persistence", wrong, absent=absent, fix=fix)
 
 
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
@@ -280,10 +257,7 @@ _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, whe
 @check(
     "gpus.mig",
     settings=("gpu_mig",),
-    fix=(
-        "nvidia-smi -mig INT, when no job runs",
-        "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs",
-    ),
+    fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
 )
 def mig(seen: Gpus, want: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
@@ -310,9 +284,7 @@ def mig(seen: Gpus, want: Policy) -> Result:
     fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
     absent = "these GPUs have no MIG"
     reads = ("mig", "mig_pending")
-    return each(
-        check, seen, wanted, lambda gpu: gpu.mig, wrong, absent=absent, fix=fix, reads=reads
-    )
+    return each(check, seen, wanted, "mig", wrong, absent=absent, fix=fix, reads=reads)
 
 
 @check(

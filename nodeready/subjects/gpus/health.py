@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
+from operator import attrgetter
 from typing import Any
 
 from nodeready.policy import Policy
@@ -155,7 +156,7 @@ def each(
     check: str,
     seen: Gpus,
     expectation: str,
-    value: Callable[[Gpu], Any],
+    field: str | Callable[[Gpu], Any],
     wrong: Callable[[Gpu], str],
     *,
     absent: str,
@@ -165,12 +166,14 @@ def each(
     without: Callable[[Gpu], bool] = lambda gpu: False,
     bad: Callable[[str, str, str, str, str], Result] = fail,
 ) -> Result:
-    """Judge each GPU that has a ``value`` (not None).
+    """Judge each GPU that has a value (not None).
 
+    field:   the value's name in `Gpu`, or what makes it of a GPU
     wrong:   GPU -> what is wrong with it, or ""
     absent:  the reason of na, when no GPU has a value
     shown:   the words of ok; "": the values
-    reads:   the fields on which the verdict rests: one that its tool could not tell is unknown
+    reads:   the fields on which the verdict rests, if not ``field``: one that its tool could not
+             tell is unknown
     without: whether a GPU's settings leave it without a value
     bad:     makes the Result of a finding
 
@@ -180,6 +183,9 @@ def each(
     reason = none(seen)
     if reason:
         return na(check, reason)
+    value = attrgetter(field) if isinstance(field, str) else field
+    if isinstance(field, str):
+        reads = reads or (field,)
     told = [gpu for gpu in seen.gpus if value(gpu) is not None]
     found = [(gpu, text) for gpu in told if (text := wrong(gpu))]
     if found:
@@ -219,18 +225,8 @@ def recovery(seen: Gpus, want: Policy) -> Result:
         return "" if gpu.recovery == "none" else f"asks for {gpu.recovery}"
 
     fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
-    absent = "the tool shows no recovery action"
-    wanted = "no reset or reboot needed"
-    return each(
-        "gpus.recovery",
-        seen,
-        wanted,
-        lambda gpu: gpu.recovery,
-        wrong,
-        absent=absent,
-        fix=fix,
-        reads=("recovery",),
-    )
+    absent, wanted = "the tool shows no recovery action", "no reset or reboot needed"
+    return each("gpus.recovery", seen, wanted, "recovery", wrong, absent=absent, fix=fix)
 
 
 _REPLACE = "replace the GPU"
@@ -327,13 +323,7 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
         absent=absent,
         fix=fix,
         shown="none",
-        reads=(
-            "remap_pending",
-            "remap_failed",
-            "repair_pending",
-            "unrepairable",
-            "spareless_banks",
-        ),
+        reads=_MEMORY,
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
         bad=fail if hard else warn,
@@ -598,6 +588,7 @@ _KFD = "/dev/kfd"
 _RENDER = "/dev/dri/renderD"
 #: The files that CUDA opens; those of MIG's capabilities and of modeset have other owners.
 _NVIDIA = re.compile(r"/dev/nvidia([0-9]+|ctl|-uvm)")
+_FIX_PART = "load amdgpu with its compute part (ROCm)"
 _FIX_AMD = 'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"'
 _FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
 _FIX_MODE = "nvidia-smi --compute-mode=DEFAULT"
@@ -617,15 +608,7 @@ def _closed(files: Iterable[DeviceFile]) -> list[str]:
     ]
 
 
-@check(
-    "gpus.device_access",
-    fix=(
-        "load amdgpu with its compute part (ROCm)",
-        'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"',
-        "NVreg_DeviceFileMode=0666 for the module nvidia",
-        "nvidia-smi --compute-mode=DEFAULT",
-    ),
-)
+@check("gpus.device_access", fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE))
 def device_access(seen: Gpus, want: Policy) -> Result:
     """Jobs can open the GPUs' device files: everybody, or the members of a group.
 
@@ -654,7 +637,7 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     barred = [gpu for gpu in seen.nvidia if gpu.compute_mode == "prohibited"]
     closed, fixes = _closed([*amd, *nvidia]), []
     if lost or closed or barred:
-        fixes += ["load amdgpu with its compute part (ROCm)"] if lost else []
+        fixes += [_FIX_PART] if lost else []
         fixes += [_FIX_MODE] if barred else []
         fixes += [_FIX_AMD] if _closed(amd) else []
         fixes += [_FIX_NVIDIA] if _closed(nvidia) else []

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nodeready.subjects.base import Output, Section, changed, unequal
+from nodeready.subjects.base import Alike, Known, Output, Section, changed
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Link, Tool
 
 if TYPE_CHECKING:
@@ -203,8 +203,12 @@ class Element:
         names = [one for one in names if re.search(rf"(^|_){word}(_|$)", one)]
         kinds = ("sram", "dram")
         names += [f"{kind}_{word}" for kind in kinds if not any(n.startswith(kind) for n in names)]
-        found = [self.number(name, f"{path}/{one}") for one in names]
-        told = [one for one in found if one is not None]
+        return self.sum(name, [f"{path}/{one}" for one in names])
+
+    def sum(self, name: str, paths: Iterable[str], since: int = 0) -> int | None:
+        """The sum of these counters; None where no one is told."""
+        found = [self.number(name, path, since=since) for path in paths]
+        told = [count for count in found if count is not None]
         return sum(told) if told else None
 
 
@@ -390,7 +394,14 @@ _COMPUTE = {
     name: name for name in ("default", "exclusive_process", "exclusive_thread", "prohibited")
 }
 _JOINED = {name: name for name in ("completed", "in progress", "not started")}
-_PAGES = ("retired_pages/multiple_single_bit_retirement", "retired_pages/double_bit_retirement")
+_PAGES = [
+    f"retired_pages/{kind}_bit_retirement/retired_count" for kind in ("multiple_single", "double")
+]
+#: Banks of memory without a spare row, and groups of banks without a spare bank.
+_SPARELESS = [
+    f"remapped_{kind}s/{kind}_remapper_histogram/{kind}_remapper_histogram_none"
+    for kind in ("row", "bank")
+]
 
 #: What the fabric's health (nvmlGpuFabricInfo_v3_t) says of a GPU's attachment to its NVLink
 #: fabric: element -> word -> what is wrong, "" for nothing. NVML's constants name the conditions.
@@ -413,17 +424,13 @@ _HEALTH: Mapping[str, Mapping[str, str]] = {
 
 def _faults(gpu: Element) -> tuple[str, ...]:
     """What is wrong with the GPU's attachment to its fabric; an unknown word is unread."""
-
-    def misconfigured(text: str) -> str:
-        return f"incorrect configuration: {text.lower()}"
-
     found = []
     for name, words in _HEALTH.items():
 
         def parse(text: str, name: str = name, words: Mapping[str, str] = words) -> str | None:
             plain = _plain(text)
             if name == "incorrect_configuration" and plain not in (*words, *_ERRORS):
-                return misconfigured(text)
+                return f"incorrect configuration: {text.lower()}"
             return words.get(plain)
 
         text = gpu.read("fabric_faults", parse, f"fabric/health/{name}", since=_LATER)
@@ -461,19 +468,19 @@ def _slowdown(gpu: Element, now: int | None, left: int | None) -> int | None:
     return None if now is None or left is None or begins is None else now + left - begins
 
 
+def _demand(text: str) -> str | None:
+    return None if _plain(text) in _ERRORS else _plain(text)
+
+
 def _recovery(gpu: Element) -> str | None:
     """What the driver asks for: v13 names the action, v12 says whether a reset is needed."""
     raw = gpu.node.find("gpu_recovery_action")
     if raw is not None:
-        said = gpu.read(
-            "recovery",
-            lambda text: None if _plain(text) in _ERRORS else _plain(text),
-            "gpu_recovery_action",
-        )
+        said = gpu.read("recovery", _demand, "gpu_recovery_action")
         return None if said is None else said.replace("gpu ", "")[:40]
-    reset = gpu.word("recovery", _YES, "gpu_reset_status/reset_required", since=_FABRIC)
-    drain = gpu.word(
-        "recovery", _YES, "gpu_reset_status/drain_and_reset_recommended", since=_FABRIC
+    reset, drain = (
+        gpu.word("recovery", _YES, f"gpu_reset_status/{name}", since=_FABRIC)
+        for name in ("reset_required", "drain_and_reset_recommended")
     )
     if reset:
         return "reset"
@@ -539,12 +546,6 @@ def _status(gpu: Element) -> str | None:
     return gpu.read("fabric_status", parse, "fabric/status", since=_FABRIC)
 
 
-def _pages(gpu: Element) -> int | None:
-    found = [gpu.number("retired_pages", f"{path}/retired_count", since=_LATER) for path in _PAGES]
-    told = [count for count in found if count is not None]
-    return sum(told) if told else None
-
-
 def _uncorrectable(gpu: Element) -> int | None:
     """Uncorrectable errors of the GPU; in MIG mode, those that its instances count, too."""
     name = "ecc_uncorrectable_volatile"
@@ -554,26 +555,12 @@ def _uncorrectable(gpu: Element) -> int | None:
     return own if not any(parts) else max(own or 0, sum(parts))
 
 
-def _unrepairable(gpu: Element) -> bool | None:
-    return gpu.word("unrepairable", _YES, "ecc_errors/unrepairable_memory", since=_LATER)
-
-
 def _repairs(gpu: Element) -> bool | None:
     """Whether a repair waits for a reset: of a memory channel, a TPC or (Rubin) a bank."""
     parts = [f"ecc_errors/{part}_repair_pending" for part in ("channel", "tpc")]
     repairs = gpu.any("repair_pending", *parts, since=_LATER)
     banks = gpu.word("repair_pending", _YES, "remapped_banks/bank_remapper_pending", since=_LATER)
     return True if banks else repairs
-
-
-def _spareless(gpu: Element) -> int | None:
-    """Banks of memory without a spare row, and groups of banks without a spare bank."""
-    below = "row_remapper_histogram"
-    rows = gpu.number("spareless_banks", f"remapped_rows/{below}/{below}_none", since=_LATER)
-    below = "bank_remapper_histogram"
-    groups = gpu.number("spareless_banks", f"remapped_banks/{below}/{below}_none", since=_LATER)
-    told = [count for count in (rows, groups) if count is not None]
-    return sum(told) if told else None
 
 
 def _gpu(index: int, gpu: Element) -> Gpu | None:
@@ -662,9 +649,11 @@ def _gpu(index: int, gpu: Element) -> Gpu | None:
         sram_exceeded=gpu.word(
             "sram_exceeded", _YES, "ecc_errors/aggregate/sram_threshold_exceeded", since=_LATER
         ),
-        unrepairable=_unrepairable(gpu),
-        spareless_banks=_spareless(gpu),
-        retired_pages=_pages(gpu),
+        unrepairable=gpu.word(
+            "unrepairable", _YES, "ecc_errors/unrepairable_memory", since=_LATER
+        ),
+        spareless_banks=gpu.sum("spareless_banks", _SPARELESS, since=_LATER),
+        retired_pages=gpu.sum("retired_pages", _PAGES, since=_LATER),
         c2c=gpu.word("links", _SWITCH, "c2c_mode", since=_LATER),
         compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=_LATER),
         power_limit_w=number(gpu.text(*power) or ""),
@@ -696,12 +685,18 @@ def _genuine(root: ElementTree.Element, told: int | None) -> list[ElementTree.El
     return [node for node in nodes if node in longest]
 
 
-def _hidden(text: str) -> str:
-    """Why the look may not open all GPUs; "": it may."""
-    found = re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)
-    if found is None:
-        return ""
-    return f"{found[1]} GPUs were not given to the step of Slurm's that looks (ConstrainDevices)"
+def _unasked(name: str, output: Output) -> Tool | None:
+    """The tool that the node does not have, or could not ask for its GPUs; None: it was asked."""
+    text = output.text
+    if not text.strip() and output.rc == 0:
+        return Tool(name, "missing")
+    if text.startswith("nr_driver=none"):
+        return Tool(name, "failed", "the driver is not loaded")
+    hidden = re.match(r"nr_hidden=([0-9]{1,4})$", text, re.M)
+    if hidden is None:
+        return None
+    step = "the step of Slurm's that looks (ConstrainDevices)"
+    return Tool(name, "hidden", f"{hidden[1]} GPUs were not given to {step}")
 
 
 @dataclass(frozen=True)
@@ -787,57 +782,41 @@ _NO_PROCESSES = "<processes>\n\t\t</processes>"
 _LEAF = re.compile(r"\s*<([a-z0-9_]+)>([^<>&]*)</\1>\s*")
 _OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-z0-9_]+)>\s*")
 _STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
-#: GPUs whose likes are known: by place, driver and address; of one such, the latest that differ.
-_MOST_KNOWN, _MOST_ALIKE = 1024, 4
-#: Characters of a GPU's text that is kept: some 6,000 are usual.
-_MOST_KEPT = 32768
+_SLOWDOWN = "<gpu_temp_slow_threshold>"
+#: GPUs in full, by place, driver and address: those of 64 nodes of eight GPUs.
+_TEMPLATES: Known[Gpu] = Known(512)
 
 
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """A GPU that was read in full.
+def _like(template: Alike[Gpu], lines: list[str]) -> Gpu | None:
+    """The GPU of these lines; None where they differ by more than plain values."""
+    differing = template.differing(lines)
+    if differing is None:
+        return None
+    fields: dict[str, Any] = {}
+    for path, text in differing.items():
+        plain, field = _VARIES[path]
+        value = text[: text.find("<")]
+        if text != f"{value}</{path.rpartition('/')[2]}>" or not plain.fullmatch(value):
+            return None
+        if field:
+            fields[field] = value if field in ("uuid", "serial") else number(value)
+    gpu = template.read
+    now, left, slow = gpu.temperature_c, gpu.temperature_left_c, gpu.temperature_slowdown_c
+    # Where the temperature of the slow-down is not printed, it follows from the degrees left.
+    printed = _SLOWDOWN in template.context
+    if now is not None and left is not None and slow is not None and not printed:
+        later = fields.get("temperature_c", now) + fields.get("temperature_left_c", left)
+        fields["temperature_slowdown_c"] = later - (now + left - slow)
+    return changed(gpu, **fields)
 
-    lines:  of its text
-    varies: number of a line -> what stands before and behind its value, and what the value can be
-    limit:  the temperature at which it slows down follows from the limit of temperature
+
+def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
+    """Number of a line with a value that may differ -> what stands before it, and its path.
+
+    None where the form of the text is strange. Only the first element of a path is read. A value
+    that was not plain here is read in full.
     """
-
-    lines: tuple[str, ...]
-    gpu: Gpu
-    varies: Mapping[int, tuple[str, str, re.Pattern[str], str]]
-    limit: bool
-
-    def like(self, lines: list[str]) -> Gpu | None:
-        """The GPU of these lines, as many as there are here; None where more than this differs."""
-        made: dict[str, Any] = {}
-        for at in unequal(lines, self.lines):
-            line, found = lines[at], self.varies.get(at)
-            if found is None:
-                return None
-            before, behind, plain, name = found
-            value = line[len(before) : len(line) - len(behind)]
-            if line != f"{before}{value}{behind}" or not plain.fullmatch(value):
-                return None
-            if name:
-                made[name] = value if name in ("uuid", "serial") else number(value)
-        one = self.gpu
-        if self.limit and ("temperature_c" in made or "temperature_left_c" in made):
-            now, left, slow = one.temperature_c, one.temperature_left_c, one.temperature_slowdown_c
-            if now is not None and left is not None and slow is not None:
-                later = made.get("temperature_c", now) + made.get("temperature_left_c", left)
-                made["temperature_slowdown_c"] = later - (now + left - slow)
-        return changed(one, **made)
-
-
-_KNOWN: dict[tuple[object, ...], list[_Known]] = {}
-
-
-def _varying(lines: list[str], gpu: Gpu) -> dict[int, tuple[str, str, re.Pattern[str], str]]:
-    """The lines of a GPU in which a value stands that may differ; none where its form is strange.
-
-    Only the first element of a path is read. A value that was not plain here is read in full.
-    """
-    found: dict[int, tuple[str, str, re.Pattern[str], str]] = {}
+    found: dict[int, tuple[str, str]] = {}
     inside: list[str] = []
     seen: set[str] = set()
     for at, line in enumerate(lines):
@@ -846,7 +825,7 @@ def _varying(lines: list[str], gpu: Gpu) -> dict[int, tuple[str, str, re.Pattern
             path = "/".join((*inside, leaf[1]))
             row = _VARIES.get(path)
             if row and path not in seen and row[0].fullmatch(leaf[2]):
-                found[at] = (line[: leaf.start(2)], line[leaf.end(2) :], *row)
+                found[at] = (line[: leaf.start(2)], path)
             seen.add(path)
         elif opening:
             inside.append(opening[1])
@@ -877,25 +856,17 @@ def _block(index: int, major: int | None, text: str) -> Gpu | None:
             raise ElementTree.ParseError
         text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"
     lines = text.split("\n")
-    key = (index, major, len(lines), lines[0])
-    known = _KNOWN.get(key, [])
-    for one in known:
-        gpu = one.like(lines)
+    context = (index, major, _SLOWDOWN if _SLOWDOWN in text else "")
+    for template in _TEMPLATES.of(lines, *context):
+        gpu = _like(template, lines)
         if gpu is not None:
-            if known[0] is not one:
-                # What odd GPUs print does not drive out what most are like.
-                known.remove(one)
-                known.insert(0, one)
+            _TEMPLATES.used(template)
             return changed(gpu, processes=processes) if processes else gpu
     if _STRANGE.search(text):
         raise ElementTree.ParseError
     gpu = _gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
-    if gpu is not None and len(text) <= _MOST_KEPT:
-        if key not in _KNOWN and len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.pop(next(iter(_KNOWN)))
-        limit = "<gpu_temp_slow_threshold>" not in text
-        made = _Known(tuple(lines), gpu, _varying(lines, gpu), limit)
-        _KNOWN[key] = [*known[: _MOST_ALIKE - 1], made]
+    if gpu is not None:
+        _TEMPLATES.keep(Alike(tuple(lines), gpu, _varying(lines), context))
     return gpu if gpu is None or not processes else changed(gpu, processes=processes)
 
 
@@ -944,12 +915,8 @@ def parse(output: Output) -> NvidiaSmi:
     ours = text[: text.find("<")] if "<" in text else text
     if re.search("^nr_scanned=1$", ours, re.M):
         manager = re.search("^nr_fabric_manager=[0-9]", ours, re.M) is not None
-    if not text.strip() and output.rc == 0:
-        return NvidiaSmi((), Tool(NAME, "missing"))
-    if text.startswith("nr_driver=none"):
-        return NvidiaSmi((), Tool(NAME, "failed", "the driver is not loaded"))
-    if hidden := _hidden(text):
-        return NvidiaSmi((), Tool(NAME, "hidden", hidden))
+    if unasked := _unasked(NAME, output):
+        return NvidiaSmi((), unasked)
     stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", ours, re.M)
     if stuck:
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
@@ -1095,12 +1062,8 @@ def parse_nvlink(output: Output) -> NvLinks:
     no links here.
     """
     text = output.text
-    if not text.strip() and output.rc == 0:
-        return NvLinks(Tool(NVLINK, "missing"))
-    if text.startswith("nr_driver=none"):
-        return NvLinks(Tool(NVLINK, "failed", "the driver is not loaded"))
-    if hidden := _hidden(text):
-        return NvLinks(Tool(NVLINK, "hidden", hidden))
+    if unasked := _unasked(NVLINK, output):
+        return NvLinks(unasked)
     if re.search("^nr_stuck=", text, re.M):
         return NvLinks(Tool(NVLINK, "stuck", "an earlier nvidia-smi hangs in the kernel"))
     found: dict[str, tuple[Link, ...]] = {}
@@ -1110,7 +1073,7 @@ def parse_nvlink(output: Output) -> NvLinks:
         match = _GPU.match(first)
         uuid = match[1] if match else uuid
         lines = below if match else f"{first}\n{below}"
-        read = _links if len(lines) <= _MOST_KEPT >> 3 else _links.__wrapped__
+        read = _links if len(lines) <= 4096 else _links.__wrapped__
         links, why, strange = read(lines)
         if uuid:
             found[uuid] = (*found[uuid], *links)[:_MAX_LINKS] if uuid in found else links

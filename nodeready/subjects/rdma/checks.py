@@ -96,7 +96,7 @@ def _left_out(seen: Rdma) -> Ports:
     boards: dict[tuple[str, str], Ports] = {}
     for name, (device, port) in hardware(seen).items():
         if port.link_layer == "InfiniBand" and device.board_id:
-            boards.setdefault((device.hca_type, device.board_id), {})[name] = (device, port)
+            boards.setdefault(device.board, {})[name] = (device, port)
     found: Ports = {}
     for board in boards.values():
         busy = {device.slot for device, port in board.values() if port.active}
@@ -419,7 +419,7 @@ def rate(seen: Rdma, want: Policy) -> Result:
         kinds: dict[tuple[str, str], dict[str, float]] = {}
         for name, (device, port) in used.items():
             if port.link_layer == "InfiniBand":
-                kind = kinds.setdefault((device.hca_type, device.board_id), {})
+                kind = kinds.setdefault(device.board, {})
                 kind[name] = port.rate_gbps or 0.0
         for (model, board), kind in kinds.items():
             fastest = max(kind.values())
@@ -539,10 +539,7 @@ def pcie(seen: Rdma, want: Policy) -> Result:
     for name, link in told.items():
         device = devices[name]
         equal = [
-            one.speed or 0.0
-            for other, one in told.items()
-            if (devices[other].hca_type, devices[other].board_id)
-            == (device.hca_type, device.board_id)
+            one.speed or 0.0 for other, one in told.items() if devices[other].board == device.board
         ]
         able = f"{name}: {link.text}, able to do"
         if _usable(link) < link.lanes:
@@ -636,7 +633,7 @@ def firmware(seen: Rdma, want: Policy) -> Result:
     every: dict[tuple[str, str], dict[str, str]] = {}
     for device in seen.devices.values():
         if device.kind != "software":
-            board = every.setdefault((device.hca_type, device.board_id), {})
+            board = every.setdefault(device.board, {})
             board[device.name] = device.firmware
     boards = [
         {name: text for name, text in board.items() if text}

@@ -195,6 +195,11 @@ class RdmaDevice:
     pcie: PcieLink | None = None
 
     @property
+    def board(self) -> tuple[str, str]:
+        """What two adapters have in common that are the same product; "": not readable."""
+        return self.hca_type, self.board_id
+
+    @property
     def slot(self) -> str:
         """The PCI slot, "0000:5e:00": the functions of one card share it."""
         return self.pci_address.rpartition(".")[0] or self.name
