@@ -32,7 +32,7 @@ from nodeready.ready import mesh
 from nodeready.smoke.document import UNREACHABLE, UNTESTED, Link, Smoke
 from nodeready.smoke.search import CONTROL, GPU, PAIR, SCALE, SWEEP, Outcome, Test
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.gpus import health, kernel_log
+from nodeready.subjects.gpus import fault_checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.proof.facts import Collective as Proved
@@ -511,7 +511,7 @@ def idle(
             said = one.reason if isinstance(one, Unknown) else look.error or "nobody looked"
             why[name] = f"its GPUs are not known: {sanitise(said, _SAID)}"
     having = [
-        one for one in seen if health.expected(seen[one]) or seen[one].gpus or counts.get(one)
+        one for one in seen if findings.expected(seen[one]) or seen[one].gpus or counts.get(one)
     ]
     if gpus in (0, ()) or (gpus is None and 2 * len(having) < max(1, len(seen))):
         return dict.fromkeys(looks, ()), {}
@@ -538,10 +538,10 @@ def _devices(seen: Gpus, busy: bool) -> dict[int, Gpu]:
 
     busy: without the vendor's tool, those on the bus: nobody asks whether they are idle
     """
-    bus = health.expected(seen)
+    bus = findings.expected(seen)
     others = {gpu.address for gpu in seen.pci} - {gpu.address for gpu in bus}
     shown = [one for one in seen.nvidia or seen.amd if one.pci_address not in others]
-    if busy and not shown and bus and health.tool(seen, bus[0].vendor).state == "missing":
+    if busy and not shown and bus and findings.tool(seen, bus[0].vendor).state == "missing":
         shown = [Gpu(at, one.vendor, one.address) for at, one in enumerate(bus)]
     return {one.index: one for one in shown}
 
@@ -549,9 +549,9 @@ def _devices(seen: Gpus, busy: bool) -> dict[int, Gpu]:
 def _too_few(seen: Gpus, devices: Mapping[int, Gpu], wanted: int | None, where: str) -> str:
     have = counted(len(devices), "GPU") if devices else "no GPU"
     there = {one.pci_address for one in devices.values()}
-    gone = [gpu.address for gpu in health.unseen(seen) if gpu.address not in there]
+    gone = [gpu.address for gpu in findings.unseen(seen) if gpu.address not in there]
     if gone and not seen.gpus:
-        return f"nobody can tell which GPUs are idle: {health.why_unseen(seen)}"
+        return f"nobody can tell which GPUs are idle: {findings.why_unseen(seen)}"
     if gone:
         return f"{have}: its tool does not show {some(gone, ', ')}"
     if not devices or (wanted is not None and len(devices) < wanted):
@@ -711,13 +711,13 @@ def _gpus(then: Gpus, now: Gpus) -> Iterator[str]:
     old = {(one.pci_address, one.uuid): one for one in then.gpus}
     new = {(one.pci_address, one.uuid): one for one in now.gpus}
     for key, gpu in old.items():
-        source = health.tool(now, gpu.vendor)
+        source = findings.tool(now, gpu.vendor)
         if key in new:
             yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, new[key]))
         elif source.works:
             yield f"GPU {gpu.index}: {source.name} does not show it any more"
     for vendor in dict.fromkeys(gpu.vendor for gpu in then.gpus):
-        source = health.tool(now, vendor)
+        source = findings.tool(now, vendor)
         if not source.works:
             yield f"{source.name} {source.state}, which answered before the test"
     errors = {one.address: one.aer for one in then.pci}
@@ -764,10 +764,10 @@ def _faults(then: Gpus, now: Gpus) -> Iterator[str]:
     for one in now.kernel_faults:
         more = one.count - known[one.source, one.code, one.pci_address, one.action]
         known[one.source, one.code, one.pci_address, one.action] -= one.count
-        if more > 0 and one.action != kernel_log.APPLICATION:
+        if more > 0 and one.action != xids.APPLICATION:
             new.append(replace(one, count=min(more, one.count)))
     if new:
-        yield f"in the kernel's log during the test: {health.faults_in_words(now, new)}"
+        yield f"in the kernel's log during the test: {fault_checks.faults_in_words(now, new)}"
 
 
 def _ports(then: Mapping[str, int], now: Mapping[str, int]) -> Iterator[str]:

@@ -5,34 +5,34 @@ from __future__ import annotations
 import re
 
 from nodeready.policy import Policy
-from nodeready.subjects.gpus.amd import AmdGpu
+from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.facts import PROBE, compared, learned
-from nodeready.subjects.gpus.gpu import Gpu, Gpus
-from nodeready.subjects.gpus.health import (
+from nodeready.subjects.gpus.fault_checks import kernel_faults
+from nodeready.subjects.gpus.findings import (
     DRIVERS,
-    device_access,
     each,
-    ecc_errors,
     expected,
     few,
     guest,
-    kernel_faults,
     listed,
     none,
+    unseen,
+    untold,
+    why_unseen,
+)
+from nodeready.subjects.gpus.findings import tool as tool_of
+from nodeready.subjects.gpus.gpu import Gpu, Gpus
+from nodeready.subjects.gpus.health import (
+    device_access,
+    ecc_errors,
     pcie,
     recovery,
     remapped_rows,
     retired_pages,
     temperature,
     throttle,
-    unseen,
-    untold,
-    values,
-    why_unseen,
-    xgmi_errors,
 )
-from nodeready.subjects.gpus.health import tool as tool_of
-from nodeready.subjects.gpus.nvidia import on_board, switched
+from nodeready.subjects.gpus.link_checks import fabric_manager, nvlink, xgmi_errors
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
 
 _PCI = "/sys/bus/pci/devices"
@@ -322,248 +322,6 @@ def processes(seen: Gpus, want: Policy) -> Result:
         shown="none",
         reads=("processes",),
     )
-
-
-# --- The links between GPUs, and the manager of their switches.
-
-# Gigabytes per second of one link: V100, A100, Hopper, Blackwell (NVIDIA's Health Validation,
-# nvlink_bandwidth_count_speed, and recorded output). A link that is slower has fewer lanes.
-_SPEEDS = (
-    (re.compile(r"\bV100\b"), 25.781),
-    (re.compile(r"\bA[138]00\b"), 25.0),
-    (re.compile(r"\bH(?:20|20-3e|100|200|800)\b"), 26.562),
-    (re.compile(r"\bG?B[123]00\b"), 53.125),
-)
-_ROUNDED = 0.98
-
-# A bridge between two cards carries four links of each (H100 NVL and PCIe, A100 PCIe product
-# briefs: three bridges, twelve links).
-_BRIDGED = re.compile(r"\b[AH]100\b.*\b(?:PCIe|NVL)\b")
-_BRIDGE = 4
-_PAIRED = re.compile(r"\bH100 NVL\b")
-
-_READS = ("links", "uuid", "virtual")
-
-
-def _active(gpu: Gpu) -> int:
-    return sum(link.state == "active" for link in gpu.links)
-
-
-def _soldered(seen: Gpus, gpu: Gpu) -> bool:
-    """Whether all links of this GPU are connected by construction, and lead to what is here.
-
-    They are on a board with NVSwitches, seen by the host or not, and on an SXM board. Between
-    PCIe cards bridges are an option, and unused links are inactive by design (an H100 NVL uses 12
-    of 18). A guest may have only some of a board's GPUs. In MIG mode a GPU uses no links.
-    """
-    if gpu.mig == "on":
-        return False
-    if seen.nvswitches or gpu.fabric_state in ("completed", "in progress"):
-        return True
-    several = len(seen.nvidia) > 1
-    if several and switched(gpu):
-        return True
-    # A board of four P100 links each to the three others and leaves one link unused.
-    return several and not gpu.virtual and on_board(gpu) and "P100" not in (gpu.model or "")
-
-
-def _down(seen: Gpus, gpu: Gpu) -> str:
-    down = [link.index for link in gpu.links if link.state == "inactive"]
-    if gpu.vendor == "amd":
-        return f"{len(down)} of {len(gpu.links)} links down" if down else ""
-    if any(field == "links" for field, _ in gpu.unread):
-        return ""
-    if not _active(gpu) and gpu.mig != "on" and on_board(gpu):
-        # Even a guest's part of a board has links between its GPUs.
-        return "all links inactive" if _soldered(seen, gpu) or len(seen.nvidia) > 1 else ""
-    if not _soldered(seen, gpu):
-        return ""
-    if not gpu.links:
-        return "all links inactive"
-    names = ", ".join(str(index) for index in down[:4])
-    names += f" and {len(down) - 4} more" if len(down) > 4 else ""
-    return f"link {names} inactive" if down else ""
-
-
-def _nominal(seen: Gpus, gpu: Gpu) -> float:
-    """The speed of each of the GPU's links, where its model says it, a little rounded; or 0.
-
-    Where the GPUs of a node differ in their names, the names are the finding.
-    """
-    if len({one.model for one in seen.gpus}) > 1:
-        return 0.0
-    found = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
-    return next(found, 0.0) * _ROUNDED
-
-
-# A GPU beside a Grace processor: their link is on where nothing is wrong (recorded GB200, GB300).
-_GRACE = re.compile(r"\bG[HB][23]00\b")
-
-
-def _apart(seen: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that reach their Grace processor by PCIe only."""
-    return [
-        (gpu, "NVLink-C2C to the processor off")
-        for gpu in seen.nvidia
-        if gpu.c2c == "off" and _GRACE.search(gpu.model or "")
-    ]
-
-
-def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
-    found = []
-    most: dict[str | None, float] = {}
-    for gpu in seen.gpus:
-        speeds = [link.speed_gbps or 0.0 for link in gpu.links]
-        most[gpu.model] = max((*speeds, most.get(gpu.model, 0.0)))
-    for gpu in seen.gpus:
-        fastest = most[gpu.model]
-        told = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
-        nominal = _nominal(seen, gpu)
-        slow = [x for x, speed in told if speed < fastest or speed < nominal]
-        if slow:
-            fastest = max(fastest, round(nominal / _ROUNDED, 3))
-            text = f"link {slow[0].index} at {slow[0].speed_gbps:g} of {fastest:g} GB/s"
-            found.append((gpu, text))
-    return found
-
-
-def _bridge(seen: Gpus, gpu: Gpu) -> str:
-    """What is odd about the bridges of a card, or ""."""
-    model, active = gpu.model or "", _active(gpu)
-    if gpu.mig == "on" or not _BRIDGED.search(model):
-        return ""
-    if active % _BRIDGE:
-        return f"{active} active links, {_BRIDGE} to a bridge"
-    pair = _PAIRED.search(model) and len(seen.nvidia) > 1
-    return "all links inactive: a pair without its bridges" if pair and not active else ""
-
-
-@check(
-    "gpus.nvlink",
-    fix=(
-        "reset the GPUs; then reseat the board or the bridge; see dmesg for amdgpu",
-        "look at the bridges",
-    ),
-)
-def nvlink(seen: Gpus, want: Policy) -> Result:
-    """All links between the GPUs (NVLink, XGMI) are active, at one speed.
-
-    One link that is down makes every collective operation as slow as its GPU, and without the
-    link to its Grace processor (NVLink-C2C) a GPU reaches that by PCIe. On PCIe cards only unequal
-    numbers of active links, and a part of a bridge's, are a warning: which cards are bridged is
-    the owner's choice.
-    """
-    check, wanted = "gpus.nvlink", "all links active at one speed"
-    if none(seen):
-        return na(check, none(seen))
-    # An A10 and other cards without NVLink: the command prints nothing.
-    empty = bool(seen.nvidia) and seen.nvlink_tool.state == "missing" and seen.nvidia_tool.works
-    answered = seen.nvlink_tool.works or empty
-    down = [(gpu, text) for gpu in seen.amd if (text := _down(seen, gpu))]
-    if answered:
-        down += [(gpu, text) for gpu in seen.nvidia if (text := _down(seen, gpu))]
-    found = down + _speeds(seen) + _apart(seen)
-    if found:
-        # Xid 74 is NVIDIA's code for a link.
-        amd = all(gpu.vendor == "amd" for gpu, _ in found)
-        source = (seen.amd_tool if amd else seen.nvlink_tool).name
-        word = "amdgpu" if amd else "Xid 74"
-        fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
-        return fail(check, wanted, listed(found), source, fix)
-    hidden = why_unseen(seen)
-    if hidden:
-        return unknown(check, hidden)
-    if seen.nvidia and not answered:
-        said = seen.nvlink_tool
-        return unknown(check, f"{said.name} {said.state}: {said.detail}".rstrip(": "))
-    dark = untold(seen, _READS)
-    if dark:
-        return unknown(check, listed(dark))
-    linked = [gpu for gpu in seen.gpus if _active(gpu)]
-    partly = [(gpu, text) for gpu in seen.nvidia if (text := _bridge(seen, gpu))]
-    if partly:
-        return warn(check, wanted, listed(partly), seen.nvlink_tool.name, "look at the bridges")
-    if not linked:
-        return na(check, "these GPUs use no links")
-    numbers = {(gpu.model, _active(gpu)) for gpu in linked}
-    if len(numbers) > len({gpu.model for gpu in linked}):
-        text = listed((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(check, wanted, text, seen.nvlink_tool.name, "look at the bridges")
-    return ok(check, wanted, f"{values(linked, _active)} per GPU")
-
-
-_START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
-_HEAL = "see the logs of the fabric manager and of NVLSM; drain, then reset the node's GPUs"
-_FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_clique")
-
-
-def _unhealthy(seen: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs whose attachment to the fabric is not healthy, or differs from the others'."""
-    found = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in seen.nvidia]
-    found = [(gpu, text) for gpu, text in found if gpu.fabric_faults]
-    cliques = [gpu for gpu in seen.nvidia if gpu.fabric_clique]
-    if len({gpu.fabric_clique for gpu in cliques}) > 1:
-        # They reach each other by PCIe only (NVIDIA's Multi-Node NVLink guide, cliques).
-        found += [(gpu, f"NVLink clique {gpu.fabric_clique}") for gpu in cliques]
-    return found
-
-
-def _unjoined(seen: Gpus) -> list[tuple[Gpu, str]]:
-    """The GPUs that have not joined the fabric."""
-    states = [gpu for gpu in seen.nvidia if gpu.fabric_state is not None]
-    # GPUs of boards without switches may always say that the fabric manager was not started.
-    needed = seen.nvswitches or (len(states) > 1 and all(switched(gpu) for gpu in states))
-    if not needed and {gpu.fabric_state for gpu in states} == {"not started"}:
-        return []
-    return [
-        (gpu, f"fabric {gpu.fabric_state}: {gpu.fabric_status}".replace(": None", ""))
-        for gpu in states
-        if gpu.fabric_state != "completed" or gpu.fabric_status not in (None, "success")
-    ]
-
-
-@check("gpus.fabric_manager", fix=(_START, _HEAL))
-def fabric_manager(seen: Gpus, want: Policy) -> Result:
-    """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
-
-    Without it no CUDA program starts on such a board (NVIDIA's Fabric Manager user guide). Newer
-    boards have switches that the host does not see: there the GPUs' own state counts. What the
-    fabric says of a GPU's health (nvmlGpuFabricInfo_v3_t) counts wherever it says something, and
-    all GPUs of a node are in one clique of it.
-    """
-    check, wanted = "gpus.fabric_manager", "running, and each GPU registered"
-    if none(seen) or not (expected(seen, "nvidia") or seen.nvidia):
-        return na(check, none(seen) or "no NVIDIA GPU")
-    states = [gpu for gpu in seen.nvidia if gpu.fabric_state is not None]
-    waiting, ill = _unjoined(seen), _unhealthy(seen)
-    words = []
-    if seen.nvswitches and seen.fabric_manager == "not running":
-        words.append(f"{seen.nvswitches} NVSwitches, but nv-fabricmanager does not run")
-    fix = _START if words or waiting else _HEAL
-    words += [listed(waiting)] if waiting else []
-    words += [listed(ill)] if ill else []
-    if words:
-        return fail(check, wanted, "; ".join(words), "nvidia-smi -q", fix)
-    hidden = why_unseen(seen, "nvidia")
-    dark = untold(seen, _FABRIC_READS)
-    if dark:
-        return unknown(check, listed(dark))
-    if states and {gpu.fabric_state for gpu in states} == {"not started"} and not seen.nvswitches:
-        states = []
-    silent = [gpu for gpu in seen.nvidia if states and gpu.fabric_state is None]
-    silent = [gpu for gpu in silent if gpu.model in {one.model for one in states}]
-    if silent:
-        return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
-    if not seen.nvswitches and not states:
-        return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
-    if seen.nvswitches and seen.fabric_manager != "running":
-        said = tool_of(seen, "nvidia")
-        return unknown(check, f"processes were not looked at: {said.name} {said.state}")
-    if hidden:
-        return unknown(check, hidden)
-    actual = "running" if seen.nvswitches else "registered"
-    return ok(check, wanted, actual)
 
 
 SUBJECT = Subject(

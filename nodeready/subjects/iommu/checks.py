@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects.iommu.facts import (
-    ENTRIES,
-    GENERATED,
-    GRUB_D,
-    MODELS,
-    OURS,
-    PROBE,
-    Iommu,
-    configured,
-    contradicting,
-    missing,
-    words,
-)
+from nodeready.subjects.iommu.arguments import configured, contradicting, missing, words
+from nodeready.subjects.iommu.facts import GENERATED, GRUB_D, OURS, PROBE, Iommu
+from nodeready.subjects.iommu.instincts import MODELS
+from nodeready.subjects.iommu.next_boot import ENTRIES
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, unknown, warn
 
 #: From here on MI100 and MI200 need the IOMMU: without it the kernel falls back from X2APIC and

@@ -12,7 +12,8 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import Counters
-from nodeready.subjects.nics.facts import PROBE, Bond, Nics, Slave, compared, counters, learned
+from nodeready.subjects.nics.bonds import Bond, Slave
+from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, learned
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 

@@ -26,114 +26,10 @@ from nodeready.subjects.base import (
     number,
     of_one_node,
 )
-from nodeready.subjects.nics import nic
-from nodeready.subjects.nics.nic import Nic, Route
-
-# --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
-#
-# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
-# bond_sysfs_slave.c.
-
-#: The files of a bond and of a slave, below the interface's directory.
-_BOND_FILES = (
-    "bonding/mode",
-    "bonding/mii_status",
-    "bonding/slaves",
-    "bonding/active_slave",
-    "bonding/ad_aggregator",
-    "bonding/ad_partner_mac",
-    "bonding_slave/mii_status",
-    "bonding_slave/ad_aggregator_id",
-    "bonding_slave/link_failure_count",
-)
-
-
-#: The mode of a bond in which the switch takes part.
-LACP = "802.3ad"
-
-
-@dataclass(frozen=True)
-class Slave:
-    """One interface of a bond.
-
-    mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
-                   None: unknown
-    aggregator:    the LACP aggregator to which the slave belongs; 0: to none ("N/A" of the
-                   kernel); None: no LACP, or not told
-    link_failures: how often the bond saw the slave lose its link since the slave joined
-    """
-
-    name: str
-    mii: str | None = None
-    aggregator: int | None = None
-    link_failures: int | None = None
-
-
-@dataclass(frozen=True)
-class Bond:
-    """One bond.
-
-    mode:         "802.3ad", "active-backup", "balance-rr" and so on
-    mii:          the bond's link, in the words of a slave's
-    active_slave: the slave in use, in the modes that use one at a time
-    aggregator:   the LACP aggregator in use: a slave of another one carries nothing
-    partner_mac:  the switch at the other end of LACP; all zeros: no switch answers; None: no LACP,
-                  or hidden from users other than root
-    """
-
-    name: str
-    mode: str | None
-    mii: str | None
-    slaves: tuple[Slave, ...] = ()
-    active_slave: str | None = None
-    aggregator: int | None = None
-    partner_mac: str | None = None
-
-    @property
-    def lacp(self) -> bool:
-        """Whether the bond uses LACP, so that the switch takes part."""
-        return self.mode == LACP
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether the bond has an active slave, without which it sends nothing."""
-        return self.mode in ("active-backup", "balance-tlb", "balance-alb")
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
-    aggregator, mii = values.get("bonding_slave/ad_aggregator_id"), "bonding_slave/mii_status"
-    return Slave(
-        name,
-        None if values.get(mii) in ("", "unknown") else values.get(mii),
-        0 if lacp and aggregator == "N/A" else _number(aggregator),
-        _number(values.get("bonding_slave/link_failure_count")),
-    )
-
-
-def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
-    """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
-    found = {}
-    for name, values in attributes.items():
-        if not any(key[:8] == "bonding/" for key in values):
-            continue
-        slaves = values.get("bonding/slaves", "").split()
-        mode = values.get("bonding/mode", "").partition(" ")[0] or None
-        lacp = mode == LACP
-        found[name] = Bond(
-            name,
-            mode,
-            values.get("bonding/mii_status") or None,
-            tuple(_slave(slave, attributes.get(slave, {}), lacp) for slave in slaves),
-            values.get("bonding/active_slave") or None,
-            _number(values.get("bonding/ad_aggregator")),
-            values.get("bonding/ad_partner_mac") or None,
-        )
-    return found
-
+from nodeready.subjects.nics import nic, routes
+from nodeready.subjects.nics.bonds import _BOND_FILES, Bond, parse_bonding
+from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.routes import Route
 
 # --- The look at all interfaces.
 
@@ -307,14 +203,14 @@ def _alone(output: Output) -> _Alone:
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     """The observation. Raises ProbeError without any interface: every node has lo."""
-    output, table = outputs["nics"], outputs[nic.SECTION.name]
+    output, table = outputs["nics"], outputs[routes.SECTION.name]
     output.require()
     if not table.truncated:
         table.require()
     alone, bonds, ends = _alone(output)
-    known, own = nic.parse_section(table)
-    placed = nic.addresses(own)
-    used = {route.interface for route in known if not nic.link_local(route.destination)}
+    known, own = routes.parse_section(table)
+    placed = routes.addresses(own)
+    used = {route.interface for route in known if not routes.link_local(route.destination)}
     interfaces = {}
     for name, one in alone.items():
         listed = placed.get(name, [])
@@ -326,12 +222,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         container_ends=ends,
         routes=known,
         routes_cut=table.truncated,
-        default_interface=nic.default_interface(known),
+        default_interface=routes.default_interface(known),
     )
     return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
 
 
-PROBE = Probe("nics", (Section("nics", _script), nic.SECTION), parse)
+PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
 
 # --- The interface to the other nodes.
 
@@ -342,11 +238,11 @@ def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     Names, loopback addresses, the node's own addresses and the networks of containers are passed
     over. Give the same tuple for all nodes: it is sorted once.
     """
-    counts = nic.reached(seen.routes, addresses)
-    known = nic.known(addresses)
+    counts = routes.reached(seen.routes, addresses)
+    known = routes.known(addresses)
     listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
     own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in nic.reached(seen.routes, own, own=True).items():
+    for name, count in routes.reached(seen.routes, own, own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name

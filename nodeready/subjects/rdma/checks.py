@@ -13,17 +13,8 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import of_one_node
-from nodeready.subjects.rdma.facts import (
-    PMA_COUNTERS,
-    PROBE,
-    PcieLink,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-    compared,
-    counters,
-    learned,
-)
+from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
+from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, learned
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
 # --- Which RDMA ports of a node are judged, and how findings name them.

@@ -17,7 +17,7 @@ from typing import Any
 from nodeready.node.witnesses.devices import Message
 from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup
 from nodeready.node.witnesses.logs import Report
-from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.gpus import xids
 from nodeready.text import counted
 from nodeready.triage.stacks.evidence import (
     LINE,
@@ -661,11 +661,11 @@ class _Court(Calls):
             self.say("gpu", COMPUTES, works)
 
     def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
-        known = kernel_log.XIDS.get(code)
+        known = xids.XIDS.get(code)
         meaning = known.meaning if known else "unknown"
-        action = known.action if known else kernel_log.MONITOR
-        grave = action in (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
-        weight = 2 if grave else 1 if action == kernel_log.APPLICATION else 0
+        action = known.action if known else xids.MONITOR
+        grave = action in (xids.ISOLATE, xids.REBOOT, xids.RESET)
+        weight = 2 if grave else 1 if action == xids.APPLICATION else 0
         text = f"Xid {code} {meaning}{when} ({action})"
         self.say(name, text, ranks, [node], weight=weight)
 
