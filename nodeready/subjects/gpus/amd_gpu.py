@@ -50,9 +50,9 @@ def hottest_sensor(
 
     One that is at its limit; else the first with a limit; else the first that says anything.
     """
-    told = [(seen, limit) for seen, limit in sensors if seen is not None]
-    limited = [(seen, limit) for seen, limit in told if limit is not None]
-    hot = [(seen, limit) for seen, limit in limited if seen >= limit]
+    told = [(observed, limit) for observed, limit in sensors if observed is not None]
+    limited = [(observed, limit) for observed, limit in told if limit is not None]
+    hot = [(observed, limit) for observed, limit in limited if observed >= limit]
     return next(iter(hot or limited or told), (None, None))
 
 

@@ -284,13 +284,13 @@ def parse_amd_smi(
     """
     metrics = {whole(entry.get("gpu")): entry for entry in entries(metric)}
     links = _links(xgmi)
-    seen = set()
+    observed = set()
     for entry in entries(static):
         gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), more, links)
-        why = unlinked or _unread_links(gpu)
-        if why:
-            gpu = replace(gpu, unread=(*gpu.unread, ("links", why)))
-        if gpu.pci_address in seen or whole(at(entry, "partition", "partition_id")):
+        reason = unlinked or _unread_links(gpu)
+        if reason:
+            gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))
+        if gpu.pci_address in observed or whole(at(entry, "partition", "partition_id")):
             continue
-        seen.add(gpu.pci_address)
+        observed.add(gpu.pci_address)
         yield gpu

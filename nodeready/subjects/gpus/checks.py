@@ -45,25 +45,25 @@ _PACKAGES = {
 @check(
     "gpus.present", fix=("see the kernel's log; reset or reseat it", "install or load the driver")
 )
-def present(seen: Gpus, want: Policy) -> Result:
+def present(observed: Gpus, policy: Policy) -> Result:
     """Each GPU on the PCI bus has its driver and is shown by its vendor's tool.
 
     The bus is the witness: one that is there and that the tool does not show has fallen off the
     bus, or its driver is broken. GPUs of guests (vfio-pci) and screens are not counted.
     """
-    check, reason = "gpus.present", none(seen)
+    check, reason = "gpus.present", none(observed)
     if reason:
         return na(check, reason)
-    gpus = expected(seen)
-    lost = {gpu.address for gpu in unseen(seen)}
+    gpus = expected(observed)
+    lost = {gpu.address for gpu in unseen(observed)}
     loose = [gpu for gpu in gpus if gpu.driver != DRIVERS[gpu.vendor] and gpu.address in lost]
-    gone = [gpu for gpu in gpus if gpu.address in lost and tool_of(seen, gpu.vendor).works]
+    gone = [gpu for gpu in gpus if gpu.address in lost and tool_of(observed, gpu.vendor).works]
     words = [
         f"{gpu.address}: driver {gpu.driver}" if gpu.driver else f"{gpu.address}: no driver"
         for gpu in loose
     ]
     words += [
-        f"{gpu.address}: {tool_of(seen, gpu.vendor).name} does not show it"
+        f"{gpu.address}: {tool_of(observed, gpu.vendor).name} does not show it"
         for gpu in gone
         if gpu not in loose
     ]
@@ -71,24 +71,24 @@ def present(seen: Gpus, want: Policy) -> Result:
     if words:
         fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
         return fail(check, wanted, few(words), _PCI, fix)
-    hidden = why_unseen(seen)
+    hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
-    return ok(check, wanted, f"{len(gpus) or len(seen.gpus)} GPUs", _PCI)
+    return ok(check, wanted, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
 
 
 @check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
-def tool(seen: Gpus, want: Policy) -> Result:
+def tool(observed: Gpus, policy: Policy) -> Result:
     """The vendor's tool answers. What hangs here hangs in jobs too, and most of the rest rests on
     it. One that is not installed stops no job, but then its GPUs are not judged. Where it prints
     an error instead of a value that no other check reads, what it says is not the whole truth.
     """
     check, wanted = "gpus.tool", "the vendor's tool answers"
-    reason = none(seen)
+    reason = none(observed)
     if reason:
         return na(check, reason)
-    vendors = [vendor for vendor in DRIVERS if expected(seen, vendor)]
-    tools = [(vendor, tool_of(seen, vendor)) for vendor in vendors]
+    vendors = [vendor for vendor in DRIVERS if expected(observed, vendor)]
+    tools = [(vendor, tool_of(observed, vendor)) for vendor in vendors]
     broken = [one for _, one in tools if one.state in ("stuck", "timed out", "failed")]
     if broken:
         words = [f"{one.name} {one.state}: {one.detail}".rstrip(": ") for one in broken]
@@ -102,8 +102,10 @@ def tool(seen: Gpus, want: Policy) -> Result:
     for _, one in tools:
         if not one.works:
             return unknown(check, f"{one.name}: {one.state}: {one.detail}")
-    stray = {field for gpu in seen.gpus for field, _ in gpu.unread if field.startswith("tool ")}
-    dark = untold(seen, stray)
+    stray = {
+        field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
+    }
+    dark = untold(observed, stray)
     if dark:
         return unknown(check, listed(dark))
     names = [f"{one.name} {one.detail}".strip() for _, one in tools]
@@ -115,17 +117,19 @@ def tool(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_count",),
     fix=("see the kernel's log and the BMC; reseat or replace it",),
 )
-def count(seen: Gpus, want: Policy) -> Result:
+def count(observed: Gpus, policy: Policy) -> Result:
     """The PCI bus shows as many GPUs as the policy says.
 
     One that is there and does not work is what `gpus.present` tells.
     """
-    check, wanted = "gpus.count", want.gpu_count
+    check, wanted = "gpus.count", policy.gpu_count
     if wanted is None:
-        return na(check, none(seen) or "the policy sets no number")
-    found = len(expected(seen)) or len({(gpu.vendor, gpu.pci_address) for gpu in seen.gpus})
+        return na(check, none(observed) or "the policy sets no number")
+    found = len(expected(observed)) or len(
+        {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
+    )
     if found != wanted:
-        guests = sum(guest(gpu) for gpu in seen.pci)
+        guests = sum(guest(gpu) for gpu in observed.pci)
         more = f", and {guests} of virtual machines" if guests else ""
         fix = "see the kernel's log and the BMC; reseat or replace it"
         return fail(check, str(wanted), f"{found} on the PCI bus{more}", _PCI, fix)
@@ -133,14 +137,14 @@ def count(seen: Gpus, want: Policy) -> Result:
 
 
 @check("gpus.model", settings=("gpu_model",))
-def model(seen: Gpus, want: Policy) -> Result:
+def model(observed: Gpus, policy: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
 
     def wrong(gpu: Gpu) -> str:
-        return "" if want.gpu_model in ("", gpu.model) else str(gpu.model)
+        return "" if policy.gpu_model in ("", gpu.model) else str(gpu.model)
 
-    wanted = want.gpu_model or "any"
-    return each("gpus.model", seen, wanted, "model", wrong, absent="no tool names a model")
+    wanted = policy.gpu_model or "any"
+    return each("gpus.model", observed, wanted, "model", wrong, absent="no tool names a model")
 
 
 @check(
@@ -148,24 +152,24 @@ def model(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_driver",),
     fix=("install or load NAME; see dmesg", "install that driver, then reboot"),
 )
-def driver(seen: Gpus, want: Policy) -> Result:
+def driver(observed: Gpus, policy: Policy) -> Result:
     """The kernel driver is loaded, in the policy's version where that names one."""
-    check, reason = "gpus.driver", none(seen)
+    check, reason = "gpus.driver", none(observed)
     if reason:
         return na(check, reason)
-    versions = {"nvidia": seen.driver, "amd": seen.amd_driver}
-    wanted, words = want.gpu_driver or "loaded", []
+    versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
+    wanted, words = policy.gpu_driver or "loaded", []
     for vendor, name in DRIVERS.items():
-        bound = [gpu for gpu in expected(seen, vendor) if gpu.driver == name]
+        bound = [gpu for gpu in expected(observed, vendor) if gpu.driver == name]
         version = versions[vendor]
-        if not bound and expected(seen, vendor) and version is None:
+        if not bound and expected(observed, vendor) and version is None:
             fix = f"install or load {name}; see dmesg"
             return fail(check, wanted, f"{name} is not loaded", _PCI, fix)
-        if version is None and bound and want.gpu_driver:
+        if version is None and bound and policy.gpu_driver:
             return unknown(check, f"{name} does not say its version")
         if version is not None or bound:
             words.append(f"{name} {version or 'loaded'}")
-            if want.gpu_driver and version != want.gpu_driver:
+            if policy.gpu_driver and version != policy.gpu_driver:
                 fix = "install that driver, then reboot"
                 return fail(check, wanted, f"{name} {version}", f"/sys/module/{name}", fix)
     return ok(check, wanted, ", ".join(words) or "loaded")
@@ -174,16 +178,16 @@ def driver(seen: Gpus, want: Policy) -> Result:
 @check(
     "gpus.vbios", settings=("gpu_vbios",), fix=("update the firmware with the vendor's package",)
 )
-def vbios(seen: Gpus, want: Policy) -> Result:
+def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
 
     def wrong(gpu: Gpu) -> str:
-        return str(gpu.vbios) if want.gpu_vbios and gpu.vbios not in want.gpu_vbios else ""
+        return str(gpu.vbios) if policy.gpu_vbios and gpu.vbios not in policy.gpu_vbios else ""
 
-    wanted = " or ".join(want.gpu_vbios) or "any"
+    wanted = " or ".join(policy.gpu_vbios) or "any"
     fix = "update the firmware with the vendor's package"
     absent = "no tool shows a VBIOS version"
-    return each("gpus.vbios", seen, wanted, "vbios", wrong, absent=absent, fix=fix)
+    return each("gpus.vbios", observed, wanted, "vbios", wrong, absent=absent, fix=fix)
 
 
 def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
@@ -207,9 +211,9 @@ _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server 
     settings=("gpu_ecc",),
     fix=("nvidia-smi -e INT, then reset the GPU or reboot", _AMD_ECC),
 )
-def ecc_mode(seen: Gpus, want: Policy) -> Result:
+def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
-    check, wanted = "gpus.ecc_mode", want.gpu_ecc
+    check, wanted = "gpus.ecc_mode", policy.gpu_ecc
     if wanted == "any":
         return na(check, "gpu_ecc is 'any'")
     by_default, wanted = wanted == "default", "on" if wanted == "default" else wanted
@@ -219,12 +223,12 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
             return ""
         return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
 
-    amd = all(gpu.vendor == "amd" for gpu in seen.gpus if gpu.ecc is not None and wrong(gpu))
+    amd = all(gpu.vendor == "amd" for gpu in observed.gpus if gpu.ecc is not None and wrong(gpu))
     fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
     fix = _AMD_ECC if amd else fix
     absent = "these GPUs have no ECC"
     reads = ("ecc", "ecc_pending")
-    return each(check, seen, wanted, "ecc", wrong, absent=absent, fix=fix, reads=reads)
+    return each(check, observed, wanted, "ecc", wrong, absent=absent, fix=fix, reads=reads)
 
 
 @check(
@@ -232,13 +236,13 @@ def ecc_mode(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_persistence",),
     fix=("systemctl enable --now nvidia-persistenced, or nvidia-smi -pm INT",),
 )
-def persistence(seen: Gpus, want: Policy) -> Result:
+def persistence(observed: Gpus, policy: Policy) -> Result:
     """NVIDIA's driver stays loaded between jobs, as the policy has it.
 
     Without it the first use of a GPU initialises it anew, which takes seconds, and settings such
     as power limits are lost (nvidia-persistenced(1)).
     """
-    check, wanted = "gpus.persistence", want.gpu_persistence
+    check, wanted = "gpus.persistence", policy.gpu_persistence
     if wanted == "any":
         return na(check, "gpu_persistence is 'any'")
 
@@ -248,7 +252,7 @@ def persistence(seen: Gpus, want: Policy) -> Result:
     turn = "enable" if wanted == "on" else "disable"
     fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
     absent = "these GPUs have no such mode"
-    return each(check, seen, wanted, "persistence", wrong, absent=absent, fix=fix)
+    return each(check, observed, wanted, "persistence", wrong, absent=absent, fix=fix)
 
 
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
@@ -259,22 +263,22 @@ _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, whe
     settings=("gpu_mig",),
     fix=("nvidia-smi -mig INT, when no job runs", _DIVIDE),
 )
-def mig(seen: Gpus, want: Policy) -> Result:
+def mig(observed: Gpus, policy: Policy) -> Result:
     """MIG is as the policy has it, now and after the next reset: it splits a GPU into several.
 
     AMD's GPUs are divided by modes of compute units and memory (SPX/NPS1 is one GPU): whatever
     the policy, GPUs of one model that are divided in different ways are a warning.
     """
-    check, wanted = "gpus.mig", want.gpu_mig
-    modes = {(gpu.model, gpu.partition) for gpu in seen.amd if isinstance(gpu, AmdGpu)}
+    check, wanted = "gpus.mig", policy.gpu_mig
+    modes = {(gpu.model, gpu.partition) for gpu in observed.amd if isinstance(gpu, AmdGpu)}
     divided = [mode for mode in modes if mode[1] is not None]
     if len(divided) > len({model for model, _ in divided}):
         text = listed(
             (gpu, gpu.partition)
-            for gpu in seen.amd
+            for gpu in observed.amd
             if isinstance(gpu, AmdGpu) and gpu.partition is not None
         )
-        return warn(check, "one mode on all GPUs", text, tool_of(seen, "amd").name, _DIVIDE)
+        return warn(check, "one mode on all GPUs", text, tool_of(observed, "amd").name, _DIVIDE)
     if wanted == "any":
         return na(check, "gpu_mig is 'any'")
 
@@ -284,7 +288,7 @@ def mig(seen: Gpus, want: Policy) -> Result:
     fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
     absent = "these GPUs have no MIG"
     reads = ("mig", "mig_pending")
-    return each(check, seen, wanted, "mig", wrong, absent=absent, fix=fix, reads=reads)
+    return each(check, observed, wanted, "mig", wrong, absent=absent, fix=fix, reads=reads)
 
 
 @check(
@@ -292,13 +296,13 @@ def mig(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_idle",),
     fix=("end them; a name like [Not Found] is a process of a container, or one that is dead",),
 )
-def processes(seen: Gpus, want: Policy) -> Result:
+def processes(observed: Gpus, policy: Policy) -> Result:
     """No process computes on a GPU of a node that has no job (policy gpu_idle).
 
     What a job left behind holds memory and time of the next one. An X server only draws.
     """
     check = "gpus.processes"
-    if not want.gpu_idle:
+    if not policy.gpu_idle:
         return na(check, "jobs may run: gpu_idle is off")
 
     def wrong(gpu: Gpu) -> str:
@@ -313,7 +317,7 @@ def processes(seen: Gpus, want: Policy) -> Result:
     fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
     return each(
         check,
-        seen,
+        observed,
         "none",
         lambda gpu: True,
         wrong,

@@ -95,15 +95,15 @@ def _links(gpu: Gpu) -> str | None:
     return f"{len(active)}{at}"
 
 
-def compared(seen: Gpus) -> dict[str, str | int | float]:
+def compared(observed: Gpus) -> dict[str, str | int | float]:
     """What nodes of a group should have in common."""
-    gpus = seen.gpus
+    gpus = observed.gpus
     facts = {
-        "driver": seen.driver,
-        "amd_driver": seen.amd_driver,
-        "cuda": seen.cuda,
+        "driver": observed.driver,
+        "amd_driver": observed.amd_driver,
+        "cuda": observed.cuda,
         "count": len(gpus) or None,
-        "on_bus": len(seen.pci) or None,
+        "on_bus": len(observed.pci) or None,
         "model": _several(gpus, lambda gpu: gpu.model),
         "vbios": _several(gpus, lambda gpu: gpu.vbios),
         "ecc": _several(gpus, lambda gpu: gpu.ecc),
@@ -117,13 +117,13 @@ def compared(seen: Gpus) -> dict[str, str | int | float]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def learned(seen: Gpus) -> dict[str, Any]:
+def learned(observed: Gpus) -> dict[str, Any]:
     """The policy that this node would fit: what all of its GPUs agree on."""
-    gpus = seen.gpus
+    gpus = observed.gpus
     if not gpus:
         return {}
     settings: dict[str, Any] = {"gpu_count": len({gpu.pci_address for gpu in gpus})}
-    drivers = {driver for driver in (seen.driver, seen.amd_driver) if driver}
+    drivers = {driver for driver in (observed.driver, observed.amd_driver) if driver}
     if len(drivers) == 1:
         settings["gpu_driver"] = drivers.pop()
     firmware = {gpu.vbios for gpu in gpus}

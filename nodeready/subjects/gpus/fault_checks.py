@@ -41,15 +41,15 @@ def _what(fault: KernelFault) -> str:
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
 
 
-def _where(seen: Gpus, fault: KernelFault) -> str:
+def _where(observed: Gpus, fault: KernelFault) -> str:
     """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
-    for gpu in seen.gpus:
+    for gpu in observed.gpus:
         if gpu.pci_address == fault.pci_address:
             return f"gpu {gpu.index} ({gpu.pci_address})"
     return fault.pci_address or "an unnamed device"
 
 
-def faults_in_words(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The faults in words: what, on which devices, how often; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
     for fault in sorted(faults, key=lambda one: xids.ACTIONS.index(one.action)):
@@ -57,15 +57,15 @@ def faults_in_words(seen: Gpus, faults: Iterable[KernelFault]) -> str:
     words = []
     for what, group in groups.items():
         times = sum(fault.count for fault in group)
-        where = few(list(dict.fromkeys(_where(seen, fault) for fault in group)))
+        where = few(list(dict.fromkeys(_where(observed, fault) for fault in group)))
         words.append(f"{what}: {where}" + (f", {times} times" if times > 1 else ""))
     return few(words)
 
 
-def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
+def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The fix of the gravest of these faults."""
     worst = min(faults, key=lambda one: xids.ACTIONS.index(one.action))
-    where = _where(seen, worst)
+    where = _where(observed, worst)
     if worst.action == xids.ISOLATE:
         return f"drain the node and open a case with the vendor: {where}"
     if " is 0M @" in worst.text:
@@ -76,15 +76,15 @@ def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
     address = worst.pci_address or ""
     # A function of the same card counts, and a GPU that the tool does not show.
-    cards = {gpu.address[:10] for gpu in seen.pci if gpu.vendor == "amd"}
+    cards = {gpu.address[:10] for gpu in observed.pci if gpu.vendor == "amd"}
     if worst.source == "amdgpu" or address[:10] in cards:
-        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in seen.amd}
+        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in observed.amd}
         index = indexes.get(address[:10], "N")
         return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
     return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
 
 
-def _over(seen: Gpus, fault: KernelFault) -> bool:
+def _over(observed: Gpus, fault: KernelFault) -> bool:
     """Whether the driver says by now that the device needs no reset.
 
     The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
@@ -93,10 +93,10 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
     """
     return (
         fault.action == xids.RESET
-        and xids.answered(fault.code, seen.driver)
+        and xids.answered(fault.code, observed.driver)
         and any(
             gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
-            for gpu in seen.gpus
+            for gpu in observed.gpus
         )
     )
 
@@ -115,7 +115,7 @@ def _over(seen: Gpus, fault: KernelFault) -> bool:
         _NO_ADDRESS,
     ),
 )
-def kernel_faults(seen: Gpus, want: Policy) -> Result:
+def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
 
     A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
@@ -123,35 +123,39 @@ def kernel_faults(seen: Gpus, want: Policy) -> Result:
     warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
     """
     check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
-    reason = none(seen)
+    reason = none(observed)
     if reason:
         return na(check, reason)
-    log = seen.kernel_log
+    log = observed.kernel_log
     if not log.works:
         return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    others = {gpu.address for gpu in seen.pci} - {gpu.address for gpu in expected(seen)}
-    others -= {gpu.pci_address for gpu in seen.gpus}
+    others = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in expected(observed)}
+    others -= {gpu.pci_address for gpu in observed.gpus}
     faults = [
         fault
-        for fault in seen.kernel_faults
-        if not (fault.source == "xid" and fault.code in want.xid_ignore)
+        for fault in observed.kernel_faults
+        if not (fault.source == "xid" and fault.code in policy.xid_ignore)
         and fault.pci_address not in others
     ]
-    bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
+    bad = [fault for fault in faults if fault.action in _NODE and not _over(observed, fault)]
     if bad:
-        return fail(check, wanted, faults_in_words(seen, bad), source, _fix(seen, bad))
+        return fail(check, wanted, faults_in_words(observed, bad), source, _fix(observed, bad))
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
         return warn(
-            check, wanted, faults_in_words(seen, watched), source, _RELOAD if stale else _VENDOR
+            check,
+            wanted,
+            faults_in_words(observed, watched),
+            source,
+            _RELOAD if stale else _VENDOR,
         )
     # Without a journal, nobody knows what stood in the part that the ring has lost.
     begins = log.detail.partition(", which ")[2]
     lost = f" in a log that {begins}" if begins else ""
     if faults:
-        words = f"only of applications{lost}: {faults_in_words(seen, faults)}"
+        words = f"only of applications{lost}: {faults_in_words(observed, faults)}"
         return ok(check, wanted, words, source)
     return ok(check, wanted, f"none{lost}", source)

@@ -32,27 +32,27 @@ def guest(gpu: PciGpu) -> bool:
     )
 
 
-def tool(seen: Gpus, vendor: str) -> Tool:
+def tool(observed: Gpus, vendor: str) -> Tool:
     """How the vendor's tool fared."""
-    return seen.nvidia_tool if vendor == "nvidia" else seen.amd_tool
+    return observed.nvidia_tool if vendor == "nvidia" else observed.amd_tool
 
 
-def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
+def expected(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The GPUs on the bus that jobs of this host could use.
 
     GPUs of guests do not count. A display adapter without its vendor's tool and driver only serves
     a screen, like the graphics of a processor: without AMD's tool, only an Instinct counts.
     """
-    return [gpu for gpu in _expected(seen) if vendor in ("", gpu.vendor)]
+    return [gpu for gpu in _expected(observed) if vendor in ("", gpu.vendor)]
 
 
 @of_one_node
-def _expected(seen: Gpus) -> list[PciGpu]:
+def _expected(observed: Gpus) -> list[PciGpu]:
     found = []
-    for gpu in seen.pci:
+    for gpu in observed.pci:
         if guest(gpu):
             continue
-        wanted = tool(seen, gpu.vendor).state != "missing"
+        wanted = tool(observed, gpu.vendor).state != "missing"
         if gpu.vendor == "nvidia":
             wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
@@ -61,35 +61,35 @@ def _expected(seen: Gpus) -> list[PciGpu]:
     return found
 
 
-def unseen(seen: Gpus, vendor: str = "") -> list[PciGpu]:
+def unseen(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     """The expected GPUs that no tool shows."""
-    shown = {gpu.pci_address for gpu in seen.gpus}
-    return [gpu for gpu in expected(seen, vendor) if gpu.address not in shown]
+    shown = {gpu.pci_address for gpu in observed.gpus}
+    return [gpu for gpu in expected(observed, vendor) if gpu.address not in shown]
 
 
-def none(seen: Gpus) -> str:
+def none(observed: Gpus) -> str:
     """Why the node has no GPU to judge; "" when it has one."""
-    if seen.gpus or expected(seen):
+    if observed.gpus or expected(observed):
         return ""
-    guests = sum(guest(gpu) for gpu in seen.pci)
+    guests = sum(guest(gpu) for gpu in observed.pci)
     if guests:
         return f"the GPUs ({guests}) belong to virtual machines"
-    return "display adapters only" if seen.pci else "no GPU on the PCI bus"
+    return "display adapters only" if observed.pci else "no GPU on the PCI bus"
 
 
-def why_unseen(seen: Gpus, vendor: str = "") -> str:
+def why_unseen(observed: Gpus, vendor: str = "") -> str:
     """The GPUs that cannot be judged because their tool shows no GPU at all, and why; or "".
 
     When the tool shows some GPUs and not others, `gpus.present` fails, and no other check.
     """
     words = []
     for name in ("nvidia", "amd"):
-        source = tool(seen, name)
+        source = tool(observed, name)
         if vendor not in ("", name):
             continue
-        if source.works and any(gpu.vendor == name for gpu in seen.gpus):
+        if source.works and any(gpu.vendor == name for gpu in observed.gpus):
             continue
-        lost = unseen(seen, name)
+        lost = unseen(observed, name)
         if lost:
             state = "does not show" if source.works else f"{source.state}:"
             said = f" ({source.detail})" if source.detail and not source.works else ""
@@ -134,16 +134,16 @@ def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
     return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
 
 
-def sources(gpus: Iterable[Gpu], seen: Gpus) -> str:
+def sources(gpus: Iterable[Gpu], observed: Gpus) -> str:
     """The tools that show these GPUs."""
-    names = dict.fromkeys(tool(seen, gpu.vendor).name for gpu in gpus)
+    names = dict.fromkeys(tool(observed, gpu.vendor).name for gpu in gpus)
     return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
 
 
-def untold(seen: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
+def untold(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
     """The GPUs of which a tool could not tell one of these fields, and what it said."""
     found = []
-    for gpu in seen.gpus:
+    for gpu in observed.gpus:
         words = [said for field, said in gpu.unread if field in reads]
         found += [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
     return found
@@ -151,7 +151,7 @@ def untold(seen: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
 
 def each(
     check: str,
-    seen: Gpus,
+    observed: Gpus,
     expectation: str,
     field: str | Callable[[Gpu], Any],
     wrong: Callable[[Gpu], str],
@@ -177,29 +177,29 @@ def each(
     Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
     where others of its model have one.
     """
-    reason = none(seen)
+    reason = none(observed)
     if reason:
         return na(check, reason)
     value = attrgetter(field) if isinstance(field, str) else field
     if isinstance(field, str):
         reads = reads or (field,)
-    told = [gpu for gpu in seen.gpus if value(gpu) is not None]
+    told = [gpu for gpu in observed.gpus if value(gpu) is not None]
     found = [(gpu, text) for gpu in told if (text := wrong(gpu))]
     if found:
-        at = sources((gpu for gpu, _ in found), seen)
+        at = sources((gpu for gpu, _ in found), observed)
         return bad(check, expectation, listed(found), at, fix)
-    hidden = why_unseen(seen)
+    hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
-    dark = untold(seen, reads)
+    dark = untold(observed, reads)
     if dark:
         return unknown(check, listed(dark))
     # One without a name can be of any model.
     models = {*(gpu.model for gpu in told), None} if told else set()
-    mute = [gpu for gpu in seen.gpus if value(gpu) is None and gpu.model in models]
+    mute = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
     silent = [gpu for gpu in mute if not without(gpu)]
     if silent:
         return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
     if not told:
         return na(check, absent)
-    return ok(check, expectation, shown or values(told, value), sources(told, seen))
+    return ok(check, expectation, shown or values(told, value), sources(told, observed))

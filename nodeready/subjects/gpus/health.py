@@ -29,7 +29,7 @@ _HARDWARE = "hw_"
 
 
 @check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
-def recovery(seen: Gpus, want: Policy) -> Result:
+def recovery(observed: Gpus, policy: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
     After a fault the counters can be readable and 0 while no job can run any more.
@@ -40,7 +40,7 @@ def recovery(seen: Gpus, want: Policy) -> Result:
 
     fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
     absent, wanted = "the tool shows no recovery action", "no reset or reboot needed"
-    return each("gpus.recovery", seen, wanted, "recovery", wrong, absent=absent, fix=fix)
+    return each("gpus.recovery", observed, wanted, "recovery", wrong, absent=absent, fix=fix)
 
 
 _REPLACE = "replace the GPU"
@@ -51,7 +51,7 @@ _RESET = "drain, then reset the GPU or reboot"
     "gpus.ecc_errors",
     fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
 )
-def ecc_errors(seen: Gpus, want: Policy) -> Result:
+def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
     Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
@@ -79,15 +79,15 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
     absent = "these GPUs count no ECC errors"
     return each(
         "gpus.ecc_errors",
-        seen,
+        observed,
         "0 uncorrectable",
         value,
         wrong,
         absent=absent,
-        fix=_REPLACE if any(gpu.sram_exceeded for gpu in seen.gpus) else fix,
+        fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
-        bad=fail if any(hard(gpu) for gpu in seen.gpus) else warn,
+        bad=fail if any(hard(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -95,7 +95,7 @@ _MEMORY = ("remap_pending", "remap_failed", "repair_pending", "unrepairable", "s
 
 
 @check("gpus.remapped_rows", fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"))
-def remapped_rows(seen: Gpus, want: Policy) -> Result:
+def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
     A pending remap or repair takes effect at the next reset; after a failure the board's spare
@@ -123,14 +123,14 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
         told = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
         return True if told is None and wrong(gpu) else told
 
-    failed = any(gone(gpu) for gpu in seen.gpus)
-    hard = failed or any(waits(gpu) for gpu in seen.gpus)
+    failed = any(gone(gpu) for gpu in observed.gpus)
+    hard = failed or any(waits(gpu) for gpu in observed.gpus)
     fix = _REPLACE if failed else _RESET if hard else "replace the GPU at the next occasion"
     absent = "these GPUs remap no rows, or do not say"
     check, wanted = "gpus.remapped_rows", "none pending, none failed"
     return each(
         check,
-        seen,
+        observed,
         wanted,
         value,
         wrong,
@@ -149,7 +149,7 @@ _MOST_PAGES = 60
 
 
 @check("gpus.retired_pages", fix=(_RESET, _REPLACE))
-def retired_pages(seen: Gpus, want: Policy) -> Result:
+def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired (boards before Ampere): a reset does it.
 
     A board with 60 retired pages or more is to be replaced (NVIDIA's Dynamic Page Retirement).
@@ -163,10 +163,10 @@ def retired_pages(seen: Gpus, want: Policy) -> Result:
     def value(gpu: Gpu) -> bool | None:
         return True if gpu.retired_pending is None and wrong(gpu) else gpu.retired_pending
 
-    many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in seen.gpus)
+    many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in observed.gpus)
     return each(
         "gpus.retired_pages",
-        seen,
+        observed,
         "none pending",
         value,
         wrong,
@@ -188,7 +188,7 @@ def _rests(gpu: Gpu) -> bool:
     return generation >= _LANES_ON_DEMAND and gpu.performance_state != "P0"
 
 
-def _lanes(seen: Gpus, gpu: Gpu) -> int | None:
+def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     """The lanes that the GPU and its slot have together.
 
     Where a card has fewer than its chip (a GTX 1650, an A2), nvidia-smi shows the chip's and sysfs
@@ -196,10 +196,10 @@ def _lanes(seen: Gpus, gpu: Gpu) -> int | None:
     anybody chose.
     """
     most = gpu.pcie_width_max
-    for one in seen.pci:
+    for one in observed.pci:
         if one.address == gpu.pci_address and one.pcie_width_max and most is not None:
             most = min(most, one.pcie_width_max)
-    peers = [one.pcie_width_max for one in seen.gpus if one.model == gpu.model]
+    peers = [one.pcie_width_max for one in observed.gpus if one.model == gpu.model]
     told = [lanes for lanes in peers if lanes is not None]
     usual = max(set(told), key=told.count) if told else 0
     if most is not None and len(told) > _FEW_PEERS and told.count(usual) * 2 > len(told):
@@ -210,15 +210,15 @@ def _lanes(seen: Gpus, gpu: Gpu) -> int | None:
 _FEW_PEERS = 2
 
 
-def _narrow(seen: Gpus, gpu: Gpu) -> str:
+def _narrow(observed: Gpus, gpu: Gpu) -> str:
     """What is wrong with the width of the GPU's link, or "".
 
     A guest does not know the slot: there, only a link that is narrower than its peers' is wrong.
     """
-    width, most = gpu.pcie_width, _lanes(seen, gpu)
+    width, most = gpu.pcie_width, _lanes(observed, gpu)
     if width is None or most is None or width >= most or _rests(gpu):
         return ""
-    peers = [peer.pcie_width or 0 for peer in seen.gpus if peer.model == gpu.model]
+    peers = [peer.pcie_width or 0 for peer in observed.gpus if peer.model == gpu.model]
     if gpu.virtual and width == max(peers):
         return ""
     return f"x{width} of x{most}"
@@ -251,7 +251,7 @@ def _aer(gpu: PciGpu) -> str:
     "gpus.pcie",
     fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
 )
-def pcie(seen: Gpus, want: Policy) -> Result:
+def pcie(observed: Gpus, policy: Policy) -> Result:
     """Each PCIe link has all the lanes that board and slot have, and under load its generation.
 
     Half the lanes halve every copy to and from the host (DeepOps, GCM). Where no tool answers,
@@ -259,17 +259,17 @@ def pcie(seen: Gpus, want: Policy) -> Result:
     warning, and a fatal one, after which the link began anew, a failure (the kernel's aer_stats).
     """
     check, wanted = "gpus.pcie", "full width, and full speed under load"
-    if none(seen):
-        return na(check, none(seen))
-    hidden = why_unseen(seen)
-    words = _narrow_on_bus(expected(seen)) if hidden else []
+    if none(observed):
+        return na(check, none(observed))
+    hidden = why_unseen(observed)
+    words = _narrow_on_bus(expected(observed)) if hidden else []
     fix = "reseat the GPU or its riser; look at the slot's settings"
 
-    errors = {gpu.address: _aer(gpu) for gpu in expected(seen) if gpu.aer}
-    fatal = any(kind == "fatal" for gpu in expected(seen) for kind, _, _ in gpu.aer)
+    errors = {gpu.address: _aer(gpu) for gpu in expected(observed) if gpu.aer}
+    fatal = any(kind == "fatal" for gpu in expected(observed) for kind, _, _ in gpu.aer)
 
     def wrong(gpu: Gpu) -> str:
-        words = _narrow(seen, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
+        words = _narrow(observed, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
         return ", ".join(text for text in words if text)
 
     def value(gpu: Gpu) -> str | None:
@@ -277,11 +277,11 @@ def pcie(seen: Gpus, want: Policy) -> Result:
             return "?" if wrong(gpu) else None
         if gpu.pcie_width == gpu.pcie_width_max:
             return f"x{gpu.pcie_width}"
-        why = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
-        return f"x{gpu.pcie_width}{why}"
+        reason = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
+        return f"x{gpu.pcie_width}{reason}"
 
-    found = [gpu for gpu in seen.gpus if wrong(gpu)]
-    hard = fatal or any(_narrow(seen, gpu) or (_slow(gpu) and not gpu.idle) for gpu in found)
+    found = [gpu for gpu in observed.gpus if wrong(gpu)]
+    hard = fatal or any(_narrow(observed, gpu) or (_slow(gpu) and not gpu.idle) for gpu in found)
     only_idle = not hard and not errors
     words += [f"{address}: {text}" for address, text in errors.items()]
     if words and not found:
@@ -291,7 +291,7 @@ def pcie(seen: Gpus, want: Policy) -> Result:
         return unknown(check, hidden)
     return each(
         check,
-        seen,
+        observed,
         wanted,
         value,
         wrong,
@@ -311,7 +311,7 @@ def pcie(seen: Gpus, want: Policy) -> Result:
 
 
 @check("gpus.throttle", fix=("look at fans, air flow, power supplies and cables",))
-def throttle(seen: Gpus, want: Policy) -> Result:
+def throttle(observed: Gpus, policy: Policy) -> Result:
     """No GPU is slowed down by its hardware: too hot, or its power supply asked for it.
 
     A limit on power alone (sw_power_cap) is how a busy GPU works. The driver's own thermal
@@ -325,10 +325,10 @@ def throttle(seen: Gpus, want: Policy) -> Result:
         # AMD's tools do not say that there is no reason.
         return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
 
-    hard = any(name.startswith(_HARDWARE) for gpu in seen.gpus for name in gpu.throttle)
+    hard = any(name.startswith(_HARDWARE) for gpu in observed.gpus for name in gpu.throttle)
     return each(
         "gpus.throttle",
-        seen,
+        observed,
         "no slow-down",
         value,
         wrong,
@@ -345,14 +345,14 @@ def throttle(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_max_temperature_c",),
     fix=("look at fans, air flow and heat sinks",),
 )
-def temperature(seen: Gpus, want: Policy) -> Result:
+def temperature(observed: Gpus, policy: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than where it slows itself down.
 
     NVIDIA's Ada and later boards print how many degrees are left instead (T.Limit, higher is
     cooler): the threshold here is computed from it. With none left, above the threshold, the
     driver may lower the clock: a warning (nvidia-smi(1), GPU Max Operating T.Limit).
     """
-    limit = want.gpu_max_temperature_c
+    limit = policy.gpu_max_temperature_c
 
     def value(gpu: Gpu) -> int | None:
         if wrong(gpu):
@@ -376,11 +376,11 @@ def temperature(seen: Gpus, want: Policy) -> Result:
         left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
         return ", ".join(hot(gpu) or left)
 
-    degrees = [gpu.temperature_c for gpu in seen.gpus if gpu.temperature_c is not None]
+    degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
     wanted = "below the slow-down" if limit is None else f"below {limit} C"
     return each(
         "gpus.temperature",
-        seen,
+        observed,
         wanted,
         value,
         wrong,
@@ -392,7 +392,7 @@ def temperature(seen: Gpus, want: Policy) -> Result:
             "memory_temperature_c",
             *(("temperature_slowdown_c", "temperature_left_c") if limit is None else ()),
         ),
-        bad=fail if any(hot(gpu) for gpu in seen.gpus) else warn,
+        bad=fail if any(hot(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -423,7 +423,7 @@ def _closed(files: Iterable[DeviceFile]) -> list[str]:
 
 
 @check("gpus.device_access", fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE))
-def device_access(seen: Gpus, want: Policy) -> Result:
+def device_access(observed: Gpus, policy: Policy) -> Result:
     """Jobs can open the GPUs' device files: everybody, or the members of a group.
 
     ROCm opens /dev/kfd and /dev/dri/renderD*, which belong to the groups render and video unless a
@@ -433,22 +433,22 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     compute mode Prohibited (nvidia-smi(1)).
     """
     check, wanted = "gpus.device_access", "readable and writable for jobs"
-    reason = none(seen)
+    reason = none(observed)
     if reason:
         return na(check, reason)
-    bound = {gpu.vendor for gpu in expected(seen) if gpu.driver in ("amdgpu", "nvidia")}
-    bound |= {gpu.vendor for gpu in seen.gpus}
+    bound = {gpu.vendor for gpu in expected(observed) if gpu.driver in ("amdgpu", "nvidia")}
+    bound |= {gpu.vendor for gpu in observed.gpus}
     if not bound:
         return na(check, "no GPU has its driver")
     amd, lost = [], []
     if "amd" in bound:
-        amd = [f for f in seen.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
+        amd = [f for f in observed.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
         lost += [] if any(f.path == _KFD for f in amd) else [_KFD]
         lost += [] if any(f.path != _KFD for f in amd) else [f"{_RENDER}*"]
-    nvidia = [f for f in seen.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
-    if lost and not seen.device_files:
+    nvidia = [f for f in observed.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
+    if lost and not observed.device_files:
         return unknown(check, "no device file was seen")
-    barred = [gpu for gpu in seen.nvidia if gpu.compute_mode == "prohibited"]
+    barred = [gpu for gpu in observed.nvidia if gpu.compute_mode == "prohibited"]
     closed, fixes = _closed([*amd, *nvidia]), []
     if lost or closed or barred:
         fixes += [_FIX_PART] if lost else []
@@ -458,7 +458,7 @@ def device_access(seen: Gpus, want: Policy) -> Result:
         words = [f"{path} is missing" for path in lost] + closed
         words += [listed((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
         return fail(check, wanted, few(words), "/dev", "; ".join(fixes))
-    dark = untold(seen, ("compute_mode",))
+    dark = untold(observed, ("compute_mode",))
     if dark:
         return unknown(check, listed(dark))
     if not amd and not nvidia:

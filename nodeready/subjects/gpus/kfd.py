@@ -137,6 +137,6 @@ def parse_kfd(printed: str) -> Kfd:
     )
 
 
-def idle(seen: Kfd, address: str) -> bool | None:
+def idle(observed: Kfd, address: str) -> bool | None:
     """Whether no process has memory on this GPU; None where the driver does not list the GPU."""
-    return address not in seen.processes if address in seen.devices else None
+    return address not in observed.processes if address in observed.devices else None

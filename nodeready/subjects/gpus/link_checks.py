@@ -51,7 +51,7 @@ def _active(gpu: Gpu) -> int:
     return sum(link.state == "active" for link in gpu.links)
 
 
-def _soldered(seen: Gpus, gpu: Gpu) -> bool:
+def _soldered(observed: Gpus, gpu: Gpu) -> bool:
     """Whether all links of this GPU are connected by construction, and lead to what is here.
 
     They are on a board with NVSwitches, seen by the host or not, and on an SXM board. Between
@@ -60,16 +60,16 @@ def _soldered(seen: Gpus, gpu: Gpu) -> bool:
     """
     if gpu.mig == "on":
         return False
-    if seen.nvswitches or gpu.fabric_state in ("completed", "in progress"):
+    if observed.nvswitches or gpu.fabric_state in ("completed", "in progress"):
         return True
-    several = len(seen.nvidia) > 1
+    several = len(observed.nvidia) > 1
     if several and switched(gpu):
         return True
     # A board of four P100 links each to the three others and leaves one link unused.
     return several and not gpu.virtual and on_board(gpu) and "P100" not in (gpu.model or "")
 
 
-def _down(seen: Gpus, gpu: Gpu) -> str:
+def _down(observed: Gpus, gpu: Gpu) -> str:
     down = [link.index for link in gpu.links if link.state == "inactive"]
     if gpu.vendor == "amd":
         return f"{len(down)} of {len(gpu.links)} links down" if down else ""
@@ -77,8 +77,8 @@ def _down(seen: Gpus, gpu: Gpu) -> str:
         return ""
     if not _active(gpu) and gpu.mig != "on" and on_board(gpu):
         # Even a guest's part of a board has links between its GPUs.
-        return "all links inactive" if _soldered(seen, gpu) or len(seen.nvidia) > 1 else ""
-    if not _soldered(seen, gpu):
+        return "all links inactive" if _soldered(observed, gpu) or len(observed.nvidia) > 1 else ""
+    if not _soldered(observed, gpu):
         return ""
     if not gpu.links:
         return "all links inactive"
@@ -87,12 +87,12 @@ def _down(seen: Gpus, gpu: Gpu) -> str:
     return f"link {names} inactive" if down else ""
 
 
-def _nominal(seen: Gpus, gpu: Gpu) -> float:
+def _nominal(observed: Gpus, gpu: Gpu) -> float:
     """The speed of each of the GPU's links, where its model says it, a little rounded; or 0.
 
     Where the GPUs of a node differ in their names, the names are the finding.
     """
-    if len({one.model for one in seen.gpus}) > 1:
+    if len({one.model for one in observed.gpus}) > 1:
         return 0.0
     found = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
     return next(found, 0.0) * _ROUNDED
@@ -102,26 +102,26 @@ def _nominal(seen: Gpus, gpu: Gpu) -> float:
 _GRACE = re.compile(r"\bG[HB][23]00\b")
 
 
-def _apart(seen: Gpus) -> list[tuple[Gpu, str]]:
+def _apart(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs that reach their Grace processor by PCIe only."""
     return [
         (gpu, "NVLink-C2C to the processor off")
-        for gpu in seen.nvidia
+        for gpu in observed.nvidia
         if gpu.c2c == "off" and _GRACE.search(gpu.model or "")
     ]
 
 
-def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
+def _speeds(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
     found = []
     most: dict[str | None, float] = {}
-    for gpu in seen.gpus:
+    for gpu in observed.gpus:
         speeds = [link.speed_gbps or 0.0 for link in gpu.links]
         most[gpu.model] = max((*speeds, most.get(gpu.model, 0.0)))
-    for gpu in seen.gpus:
+    for gpu in observed.gpus:
         fastest = most[gpu.model]
         told = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
-        nominal = _nominal(seen, gpu)
+        nominal = _nominal(observed, gpu)
         slow = [x for x, speed in told if speed < fastest or speed < nominal]
         if slow:
             fastest = max(fastest, round(nominal / _ROUNDED, 3))
@@ -130,14 +130,14 @@ def _speeds(seen: Gpus) -> list[tuple[Gpu, str]]:
     return found
 
 
-def _bridge(seen: Gpus, gpu: Gpu) -> str:
+def _bridge(observed: Gpus, gpu: Gpu) -> str:
     """What is odd about the bridges of a card, or ""."""
     model, active = gpu.model or "", _active(gpu)
     if gpu.mig == "on" or not _BRIDGED.search(model):
         return ""
     if active % _BRIDGE:
         return f"{active} active links, {_BRIDGE} to a bridge"
-    pair = _PAIRED.search(model) and len(seen.nvidia) > 1
+    pair = _PAIRED.search(model) and len(observed.nvidia) > 1
     return "all links inactive: a pair without its bridges" if pair and not active else ""
 
 
@@ -148,7 +148,7 @@ def _bridge(seen: Gpus, gpu: Gpu) -> str:
         "look at the bridges",
     ),
 )
-def nvlink(seen: Gpus, want: Policy) -> Result:
+def nvlink(observed: Gpus, policy: Policy) -> Result:
     """All links between the GPUs (NVLink, XGMI) are active, at one speed.
 
     One link that is down makes every collective operation as slow as its GPU, and without the
@@ -157,41 +157,47 @@ def nvlink(seen: Gpus, want: Policy) -> Result:
     the owner's choice.
     """
     check, wanted = "gpus.nvlink", "all links active at one speed"
-    if none(seen):
-        return na(check, none(seen))
+    if none(observed):
+        return na(check, none(observed))
     # An A10 and other cards without NVLink: the command prints nothing.
-    empty = bool(seen.nvidia) and seen.nvlink_tool.state == "missing" and seen.nvidia_tool.works
-    answered = seen.nvlink_tool.works or empty
-    down = [(gpu, text) for gpu in seen.amd if (text := _down(seen, gpu))]
+    empty = (
+        bool(observed.nvidia)
+        and observed.nvlink_tool.state == "missing"
+        and observed.nvidia_tool.works
+    )
+    answered = observed.nvlink_tool.works or empty
+    down = [(gpu, text) for gpu in observed.amd if (text := _down(observed, gpu))]
     if answered:
-        down += [(gpu, text) for gpu in seen.nvidia if (text := _down(seen, gpu))]
-    found = down + _speeds(seen) + _apart(seen)
+        down += [(gpu, text) for gpu in observed.nvidia if (text := _down(observed, gpu))]
+    found = down + _speeds(observed) + _apart(observed)
     if found:
         # Xid 74 is NVIDIA's code for a link.
         amd = all(gpu.vendor == "amd" for gpu, _ in found)
-        source = (seen.amd_tool if amd else seen.nvlink_tool).name
+        source = (observed.amd_tool if amd else observed.nvlink_tool).name
         word = "amdgpu" if amd else "Xid 74"
         fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
         return fail(check, wanted, listed(found), source, fix)
-    hidden = why_unseen(seen)
+    hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
-    if seen.nvidia and not answered:
-        said = seen.nvlink_tool
+    if observed.nvidia and not answered:
+        said = observed.nvlink_tool
         return unknown(check, f"{said.name} {said.state}: {said.detail}".rstrip(": "))
-    dark = untold(seen, _READS)
+    dark = untold(observed, _READS)
     if dark:
         return unknown(check, listed(dark))
-    linked = [gpu for gpu in seen.gpus if _active(gpu)]
-    partly = [(gpu, text) for gpu in seen.nvidia if (text := _bridge(seen, gpu))]
+    linked = [gpu for gpu in observed.gpus if _active(gpu)]
+    partly = [(gpu, text) for gpu in observed.nvidia if (text := _bridge(observed, gpu))]
     if partly:
-        return warn(check, wanted, listed(partly), seen.nvlink_tool.name, "look at the bridges")
+        return warn(
+            check, wanted, listed(partly), observed.nvlink_tool.name, "look at the bridges"
+        )
     if not linked:
         return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
     if len(numbers) > len({gpu.model for gpu in linked}):
         text = listed((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(check, wanted, text, seen.nvlink_tool.name, "look at the bridges")
+        return warn(check, wanted, text, observed.nvlink_tool.name, "look at the bridges")
     return ok(check, wanted, f"{values(linked, _active)} per GPU")
 
 
@@ -204,22 +210,22 @@ _HEAL = "see the logs of the fabric manager and of NVLSM; drain, then reset the 
 _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_clique")
 
 
-def _unhealthy(seen: Gpus) -> list[tuple[Gpu, str]]:
+def _unhealthy(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs whose attachment to the fabric is not healthy, or differs from the others'."""
-    found = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in seen.nvidia]
+    found = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in observed.nvidia]
     found = [(gpu, text) for gpu, text in found if gpu.fabric_faults]
-    cliques = [gpu for gpu in seen.nvidia if gpu.fabric_clique]
+    cliques = [gpu for gpu in observed.nvidia if gpu.fabric_clique]
     if len({gpu.fabric_clique for gpu in cliques}) > 1:
         # They reach each other by PCIe only (NVIDIA's Multi-Node NVLink guide, cliques).
         found += [(gpu, f"NVLink clique {gpu.fabric_clique}") for gpu in cliques]
     return found
 
 
-def _unjoined(seen: Gpus) -> list[tuple[Gpu, str]]:
+def _unjoined(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs that have not joined the fabric."""
-    states = [gpu for gpu in seen.nvidia if gpu.fabric_state is not None]
+    states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
     # GPUs of boards without switches may always say that the fabric manager was not started.
-    needed = seen.nvswitches or (len(states) > 1 and all(switched(gpu) for gpu in states))
+    needed = observed.nvswitches or (len(states) > 1 and all(switched(gpu) for gpu in states))
     if not needed and {gpu.fabric_state for gpu in states} == {"not started"}:
         return []
     return [
@@ -230,7 +236,7 @@ def _unjoined(seen: Gpus) -> list[tuple[Gpu, str]]:
 
 
 @check("gpus.fabric_manager", fix=(_START, _HEAL))
-def fabric_manager(seen: Gpus, want: Policy) -> Result:
+def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     """The fabric manager runs where NVSwitches are, and each GPU has joined a healthy fabric.
 
     Without it no CUDA program starts on such a board (NVIDIA's Fabric Manager user guide). Newer
@@ -239,36 +245,40 @@ def fabric_manager(seen: Gpus, want: Policy) -> Result:
     all GPUs of a node are in one clique of it.
     """
     check, wanted = "gpus.fabric_manager", "running, and each GPU registered"
-    if none(seen) or not (expected(seen, "nvidia") or seen.nvidia):
-        return na(check, none(seen) or "no NVIDIA GPU")
-    states = [gpu for gpu in seen.nvidia if gpu.fabric_state is not None]
-    waiting, ill = _unjoined(seen), _unhealthy(seen)
+    if none(observed) or not (expected(observed, "nvidia") or observed.nvidia):
+        return na(check, none(observed) or "no NVIDIA GPU")
+    states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
+    waiting, ill = _unjoined(observed), _unhealthy(observed)
     words = []
-    if seen.nvswitches and seen.fabric_manager == "not running":
-        words.append(f"{seen.nvswitches} NVSwitches, but nv-fabricmanager does not run")
+    if observed.nvswitches and observed.fabric_manager == "not running":
+        words.append(f"{observed.nvswitches} NVSwitches, but nv-fabricmanager does not run")
     fix = _START if words or waiting else _HEAL
     words += [listed(waiting)] if waiting else []
     words += [listed(ill)] if ill else []
     if words:
         return fail(check, wanted, "; ".join(words), "nvidia-smi -q", fix)
-    hidden = why_unseen(seen, "nvidia")
-    dark = untold(seen, _FABRIC_READS)
+    hidden = why_unseen(observed, "nvidia")
+    dark = untold(observed, _FABRIC_READS)
     if dark:
         return unknown(check, listed(dark))
-    if states and {gpu.fabric_state for gpu in states} == {"not started"} and not seen.nvswitches:
+    if (
+        states
+        and {gpu.fabric_state for gpu in states} == {"not started"}
+        and not observed.nvswitches
+    ):
         states = []
-    silent = [gpu for gpu in seen.nvidia if states and gpu.fabric_state is None]
+    silent = [gpu for gpu in observed.nvidia if states and gpu.fabric_state is None]
     silent = [gpu for gpu in silent if gpu.model in {one.model for one in states}]
     if silent:
         return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
-    if not seen.nvswitches and not states:
+    if not observed.nvswitches and not states:
         return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
-    if seen.nvswitches and seen.fabric_manager != "running":
-        said = tool_of(seen, "nvidia")
+    if observed.nvswitches and observed.fabric_manager != "running":
+        said = tool_of(observed, "nvidia")
         return unknown(check, f"processes were not looked at: {said.name} {said.state}")
     if hidden:
         return unknown(check, hidden)
-    actual = "running" if seen.nvswitches else "registered"
+    actual = "running" if observed.nvswitches else "registered"
     return ok(check, wanted, actual)
 
 
@@ -276,15 +286,15 @@ def fabric_manager(seen: Gpus, want: Policy) -> Result:
     "gpus.xgmi_errors",
     fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
 )
-def xgmi_errors(seen: Gpus, want: Policy) -> Result:
+def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
 
     RAS counts them as block XGMI_WAFL; MI200 and older have a status of their own, which amd-smi
     clears when it reads it (Linux' amdgpu_xgmi.c): there, each look shows what is new.
     """
     check = "gpus.xgmi_errors"
-    if not seen.amd and not expected(seen, "amd"):
-        return na(check, none(seen) or "no AMD GPU")
+    if not observed.amd and not expected(observed, "amd"):
+        return na(check, none(observed) or "no AMD GPU")
 
     def value(gpu: Gpu) -> int | None:
         return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None
@@ -296,7 +306,7 @@ def xgmi_errors(seen: Gpus, want: Policy) -> Result:
     fix = "drain, reset the GPUs; open a case with the vendor if they come back"
     return each(
         check,
-        seen,
+        observed,
         "0 errors",
         value,
         wrong,

@@ -268,22 +268,22 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
     """
     found: dict[int, tuple[str, str]] = {}
     inside: list[str] = []
-    seen: set[str] = set()
+    observed: set[str] = set()
     for at, line in enumerate(lines):
         leaf, opening, closing = (one.fullmatch(line) for one in (_LEAF, _OPENING, _CLOSING))
         if leaf:
             path = "/".join((*inside, leaf[1]))
             row = _VARIES.get(path)
-            if row and path not in seen and row[0].fullmatch(leaf[2]):
+            if row and path not in observed and row[0].fullmatch(leaf[2]):
                 found[at] = (line[: leaf.start(2)], path)
-            seen.add(path)
+            observed.add(path)
         elif opening:
             inside.append(opening[1])
             # Of two parents with one name, the first one is read.
             path = "/".join(inside)
-            if path in seen:
+            if path in observed:
                 return {}
-            seen.add(path)
+            observed.add(path)
         elif closing and inside and inside[-1] == closing[1]:
             inside.pop()
         elif "<" in line and at:

@@ -154,12 +154,12 @@ def parse_nvlink(output: Output) -> NvLinks:
         uuid = match[1] if match else uuid
         lines = below if match else f"{first}\n{below}"
         read = _links if len(lines) <= 4096 else _links.__wrapped__
-        links, why, strange = read(lines)
+        links, reason, strange = read(lines)
         if uuid:
             found[uuid] = (*found[uuid], *links)[:_MAX_LINKS] if uuid in found else links
-            if why:
-                unread.setdefault(uuid, why)
-        others = others or (bool(strange or links or why) and not uuid)
+            if reason:
+                unread.setdefault(uuid, reason)
+        others = others or (bool(strange or links or reason) and not uuid)
     tool = Tool(NVLINK, "ok")
     if output.truncated:
         tool = Tool(NVLINK, "nonsense", "its answer was cut off")

@@ -90,12 +90,12 @@ def same(token: str, other: str) -> bool:
 def missing(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     """The wanted tokens that are not among the present ones."""
     there = {word for token in present for word in words(token)}
-    return tuple(want for want in wanted if not there.issuperset(words(want)))
+    return tuple(policy for policy in wanted if not there.issuperset(words(policy)))
 
 
 def contradicting(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
     """The present tokens that give an option of a wanted token another value, each once."""
-    wants = {word for want in wanted for word in words(want)}
+    wants = {word for policy in wanted for word in words(policy)}
     options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
 
     def against(name: str, word: str) -> bool:

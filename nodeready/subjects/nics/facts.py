@@ -138,22 +138,24 @@ class Nics:
 
 
 @of_one_node
-def _tasked(seen: Nics) -> frozenset[str | None]:
+def _tasked(observed: Nics) -> frozenset[str | None]:
     """The names of the configured interfaces, whatever a policy names."""
-    named = {*seen.peers_via, seen.default_interface}
-    named |= {name for name, bond in seen.bonds.items() if bond.slaves}
-    named |= {slave.name for bond in seen.bonds.values() for slave in bond.slaves}
-    ports = {n: one for n, one in seen.interfaces.items() if one.physical or one.kind == "bond"}
+    named = {*observed.peers_via, observed.default_interface}
+    named |= {name for name, bond in observed.bonds.items() if bond.slaves}
+    named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
+    ports = {
+        n: one for n, one in observed.interfaces.items() if one.physical or one.kind == "bond"
+    }
     addressed = {name for name, one in ports.items() if one.addressed}
     if not addressed:
         named |= {
             name
-            for name, one in seen.interfaces.items()
+            for name, one in observed.interfaces.items()
             if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
         }
     named |= addressed | {name for name, one in ports.items() if one.upper}
     on_top = {name for one in ports.values() for name in one.upper}
-    named |= {n for n in on_top if n in seen.interfaces and seen.interfaces[n].addressed}
+    named |= {n for n in on_top if n in observed.interfaces and observed.interfaces[n].addressed}
     return frozenset(named)
 
 
@@ -216,7 +218,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         listed = placed.get(name, [])
         addresses = None if listed is None else tuple(listed)
         interfaces[name] = changed(one, addresses=addresses, routed=name in used)
-    seen = Nics(
+    observed = Nics(
         interfaces=interfaces,
         bonds=bonds,
         container_ends=ends,
@@ -224,7 +226,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
         routes_cut=table.truncated,
         default_interface=routes.default_interface(known),
     )
-    return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
+    return replace(observed, nccl_socket_ifname=socket_interface(observed)[0])
 
 
 PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
@@ -232,53 +234,56 @@ PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
 # --- The interface to the other nodes.
 
 
-def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
+def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """The interfaces by which this node reaches these addresses, the one of the most first.
 
     Names, loopback addresses, the node's own addresses and the networks of containers are passed
     over. Give the same tuple for all nodes: it is sorted once.
     """
-    counts = routes.reached(seen.routes, addresses)
+    counts = routes.reached(observed.routes, addresses)
     known = routes.known(addresses)
-    listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
+    listed = [text for one in observed.interfaces.values() for text in one.addresses or ()]
     own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in routes.reached(seen.routes, own, own=True).items():
+    for name, count in routes.reached(observed.routes, own, own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name
         for name, count in counts.items()
-        if count > 0 and name in seen.interfaces and not _NOT_FOR_PEERS.match(name)
+        if count > 0 and name in observed.interfaces and not _NOT_FOR_PEERS.match(name)
     ]
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
-def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
+def with_peers(observed: Nics, addresses: tuple[str, ...]) -> Nics:
     """The observation, with the interfaces that reach these addresses of the run's nodes."""
-    found = replace(seen, peers_via=reaching(seen, addresses))
+    found = replace(observed, peers_via=reaching(observed, addresses))
     return replace(found, nccl_socket_ifname=socket_interface(found)[0])
 
 
-def socket_interface(seen: Nics) -> tuple[str | None, str]:
+def socket_interface(observed: Nics) -> tuple[str | None, str]:
     """The interface for NCCL's sockets, and why that one, by the rules of
     `nodeready.ready.job_env`.
     """
 
     def usable(name: str | None) -> bool:
-        one = seen.interfaces.get(name or "")
+        one = observed.interfaces.get(name or "")
         if one is None or one.carrier is False or one.admin_up is False:
             return False
         return not _NOT_FOR_PEERS.match(one.name)
 
-    for name in filter(usable, seen.peers_via):
+    for name in filter(usable, observed.peers_via):
         return name, "its routes lead to the other nodes"
-    if seen.peers_via:
-        return None, f"{', '.join(seen.peers_via)} leads to the other nodes, but cannot be used"
-    if usable(seen.default_interface):
-        return seen.default_interface, "the default route leads through it"
+    if observed.peers_via:
+        return (
+            None,
+            f"{', '.join(observed.peers_via)} leads to the other nodes, but cannot be used",
+        )
+    if usable(observed.default_interface):
+        return observed.default_interface, "the default route leads through it"
     # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
     named = [
         name
-        for name, one in seen.configured().items()
+        for name, one in observed.configured().items()
         if usable(name) and one.addressed and one.master is None
     ]
     if len(named) == 1:
@@ -291,11 +296,11 @@ def socket_interface(seen: Nics) -> tuple[str | None, str]:
 # --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
-def counters(seen: Nics) -> dict[str, int]:
+def counters(observed: Nics) -> dict[str, int]:
     """The counters that the next look compares with: "eth0.rx_crc_errors" -> value."""
     found = {}
-    configured = seen.configured()
-    for name, one in seen.interfaces.items():
+    configured = observed.configured()
+    for name, one in observed.interfaces.items():
         if one.physical or name in configured:
             for counter in COUNTED:
                 value = getattr(one, counter)
@@ -304,13 +309,13 @@ def counters(seen: Nics) -> dict[str, int]:
     return found
 
 
-def compared(seen: Nics) -> dict[str, str | int]:
+def compared(observed: Nics) -> dict[str, str | int]:
     """What the nodes of a group should share: their ports, and the settings of those in use."""
-    configured = seen.configured()
+    configured = observed.configured()
     found: dict[str, str | int] = {
-        "interfaces": ",".join(sorted(n for n, one in seen.interfaces.items() if one.physical))
+        "interfaces": ",".join(sorted(n for n, one in observed.interfaces.items() if one.physical))
     }
-    for name, one in seen.interfaces.items():
+    for name, one in observed.interfaces.items():
         facts = ["driver", "firmware"] if one.physical else []
         if name in configured or (one.physical and one.carrier):
             facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
@@ -321,10 +326,10 @@ def compared(seen: Nics) -> dict[str, str | int]:
     return found
 
 
-def learned(seen: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
+def learned(observed: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its configured interfaces, as they are now."""
     found = {}
-    for name, one in seen.configured().items():
+    for name, one in observed.configured().items():
         columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")
         values = {column: getattr(one, column) for column in columns}
         found[name] = {column: value for column, value in values.items() if value is not None}

@@ -218,14 +218,14 @@ def _own_v4(routes: Iterable[Route], fib_trie: Iterable[str]) -> Iterator[Addres
         for route in routes
         if not route.default and ":" not in route.destination
     ]
-    seen = set()
+    observed = set()
     leaf = ""
     for line in fib_trie:
         words = line.split()
         if len(words) == 2 and words[0] == "|--":
             leaf = words[1]
-        elif words == ["/32", "host", "LOCAL"] and leaf not in seen:
-            seen.add(leaf)
+        elif words == ["/32", "host", "LOCAL"] and leaf not in observed:
+            observed.add(leaf)
             try:
                 number = int(ipaddress.IPv4Address(leaf))
             except ValueError:

@@ -40,28 +40,28 @@ def source(port: RdmaPort, file: str) -> str:
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
 
 
-def wanted(want: Policy, column: str) -> dict[str, object]:
+def wanted(policy: Policy, column: str) -> dict[str, object]:
     """Port -> the policy's value in this column."""
     return {
         name: columns[column]
-        for name, columns in rows(want.rdma_ports).items()
+        for name, columns in rows(policy.rdma_ports).items()
         if column in columns
     }
 
 
-def hardware(seen: Rdma) -> Ports:
+def hardware(observed: Rdma) -> Ports:
     """The ports of this node's adapters: no software devices, and no idle virtual functions.
 
     A virtual function beside its physical one waits for a virtual machine, without a link.
     """
-    return dict(_hardware(seen))
+    return dict(_hardware(observed))
 
 
 @of_one_node
-def _hardware(seen: Rdma) -> Ports:
+def _hardware(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
-        for device in seen.devices.values()
+        for device in observed.devices.values()
         for port in device.ports
         if device.kind != "software" and (port.active or not device.virtual)
     }
@@ -78,14 +78,14 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     return port.phys_state == "Disabled"
 
 
-def _left_out(seen: Rdma) -> Ports:
+def _left_out(observed: Rdma) -> Ports:
     """The InfiniBand ports that are Disabled where nearly all ports of the same board are active.
 
     Such a port was switched off by hand (ibportstate), or has no cable: ConnectX adapters show
     both as Disabled. At most a quarter of the equal ports are left out: more are spare ones.
     """
     boards: dict[tuple[str, str], Ports] = {}
-    for name, (device, port) in hardware(seen).items():
+    for name, (device, port) in hardware(observed).items():
         if port.link_layer == "InfiniBand" and device.board_id:
             boards.setdefault(device.board, {})[name] = (device, port)
     found: Ports = {}
@@ -101,25 +101,25 @@ def _left_out(seen: Rdma) -> Ports:
     return found
 
 
-def configured(seen: Rdma, want: Policy) -> Ports:
+def configured(observed: Rdma, policy: Policy) -> Ports:
     """The ports that must work.
 
     With a policy, its ports. Without one, each card has at least one port in use: beside an active
     port, another one may be without a cable, unless it sees a port at the other end. A card whose
     ports are all switched off is not in use.
     """
-    if want.rdma_ports:
-        named = rows(want.rdma_ports)
+    if policy.rdma_ports:
+        named = rows(policy.rdma_ports)
         # An idle virtual function is judged when the policy names it.
-        every = {p.name: (d, p) for d in seen.devices.values() for p in d.ports}
+        every = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
         return {name: every[name] for name in named if name in every}
-    return dict(_in_use(seen))
+    return dict(_in_use(observed))
 
 
 @of_one_node
-def _in_use(seen: Rdma) -> Ports:
+def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
-    for name, (device, port) in _hardware(seen).items():
+    for name, (device, port) in _hardware(observed).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
     found: Ports = {}
     for card in cards.values():
@@ -163,7 +163,7 @@ def _allowed(counter: str, seconds: float) -> float:
         "reset the counters with perfquery -R, then look",
     ),
 )
-def errors(seen: Rdma, want: Policy) -> Result:
+def errors(observed: Rdma, policy: Policy) -> Result:
     """Since the last look no link went down and no counter of fatal errors grew.
 
     Any change of link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
@@ -174,8 +174,8 @@ def errors(seen: Rdma, want: Policy) -> Result:
     counters can be reset, that is a warning.
     """
     check, wants = "rdma.errors", "no new errors"
-    before, ports = seen.before, configured(seen, want)
-    if not hardware(seen):
+    before, ports = observed.before, configured(observed, policy)
+    if not hardware(observed):
         return na(check, "no RDMA device")
     if not any(port.counters for _, port in ports.values()):
         return na(check, "no port in use has error counters")
@@ -225,18 +225,18 @@ _UNUSED = "no RDMA port is in use: all are switched off"
     settings=("rdma_ports",),
     fix=("look for the adapter in lspci and for its driver in dmesg",),
 )
-def expected(seen: Rdma, want: Policy) -> Result:
+def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
     A card that fell off the bus, or whose driver gave up on it, leaves no port at all: only a list
     of what should be there shows that.
     """
-    check, named = "rdma.expected", rows(want.rdma_ports)
+    check, named = "rdma.expected", rows(policy.rdma_ports)
     if not named:
         return na(check, "the policy names no rdma_ports")
-    missing = [name for name in named if name not in seen.ports]
+    missing = [name for name in named if name not in observed.ports]
     if missing:
-        there = some(seen.ports, ", ") or "no RDMA port"
+        there = some(observed.ports, ", ") or "no RDMA port"
         return fail(
             check,
             f"{len(named)} ports",
@@ -255,7 +255,7 @@ def expected(seen: Rdma, want: Policy) -> Result:
         "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)",
     ),
 )
-def devices(seen: Rdma, want: Policy) -> Result:
+def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
     What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
@@ -264,13 +264,13 @@ def devices(seen: Rdma, want: Policy) -> Result:
     without a GUID is none for the subnet manager.
     """
     check = "rdma.devices"
-    real = {n: d for n, d in seen.devices.items() if d.kind != "software"}
-    if not real and not seen.without:
+    real = {n: d for n, d in observed.devices.items() if d.kind != "software"}
+    if not real and not observed.without:
         return na(check, _NONE)
     lost = [
         f"adapter {one.pci_address} has "
         + ("a driver, but no RDMA device" if one.bound else "no driver")
-        for one in seen.without
+        for one in observed.without
     ]
     closed = [name for name, d in real.items() if d.kind != "cxi" and not d.uverbs]
     nameless = [
@@ -283,7 +283,7 @@ def devices(seen: Rdma, want: Policy) -> Result:
     wrong = lost + [f"{name} has no uverbs" for name in closed]
     wrong += [f"{name} has no GUID" for name in nameless]
     if wrong:
-        address = seen.without[0].pci_address if lost else ""
+        address = observed.without[0].pci_address if lost else ""
         where = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
         fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
         if not lost and not closed:
@@ -340,7 +340,7 @@ def _fault(device: RdmaDevice, port: RdmaPort) -> str:
         "plug or enable SPARE, or name the ports in use in rdma_ports",
     ),
 )
-def state(seen: Rdma, want: Policy) -> Result:
+def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
     INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
@@ -350,9 +350,9 @@ def state(seen: Rdma, want: Policy) -> Result:
     that are all active is a warning: it may be meant so, or have lost its cable.
     """
     check, wants = "rdma.state", "ACTIVE, LinkUp"
-    if not hardware(seen):
+    if not hardware(observed):
         return na(check, _NONE)
-    used = configured(seen, want)
+    used = configured(observed, policy)
     told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
     if not told:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
@@ -368,7 +368,7 @@ def state(seen: Rdma, want: Policy) -> Result:
         return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
     if silent:
         return unknown(check, some(silent.values()))
-    spare = {} if want.rdma_ports else _left_out(seen)
+    spare = {} if policy.rdma_ports else _left_out(observed)
     if spare:
         words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
@@ -386,7 +386,7 @@ _ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
     settings=("rdma_ports",),
     fix=("reseat or replace the cable of WRONG, or retrain the link",),
 )
-def rate(seen: Rdma, want: Policy) -> Result:
+def rate(observed: Rdma, policy: Policy) -> Result:
     """Every port runs at the policy's rate_gbps; without one, as fast as the fastest of its kind.
 
     A link that trained with fewer lanes or at a lower speed halves the speed of every collective
@@ -395,14 +395,14 @@ def rate(seen: Rdma, want: Policy) -> Result:
     cannot be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter:
     one that runs on a single lane has lost the others.
     """
-    check, asked = "rdma.rate", wanted(want, "rate_gbps")
-    used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
-    if not hardware(seen):
+    check, asked = "rdma.rate", wanted(policy, "rate_gbps")
+    used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
+    if not hardware(observed):
         return na(check, _NONE)
     wants: dict[str, object] = {}
     # Ports whose model or board cannot be read, slower than one that may be of the same board.
     boardless: list[str] = []
-    if want.rdma_ports:
+    if policy.rdma_ports:
         if not asked:
             return na(check, "the policy names no rate_gbps")
         wants = {name: asked[name] for name in used if name in asked}
@@ -465,21 +465,21 @@ def _usable(link: PcieLink) -> int:
     return link.lanes if rests else link.width or 0
 
 
-def _linked(seen: Rdma, want: Policy) -> dict[str, RdmaDevice]:
+def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
     """The devices in use whose PCIe link the kernel shows.
 
     The registers of Amazon's EFA are written by its hypervisor, and tell nothing of a slot.
     """
     return {
         device.name: device
-        for device, _ in configured(seen, want).values()
+        for device, _ in configured(observed, policy).values()
         if device.pcie is not None
         and device.kind not in ("software", "efa")
         and not device.virtual
     }
 
 
-def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
+def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     """How a port is faster than the slot of its card, where the card alone would be fast enough.
 
     An adapter may stand in two slots, whose bandwidth then adds up (NVIDIA's Socket Direct).
@@ -489,7 +489,7 @@ def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
         return ""
     slots = {
         one.slot: one.pcie
-        for one in seen.devices.values()
+        for one in observed.devices.values()
         if one.image_guid and one.image_guid == device.image_guid and not one.virtual
     }
     slots[device.slot] = link
@@ -509,7 +509,7 @@ def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
         "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot",
     ),
 )
-def pcie(seen: Rdma, want: Policy) -> Result:
+def pcie(observed: Rdma, policy: Policy) -> Result:
     """The PCIe link of each adapter has all lanes, and the speed, that the card and its slot have.
 
     A card that is not seated, a bad riser or a damaged lane makes the link train with fewer lanes
@@ -519,9 +519,9 @@ def pcie(seen: Rdma, want: Policy) -> Result:
     in a slot that has less than the card is meant so.
     """
     check, wants = "rdma.pcie", "the lanes and the speed of card and slot"
-    if not hardware(seen):
+    if not hardware(observed):
         return na(check, _NONE)
-    devices = _linked(seen, want)
+    devices = _linked(observed, policy)
     links = {name: one.pcie for name, one in devices.items() if one.pcie is not None}
     told = {name: link for name, link in links.items() if link.told}
     broken: dict[str, str] = {}
@@ -541,7 +541,11 @@ def pcie(seen: Rdma, want: Policy) -> Result:
                 broken[name] = f"{able} {link.possible:g} GT/s as equal cards do"
             elif link.slot_speed_max:
                 doubtful[name] = f"{able} {link.possible:g} GT/s"
-        if name not in broken and name not in doubtful and (slow := _narrow(seen, device, link)):
+        if (
+            name not in broken
+            and name not in doubtful
+            and (slow := _narrow(observed, device, link))
+        ):
             doubtful[name], places[name] = slow, "current_link_speed"
     said = broken or doubtful
     if said:
@@ -567,15 +571,15 @@ def pcie(seen: Rdma, want: Policy) -> Result:
     settings=("rdma_ports",),
     fix=("FIX, then reboot", "set the adapter's port type"),
 )
-def link_layer(seen: Rdma, want: Policy) -> Result:
+def link_layer(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's link layer: an adapter that can be both may have been reset.
 
     ConnectX adapters keep the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    check, asked = "rdma.link_layer", wanted(want, "link_layer")
+    check, asked = "rdma.link_layer", wanted(policy, "link_layer")
     if not asked:
         return na(check, "the policy names no link_layer")
-    used = {name: pair for name, pair in configured(seen, want).items() if name in asked}
+    used = {name: pair for name, pair in configured(observed, policy).items() if name in asked}
     if not used:
         return na(check, "none of the policy's ports is there")
     wrong = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != asked[n]}
@@ -598,14 +602,14 @@ def link_layer(seen: Rdma, want: Policy) -> Result:
     settings=("rdma_ports",),
     fix=("flash all to one version", "flash the adapters of WRONG"),
 )
-def firmware(seen: Rdma, want: Policy) -> Result:
+def firmware(observed: Rdma, policy: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
 
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    check, asked = "rdma.firmware", wanted(want, "firmware")
-    found = {name: device.firmware for name, (device, _) in hardware(seen).items()}
+    check, asked = "rdma.firmware", wanted(policy, "firmware")
+    found = {name: device.firmware for name, (device, _) in hardware(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
     if asked:
         there = {name: found[name] for name in asked if name in found}
@@ -619,10 +623,10 @@ def firmware(seen: Rdma, want: Policy) -> Result:
         if unread:
             return unknown(check, f"no firmware version of {some(unread, ', ')}")
         return ok(check, expects) if there else na(check, "none of the policy's ports is there")
-    if want.rdma_ports:
+    if policy.rdma_ports:
         return na(check, "the policy names no firmware")
     every: dict[tuple[str, str], dict[str, str]] = {}
-    for device in seen.devices.values():
+    for device in observed.devices.values():
         if device.kind != "software":
             board = every.setdefault(device.board, {})
             board[device.name] = device.firmware
@@ -632,7 +636,7 @@ def firmware(seen: Rdma, want: Policy) -> Result:
         if any(board.values())
     ]
     if not boards:
-        return na(check, "no firmware to compare" if seen.devices else _NONE)
+        return na(check, "no firmware to compare" if observed.devices else _NONE)
     mixed = [board for board in boards if len({*board.values()}) > 1]
     if mixed:
         where = path.format(next(iter(mixed[0])))
@@ -660,7 +664,7 @@ _LAYERS = ("InfiniBand", "Ethernet")
     settings=("rdma_ports",),
     fix=("give its interface an address, and see cma_roce_mode",),
 )
-def gids(seen: Rdma, want: Policy) -> Result:
+def gids(observed: Rdma, policy: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI ask for v2.
 
     Linux makes GIDs from the interface's addresses, so one without any has none; the type is in
@@ -669,12 +673,12 @@ def gids(seen: Rdma, want: Policy) -> Result:
     check, wants = "rdma.gids", "a RoCE v2 GID"
     roce = {
         name: port
-        for name, (device, port) in configured(seen, want).items()
+        for name, (device, port) in configured(observed, policy).items()
         if port.active and port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
     layerless = [
         name
-        for name, (device, port) in configured(seen, want).items()
+        for name, (device, port) in configured(observed, policy).items()
         if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:

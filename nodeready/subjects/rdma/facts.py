@@ -269,9 +269,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
         if address not in addresses:
             without.append(Adapter(address, state == "bound"))
     alone = Rdma(devices, tuple(without))
-    seen: Rdma = frozen(replace(alone, nccl_ib_hca=hcas(alone)[0]))
-    _KNOWN.keep(Alike.of(lines, seen, lambda path: len(path) < 200 and _varies(path)))
-    return seen
+    observed: Rdma = frozen(replace(alone, nccl_ib_hca=hcas(alone)[0]))
+    _KNOWN.keep(Alike.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
+    return observed
 
 
 PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
@@ -282,7 +282,7 @@ PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20
 NOT_VERBS = ("efa", "hfi1", "cxi", "software")
 
 
-def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
+def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
     """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
 
     NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
@@ -294,7 +294,7 @@ def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
     avoid = frozenset(avoid)
     usable = [
         (device, port)
-        for device in seen.devices.values()
+        for device in observed.devices.values()
         if device.kind not in NOT_VERBS and device.node_type != "RNIC"
         for port in device.ports
         if port.active
@@ -329,20 +329,22 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
 # --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
-def counters(seen: Rdma) -> dict[str, int]:
+def counters(observed: Rdma) -> dict[str, int]:
     """The counters that the next look compares with: "mlx5_0/1.link_downed" -> value."""
     return {
         f"{name}.{counter}": value
-        for name, port in seen.ports.items()
+        for name, port in observed.ports.items()
         for counter, value in port.counters.items()
         if value is not None
     }
 
 
-def compared(seen: Rdma) -> dict[str, str | int | float]:
+def compared(observed: Rdma) -> dict[str, str | int | float]:
     """What the nodes of a group should share: devices, their firmware, their ports' rates."""
     found: dict[str, str | int | float] = {}
-    hardware = {n: d for n, d in seen.devices.items() if d.kind != "software" and not d.virtual}
+    hardware = {
+        n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
+    }
     if not hardware:
         return {}
     found["devices"] = ",".join(sorted(hardware))
@@ -361,10 +363,10 @@ def compared(seen: Rdma) -> dict[str, str | int | float]:
     return found
 
 
-def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
+def learned(observed: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its active ports, as they are now."""
     found: dict[str, dict[str, str | int]] = {}
-    for device in seen.devices.values():
+    for device in observed.devices.values():
         for port in device.ports:
             if not port.active or device.kind == "software" or device.virtual:
                 continue

@@ -10,6 +10,7 @@ from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics import facts as nics
+from nodeready.subjects.nics import routes
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
 from tests.cases import cases
 
