@@ -92,10 +92,10 @@ def _runs(output: Output) -> dict[str, _ToolCall]:
     """The calls of the tool, by name."""
     mark = re.escape(f"@{output.nonce}")
     runs = {}
-    for piece in re.split(rf"^{mark} run ", output.text, flags=re.M)[1:]:
-        name, _, rest = piece.partition("\n")
-        ended = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", rest, re.M)
-        printed = rest[: ended.start()] if ended else rest
+    for section in re.split(rf"^{mark} run ", output.text, flags=re.M)[1:]:
+        name, _, body = section.partition("\n")
+        ended = re.search(rf"^{mark} ran ([0-9]{{1,3}})\s*\Z", body, re.M)
+        printed = body[: ended.start()] if ended else body
         runs[name] = _ToolCall(printed, int(ended[1]) if ended else None)
     return runs
 
@@ -143,9 +143,9 @@ def _tool(output: Output, before: str, runs: Mapping[str, _ToolCall]) -> Tool:
     if re.search(r"^module=no$", before, re.M):
         return Tool(name, "failed", "the kernel module amdgpu is not loaded")
     for call in ("static", "metric") if name == "amd-smi" else ("rocm",):
-        wrong = _call(name, call, runs.get(call), output)
-        if wrong:
-            return wrong
+        failure = _call(name, call, runs.get(call), output)
+        if failure:
+            return failure
     return Tool(name, "ok")
 
 
@@ -163,12 +163,12 @@ def parse(output: Output) -> tuple[tuple[AmdGpu, ...], Tool, str | None]:
     before = re.split(rf"^@{re.escape(output.nonce)} run ", output.text, maxsplit=1, flags=re.M)[0]
     runs = _runs(output)
     tool = _tool(output, before, runs)
-    more = parse_kfd(before)
+    kfd = parse_kfd(before)
     if "rocm" in runs:
-        gpus = tuple(parse_rocm_smi(runs["rocm"].printed, more))
+        gpus = tuple(parse_rocm_smi(runs["rocm"].printed, kfd))
     else:
         static, metric, xgmi = (
             runs[call].printed if call in runs else "" for call in ("static", "metric", "xgmi")
         )
-        gpus = tuple(parse_amd_smi(static, metric, xgmi, more, _unlinked(runs, output)))
+        gpus = tuple(parse_amd_smi(static, metric, xgmi, kfd, _unlinked(runs, output)))
     return gpus, tool, _driver(before)

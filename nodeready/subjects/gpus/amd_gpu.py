@@ -50,10 +50,10 @@ def hottest_sensor(
 
     One that is at its limit; else the first with a limit; else the first that says anything.
     """
-    told = [(observed, limit) for observed, limit in sensors if observed is not None]
-    limited = [(observed, limit) for observed, limit in told if limit is not None]
+    readings = [(observed, limit) for observed, limit in sensors if observed is not None]
+    limited = [(observed, limit) for observed, limit in readings if limit is not None]
     hot = [(observed, limit) for observed, limit in limited if observed >= limit]
-    return next(iter(hot or limited or told), (None, None))
+    return next(iter(hot or limited or readings), (None, None))
 
 
 _COMPUTE_PARTITION = (
@@ -94,8 +94,8 @@ _FIELDS = {
 
 def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
     """What the tool could not tell, by the fields of `Gpu`."""
-    found = [(_FIELDS.get(name, name), said) for name, said in reader.unread]
-    return tuple(dict.fromkeys(found))
+    fields = [(_FIELDS.get(name, name), text) for name, text in reader.unread]
+    return tuple(dict.fromkeys(fields))
 
 
 #: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
@@ -108,7 +108,7 @@ def integrated(device: str) -> bool:
     return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
 
 
-def beside(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
+def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
     """The accelerators among the GPUs, with what the PCI bus says of their links.
 
     A processor's own graphics are none. rocm-smi prints no maximum of lanes, and no tool a link
@@ -116,20 +116,20 @@ def beside(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
     Radeon lowers its lanes when it is idle, and has a link inside of the board: the numbers of its
     lanes are no fault.
     """
-    known = {one.address: one for one in bus}
-    found = []
+    bus_gpus = {bus_gpu.address: bus_gpu for bus_gpu in bus}
+    accelerator_gpus = []
     for gpu in gpus:
-        one = known.get(gpu.pci_address)
-        if one is None:
-            found.append(gpu)
-        elif not integrated(one.device):
-            found.append(_beside(gpu, one))
-    return tuple(found)
+        bus_gpu = bus_gpus.get(gpu.pci_address)
+        if bus_gpu is None:
+            accelerator_gpus.append(gpu)
+        elif not integrated(bus_gpu.device):
+            accelerator_gpus.append(_with_bus_width(gpu, bus_gpu))
+    return tuple(accelerator_gpus)
 
 
-def _beside(gpu: AmdGpu, one: PciGpu) -> AmdGpu:
-    if not server(f"0x{one.device}"):
+def _with_bus_width(gpu: AmdGpu, bus_gpu: PciGpu) -> AmdGpu:
+    if not server(f"0x{bus_gpu.device}"):
         return replace(gpu, pcie_width_max=None, pcie_generation_max=None)
-    most = gpu.pcie_width_max or one.pcie_width_max
-    told = [width for width in (gpu.pcie_width, one.pcie_width) if width is not None]
-    return replace(gpu, pcie_width=min(told, default=None), pcie_width_max=most)
+    width_max = gpu.pcie_width_max or bus_gpu.pcie_width_max
+    widths = [width for width in (gpu.pcie_width, bus_gpu.pcie_width) if width is not None]
+    return replace(gpu, pcie_width=min(widths, default=None), pcie_width_max=width_max)

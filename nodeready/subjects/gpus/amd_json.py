@@ -29,14 +29,14 @@ _MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB":
 _MOST_DOCUMENTS = 40
 
 
-def _whole(digits: str) -> int | None:
+def _bounded_int(digits: str) -> int | None:
     """A whole number of at most 20 digits: no counter has more, and a million take minutes."""
     return int(digits) if len(digits) <= 20 else None
 
 
 def documents(printed: str) -> Iterator[Any]:
     """The JSON documents in ``printed``, each from the start of a line; other text is skipped."""
-    decoder = json.JSONDecoder(parse_int=_whole)
+    decoder = json.JSONDecoder(parse_int=_bounded_int)
     position, tries = 0, 0
     for start in re.finditer(r"^[\[{]", printed, re.M):
         if start.start() < position:
@@ -65,10 +65,10 @@ def entries(printed: str) -> Iterator[Json]:
 
 def at(entry: Json, *path: str) -> Any:
     """The value at the end of ``path``; None where there is none."""
-    found: Any = entry
+    value: Any = entry
     for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def text(value: Any) -> str | None:
@@ -77,8 +77,8 @@ def text(value: Any) -> str | None:
         value = value.get("value")
     if value is None or isinstance(value, (list, dict)):
         return None
-    found = str(value).strip()
-    return None if found in ("", "N/A", "n/a", "None", "unknown", "0x0") else found[:200]
+    words = str(value).strip()
+    return None if words in ("", "N/A", "n/a", "None", "unknown", "0x0") else words[:200]
 
 
 # What says that the device has no such value. All other words in the place of a value are errors:
@@ -98,8 +98,8 @@ def error(value: Any) -> str:
         value = value.get("value")
     if not isinstance(value, str) or not value.strip():
         return ""
-    said = value.strip()
-    return "" if _ABSENT.fullmatch(said) else said[:80]
+    words = value.strip()
+    return "" if _ABSENT.fullmatch(words) else words[:80]
 
 
 class Reader:
@@ -111,77 +111,77 @@ class Reader:
 
     def raw(self, *paths: str) -> Any:
         """The value of the first path (``pcie/width``) that is there, or the error on its way."""
-        said: Any = None
+        error_value: Any = None
         for path in paths:
             for entry in self.entries:
-                found: Any = entry
+                value: Any = entry
                 for name in path.split("/"):
-                    if not isinstance(found, dict):
+                    if not isinstance(value, dict):
                         break
-                    found = found.get(name)
-                if isinstance(found, dict) and "value" not in found:
+                    value = value.get(name)
+                if isinstance(value, dict) and "value" not in value:
                     continue
-                if found is not None and (text(found) or error(found)):
-                    return found
-                said = found if said is None else said
-        return said
+                if value is not None and (text(value) or error(value)):
+                    return value
+                error_value = value if error_value is None else error_value
+        return error_value
 
     def note(self, field: str, value: Any) -> None:
         """Remember that the field has an error in its place; other words are none."""
-        said = error(value)
-        if said:
-            self.unread.append((field, said))
+        words = error(value)
+        if words:
+            self.unread.append((field, words))
 
     def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
         """The field's value; None, and noted, where something else stands in its place."""
         value = self.raw(*paths)
-        found = read(value)
-        if found is None:
+        parsed = read(value)
+        if parsed is None:
             self.missed(field, read, value)
-        return found
+        return parsed
 
     def missed(self, field: str, read: Callable[[Any], Any], value: Any) -> None:
         """Note words in the place of a value, and a number that the value cannot be.
 
         Some numbers say that the device has no such value: those of `_NONE`.
         """
-        said = number(value)
-        if said is None:
+        measure = number(value)
+        if measure is None:
             self.note(field, value)
-        elif read in _NONE and said not in _NONE[read]:
+        elif read in _NONE and measure not in _NONE[read]:
             self.unread.append((field, (text(value) or "")[:80]))
 
 
 def number(value: Any) -> float | None:
     """A number, with or without its unit; None for anything else."""
-    found = text(value)
-    match = re.match(r"-?[0-9]{1,20}(\.[0-9]{1,9})?(?![0-9xa-fA-F])", found) if found else None
+    words = text(value)
+    match = re.match(r"-?[0-9]{1,20}(\.[0-9]{1,9})?(?![0-9xa-fA-F])", words) if words else None
     result = float(match[0]) if match else None
     return result if result is not None and math.isfinite(result) else None
 
 
 def whole(value: Any) -> int | None:
     """A count; None for anything else, and for less than nothing."""
-    found = number(value)
-    return int(found) if found is not None and found >= 0 else None
+    parsed = number(value)
+    return int(parsed) if parsed is not None and parsed >= 0 else None
 
 
 def count(value: Any) -> int | None:
     """A count of errors; None for all ones in 32 or 64 bits, which stand for no counter."""
-    found = whole(value)
-    return None if found in ((1 << 32) - 1, (1 << 64) - 1) or found == float(1 << 64) else found
+    parsed = whole(value)
+    return None if parsed in ((1 << 32) - 1, (1 << 64) - 1) or parsed == float(1 << 64) else parsed
 
 
 def lanes(value: Any) -> int | None:
     """The lanes of a link; None for 0, a device without one, and for what no link has."""
-    found = whole(value)
-    return found if found is not None and 1 <= found <= 32 else None
+    parsed = whole(value)
+    return parsed if parsed is not None and 1 <= parsed <= 32 else None
 
 
 def degrees(value: Any) -> int | None:
     """Degrees Celsius; None for 0 and 65535, which stand for no sensor, and beyond 200."""
-    found = whole(value)
-    return found if found is not None and 0 < found < 200 else None
+    parsed = whole(value)
+    return parsed if parsed is not None and 0 < parsed < 200 else None
 
 
 def limit(value: Any) -> int | None:
@@ -191,16 +191,16 @@ def limit(value: Any) -> int | None:
 
 def megabytes(value: Any) -> int | None:
     """An amount of memory in MiB: the tool's MB and GB are powers of 1024."""
-    found = number(value)
+    parsed = number(value)
     unit = value.get("unit") if isinstance(value, dict) else "MB"
     factor = _MEGABYTES.get(unit) if isinstance(unit, str) else None
-    return None if found is None or factor is None else int(found * factor)
+    return None if parsed is None or factor is None else int(parsed * factor)
 
 
 def generation(value: Any) -> int | None:
     """The generation of PCI Express that has this speed in GT/s, or in MT/s (23.1 and older)."""
-    found = number(value)
-    return None if found is None else _GENERATIONS.get(found if found < 1000 else found / 1000)
+    parsed = number(value)
+    return None if parsed is None else _GENERATIONS.get(parsed if parsed < 1000 else parsed / 1000)
 
 
 #: What reads a number -> the numbers that stand for no such value: 0 for no link and no sensor,

@@ -65,21 +65,21 @@ def throttle_of(entry: Json) -> tuple[str, ...]:
 
 def _throttle(reader: Reader) -> tuple[tuple[str, ...], bool | None]:
     """The reasons for a lower clock that are active now, and whether the tool says all of them."""
-    active, told = [], 0
+    active, readable_count = [], 0
     for key, reason in _THROTTLE:
         value = reader.raw(f"throttle/{key}")
-        said = (text(value) or "").upper().replace("_", " ")
-        if said in ("ACTIVE", "TRUE", "1", "NOT ACTIVE", "FALSE", "0"):
-            told += 1
-            active += [reason] if said in ("ACTIVE", "TRUE", "1") else []
+        word = (text(value) or "").upper().replace("_", " ")
+        if word in ("ACTIVE", "TRUE", "1", "NOT ACTIVE", "FALSE", "0"):
+            readable_count += 1
+            active += [reason] if word in ("ACTIVE", "TRUE", "1") else []
             continue
         reader.note("throttle", value)
         # The share of the last moments in which it was active.
         share = number(reader.raw(f"throttle/{key.replace('_status', '_activity')}"))
-        told += share is not None
+        readable_count += share is not None
         active += [reason] if share else []
-    found = tuple(dict.fromkeys(active))
-    return found, bool(found) if told == len(_THROTTLE) or found else None
+    reasons = tuple(dict.fromkeys(active))
+    return reasons, bool(reasons) if readable_count == len(_THROTTLE) or reasons else None
 
 
 #: Enabled, or what the block has found: amdsmi_ras_err_state_t.
@@ -93,24 +93,24 @@ def _ecc(reader: Reader, instinct: bool) -> str | None:
     """
     state: Json | None = None
     for path in (("ras", "ecc_block_state"), ("ras",)):
-        found = at(reader.entries[0], *path)
-        if isinstance(found, list):
-            found = {
+        blocks = at(reader.entries[0], *path)
+        if isinstance(blocks, list):
+            blocks = {
                 str(item.get("block")): item.get("status")
-                for item in found
+                for item in blocks
                 if isinstance(item, dict)
             }
-        if isinstance(found, dict) and "UMC" in found:
-            state = found
+        if isinstance(blocks, dict) and "UMC" in blocks:
+            state = blocks
             break
-        if isinstance(found, str):
-            reader.note("ecc", found)
+        if isinstance(blocks, str):
+            reader.note("ecc", blocks)
     if state is None:
         return None
-    said = text(state["UMC"])
-    if said in _ON:
+    word = text(state["UMC"])
+    if word in _ON:
         return "on"
-    if said != "DISABLED":
+    if word != "DISABLED":
         reader.note("ecc", state["UMC"])
         return None
     any_block = any(text(value) == "ENABLED" for value in state.values())
@@ -121,13 +121,13 @@ def _blocks(metric: Json, word: str) -> int | None:
     """The sum of what the blocks of the device count; None where none does."""
     tables = (metric.get(name) for name in ("ecc_blocks", "ecc_block"))
     blocks: Json = next((table for table in tables if isinstance(table, dict) and table), {})
-    found = [
+    counts = [
         counted
         for block in blocks.values()
         if isinstance(block, dict)
         and (counted := count(block.get(f"{word}_count", block.get(word)))) is not None
     ]
-    return sum(found) if found else None
+    return sum(counts) if counts else None
 
 
 def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | None:
@@ -138,8 +138,8 @@ def _errors(reader: Reader, metric: Json, word: str, instinct: bool) -> int | No
     paths = (f"total_{word}_count", f"total_{word}", f"{word}_count", word)
     total = reader.get(f"ecc_{word}", count, *(f"ecc/{path}" for path in paths))
     blocks = _blocks(metric, word)
-    known = [counted for counted in (total, blocks) if counted is not None]
-    found = max(known) if known else None
+    counts = [counted for counted in (total, blocks) if counted is not None]
+    found = max(counts) if counts else None
     return None if found and not instinct and found % 65535 == 0 else found
 
 
@@ -152,14 +152,16 @@ def _xgmi_errors(reader: Reader) -> int | None:
         "ecc_block/XGMI_WAFL/uncorrectable",
     )
     raw = reader.raw("xgmi_err")
-    said = (text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
-    status = _XGMI.get(said)
+    word = (text(raw) or "").replace("AMDSMI_XGMI_STATUS_", "")
+    status = _XGMI.get(word)
     if status is None and number(raw) in (0, 1, 2):
         status = whole(raw)
     if status is None:
         reader.note("xgmi_errors", raw)
-    known = [found for found in (counted, status) if found is not None]
-    return max(known) if known else None
+    counts = [
+        number_of_errors for number_of_errors in (counted, status) if number_of_errors is not None
+    ]
+    return max(counts) if counts else None
 
 
 def _links(printed: str) -> dict[str, tuple[Link, ...]]:
@@ -168,18 +170,18 @@ def _links(printed: str) -> dict[str, tuple[Link, ...]]:
     A word that is neither is an error: the state of such a link is unknown.
     """
     states = {"U": "active", "D": "inactive"}
-    found = {}
+    links_by_address = {}
     for entry in entries(printed):
         status = entry.get("link_status")
         if isinstance(status, list):
-            found[pci_address(entry.get("bdf"))] = tuple(
+            links_by_address[pci_address(entry.get("bdf"))] = tuple(
                 Link(index, states.get(word, "unknown"))
                 for index, word in enumerate(status[:64])
                 if isinstance(word, str) and word != "X" and (word in states or error(word))
             )
         elif error(status):
-            found[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
-    return found
+            links_by_address[pci_address(entry.get("bdf"))] = (Link(0, "unknown"),)
+    return links_by_address
 
 
 def _unread_links(gpu: Gpu) -> str:
@@ -203,7 +205,7 @@ def _sensor(reader: Reader, kind: str, old: str) -> tuple[int | None, int | None
     )
 
 
-def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> AmdGpu:
+def _gpu(static: Json, metric: Json, kfd: Kfd, links: Mapping[str, Any]) -> AmdGpu:
     """One device of amd-smi."""
     reader = Reader(static, metric)
     address = pci_address(reader.raw("bus/bdf"))
@@ -245,7 +247,7 @@ def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> Amd
         ecc_uncorrectable_volatile=_errors(reader, metric, "uncorrectable", instinct),
         ecc_correctable_volatile=_errors(reader, metric, "correctable", instinct),
         ecc_deferred=_errors(reader, metric, "deferred", instinct),
-        retired_pending=more.unreserved.get(address),
+        retired_pending=kfd.unreserved.get(address),
         pcie_generation=speed,
         pcie_generation_max=reader.get(
             "pcie_generation_max", generation, "bus/max_pcie_speed", "bus/pcie_speed"
@@ -262,8 +264,8 @@ def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> Amd
         temperature_slowdown_c=slowdown,
         memory_temperature_c=memory,
         memory_temperature_max_c=memory_max,
-        processes=more.processes.get(address, ()),
-        idle=idle(more, address),
+        processes=kfd.processes.get(address, ()),
+        idle=idle(kfd, address),
         links=links.get(address, ()),
         xgmi_errors=_xgmi_errors(reader),
         partition=partition_modes(reader),
@@ -276,7 +278,7 @@ def _gpu(static: Json, metric: Json, more: Kfd, links: Mapping[str, Any]) -> Amd
 
 
 def parse_amd_smi(
-    static: str, metric: str, xgmi: str, more: Kfd, unlinked: str = ""
+    static: str, metric: str, xgmi: str, kfd: Kfd, unlinked: str = ""
 ) -> Iterator[AmdGpu]:
     """The devices; of a partitioned GPU the first partition stands for the whole.
 
@@ -286,7 +288,7 @@ def parse_amd_smi(
     links = _links(xgmi)
     observed = set()
     for entry in entries(static):
-        gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), more, links)
+        gpu = _gpu(entry, metrics.get(whole(entry.get("gpu")), {}), kfd, links)
         reason = unlinked or _unread_links(gpu)
         if reason:
             gpu = replace(gpu, unread=(*gpu.unread, ("links", reason)))

@@ -10,10 +10,10 @@ from nodeready.subjects.gpus.facts import PROBE, compared, learned
 from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.findings import (
     DRIVERS,
-    each,
     expected,
     few,
     guest,
+    judge_each,
     listed,
     none,
     unseen,
@@ -67,14 +67,14 @@ def present(observed: Gpus, policy: Policy) -> Result:
         for gpu in gone
         if gpu not in loose
     ]
-    wanted = "each GPU has its driver and is shown"
+    expectation = "each GPU has its driver and is shown"
     if words:
         fix = "see the kernel's log; reset or reseat it" if gone else "install or load the driver"
-        return fail(check, wanted, few(words), _PCI, fix)
+        return fail(check, expectation, few(words), _PCI, fix)
     hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
-    return ok(check, wanted, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
+    return ok(check, expectation, f"{len(gpus) or len(observed.gpus)} GPUs", _PCI)
 
 
 @check("gpus.tool", fix=("reboot the node: it cannot be ended", "run it by hand; see dmesg"))
@@ -83,33 +83,40 @@ def tool(observed: Gpus, policy: Policy) -> Result:
     it. One that is not installed stops no job, but then its GPUs are not judged. Where it prints
     an error instead of a value that no other check reads, what it says is not the whole truth.
     """
-    check, wanted = "gpus.tool", "the vendor's tool answers"
+    check, expectation = "gpus.tool", "the vendor's tool answers"
     reason = none(observed)
     if reason:
         return na(check, reason)
     vendors = [vendor for vendor in DRIVERS if expected(observed, vendor)]
     tools = [(vendor, tool_of(observed, vendor)) for vendor in vendors]
-    broken = [one for _, one in tools if one.state in ("stuck", "timed out", "failed")]
+    broken = [
+        vendor_tool
+        for _, vendor_tool in tools
+        if vendor_tool.state in ("stuck", "timed out", "failed")
+    ]
     if broken:
-        words = [f"{one.name} {one.state}: {one.detail}".rstrip(": ") for one in broken]
-        stuck = any(one.state == "stuck" for one in broken)
+        words = [
+            f"{vendor_tool.name} {vendor_tool.state}: {vendor_tool.detail}".rstrip(": ")
+            for vendor_tool in broken
+        ]
+        stuck = any(vendor_tool.state == "stuck" for vendor_tool in broken)
         fix = "reboot the node: it cannot be ended" if stuck else "run it by hand; see dmesg"
-        return fail(check, wanted, "; ".join(words), broken[0].name, fix)
-    for vendor, one in tools:
-        if one.state == "missing":
-            text = f"{one.name} is not installed"
-            return warn(check, wanted, text, one.name, _PACKAGES[vendor])
-    for _, one in tools:
-        if not one.works:
-            return unknown(check, f"{one.name}: {one.state}: {one.detail}")
+        return fail(check, expectation, "; ".join(words), broken[0].name, fix)
+    for vendor, vendor_tool in tools:
+        if vendor_tool.state == "missing":
+            text = f"{vendor_tool.name} is not installed"
+            return warn(check, expectation, text, vendor_tool.name, _PACKAGES[vendor])
+    for _, vendor_tool in tools:
+        if not vendor_tool.works:
+            return unknown(check, f"{vendor_tool.name}: {vendor_tool.state}: {vendor_tool.detail}")
     stray = {
         field for gpu in observed.gpus for field, _ in gpu.unread if field.startswith("tool ")
     }
     dark = untold(observed, stray)
     if dark:
         return unknown(check, listed(dark))
-    names = [f"{one.name} {one.detail}".strip() for _, one in tools]
-    return ok(check, wanted, ", ".join(names))
+    names = [f"{vendor_tool.name} {vendor_tool.detail}".strip() for _, vendor_tool in tools]
+    return ok(check, expectation, ", ".join(names))
 
 
 @check(
@@ -122,29 +129,31 @@ def count(observed: Gpus, policy: Policy) -> Result:
 
     One that is there and does not work is what `gpus.present` tells.
     """
-    check, wanted = "gpus.count", policy.gpu_count
-    if wanted is None:
+    check, expectation = "gpus.count", policy.gpu_count
+    if expectation is None:
         return na(check, none(observed) or "the policy sets no number")
-    found = len(expected(observed)) or len(
+    gpu_count = len(expected(observed)) or len(
         {(gpu.vendor, gpu.pci_address) for gpu in observed.gpus}
     )
-    if found != wanted:
+    if gpu_count != expectation:
         guests = sum(guest(gpu) for gpu in observed.pci)
-        more = f", and {guests} of virtual machines" if guests else ""
+        guests_text = f", and {guests} of virtual machines" if guests else ""
         fix = "see the kernel's log and the BMC; reseat or replace it"
-        return fail(check, str(wanted), f"{found} on the PCI bus{more}", _PCI, fix)
-    return ok(check, str(wanted), source=_PCI)
+        return fail(check, str(expectation), f"{gpu_count} on the PCI bus{guests_text}", _PCI, fix)
+    return ok(check, str(expectation), source=_PCI)
 
 
 @check("gpus.model", settings=("gpu_model",))
 def model(observed: Gpus, policy: Policy) -> Result:
     """The GPUs are of the policy's model, by the name that their tool prints."""
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return "" if policy.gpu_model in ("", gpu.model) else str(gpu.model)
 
-    wanted = policy.gpu_model or "any"
-    return each("gpus.model", observed, wanted, "model", wrong, absent="no tool names a model")
+    expectation = policy.gpu_model or "any"
+    return judge_each(
+        "gpus.model", observed, expectation, "model", find_problem, absent="no tool names a model"
+    )
 
 
 @check(
@@ -158,21 +167,21 @@ def driver(observed: Gpus, policy: Policy) -> Result:
     if reason:
         return na(check, reason)
     versions = {"nvidia": observed.driver, "amd": observed.amd_driver}
-    wanted, words = policy.gpu_driver or "loaded", []
+    expectation, words = policy.gpu_driver or "loaded", []
     for vendor, name in DRIVERS.items():
         bound = [gpu for gpu in expected(observed, vendor) if gpu.driver == name]
         version = versions[vendor]
         if not bound and expected(observed, vendor) and version is None:
             fix = f"install or load {name}; see dmesg"
-            return fail(check, wanted, f"{name} is not loaded", _PCI, fix)
+            return fail(check, expectation, f"{name} is not loaded", _PCI, fix)
         if version is None and bound and policy.gpu_driver:
             return unknown(check, f"{name} does not say its version")
         if version is not None or bound:
             words.append(f"{name} {version or 'loaded'}")
             if policy.gpu_driver and version != policy.gpu_driver:
                 fix = "install that driver, then reboot"
-                return fail(check, wanted, f"{name} {version}", f"/sys/module/{name}", fix)
-    return ok(check, wanted, ", ".join(words) or "loaded")
+                return fail(check, expectation, f"{name} {version}", f"/sys/module/{name}", fix)
+    return ok(check, expectation, ", ".join(words) or "loaded")
 
 
 @check(
@@ -181,21 +190,23 @@ def driver(observed: Gpus, policy: Policy) -> Result:
 def vbios(observed: Gpus, policy: Policy) -> Result:
     """Each GPU's firmware is one of the policy's versions."""
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return str(gpu.vbios) if policy.gpu_vbios and gpu.vbios not in policy.gpu_vbios else ""
 
-    wanted = " or ".join(policy.gpu_vbios) or "any"
+    expectation = " or ".join(policy.gpu_vbios) or "any"
     fix = "update the firmware with the vendor's package"
     absent = "no tool shows a VBIOS version"
-    return each("gpus.vbios", observed, wanted, "vbios", wrong, absent=absent, fix=fix)
+    return judge_each(
+        "gpus.vbios", observed, expectation, "vbios", find_problem, absent=absent, fix=fix
+    )
 
 
-def _not_kept(wanted: str, now: str | None, pending: str | None) -> str:
+def _not_kept(expectation: str, current: str | None, pending: str | None) -> str:
     """What a mode is now and after the next reset; "" when both are as wanted."""
-    after = pending or now
-    if (now, after) == (wanted, wanted):
+    after = pending or current
+    if (current, after) == (expectation, expectation):
         return ""
-    return str(now) if now == after else f"{now}, {after} after a reset"
+    return str(current) if current == after else f"{current}, {after} after a reset"
 
 
 #: Memory errors are part of RAS, which the driver enables by itself (Linux' amdgpu_drv.c).
@@ -213,22 +224,29 @@ _DELIVERED_WITHOUT_ECC = re.compile(r"\b(GeForce|Quadro|TITAN|RTX)\b(?!.*Server 
 )
 def ecc_mode(observed: Gpus, policy: Policy) -> Result:
     """ECC is as the policy has it, now and after the next reset of the GPU."""
-    check, wanted = "gpus.ecc_mode", policy.gpu_ecc
-    if wanted == "any":
+    check, expectation = "gpus.ecc_mode", policy.gpu_ecc
+    if expectation == "any":
         return na(check, "gpu_ecc is 'any'")
-    by_default, wanted = wanted == "default", "on" if wanted == "default" else wanted
+    by_default, expectation = (
+        expectation == "default",
+        "on" if expectation == "default" else expectation,
+    )
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         if by_default and _DELIVERED_WITHOUT_ECC.search(gpu.model or ""):
             return ""
-        return _not_kept(wanted, gpu.ecc, gpu.ecc_pending)
+        return _not_kept(expectation, gpu.ecc, gpu.ecc_pending)
 
-    amd = all(gpu.vendor == "amd" for gpu in observed.gpus if gpu.ecc is not None and wrong(gpu))
-    fix = f"nvidia-smi -e {int(wanted == 'on')}, then reset the GPU or reboot"
+    amd = all(
+        gpu.vendor == "amd" for gpu in observed.gpus if gpu.ecc is not None and find_problem(gpu)
+    )
+    fix = f"nvidia-smi -e {int(expectation == 'on')}, then reset the GPU or reboot"
     fix = _AMD_ECC if amd else fix
     absent = "these GPUs have no ECC"
     reads = ("ecc", "ecc_pending")
-    return each(check, observed, wanted, "ecc", wrong, absent=absent, fix=fix, reads=reads)
+    return judge_each(
+        check, observed, expectation, "ecc", find_problem, absent=absent, fix=fix, reads=reads
+    )
 
 
 @check(
@@ -242,17 +260,21 @@ def persistence(observed: Gpus, policy: Policy) -> Result:
     Without it the first use of a GPU initialises it anew, which takes seconds, and settings such
     as power limits are lost (nvidia-persistenced(1)).
     """
-    check, wanted = "gpus.persistence", policy.gpu_persistence
-    if wanted == "any":
+    check, expectation = "gpus.persistence", policy.gpu_persistence
+    if expectation == "any":
         return na(check, "gpu_persistence is 'any'")
 
-    def wrong(gpu: Gpu) -> str:
-        return "" if gpu.persistence == wanted else str(gpu.persistence)
+    def find_problem(gpu: Gpu) -> str:
+        return "" if gpu.persistence == expectation else str(gpu.persistence)
 
-    turn = "enable" if wanted == "on" else "disable"
-    fix = f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(wanted == 'on')}"
+    turn = "enable" if expectation == "on" else "disable"
+    fix = (
+        f"systemctl {turn} --now nvidia-persistenced, or nvidia-smi -pm {int(expectation == 'on')}"
+    )
     absent = "these GPUs have no such mode"
-    return each(check, observed, wanted, "persistence", wrong, absent=absent, fix=fix)
+    return judge_each(
+        check, observed, expectation, "persistence", find_problem, absent=absent, fix=fix
+    )
 
 
 _DIVIDE = "amd-smi set --compute-partition MODE and --memory-partition MODE, when no job runs"
@@ -269,7 +291,7 @@ def mig(observed: Gpus, policy: Policy) -> Result:
     AMD's GPUs are divided by modes of compute units and memory (SPX/NPS1 is one GPU): whatever
     the policy, GPUs of one model that are divided in different ways are a warning.
     """
-    check, wanted = "gpus.mig", policy.gpu_mig
+    check, expectation = "gpus.mig", policy.gpu_mig
     modes = {(gpu.model, gpu.partition) for gpu in observed.amd if isinstance(gpu, AmdGpu)}
     divided = [mode for mode in modes if mode[1] is not None]
     if len(divided) > len({model for model, _ in divided}):
@@ -279,16 +301,18 @@ def mig(observed: Gpus, policy: Policy) -> Result:
             if isinstance(gpu, AmdGpu) and gpu.partition is not None
         )
         return warn(check, "one mode on all GPUs", text, tool_of(observed, "amd").name, _DIVIDE)
-    if wanted == "any":
+    if expectation == "any":
         return na(check, "gpu_mig is 'any'")
 
-    def wrong(gpu: Gpu) -> str:
-        return _not_kept(wanted, gpu.mig, gpu.mig_pending)
+    def find_problem(gpu: Gpu) -> str:
+        return _not_kept(expectation, gpu.mig, gpu.mig_pending)
 
-    fix = f"nvidia-smi -mig {int(wanted == 'on')}, when no job runs"
+    fix = f"nvidia-smi -mig {int(expectation == 'on')}, when no job runs"
     absent = "these GPUs have no MIG"
     reads = ("mig", "mig_pending")
-    return each(check, observed, wanted, "mig", wrong, absent=absent, fix=fix, reads=reads)
+    return judge_each(
+        check, observed, expectation, "mig", find_problem, absent=absent, fix=fix, reads=reads
+    )
 
 
 @check(
@@ -305,22 +329,22 @@ def processes(observed: Gpus, policy: Policy) -> Result:
     if not policy.gpu_idle:
         return na(check, "jobs may run: gpu_idle is off")
 
-    def wrong(gpu: Gpu) -> str:
-        left = [
-            f"pid {one.pid} {one.name}"
-            + ("" if one.memory_mb is None else f" {one.memory_mb} MiB")
-            for one in gpu.processes
-            if one.kind != "G"
+    def find_problem(gpu: Gpu) -> str:
+        remaining = [
+            f"pid {process.pid} {process.name}"
+            + ("" if process.memory_mb is None else f" {process.memory_mb} MiB")
+            for process in gpu.processes
+            if process.kind != "G"
         ]
-        return few(left)
+        return few(remaining)
 
     fix = "end them; a name like [Not Found] is a process of a container, or one that is dead"
-    return each(
+    return judge_each(
         check,
         observed,
         "none",
         lambda gpu: True,
-        wrong,
+        find_problem,
         absent="",
         fix=fix,
         shown="none",

@@ -28,11 +28,11 @@ def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
     shown: the models of which a GPU shows links
     """
     uuid = gpu.uuid or ""
-    said = links.unread.get(uuid, "")
+    words = links.unread.get(uuid, "")
     answered = links.tool.works or links.tool.state == "missing"
     if answered and uuid not in links.links and (gpu.model in shown or nvlink.on_board(gpu)):
-        said = "nvidia-smi nvlink does not show it"
-    unread = (("links", said),) if said else ()
+        words = "nvidia-smi nvlink does not show it"
+    unread = (("links", words),) if words else ()
     return changed(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
 
 
@@ -41,14 +41,14 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
     links = nvlink.parse_nvlink(outputs[nvlink.NVLINK_SECTION.name])
-    shown = {one.model for one in smi.gpus if links.links.get(one.uuid or "")}
+    shown = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
     amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
         nvidia=tuple(_linked(gpu, links, shown) for gpu in smi.gpus),
-        amd=amd_gpu.beside(amd_gpus, pci.gpus),
+        amd=amd_gpu.accelerators(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
         amd_tool=amd_tool,
@@ -80,10 +80,10 @@ PROBE = Probe(
 
 def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
     """The different values, sorted; None when the tool does not say the value of every GPU."""
-    found = [value(gpu) for gpu in gpus]
-    if not found or None in found:
+    all_values = [value(gpu) for gpu in gpus]
+    if not all_values or None in all_values:
         return None
-    return ", ".join(sorted({str(one) for one in found}))
+    return ", ".join(sorted({str(item) for item in all_values}))
 
 
 def _links(gpu: Gpu) -> str | None:
@@ -128,7 +128,7 @@ def learned(observed: Gpus) -> dict[str, Any]:
         settings["gpu_driver"] = drivers.pop()
     firmware = {gpu.vbios for gpu in gpus}
     if None not in firmware:
-        settings["gpu_vbios"] = sorted(str(one) for one in firmware)
+        settings["gpu_vbios"] = sorted(str(version) for version in firmware)
     for key, values in (
         ("gpu_model", {gpu.model for gpu in gpus}),
         ("gpu_ecc", {gpu.ecc for gpu in gpus}),

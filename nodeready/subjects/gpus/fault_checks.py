@@ -26,11 +26,11 @@ _NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on,
 _LENGTH = 70
 
 
-def _what(fault: KernelFault) -> str:
+def _describe(fault: KernelFault) -> str:
     """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
     if fault.source == "xid" and fault.code is not None:
-        known = xids.XIDS.get(fault.code)
-        return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
+        xid = xids.XIDS.get(fault.code)
+        return f"Xid {fault.code} {xid.meaning}" if xid else f"unknown Xid {fault.code}"
     text = re.sub(
         r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
         r"( amdgpu:)?)\s*",
@@ -41,7 +41,7 @@ def _what(fault: KernelFault) -> str:
     return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
 
 
-def _where(observed: Gpus, fault: KernelFault) -> str:
+def _device_name(observed: Gpus, fault: KernelFault) -> str:
     """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
     for gpu in observed.gpus:
         if gpu.pci_address == fault.pci_address:
@@ -52,26 +52,26 @@ def _where(observed: Gpus, fault: KernelFault) -> str:
 def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The faults in words: what, on which devices, how often; the gravest action first."""
     groups: dict[str, list[KernelFault]] = {}
-    for fault in sorted(faults, key=lambda one: xids.ACTIONS.index(one.action)):
-        groups.setdefault(_what(fault), []).append(fault)
+    for fault in sorted(faults, key=lambda entry: xids.ACTIONS.index(entry.action)):
+        groups.setdefault(_describe(fault), []).append(fault)
     words = []
-    for what, group in groups.items():
+    for description, group in groups.items():
         times = sum(fault.count for fault in group)
-        where = few(list(dict.fromkeys(_where(observed, fault) for fault in group)))
-        words.append(f"{what}: {where}" + (f", {times} times" if times > 1 else ""))
+        devices = few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
+        words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
     return few(words)
 
 
 def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
     """The fix of the gravest of these faults."""
-    worst = min(faults, key=lambda one: xids.ACTIONS.index(one.action))
-    where = _where(observed, worst)
+    worst = min(faults, key=lambda entry: xids.ACTIONS.index(entry.action))
+    device = _device_name(observed, worst)
     if worst.action == xids.ISOLATE:
-        return f"drain the node and open a case with the vendor: {where}"
+        return f"drain the node and open a case with the vendor: {device}"
     if " is 0M @" in worst.text:
         return _NO_ADDRESS
     if worst.action == xids.REBOOT:
-        return f"drain and reboot the node; {_VENDOR}: {where}"
+        return f"drain and reboot the node; {_VENDOR}: {device}"
     if worst.source == "sxid":
         return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
     address = worst.pci_address or ""
@@ -122,7 +122,7 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
     warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
     """
-    check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
+    check, expectation = "gpus.kernel_faults", "no fault of a GPU since the boot"
     reason = none(observed)
     if reason:
         return na(check, reason)
@@ -131,23 +131,25 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
         return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
     source = f"{log.name} ({log.detail})"
     # Screens, a processor's own graphics, and GPUs of guests.
-    others = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in expected(observed)}
-    others -= {gpu.pci_address for gpu in observed.gpus}
+    unjudged = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in expected(observed)}
+    unjudged -= {gpu.pci_address for gpu in observed.gpus}
     faults = [
         fault
         for fault in observed.kernel_faults
         if not (fault.source == "xid" and fault.code in policy.xid_ignore)
-        and fault.pci_address not in others
+        and fault.pci_address not in unjudged
     ]
     bad = [fault for fault in faults if fault.action in _NODE and not _over(observed, fault)]
     if bad:
-        return fail(check, wanted, faults_in_words(observed, bad), source, _fix(observed, bad))
+        return fail(
+            check, expectation, faults_in_words(observed, bad), source, _fix(observed, bad)
+        )
     watched = [fault for fault in faults if fault.action != xids.APPLICATION]
     if watched:
         stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
         return warn(
             check,
-            wanted,
+            expectation,
             faults_in_words(observed, watched),
             source,
             _RELOAD if stale else _VENDOR,
@@ -157,5 +159,5 @@ def kernel_faults(observed: Gpus, policy: Policy) -> Result:
     lost = f" in a log that {begins}" if begins else ""
     if faults:
         words = f"only of applications{lost}: {faults_in_words(observed, faults)}"
-        return ok(check, wanted, words, source)
-    return ok(check, wanted, f"none{lost}", source)
+        return ok(check, expectation, words, source)
+    return ok(check, expectation, f"none{lost}", source)

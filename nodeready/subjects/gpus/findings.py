@@ -48,17 +48,17 @@ def expected(observed: Gpus, vendor: str = "") -> list[PciGpu]:
 
 @of_one_node
 def _expected(observed: Gpus) -> list[PciGpu]:
-    found = []
+    gpus = []
     for gpu in observed.pci:
         if guest(gpu):
             continue
-        wanted = tool(observed, gpu.vendor).state != "missing"
+        is_used = tool(observed, gpu.vendor).state != "missing"
         if gpu.vendor == "nvidia":
-            wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
+            is_used = is_used or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
         else:
-            wanted = (wanted and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
-        found += [gpu] if wanted else []
-    return found
+            is_used = (is_used and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
+        gpus += [gpu] if is_used else []
+    return gpus
 
 
 def unseen(observed: Gpus, vendor: str = "") -> list[PciGpu]:
@@ -92,9 +92,9 @@ def why_unseen(observed: Gpus, vendor: str = "") -> str:
         lost = unseen(observed, name)
         if lost:
             state = "does not show" if source.works else f"{source.state}:"
-            said = f" ({source.detail})" if source.detail and not source.works else ""
-            where = few([gpu.address for gpu in lost])
-            words.append(f"{source.name} {state} {where}{said}")
+            detail = f" ({source.detail})" if source.detail and not source.works else ""
+            addresses = few([gpu.address for gpu in lost])
+            words.append(f"{source.name} {state} {addresses}{detail}")
     return "; ".join(words)
 
 
@@ -114,10 +114,10 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
-def listed(found: Iterable[tuple[Gpu, str]]) -> str:
+def listed(findings: Iterable[tuple[Gpu, str]]) -> str:
     """``gpu 3 (0000:5e:00.0): text``; several GPUs with the same text stand together."""
     groups: dict[tuple[str, str], list[Gpu]] = {}
-    for gpu, text in found:
+    for gpu, text in findings:
         groups.setdefault((gpu.vendor, text), []).append(gpu)
     words = []
     for (_, text), gpus in groups.items():
@@ -125,8 +125,8 @@ def listed(found: Iterable[tuple[Gpu, str]]) -> str:
             words.append(f"gpu {gpus[0].index} ({gpus[0].pci_address}): {text}")
         else:
             words.append(f"gpus {_ranges(gpu.index for gpu in gpus)}: {text}")
-    more = len(words) - _SHOWN
-    return "; ".join(words[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+    hidden_count = len(words) - _SHOWN
+    return "; ".join(words[:_SHOWN]) + (f"; and {hidden_count} more" if hidden_count > 0 else "")
 
 
 def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
@@ -142,19 +142,21 @@ def sources(gpus: Iterable[Gpu], observed: Gpus) -> str:
 
 def untold(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
     """The GPUs of which a tool could not tell one of these fields, and what it said."""
-    found = []
+    unread_gpus = []
     for gpu in observed.gpus:
-        words = [said for field, said in gpu.unread if field in reads]
-        found += [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
-    return found
+        words = [placeholder for field, placeholder in gpu.unread if field in reads]
+        unread_gpus += (
+            [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
+        )
+    return unread_gpus
 
 
-def each(
+def judge_each(
     check: str,
     observed: Gpus,
     expectation: str,
     field: str | Callable[[Gpu], Any],
-    wrong: Callable[[Gpu], str],
+    find_problem: Callable[[Gpu], str],
     *,
     absent: str,
     fix: str = "",
@@ -183,11 +185,11 @@ def each(
     value = attrgetter(field) if isinstance(field, str) else field
     if isinstance(field, str):
         reads = reads or (field,)
-    told = [gpu for gpu in observed.gpus if value(gpu) is not None]
-    found = [(gpu, text) for gpu in told if (text := wrong(gpu))]
-    if found:
-        at = sources((gpu for gpu, _ in found), observed)
-        return bad(check, expectation, listed(found), at, fix)
+    gpus_with_value = [gpu for gpu in observed.gpus if value(gpu) is not None]
+    findings = [(gpu, text) for gpu in gpus_with_value if (text := find_problem(gpu))]
+    if findings:
+        at = sources((gpu for gpu, _ in findings), observed)
+        return bad(check, expectation, listed(findings), at, fix)
     hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
@@ -195,11 +197,16 @@ def each(
     if dark:
         return unknown(check, listed(dark))
     # One without a name can be of any model.
-    models = {*(gpu.model for gpu in told), None} if told else set()
+    models = {*(gpu.model for gpu in gpus_with_value), None} if gpus_with_value else set()
     mute = [gpu for gpu in observed.gpus if value(gpu) is None and gpu.model in models]
     silent = [gpu for gpu in mute if not without(gpu)]
     if silent:
         return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
-    if not told:
+    if not gpus_with_value:
         return na(check, absent)
-    return ok(check, expectation, shown or values(told, value), sources(told, observed))
+    return ok(
+        check,
+        expectation,
+        shown or values(gpus_with_value, value),
+        sources(gpus_with_value, observed),
+    )

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from nodeready.policy import Policy
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
-    each,
     expected,
     few,
+    judge_each,
     listed,
     none,
     untold,
@@ -35,12 +35,14 @@ def recovery(observed: Gpus, policy: Policy) -> Result:
     After a fault the counters can be readable and 0 while no job can run any more.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return "" if gpu.recovery == "none" else f"asks for {gpu.recovery}"
 
     fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
-    absent, wanted = "the tool shows no recovery action", "no reset or reboot needed"
-    return each("gpus.recovery", observed, wanted, "recovery", wrong, absent=absent, fix=fix)
+    absent, expectation = "the tool shows no recovery action", "no reset or reboot needed"
+    return judge_each(
+        "gpus.recovery", observed, expectation, "recovery", find_problem, absent=absent, fix=fix
+    )
 
 
 _REPLACE = "replace the GPU"
@@ -60,7 +62,7 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     (nvmlEccSramErrorStatus_t, bThresholdExceeded) is to be replaced.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         errors = gpu.ecc_uncorrectable_volatile
         words = [f"{errors} uncorrectable ECC errors"] if errors else []
         words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
@@ -72,17 +74,17 @@ def ecc_errors(observed: Gpus, policy: Policy) -> Result:
         return bool(gpu.ecc_uncorrectable_volatile or gpu.sram_exceeded)
 
     def value(gpu: Gpu) -> int | None:
-        told = gpu.ecc_uncorrectable_volatile
-        return 0 if told is None and wrong(gpu) else told
+        errors = gpu.ecc_uncorrectable_volatile
+        return 0 if errors is None and find_problem(gpu) else errors
 
     fix = "drain, reset the GPU; replace it if they come back"
     absent = "these GPUs count no ECC errors"
-    return each(
+    return judge_each(
         "gpus.ecc_errors",
         observed,
         "0 uncorrectable",
         value,
-        wrong,
+        find_problem,
         absent=absent,
         fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
@@ -116,24 +118,24 @@ def remapped_rows(observed: Gpus, policy: Policy) -> Result:
         banks = gpu.spareless_banks
         return [f"{banks} memory banks without a spare row"] if banks else []
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return ", ".join([*gone(gpu), *waits(gpu), *spent(gpu)])
 
     def value(gpu: Gpu) -> bool | None:
-        told = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
-        return True if told is None and wrong(gpu) else told
+        is_pending = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
+        return True if is_pending is None and find_problem(gpu) else is_pending
 
     failed = any(gone(gpu) for gpu in observed.gpus)
     hard = failed or any(waits(gpu) for gpu in observed.gpus)
     fix = _REPLACE if failed else _RESET if hard else "replace the GPU at the next occasion"
     absent = "these GPUs remap no rows, or do not say"
-    check, wanted = "gpus.remapped_rows", "none pending, none failed"
-    return each(
+    check, expectation = "gpus.remapped_rows", "none pending, none failed"
+    return judge_each(
         check,
         observed,
-        wanted,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent=absent,
         fix=fix,
         shown="none",
@@ -155,21 +157,21 @@ def retired_pages(observed: Gpus, policy: Policy) -> Result:
     A board with 60 retired pages or more is to be replaced (NVIDIA's Dynamic Page Retirement).
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         words = ["page retirement pending"] if gpu.retired_pending else []
         many = (gpu.retired_pages or 0) >= _MOST_PAGES
         return ", ".join(words + ([f"{gpu.retired_pages} pages retired"] if many else []))
 
     def value(gpu: Gpu) -> bool | None:
-        return True if gpu.retired_pending is None and wrong(gpu) else gpu.retired_pending
+        return True if gpu.retired_pending is None and find_problem(gpu) else gpu.retired_pending
 
     many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in observed.gpus)
-    return each(
+    return judge_each(
         "gpus.retired_pages",
         observed,
         "none pending",
         value,
-        wrong,
+        find_problem,
         absent="these GPUs retire no pages",
         fix=_REPLACE if many else _RESET,
         shown="none",
@@ -195,16 +197,20 @@ def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     the card's. A slot with fewer lanes than those of most of at least three peers is no slot that
     anybody chose.
     """
-    most = gpu.pcie_width_max
-    for one in observed.pci:
-        if one.address == gpu.pci_address and one.pcie_width_max and most is not None:
-            most = min(most, one.pcie_width_max)
-    peers = [one.pcie_width_max for one in observed.gpus if one.model == gpu.model]
-    told = [lanes for lanes in peers if lanes is not None]
-    usual = max(set(told), key=told.count) if told else 0
-    if most is not None and len(told) > _FEW_PEERS and told.count(usual) * 2 > len(told):
-        most = max(most, usual) if gpu.pcie_width_max != usual else most
-    return most
+    maximum = gpu.pcie_width_max
+    for bus_gpu in observed.pci:
+        if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max and maximum is not None:
+            maximum = min(maximum, bus_gpu.pcie_width_max)
+    peers = [peer.pcie_width_max for peer in observed.gpus if peer.model == gpu.model]
+    peer_lanes = [lanes for lanes in peers if lanes is not None]
+    usual = max(set(peer_lanes), key=peer_lanes.count) if peer_lanes else 0
+    if (
+        maximum is not None
+        and len(peer_lanes) > _FEW_PEERS
+        and peer_lanes.count(usual) * 2 > len(peer_lanes)
+    ):
+        maximum = max(maximum, usual) if gpu.pcie_width_max != usual else maximum
+    return maximum
 
 
 _FEW_PEERS = 2
@@ -215,21 +221,21 @@ def _narrow(observed: Gpus, gpu: Gpu) -> str:
 
     A guest does not know the slot: there, only a link that is narrower than its peers' is wrong.
     """
-    width, most = gpu.pcie_width, _lanes(observed, gpu)
-    if width is None or most is None or width >= most or _rests(gpu):
+    width, maximum = gpu.pcie_width, _lanes(observed, gpu)
+    if width is None or maximum is None or width >= maximum or _rests(gpu):
         return ""
     peers = [peer.pcie_width or 0 for peer in observed.gpus if peer.model == gpu.model]
     if gpu.virtual and width == max(peers):
         return ""
-    return f"x{width} of x{most}"
+    return f"x{width} of x{maximum}"
 
 
 def _slow(gpu: Gpu) -> str:
     """What is wrong with the link's generation, or ""; idle GPUs (not P0) lower it themselves."""
-    now, most = gpu.pcie_generation, gpu.pcie_generation_max
-    if now is None or most is None or now >= most or gpu.virtual:
+    current, maximum = gpu.pcie_generation, gpu.pcie_generation_max
+    if current is None or maximum is None or current >= maximum or gpu.virtual:
         return ""
-    return f"generation {now} of {most}" if gpu.performance_state == "P0" else ""
+    return f"generation {current} of {maximum}" if gpu.performance_state == "P0" else ""
 
 
 def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
@@ -258,7 +264,7 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     peers on the bus are compared. An error of the link that was not corrected since the boot is a
     warning, and a fatal one, after which the link began anew, a failure (the kernel's aer_stats).
     """
-    check, wanted = "gpus.pcie", "full width, and full speed under load"
+    check, expectation = "gpus.pcie", "full width, and full speed under load"
     if none(observed):
         return na(check, none(observed))
     hidden = why_unseen(observed)
@@ -268,33 +274,35 @@ def pcie(observed: Gpus, policy: Policy) -> Result:
     errors = {gpu.address: _aer(gpu) for gpu in expected(observed) if gpu.aer}
     fatal = any(kind == "fatal" for gpu in expected(observed) for kind, _, _ in gpu.aer)
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         words = _narrow(observed, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
         return ", ".join(text for text in words if text)
 
     def value(gpu: Gpu) -> str | None:
         if gpu.pcie_width is None:
-            return "?" if wrong(gpu) else None
+            return "?" if find_problem(gpu) else None
         if gpu.pcie_width == gpu.pcie_width_max:
             return f"x{gpu.pcie_width}"
         reason = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
         return f"x{gpu.pcie_width}{reason}"
 
-    found = [gpu for gpu in observed.gpus if wrong(gpu)]
-    hard = fatal or any(_narrow(observed, gpu) or (_slow(gpu) and not gpu.idle) for gpu in found)
+    findings = [gpu for gpu in observed.gpus if find_problem(gpu)]
+    hard = fatal or any(
+        _narrow(observed, gpu) or (_slow(gpu) and not gpu.idle) for gpu in findings
+    )
     only_idle = not hard and not errors
     words += [f"{address}: {text}" for address, text in errors.items()]
-    if words and not found:
+    if words and not findings:
         bad = fail if hard or len(words) > len(errors) else warn
-        return bad(check, wanted, few(words), "/sys/bus/pci/devices", fix)
-    if hidden and not found:
+        return bad(check, expectation, few(words), "/sys/bus/pci/devices", fix)
+    if hidden and not findings:
         return unknown(check, hidden)
-    return each(
+    return judge_each(
         check,
         observed,
-        wanted,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no PCIe link",
         reads=(
             "pcie_width",
@@ -318,7 +326,7 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
     slow-down is a warning.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return ", ".join(gpu.throttle)
 
     def value(gpu: Gpu) -> tuple[str, ...] | None:
@@ -326,12 +334,12 @@ def throttle(observed: Gpus, policy: Policy) -> Result:
         return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
 
     hard = any(name.startswith(_HARDWARE) for gpu in observed.gpus for name in gpu.throttle)
-    return each(
+    return judge_each(
         "gpus.throttle",
         observed,
         "no slow-down",
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no reasons for a slow-down",
         fix="look at fans, air flow, power supplies and cables",
         shown="none",
@@ -355,7 +363,7 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
     limit = policy.gpu_max_temperature_c
 
     def value(gpu: Gpu) -> int | None:
-        if wrong(gpu):
+        if find_problem(gpu):
             return gpu.temperature_c or 0
         return None if limit is None and gpu.temperature_slowdown_c is None else gpu.temperature_c
 
@@ -363,27 +371,27 @@ def temperature(observed: Gpus, policy: Policy) -> Result:
         return limit is None and gpu.temperature_left_c is not None and gpu.temperature_left_c <= 0
 
     def hot(gpu: Gpu) -> list[str]:
-        most = gpu.temperature_slowdown_c if limit is None else limit
+        maximum = gpu.temperature_slowdown_c if limit is None else limit
         words = []
-        if gpu.temperature_c is not None and most is not None and gpu.temperature_c >= most:
-            words.append(f"{gpu.temperature_c} C, limit {most} C")
-        memory, most = gpu.memory_temperature_c, gpu.memory_temperature_max_c
-        if memory is not None and most is not None and memory >= most:
-            words.append(f"memory {memory} C, limit {most} C")
+        if gpu.temperature_c is not None and maximum is not None and gpu.temperature_c >= maximum:
+            words.append(f"{gpu.temperature_c} C, limit {maximum} C")
+        memory, maximum = gpu.memory_temperature_c, gpu.memory_temperature_max_c
+        if memory is not None and maximum is not None and memory >= maximum:
+            words.append(f"memory {memory} C, limit {maximum} C")
         return words
 
-    def wrong(gpu: Gpu) -> str:
-        left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
-        return ", ".join(hot(gpu) or left)
+    def find_problem(gpu: Gpu) -> str:
+        degrees_left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
+        return ", ".join(hot(gpu) or degrees_left)
 
     degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
-    wanted = "below the slow-down" if limit is None else f"below {limit} C"
-    return each(
+    expectation = "below the slow-down" if limit is None else f"below {limit} C"
+    return judge_each(
         "gpus.temperature",
         observed,
-        wanted,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no temperature and threshold",
         fix="look at fans, air flow and heat sinks",
         shown=f"at most {max(degrees)} C" if degrees else "",
@@ -432,7 +440,7 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
     job's user is in that group is not looked at here. No program may compute on a GPU in the
     compute mode Prohibited (nvidia-smi(1)).
     """
-    check, wanted = "gpus.device_access", "readable and writable for jobs"
+    check, expectation = "gpus.device_access", "readable and writable for jobs"
     reason = none(observed)
     if reason:
         return na(check, reason)
@@ -457,7 +465,7 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
         fixes += [_FIX_NVIDIA] if _closed(nvidia) else []
         words = [f"{path} is missing" for path in lost] + closed
         words += [listed((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
-        return fail(check, wanted, few(words), "/dev", "; ".join(fixes))
+        return fail(check, expectation, few(words), "/dev", "; ".join(fixes))
     dark = untold(observed, ("compute_mode",))
     if dark:
         return unknown(check, listed(dark))
@@ -467,5 +475,5 @@ def device_access(observed: Gpus, policy: Policy) -> Result:
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
     if groups:
         names = few([str(group) for group in groups])
-        return ok(check, wanted, f"for members of group {names} only", "/dev")
-    return ok(check, wanted, "for everybody", "/dev")
+        return ok(check, expectation, f"for members of group {names} only", "/dev")
+    return ok(check, expectation, "for everybody", "/dev")

@@ -420,8 +420,8 @@ def _last_word(line: str) -> tuple[str, str, str]:
 
 def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
     """The ``COUNT LAST TEXT`` of these lines."""
-    found = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
-    return tuple((int(m[1]), int(m[2]), m[3]) for m in found if m)
+    matches = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
+    return tuple((int(m[1]), int(m[2]), m[3]) for m in matches if m)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -471,8 +471,8 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
         if scan.begins > _COMPLETE_S:
             detail += f", which begins {scan.begins} s after the boot"
         return Tool(NAME, "ok", detail)
-    said = " ".join(scan.values.get("said", "") for scan in _scans(output))
-    if re.search(r"not permitted|denied", said, re.I):
+    words = " ".join(scan.values.get("said", "") for scan in _scans(output))
+    if re.search(r"not permitted|denied", words, re.I):
         return Tool(NAME, "failed", "needs root")
     if output.rc == 0 and not output.text.strip():
         return Tool(NAME, "missing", "not read where there is no GPU")
@@ -480,7 +480,7 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
         return Tool(NAME, "nonsense" if output.truncated else "timed out")
     if not _scans(output):
         return Tool(NAME, "nonsense", output.text.strip()[:_TEXT])
-    return Tool(NAME, "failed", f"empty: needs root; {said.strip()}"[:_TEXT].rstrip("; "))
+    return Tool(NAME, "failed", f"empty: needs root; {words.strip()}"[:_TEXT].rstrip("; "))
 
 
 def _address(text: str) -> str | None:
@@ -497,12 +497,12 @@ def _source(text: str) -> str | None:
     ``pcieport ADDRESS: AER: Uncorrectable (Fatal) error message received from ADDRESS``; DPC gives
     the device's number as ``source:0x3b00`` (bus, then device and function in one byte).
     """
-    port, _, rest = text.partition(": ")
-    number = re.search(r"\bsource:0x([0-9a-fA-F]{2})([0-9a-fA-F]{2})\b", rest)
+    port, _, message = text.partition(": ")
+    number = re.search(r"\bsource:0x([0-9a-fA-F]{2})([0-9a-fA-F]{2})\b", message)
     if number and number[0] != "source:0x0000" and _address(port):
         place = int(number[2], 16)
         return f"{(_address(port) or '')[:4]}:{number[1]}:{place >> 3:02x}.{place & 7}".lower()
-    return _address(rest) or _address(port)
+    return _address(message) or _address(port)
 
 
 def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
@@ -547,8 +547,8 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
             continue
         kind = "" if fault.code is not None else kind_of(text)
         key = (fault.source, fault.code, fault.pci_address, fault.action, kind)
-        known = merged.get(key)
-        merged[key] = replace(known, count=known.count + count) if known else fault
+        earlier = merged.get(key)
+        merged[key] = replace(earlier, count=earlier.count + count) if earlier else fault
     return tuple(merged.values()), tool
 
 

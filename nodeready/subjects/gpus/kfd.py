@@ -70,14 +70,14 @@ def _addresses(printed: str) -> dict[str, str]:
         re.M,
     ):
         nodes.setdefault(node, {}).setdefault(name or "gpu_id", value)
-    found = {}
+    addresses = {}
     for node in nodes.values():
         if node.get("gpu_id", "0") != "0" and "location_id" in node:
             place, domain = int(node["location_id"]), int(node.get("domain", "0"))
-            found[node["gpu_id"]] = (
+            addresses[node["gpu_id"]] = (
                 f"{domain & 0xFFFF:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 31:02x}.{place & 7}"
             )
-    return found
+    return addresses
 
 
 _SENSORS = {"1": "edge", "2": "junction", "3": "mem"}
@@ -85,7 +85,7 @@ _SENSORS = {"1": "edge", "2": "junction", "3": "mem"}
 
 def _limits(printed: str) -> dict[str, dict[str, int]]:
     """Address -> sensor -> the degrees at which it slows the GPU down."""
-    found: dict[str, dict[str, int]] = {}
+    limits_by_address: dict[str, dict[str, int]] = {}
     labels: dict[tuple[str, str], str] = {}
     crit: list[tuple[str, str, str]] = []
     for address, sensor, kind, value in re.findall(
@@ -101,8 +101,8 @@ def _limits(printed: str) -> dict[str, dict[str, int]]:
         name = labels.get((address, sensor)) or _SENSORS.get(sensor)
         limit = degrees(int(value) // 1000)
         if name and limit is not None:
-            found.setdefault(address, {})[name] = limit
-    return found
+            limits_by_address.setdefault(address, {})[name] = limit
+    return limits_by_address
 
 
 def parse_kfd(printed: str) -> Kfd:
@@ -130,7 +130,7 @@ def parse_kfd(printed: str) -> Kfd:
         ras[address] = (bad + int(count), healed) if kind == "ue" else (bad, healed + int(count))
     return Kfd(
         tuple(addresses.values()),
-        {address: tuple(found) for address, found in processes.items()},
+        {address: tuple(gpu_processes) for address, gpu_processes in processes.items()},
         {address: int(count) > 0 for address, count in pages},
         ras,
         _limits(printed),

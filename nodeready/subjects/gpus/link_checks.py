@@ -7,8 +7,8 @@ import re
 from nodeready.policy import Policy
 from nodeready.subjects.gpus.amd_gpu import AmdGpu
 from nodeready.subjects.gpus.findings import (
-    each,
     expected,
+    judge_each,
     listed,
     none,
     untold,
@@ -92,17 +92,17 @@ def _nominal(observed: Gpus, gpu: Gpu) -> float:
 
     Where the GPUs of a node differ in their names, the names are the finding.
     """
-    if len({one.model for one in observed.gpus}) > 1:
+    if len({peer.model for peer in observed.gpus}) > 1:
         return 0.0
-    found = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
-    return next(found, 0.0) * _ROUNDED
+    speeds = (speed for model, speed in _SPEEDS if model.search(gpu.model or ""))
+    return next(speeds, 0.0) * _ROUNDED
 
 
 # A GPU beside a Grace processor: their link is on where nothing is wrong (recorded GB200, GB300).
 _GRACE = re.compile(r"\bG[HB][23]00\b")
 
 
-def _apart(observed: Gpus) -> list[tuple[Gpu, str]]:
+def _without_c2c(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs that reach their Grace processor by PCIe only."""
     return [
         (gpu, "NVLink-C2C to the processor off")
@@ -113,21 +113,21 @@ def _apart(observed: Gpus) -> list[tuple[Gpu, str]]:
 
 def _speeds(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs with a link that is slower than the model's, or the fastest of the model here."""
-    found = []
-    most: dict[str | None, float] = {}
+    findings = []
+    fastest_by_model: dict[str | None, float] = {}
     for gpu in observed.gpus:
         speeds = [link.speed_gbps or 0.0 for link in gpu.links]
-        most[gpu.model] = max((*speeds, most.get(gpu.model, 0.0)))
+        fastest_by_model[gpu.model] = max((*speeds, fastest_by_model.get(gpu.model, 0.0)))
     for gpu in observed.gpus:
-        fastest = most[gpu.model]
-        told = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
+        fastest = fastest_by_model[gpu.model]
+        link_speeds = [(x, x.speed_gbps) for x in gpu.links if x.speed_gbps is not None]
         nominal = _nominal(observed, gpu)
-        slow = [x for x, speed in told if speed < fastest or speed < nominal]
+        slow = [x for x, speed in link_speeds if speed < fastest or speed < nominal]
         if slow:
             fastest = max(fastest, round(nominal / _ROUNDED, 3))
             text = f"link {slow[0].index} at {slow[0].speed_gbps:g} of {fastest:g} GB/s"
-            found.append((gpu, text))
-    return found
+            findings.append((gpu, text))
+    return findings
 
 
 def _bridge(observed: Gpus, gpu: Gpu) -> str:
@@ -156,7 +156,7 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     numbers of active links, and a part of a bridge's, are a warning: which cards are bridged is
     the owner's choice.
     """
-    check, wanted = "gpus.nvlink", "all links active at one speed"
+    check, expectation = "gpus.nvlink", "all links active at one speed"
     if none(observed):
         return na(check, none(observed))
     # An A10 and other cards without NVLink: the command prints nothing.
@@ -169,20 +169,22 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     down = [(gpu, text) for gpu in observed.amd if (text := _down(observed, gpu))]
     if answered:
         down += [(gpu, text) for gpu in observed.nvidia if (text := _down(observed, gpu))]
-    found = down + _speeds(observed) + _apart(observed)
-    if found:
+    findings = down + _speeds(observed) + _without_c2c(observed)
+    if findings:
         # Xid 74 is NVIDIA's code for a link.
-        amd = all(gpu.vendor == "amd" for gpu, _ in found)
+        amd = all(gpu.vendor == "amd" for gpu, _ in findings)
         source = (observed.amd_tool if amd else observed.nvlink_tool).name
         word = "amdgpu" if amd else "Xid 74"
         fix = f"reset the GPUs; then reseat the board or the bridge; see dmesg for {word}"
-        return fail(check, wanted, listed(found), source, fix)
+        return fail(check, expectation, listed(findings), source, fix)
     hidden = why_unseen(observed)
     if hidden:
         return unknown(check, hidden)
     if observed.nvidia and not answered:
-        said = observed.nvlink_tool
-        return unknown(check, f"{said.name} {said.state}: {said.detail}".rstrip(": "))
+        vendor_tool = observed.nvlink_tool
+        return unknown(
+            check, f"{vendor_tool.name} {vendor_tool.state}: {vendor_tool.detail}".rstrip(": ")
+        )
     dark = untold(observed, _READS)
     if dark:
         return unknown(check, listed(dark))
@@ -190,15 +192,15 @@ def nvlink(observed: Gpus, policy: Policy) -> Result:
     partly = [(gpu, text) for gpu in observed.nvidia if (text := _bridge(observed, gpu))]
     if partly:
         return warn(
-            check, wanted, listed(partly), observed.nvlink_tool.name, "look at the bridges"
+            check, expectation, listed(partly), observed.nvlink_tool.name, "look at the bridges"
         )
     if not linked:
         return na(check, "these GPUs use no links")
     numbers = {(gpu.model, _active(gpu)) for gpu in linked}
     if len(numbers) > len({gpu.model for gpu in linked}):
         text = listed((gpu, f"{_active(gpu)} active links") for gpu in linked)
-        return warn(check, wanted, text, observed.nvlink_tool.name, "look at the bridges")
-    return ok(check, wanted, f"{values(linked, _active)} per GPU")
+        return warn(check, expectation, text, observed.nvlink_tool.name, "look at the bridges")
+    return ok(check, expectation, f"{values(linked, _active)} per GPU")
 
 
 _START = "systemctl start nvidia-fabricmanager, of the driver's own version; see its log"
@@ -212,13 +214,13 @@ _FABRIC_READS = ("fabric_state", "fabric_status", "fabric_faults", "fabric_cliqu
 
 def _unhealthy(observed: Gpus) -> list[tuple[Gpu, str]]:
     """The GPUs whose attachment to the fabric is not healthy, or differs from the others'."""
-    found = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in observed.nvidia]
-    found = [(gpu, text) for gpu, text in found if gpu.fabric_faults]
+    findings = [(gpu, f"fabric {', '.join(gpu.fabric_faults)}") for gpu in observed.nvidia]
+    findings = [(gpu, text) for gpu, text in findings if gpu.fabric_faults]
     cliques = [gpu for gpu in observed.nvidia if gpu.fabric_clique]
     if len({gpu.fabric_clique for gpu in cliques}) > 1:
         # They reach each other by PCIe only (NVIDIA's Multi-Node NVLink guide, cliques).
-        found += [(gpu, f"NVLink clique {gpu.fabric_clique}") for gpu in cliques]
-    return found
+        findings += [(gpu, f"NVLink clique {gpu.fabric_clique}") for gpu in cliques]
+    return findings
 
 
 def _unjoined(observed: Gpus) -> list[tuple[Gpu, str]]:
@@ -244,7 +246,7 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     fabric says of a GPU's health (nvmlGpuFabricInfo_v3_t) counts wherever it says something, and
     all GPUs of a node are in one clique of it.
     """
-    check, wanted = "gpus.fabric_manager", "running, and each GPU registered"
+    check, expectation = "gpus.fabric_manager", "running, and each GPU registered"
     if none(observed) or not (expected(observed, "nvidia") or observed.nvidia):
         return na(check, none(observed) or "no NVIDIA GPU")
     states = [gpu for gpu in observed.nvidia if gpu.fabric_state is not None]
@@ -256,7 +258,7 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     words += [listed(waiting)] if waiting else []
     words += [listed(ill)] if ill else []
     if words:
-        return fail(check, wanted, "; ".join(words), "nvidia-smi -q", fix)
+        return fail(check, expectation, "; ".join(words), "nvidia-smi -q", fix)
     hidden = why_unseen(observed, "nvidia")
     dark = untold(observed, _FABRIC_READS)
     if dark:
@@ -268,18 +270,20 @@ def fabric_manager(observed: Gpus, policy: Policy) -> Result:
     ):
         states = []
     silent = [gpu for gpu in observed.nvidia if states and gpu.fabric_state is None]
-    silent = [gpu for gpu in silent if gpu.model in {one.model for one in states}]
+    silent = [gpu for gpu in silent if gpu.model in {peer.model for peer in states}]
     if silent:
         return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
     if not observed.nvswitches and not states:
         return unknown(check, hidden) if hidden else na(check, "no NVSwitch")
     if observed.nvswitches and observed.fabric_manager != "running":
-        said = tool_of(observed, "nvidia")
-        return unknown(check, f"processes were not looked at: {said.name} {said.state}")
+        vendor_tool = tool_of(observed, "nvidia")
+        return unknown(
+            check, f"processes were not looked at: {vendor_tool.name} {vendor_tool.state}"
+        )
     if hidden:
         return unknown(check, hidden)
     actual = "running" if observed.nvswitches else "registered"
-    return ok(check, wanted, actual)
+    return ok(check, expectation, actual)
 
 
 @check(
@@ -299,17 +303,17 @@ def xgmi_errors(observed: Gpus, policy: Policy) -> Result:
     def value(gpu: Gpu) -> int | None:
         return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         errors = value(gpu)
         return f"{errors} XGMI errors" if errors else ""
 
     fix = "drain, reset the GPUs; open a case with the vendor if they come back"
-    return each(
+    return judge_each(
         check,
         observed,
         "0 errors",
         value,
-        wrong,
+        find_problem,
         absent="these GPUs count none",
         fix=fix,
         reads=("xgmi_errors",),

@@ -124,12 +124,12 @@ def _version(text: str) -> str | None:
     return text[:40] if re.match("[0-9]+[.][0-9]", text) else None
 
 
-def _genuine(root: ElementTree.Element, told: int | None) -> list[ElementTree.Element]:
+def _genuine(root: ElementTree.Element, attached_count: int | None) -> list[ElementTree.Element]:
     """The GPUs. More of them than the tool counts are part of a process's name: the shortest."""
     nodes = root.findall("gpu")[:_MAX_GPUS]
-    if not told or told >= len(nodes):
+    if not attached_count or attached_count >= len(nodes):
         return nodes
-    longest = sorted(nodes, key=lambda node: -sum(1 for _ in own_elements(node)))[:told]
+    longest = sorted(nodes, key=lambda node: -sum(1 for _ in own_elements(node)))[:attached_count]
     return [node for node in nodes if node in longest]
 
 
@@ -168,14 +168,14 @@ def _head(root: ElementTree.Element) -> _Head:
         )
     )
     major = number((driver or "").partition(".")[0])
-    told = log.number(
+    attached_count = log.number(
         "attached_gpus", "attached_gpus", since=ANY_DRIVER, among=range(_MAX_GPUS + 1)
     )
     unread = log.unread.get("driver") or log.unread.get("attached_gpus") or ""
-    return _Head(driver, cuda, major, told, unread)
+    return _Head(driver, cuda, major, attached_count, unread)
 
 
-def _whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
+def _parse_whole(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     """The head and the GPUs of an answer; None when it holds no whole XML."""
     root = tree(text)
     if root is None:
@@ -205,13 +205,13 @@ _VARIES: Mapping[str, tuple[re.Pattern[str], str]] = {
         path: (re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,3})? (?:W|MHz|MiB|%|KB/s|mV)"), "")
         for path in (
             *("fb_memory_usage/free", "bar1_memory_usage/used", "bar1_memory_usage/free"),
-            *(f"gpu_power_readings/{one}power_draw" for one in ("", "average_", "instant_")),
+            *(f"gpu_power_readings/{name}power_draw" for name in ("", "average_", "instant_")),
             "power_readings/power_draw",
             *("pci/tx_util", "pci/rx_util", "voltage/graphics_volt"),
-            *(f"clocks/{one}_clock" for one in ("graphics", "sm", "mem", "video")),
+            *(f"clocks/{name}_clock" for name in ("graphics", "sm", "mem", "video")),
             *(
-                f"utilization/{one}_util"
-                for one in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
+                f"utilization/{name}_util"
+                for name in ("gpu", "memory", "encoder", "decoder", "jpeg", "ofa")
             ),
         )
     },
@@ -251,12 +251,18 @@ def _like(template: Alike[Gpu], lines: list[str]) -> Gpu | None:
         if field:
             fields[field] = value if field in ("uuid", "serial") else number(value)
     gpu = template.read
-    now, left, slow = gpu.temperature_c, gpu.temperature_left_c, gpu.temperature_slowdown_c
+    current, degrees_left, slow = (
+        gpu.temperature_c,
+        gpu.temperature_left_c,
+        gpu.temperature_slowdown_c,
+    )
     # Where the temperature of the slow-down is not printed, it follows from the degrees left.
     printed = _SLOWDOWN in template.context
-    if now is not None and left is not None and slow is not None and not printed:
-        later = fields.get("temperature_c", now) + fields.get("temperature_left_c", left)
-        fields["temperature_slowdown_c"] = later - (now + left - slow)
+    if current is not None and degrees_left is not None and slow is not None and not printed:
+        later = fields.get("temperature_c", current) + fields.get(
+            "temperature_left_c", degrees_left
+        )
+        fields["temperature_slowdown_c"] = later - (current + degrees_left - slow)
     return changed(gpu, **fields)
 
 
@@ -266,16 +272,18 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
     None where the form of the text is strange. Only the first element of a path is read. A value
     that was not plain here is read in full.
     """
-    found: dict[int, tuple[str, str]] = {}
+    varying: dict[int, tuple[str, str]] = {}
     inside: list[str] = []
     observed: set[str] = set()
     for at, line in enumerate(lines):
-        leaf, opening, closing = (one.fullmatch(line) for one in (_LEAF, _OPENING, _CLOSING))
+        leaf, opening, closing = (
+            pattern.fullmatch(line) for pattern in (_LEAF, _OPENING, _CLOSING)
+        )
         if leaf:
             path = "/".join((*inside, leaf[1]))
             row = _VARIES.get(path)
             if row and path not in observed and row[0].fullmatch(leaf[2]):
-                found[at] = (line[: leaf.start(2)], path)
+                varying[at] = (line[: leaf.start(2)], path)
             observed.add(path)
         elif opening:
             inside.append(opening[1])
@@ -288,7 +296,7 @@ def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
             inside.pop()
         elif "<" in line and at:
             return {}
-    return found if not inside else {}
+    return varying if not inside else {}
 
 
 def _block(index: int, major: int | None, text: str) -> Gpu | None:
@@ -300,9 +308,9 @@ def _block(index: int, major: int | None, text: str) -> Gpu | None:
         match = _PLAIN_PROCESSES.search(text)
         if match is None or text.count("<process_info>") != match[0].count("<process_info>"):
             raise ElementTree.ParseError
-        below = Element(ElementTree.fromstring(f"<gpu>{match[0]}</gpu>"))
-        processes = tuple(parse_processes(below))
-        if below.unread:
+        gpu_element = Element(ElementTree.fromstring(f"<gpu>{match[0]}</gpu>"))
+        processes = tuple(parse_processes(gpu_element))
+        if gpu_element.unread:
             raise ElementTree.ParseError
         text = f"{text[: match.start()]}{_NO_PROCESSES}{text[match.end() :]}"
     lines = text.split("\n")
@@ -338,23 +346,25 @@ def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
         return None
-    above, *blocks = text[start:end].split("<gpu id=")
-    above = re.sub(r"<timestamp>[A-Za-z0-9: ]{0,40}</timestamp>", "<timestamp></timestamp>", above)
-    head = _known_head(above)
+    head_text, *blocks = text[start:end].split("<gpu id=")
+    head_text = re.sub(
+        r"<timestamp>[A-Za-z0-9: ]{0,40}</timestamp>", "<timestamp></timestamp>", head_text
+    )
+    head = _known_head(head_text)
     if head is None or len(blocks) > (head.told or _MAX_GPUS):
         return None
     from xml.etree import ElementTree
 
-    found = []
+    gpus = []
     for index, block in enumerate(blocks):
-        inner, ended, rest = block.partition("</gpu>")
-        if not ended or rest.strip():
+        inner, ended, tail = block.partition("</gpu>")
+        if not ended or tail.strip():
             return None
         try:
-            found.append(_block(index, head.major, f"<gpu id={inner}"))
+            gpus.append(_block(index, head.major, f"<gpu id={inner}"))
         except (ElementTree.ParseError, ValueError):
             return None
-    return head, found
+    return head, gpus
 
 
 def parse(output: Output) -> NvidiaSmi:
@@ -362,17 +372,17 @@ def parse(output: Output) -> NvidiaSmi:
     text = output.text
     manager: bool | None = None
     # Our own lines stand before anything of the tool's.
-    ours = text[: text.find("<")] if "<" in text else text
-    if re.search("^nr_scanned=1$", ours, re.M):
-        manager = re.search("^nr_fabric_manager=[0-9]", ours, re.M) is not None
+    script_lines = text[: text.find("<")] if "<" in text else text
+    if re.search("^nr_scanned=1$", script_lines, re.M):
+        manager = re.search("^nr_fabric_manager=[0-9]", script_lines, re.M) is not None
     if unasked := unasked_tool(NAME, output):
         return NvidiaSmi((), unasked)
-    stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", ours, re.M)
+    stuck = re.search(r"^nr_stuck=([0-9]{1,9}) ([0-9]{1,9})$", script_lines, re.M)
     if stuck:
         words = f"pid {stuck[1]} hangs in the kernel for {stuck[2]} s"
         return NvidiaSmi((), Tool(NAME, "stuck", words), fabric_manager=manager)
-    said = _by_block(text) or _whole(text)
-    if said is None:
+    answer = _by_block(text) or _parse_whole(text)
+    if answer is None:
         # The values of an answer that was cut off are no message.
         words = message(re.split(r"<\?xml|<nvidia_smi_log", text, maxsplit=1)[0])
         if output.truncated:
@@ -384,17 +394,19 @@ def parse(output: Output) -> NvidiaSmi:
         else:
             tool = Tool(NAME, "nonsense", f"no whole XML: {text.strip()[:100]!r}")
         return NvidiaSmi((), tool, fabric_manager=manager)
-    head, found = said
+    head, shown_gpus = answer
     driver = head.driver
-    gpus = tuple(gpu for gpu in found if gpu is not None)
+    gpus = tuple(gpu for gpu in shown_gpus if gpu is not None)
     tool = Tool(NAME, "ok", driver or "")
     if head.unread:
         tool = Tool(NAME, "nonsense", head.unread)
-    if output.rc != 0 or len(gpus) < len(found):
+    if output.rc != 0 or len(gpus) < len(shown_gpus):
         around = text[: text.find("<nvidia_smi_log")] + text[text.rfind("</nvidia_smi_log>") :]
         words = f"exit status {output.rc}"
         if output.rc == 0:
-            words = f"{len(found) - len(gpus)} of {len(found)} GPUs without a PCI address"
+            words = (
+                f"{len(shown_gpus) - len(gpus)} of {len(shown_gpus)} GPUs without a PCI address"
+            )
         tool = Tool(NAME, "failed", message(around) or words)
         if output.rc is None:
             tool = Tool(NAME, "timed out", f"after {SECTION.timeout_s} s, its answer was whole")

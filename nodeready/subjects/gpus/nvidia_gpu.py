@@ -110,7 +110,7 @@ _HEALTH: Mapping[str, Mapping[str, str]] = {
 
 def _faults(gpu: Element) -> tuple[str, ...]:
     """What is wrong with the GPU's attachment to its fabric; an unknown word is unread."""
-    found = []
+    faults = []
     for name, words in _HEALTH.items():
 
         def parse(text: str, name: str = name, words: Mapping[str, str] = words) -> str | None:
@@ -120,8 +120,8 @@ def _faults(gpu: Element) -> tuple[str, ...]:
             return words.get(plain)
 
         text = gpu.read("fabric_faults", parse, f"fabric/health/{name}", since=ANY_DRIVER)
-        found += [text[:80]] if text else []
-    return tuple(found)
+        faults += [text[:80]] if text else []
+    return tuple(faults)
 
 
 def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
@@ -133,12 +133,12 @@ def _throttle(gpu: Element) -> tuple[tuple[str, ...], bool | None, bool | None]:
         ]
         field = "idle" if name == "gpu_idle" else "throttle"
         active[name] = gpu.word(field, ACTIVE, *paths)
-    found = tuple(name for name in _REASONS if active[name])
-    told = any(active[name] is not None for name in _REASONS)
-    return found, bool(found) if told else None, active["gpu_idle"]
+    reasons = tuple(name for name in _REASONS if active[name])
+    is_told = any(active[name] is not None for name in _REASONS)
+    return reasons, bool(reasons) if is_told else None, active["gpu_idle"]
 
 
-def _slowdown(gpu: Element, now: int | None, left: int | None) -> int | None:
+def _slowdown(gpu: Element, current: int | None, degrees_left: int | None) -> int | None:
     """The temperature at which the GPU slows down.
 
     Ada and later print no such temperature. They print how many degrees are left to the limit,
@@ -149,9 +149,13 @@ def _slowdown(gpu: Element, now: int | None, left: int | None) -> int | None:
     if gpu.node.find(slow) is not None or gpu.node.find(at) is None:
         return gpu.number(name, slow, among=DEGREES)
     begins = gpu.number(name, at, among=DEGREES_LEFT)
-    if left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
+    if degrees_left is None and gpu.node.find("temperature/gpu_temp_tlimit") is None:
         gpu.miss(name, "gpu_temp_tlimit", "not shown")
-    return None if now is None or left is None or begins is None else now + left - begins
+    return (
+        None
+        if current is None or degrees_left is None or begins is None
+        else current + degrees_left - begins
+    )
 
 
 def _demand(text: str) -> str | None:
@@ -162,8 +166,8 @@ def _recovery(gpu: Element) -> str | None:
     """What the driver asks for: v13 names the action, v12 says whether a reset is needed."""
     raw = gpu.node.find("gpu_recovery_action")
     if raw is not None:
-        said = gpu.read("recovery", _demand, "gpu_recovery_action")
-        return None if said is None else said.replace("gpu ", "")[:40]
+        action = gpu.read("recovery", _demand, "gpu_recovery_action")
+        return None if action is None else action.replace("gpu ", "")[:40]
     reset, drain = (
         gpu.word("recovery", YES, f"gpu_reset_status/{name}", since=_FABRIC)
         for name in ("reset_required", "drain_and_reset_recommended")
@@ -175,10 +179,10 @@ def _recovery(gpu: Element) -> str | None:
 
 def _lost(gpu: Element) -> str | None:
     """What a GPU needs that has an error in the place of its values (nvmlErrorString), or None."""
-    said = {plain_word(node.text or "") for node in own_elements(gpu.node)}
-    if "gpu is lost" in said:
+    words = {plain_word(node.text or "") for node in own_elements(gpu.node)}
+    if "gpu is lost" in words:
         return "reboot"
-    return "reset" if said & {"gpu requires reset", "reset required"} else None
+    return "reset" if words & {"gpu requires reset", "reset required"} else None
 
 
 def _stray(gpu: Element) -> None:
@@ -189,12 +193,14 @@ def _stray(gpu: Element) -> None:
 
 
 def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
-    below = gpu.node.find("processes")
-    said = "" if below is None or len(below) else plain_word(below.text or "")
-    if below is None:
+    process_list = gpu.node.find("processes")
+    words = (
+        "" if process_list is None or len(process_list) else plain_word(process_list.text or "")
+    )
+    if process_list is None:
         gpu.miss("processes", "processes", "not shown")
-    elif said not in ("", "none", *ABSENT):
-        gpu.miss("processes", "processes", below.text or "")
+    elif words not in ("", "none", *ABSENT):
+        gpu.miss("processes", "processes", process_list.text or "")
     for index, node in enumerate(gpu.node.iterfind("processes/process_info")):
         process = Element(node)
         pid = process.read("pid", number, "pid", needed=True)
@@ -207,8 +213,8 @@ def parse_processes(gpu: Element) -> Iterator[GpuProcess]:
 
 
 def parse_name(text: str) -> str | None:
-    says = re.search("[A-Za-z0-9]", text) and plain_word(text) not in (*ERRORS, "none")
-    return text[:200] if says else None
+    is_name = re.search("[A-Za-z0-9]", text) and plain_word(text) not in (*ERRORS, "none")
+    return text[:200] if is_name else None
 
 
 def _status(gpu: Element) -> str | None:
@@ -227,10 +233,10 @@ def _status(gpu: Element) -> str | None:
 def _uncorrectable(gpu: Element) -> int | None:
     """Uncorrectable errors of the GPU; in MIG mode, those that its instances count, too."""
     name = "ecc_uncorrectable_volatile"
-    own = gpu.total(name, "ecc_errors/volatile", "uncorrectable", "double_bit")
+    gpu_errors = gpu.total(name, "ecc_errors/volatile", "uncorrectable", "double_bit")
     path = "ecc_error_count/volatile_count/sram_uncorrectable"
-    parts = [count(one.findtext(path) or "") or 0 for one in gpu.node.iter("mig_device")]
-    return own if not any(parts) else max(own or 0, sum(parts))
+    parts = [count(instance.findtext(path) or "") or 0 for instance in gpu.node.iter("mig_device")]
+    return gpu_errors if not any(parts) else max(gpu_errors or 0, sum(parts))
 
 
 def _repairs(gpu: Element) -> bool | None:
@@ -245,23 +251,25 @@ def _repairs(gpu: Element) -> bool | None:
 
 def parse_gpu(index: int, gpu: Element) -> Gpu | None:
     """One ``<gpu>``; None when it has no PCI address."""
-    where = address(gpu.node.get("id", "")) or address(gpu.text("pci/pci_bus_id") or "")
-    if where is None:
+    pci_address = address(gpu.node.get("id", "")) or address(gpu.text("pci/pci_bus_id") or "")
+    if pci_address is None:
         return None
     width, generation = "pci/pci_gpu_link_info/link_widths", "pci/pci_gpu_link_info/pcie_gen"
     throttle, throttled, idle = _throttle(gpu)
-    now = gpu.number("temperature_c", "temperature/gpu_temp", among=DEGREES)
-    left = None
+    current = gpu.number("temperature_c", "temperature/gpu_temp", among=DEGREES)
+    degrees_left = None
     if gpu.node.find("temperature/gpu_temp_tlimit") is not None:
-        left = gpu.number("temperature_left_c", "temperature/gpu_temp_tlimit", among=DEGREES_LEFT)
+        degrees_left = gpu.number(
+            "temperature_left_c", "temperature/gpu_temp_tlimit", among=DEGREES_LEFT
+        )
     virtual = gpu.word("virtual", _VIRTUAL, "gpu_virtualization_mode/virtualization_mode")
     clique = gpu.read("fabric_clique", parse_name, "fabric/cliqueId", since=ANY_DRIVER)
     cluster = gpu.read("fabric_clique", parse_name, "fabric/clusterUuid", since=ANY_DRIVER)
     power = "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"
-    found = Gpu(
+    parsed_gpu = Gpu(
         index=index,
         vendor="nvidia",
-        pci_address=where,
+        pci_address=pci_address,
         recovery_named=gpu.node.find("gpu_recovery_action") is not None,
         model=gpu.read("model", parse_name, "product_name", needed=True),
         uuid=gpu.read("uuid", parse_name, "uuid", needed=True),
@@ -300,9 +308,9 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         pcie_width_max=gpu.number("pcie_width_max", f"{width}/max_link_width", among=LANES),
         throttle=throttle,
         throttled=throttled,
-        temperature_c=now,
-        temperature_left_c=left,
-        temperature_slowdown_c=_slowdown(gpu, now, left),
+        temperature_c=current,
+        temperature_left_c=degrees_left,
+        temperature_slowdown_c=_slowdown(gpu, current, degrees_left),
         memory_temperature_c=gpu.number(
             "memory_temperature_c", "temperature/memory_temp", among=DEGREES
         ),
@@ -338,14 +346,16 @@ def parse_gpu(index: int, gpu: Element) -> Gpu | None:
         compute_mode=gpu.word("compute_mode", _COMPUTE, "compute_mode", since=ANY_DRIVER),
         power_limit_w=number(gpu.text(*power) or ""),
     )
-    for name, now, most in (
-        ("pcie_width_max", found.pcie_width, found.pcie_width_max),
-        ("pcie_generation_max", found.pcie_generation, found.pcie_generation_max),
+    for name, current, maximum in (
+        ("pcie_width_max", parsed_gpu.pcie_width, parsed_gpu.pcie_width_max),
+        ("pcie_generation_max", parsed_gpu.pcie_generation, parsed_gpu.pcie_generation_max),
     ):
-        if now and most == 0:
+        if current and maximum == 0:
             gpu.miss(name, name, "0")
     _stray(gpu)
-    return replace(found, recovery=_lost(gpu) or found.recovery, unread=tuple(gpu.unread.items()))
+    return replace(
+        parsed_gpu, recovery=_lost(gpu) or parsed_gpu.recovery, unread=tuple(gpu.unread.items())
+    )
 
 
 def _state(text: str) -> str | None:

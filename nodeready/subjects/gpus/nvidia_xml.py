@@ -103,9 +103,9 @@ def _among(values: Container[int]) -> Callable[[str], int | None]:
     """The reader of a number that is one of these."""
 
     def read(text: str) -> int | None:
-        found = number(text)
+        parsed = number(text)
         # Whether None is in a range, Python finds out number by number.
-        return found if found is not None and found in values else None
+        return parsed if parsed is not None and parsed in values else None
 
     return read
 
@@ -163,8 +163,8 @@ class Element:
         since:  the driver's major version that shows it at the latest
         needed: each device has it, so that N/A is no answer
         """
-        found: T | None = None
-        lacks, moved, wrong = False, False, ""
+        result: T | None = None
+        lacks, moved, bad_text = False, False, ""
         for path in paths:
             node = self._find(path)
             if node is None:
@@ -173,20 +173,20 @@ class Element:
             text = (node.text or "").strip()
             plain = plain_word(text)
             value = None if plain in ("", _MOVED, *ABSENT) else parse(text)
-            found = value if found is None else found
+            result = value if result is None else result
             lacks = lacks or plain in ABSENT
             moved = moved or plain == _MOVED
             if value is None and plain not in (_MOVED, *ABSENT):
-                wrong = wrong or text or "no value"
-        if wrong:
-            self.miss(name, paths[0], wrong)
-        elif found is None and lacks and needed:
+                bad_text = bad_text or text or "no value"
+        if bad_text:
+            self.miss(name, paths[0], bad_text)
+        elif result is None and lacks and needed:
             self.miss(name, paths[0], "N/A")
-        elif found is None and moved and not lacks:
+        elif result is None and moved and not lacks:
             self.miss(name, paths[0], _MOVED)
-        elif found is None and not lacks and (since == 0 or (self.driver or 0) >= since):
+        elif result is None and not lacks and (since == 0 or (self.driver or 0) >= since):
             self.miss(name, paths[0], "not shown")
-        return found
+        return result
 
     def word(self, name: str, words: Mapping[str, T], *paths: str, since: int = 0) -> T | None:
         """The value that one of these words stands for."""
@@ -200,28 +200,28 @@ class Element:
 
     def any(self, name: str, *paths: str, since: int = 0) -> bool | None:
         """True when one of the paths says yes, False when one says no; else None."""
-        said = [self.word(name, YES, path, since=since) for path in paths]
-        return True if True in said else False if False in said else None
+        answers = [self.word(name, YES, path, since=since) for path in paths]
+        return True if True in answers else False if False in answers else None
 
     def total(self, name: str, path: str, word: str, old: str) -> int | None:
         """The sum of the counters below ``path`` with ``word`` in their name.
 
         Schemas before v11, and boards before Ampere, count below ``old`` with a total.
         """
-        below = self._find(path)
-        names = [] if below is None else [child.tag for child in below]
+        counters = self._find(path)
+        names = [] if counters is None else [child.tag for child in counters]
         if "single_bit" in names or "double_bit" in names:
             return self.number(name, f"{path}/{old}/total")
-        names = [one for one in names if re.search(rf"(^|_){word}(_|$)", one)]
+        names = [counter for counter in names if re.search(rf"(^|_){word}(_|$)", counter)]
         kinds = ("sram", "dram")
         names += [f"{kind}_{word}" for kind in kinds if not any(n.startswith(kind) for n in names)]
-        return self.sum(name, [f"{path}/{one}" for one in names])
+        return self.sum(name, [f"{path}/{counter}" for counter in names])
 
     def sum(self, name: str, paths: Iterable[str], since: int = 0) -> int | None:
         """The sum of these counters; None where no one is told."""
-        found = [self.number(name, path, since=since) for path in paths]
-        told = [count for count in found if count is not None]
-        return sum(told) if told else None
+        counts = [self.number(name, path, since=since) for path in paths]
+        readable = [count for count in counts if count is not None]
+        return sum(readable) if readable else None
 
 
 def _escaped(text: str) -> str:
@@ -229,29 +229,32 @@ def _escaped(text: str) -> str:
 
     A name ends before the last element that follows a name in its process.
     """
-    first, *pieces = text.split("<process_info>")
-    made = [first]
-    for piece in pieces:
-        processes = piece.find("</processes>")
-        tail = piece.rfind("<used_memory>", 0, processes if processes >= 0 else len(piece))
-        start = piece.find("<process_name>") + len("<process_name>")
-        end = piece.rfind("</process_name>", start, max(tail, 0))
+    first, *sections = text.split("<process_info>")
+    escaped = [first]
+    for section in sections:
+        processes = section.find("</processes>")
+        tail = section.rfind("<used_memory>", 0, processes if processes >= 0 else len(section))
+        start = section.find("<process_name>") + len("<process_name>")
+        end = section.rfind("</process_name>", start, max(tail, 0))
         if start < len("<process_name>") or end < 0:
-            made.append(piece)
+            escaped.append(section)
         else:
-            name = html.escape(html.unescape(piece[start:end]))
-            made.append(piece[:start] + name + piece[end:])
-    return "<process_info>".join(made)
+            name = html.escape(html.unescape(section[start:end]))
+            escaped.append(section[:start] + name + section[end:])
+    return "<process_info>".join(escaped)
 
 
-def _alone(text: str) -> str:
+def _without_processes(text: str) -> str:
     """The text without its processes."""
-    made = []
-    for piece in text.split("<gpu id="):
-        start, end = piece.find("<processes>") + len("<processes>"), piece.rfind("</processes>")
+    kept_sections = []
+    for section in text.split("<gpu id="):
+        start, end = (
+            section.find("<processes>") + len("<processes>"),
+            section.rfind("</processes>"),
+        )
         cut = start >= len("<processes>") and end >= start
-        made.append(f"{piece[:start]}left out{piece[end:]}" if cut else piece)
-    return "<gpu id=".join(made)
+        kept_sections.append(f"{section[:start]}left out{section[end:]}" if cut else section)
+    return "<gpu id=".join(kept_sections)
 
 
 def tree(text: str) -> ElementTree.Element | None:
@@ -269,9 +272,9 @@ def tree(text: str) -> ElementTree.Element | None:
     # The parser takes long to import, and many nodes that audit themselves have no XML to read.
     from xml.etree import ElementTree
 
-    for made in (_escaped(clean), _alone(clean)):
+    for xml in (_escaped(clean), _without_processes(clean)):
         try:
-            return ElementTree.fromstring(made)
+            return ElementTree.fromstring(xml)
         except (ElementTree.ParseError, ValueError):
             continue
     return None

@@ -107,31 +107,31 @@ def _links(text: str) -> tuple[tuple[Link, ...], str, bool]:
 
     The GPUs of thousands of nodes have the same links.
     """
-    found, unread, strange = [], "", False
+    links, unread, strange = [], "", False
     for line in text.splitlines():
         link = _LINK.match(line)
         if link:
-            made = _link(link[1], link[2].strip())
-            if made is not None:
-                found.append(made)
+            parsed = _link(link[1], link[2].strip())
+            if parsed is not None:
+                links.append(parsed)
             else:
                 unread = unread or f"link {link[1]}: {link[2].strip()[:60]}"
         elif line.strip() and not line.startswith("nr_"):
             strange = True
             if line[:1].isspace() and not _NO_LINKS.search(line):
                 unread = unread or line.strip()[:60]
-    return tuple(found[:_MAX_LINKS]), unread, strange
+    return tuple(links[:_MAX_LINKS]), unread, strange
 
 
-def _pieces(text: str) -> Iterator[tuple[str, str]]:
+def _gpu_blocks(text: str) -> Iterator[tuple[str, str]]:
     """The lines that begin with a GPU, each with the lines below it; the text above them first."""
     text = "\n".join(text.splitlines())
-    above, *pieces = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
-    if above:
-        yield "", above
-    for piece in pieces:
-        first, _, below = piece.partition("\n")
-        yield first, below
+    preamble, *blocks = re.split(r"^(?=GPU [0-9])", text, flags=re.M)
+    if preamble:
+        yield "", preamble
+    for block in blocks:
+        first, _, body = block.partition("\n")
+        yield first, body
 
 
 def parse_nvlink(output: Output) -> NvLinks:
@@ -146,26 +146,28 @@ def parse_nvlink(output: Output) -> NvLinks:
         return NvLinks(unasked)
     if re.search("^nr_stuck=", text, re.M):
         return NvLinks(Tool(NVLINK, "stuck", "an earlier nvidia-smi hangs in the kernel"))
-    found: dict[str, tuple[Link, ...]] = {}
+    links_by_uuid: dict[str, tuple[Link, ...]] = {}
     unread: dict[str, str] = {}
-    uuid, others = "", False
-    for first, below in _pieces(text):
+    uuid, has_other_lines = "", False
+    for first, body in _gpu_blocks(text):
         match = _GPU.match(first)
         uuid = match[1] if match else uuid
-        lines = below if match else f"{first}\n{below}"
+        lines = body if match else f"{first}\n{body}"
         read = _links if len(lines) <= 4096 else _links.__wrapped__
         links, reason, strange = read(lines)
         if uuid:
-            found[uuid] = (*found[uuid], *links)[:_MAX_LINKS] if uuid in found else links
+            links_by_uuid[uuid] = (
+                (*links_by_uuid[uuid], *links)[:_MAX_LINKS] if uuid in links_by_uuid else links
+            )
             if reason:
                 unread.setdefault(uuid, reason)
-        others = others or (bool(strange or links or reason) and not uuid)
+        has_other_lines = has_other_lines or (bool(strange or links or reason) and not uuid)
     tool = Tool(NVLINK, "ok")
     if output.truncated:
         tool = Tool(NVLINK, "nonsense", "its answer was cut off")
     elif output.rc is None:
         tool = Tool(NVLINK, "timed out", f"after {NVLINK_SECTION.timeout_s} s")
-    elif not found and (output.rc != 0 or others):
+    elif not links_by_uuid and (output.rc != 0 or has_other_lines):
         state = "nonsense" if output.rc == 0 else "failed"
         tool = Tool(NVLINK, state, message(text) or f"exit status {output.rc}")
-    return NvLinks(tool, found, unread)
+    return NvLinks(tool, links_by_uuid, unread)

@@ -139,15 +139,15 @@ def _aer(counts: Mapping[str, list[str]]) -> tuple[tuple[str, str, int], ...]:
 
     counts: ``aer_dev_fatal``, ``aer_dev_nonfatal`` -> their lines, those with 0 left out
     """
-    found: dict[tuple[str, str], int] = {}
+    counts_by_error: dict[tuple[str, str], int] = {}
     for name, lines in counts.items():
-        told = [match for line in lines if (match := _AER.fullmatch(line.strip()))]
-        named = [match for match in told if not match[1].startswith("TOTAL")]
-        for match in named or told:
+        matches = [match for line in lines if (match := _AER.fullmatch(line.strip()))]
+        named = [match for match in matches if not match[1].startswith("TOTAL")]
+        for match in named or matches:
             if match[1] not in _HARMLESS and int(match[2]):
                 key = (name.rpartition("_")[2], match[1])
-                found[key] = max(found.get(key, 0), int(match[2]))
-    return tuple((kind, error, count) for (kind, error), count in found.items())
+                counts_by_error[key] = max(counts_by_error.get(key, 0), int(match[2]))
+    return tuple((kind, error, count) for (kind, error), count in counts_by_error.items())
 
 
 def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]]) -> PciGpu:
@@ -190,15 +190,15 @@ def _parse_pci(text: str) -> Pci:
             values.setdefault(name, words.strip()[:80])
         elif words.startswith("DRIVER="):
             values["driver"] = words[len("DRIVER=") :].strip()[:80]
-    known = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
+    gpus_and_switches = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
     gpus = [
         _gpu(a, v, errors.get(a, {}))
-        for a, v in sorted(known.items())
+        for a, v in sorted(gpus_and_switches.items())
         if v.get("class", "")[2:6] in CLASSES
     ]
     switches = [
         values
-        for values in known.values()
+        for values in gpus_and_switches.values()
         if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
     ]
     listed = re.finditer(

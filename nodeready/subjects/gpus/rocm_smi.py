@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 
 def cards(printed: str) -> dict[int, dict[str, Any]]:
     """Number -> that card of rocm-smi, with its keys in lower case."""
-    found: dict[int, dict[str, Any]] = {}
+    cards_by_index: dict[int, dict[str, Any]] = {}
     for document in documents(printed):
         for name, card in document.items() if isinstance(document, dict) else ():
             match = re.fullmatch(r"card([0-9]{1,3})", name)
             if match and isinstance(card, dict):
-                found[int(match[1])] = {key.lower(): value for key, value in card.items()}
-    return found
+                cards_by_index[int(match[1])] = {key.lower(): value for key, value in card.items()}
+    return cards_by_index
 
 
-def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
+def parse_rocm_smi(printed: str, kfd: Kfd) -> Iterator[AmdGpu]:
     """The devices in what rocm-smi printed."""
     for index, card in sorted(cards(printed).items()):
         reader = Reader(card)
         address = pci_address(card.get("pci bus"))
-        said = reader.raw("pcie clock level")
-        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(said) or "")
+        link_text = reader.raw("pcie clock level")
+        link = re.search(r"\(([0-9.]+)GT/s x([0-9]+)\)", text(link_text) or "")
         speed, width = (link[1], link[2]) if link else (None, None)
         if link is None:
-            reader.note("pcie_width", said)
+            reader.note("pcie_width", link_text)
         else:
             if generation(speed) is None:
                 reader.missed("pcie_generation", generation, speed)
@@ -68,8 +68,8 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
         device = (text(reader.raw("device id", "gpu id")) or "").lower()
         instinct = server(device)
         # Radeon boards count errors that never were, by the million.
-        ras = more.ras.get(address) if instinct else None
-        limits = more.limits.get(address, {})
+        ras = kfd.ras.get(address) if instinct else None
+        limits = kfd.limits.get(address, {})
         junction, edge, memory = (
             reader.get(field, degrees, f"temperature (sensor {kind}) (c)")
             for field, kind in (
@@ -94,7 +94,7 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
             memory_used_mb=None if used is None else int(used) >> 20,
             ecc_uncorrectable_volatile=ras[0] if ras else None,
             ecc_correctable_volatile=ras[1] if ras else None,
-            retired_pending=more.unreserved.get(address),
+            retired_pending=kfd.unreserved.get(address),
             pcie_generation=generation(speed),
             pcie_width=lanes(width),
             throttle=level,
@@ -103,8 +103,8 @@ def parse_rocm_smi(printed: str, more: Kfd) -> Iterator[AmdGpu]:
             temperature_slowdown_c=slowdown,
             memory_temperature_c=memory,
             memory_temperature_max_c=limits.get("mem"),
-            processes=more.processes.get(address, ()),
-            idle=idle(more, address),
+            processes=kfd.processes.get(address, ()),
+            idle=idle(kfd, address),
             partition=partition_modes(reader),
             power_limit_w=reader.get("power_limit_w", whole, "max graphics package power (w)"),
             unread=unread_fields(reader),

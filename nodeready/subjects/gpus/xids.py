@@ -203,8 +203,8 @@ def action_of(code: int, text: str) -> str:
     """
     if code == 154:
         # The last one: the name of a process may have these words, too.
-        wanted = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
-        words = wanted[-1].lower() if wanted else "unknown"
+        demands = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
+        words = demands[-1].lower() if demands else "unknown"
         # Drivers of 590 and later call a reset "PF FLR", and a reboot "OS Reboot".
         for word, action in _DEMANDS.items():
             if word in words:

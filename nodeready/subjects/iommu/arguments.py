@@ -87,15 +87,15 @@ def same(token: str, other: str) -> bool:
     return words(token) == words(other)
 
 
-def missing(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+def missing(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
     """The wanted tokens that are not among the present ones."""
-    there = {word for token in present for word in words(token)}
-    return tuple(policy for policy in wanted if not there.issuperset(words(policy)))
+    present_words = {word for token in present for word in words(token)}
+    return tuple(policy for policy in required if not present_words.issuperset(words(policy)))
 
 
-def contradicting(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
+def contradicting(present: Iterable[str], required: Iterable[str]) -> tuple[str, ...]:
     """The present tokens that give an option of a wanted token another value, each once."""
-    wants = {word for policy in wanted for word in words(policy)}
+    wants = {word for policy in required for word in words(policy)}
     options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
 
     def against(name: str, word: str) -> bool:
@@ -119,10 +119,10 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
     value = ""
     at = 0
     while at < len(text) and not text[at].isspace() and text[at] not in ";#":
-        piece = _PIECE.match(text, at)
-        if piece is None:
+        match = _PIECE.match(text, at)
+        if match is None:
             return None
-        double, single, escaped, bare = piece.groups()
+        double, single, escaped, bare = match.groups()
         if single is not None:
             value += single
         elif escaped is not None:
@@ -133,7 +133,7 @@ def _value(text: str, variables: Mapping[str, str]) -> str | None:
                 return None
             expanded = expand(part, variables)
             value += re.sub(r"\\([\"\\$`])", r"\1", expanded) if double is not None else expanded
-        at = piece.end()
+        at = match.end()
     # Behind a backslash at the end, the assignment goes on in the next line.
     return None if text.rstrip().endswith("\\") else value
 
@@ -165,7 +165,7 @@ def configured(lines: Iterable[Line]) -> Configured:
             readable = False
         else:
             values[match[1]] = value
-    found: list[str] = []
+    tokens: list[str] = []
     for variable in VARIABLES:
-        found.extend(kernel_arguments(values.get(variable, "")))
-    return Configured(tuple(found) if readable else None, last)
+        tokens.extend(kernel_arguments(values.get(variable, "")))
+    return Configured(tuple(tokens) if readable else None, last)

@@ -79,7 +79,7 @@ def ours_wins(observed: Iommu, args: tuple[str, ...]) -> bool:
     )
 
 
-def _wrong(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
+def _problem(tokens: tuple[str, ...], args: tuple[str, ...]) -> str:
     """What is wrong with a command line, in words, or ""."""
     parts = [f"{token} contradicts" for token in contradicting(tokens, args)]
     lacking = missing(tokens, args)
@@ -97,20 +97,20 @@ def _source(observed: Iommu, tokens: tuple[str, ...], default: str) -> str:
 def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     """What is wrong at the next boot, where, and whether it is wrong in GRUB's generated file."""
     for entry in observed.boot:
-        wrong = _wrong(entry.tokens, args)
-        if wrong:
+        problem = _problem(entry.tokens, args)
+        if problem:
             bad = contradicting(entry.tokens, args)
-            return f"next boot: {wrong}", _source(observed, bad, entry.where), True
+            return f"next boot: {problem}", _source(observed, bad, entry.where), True
     if observed.family != "redhat" and not ours_wins(observed, args):
-        found = configured(observed.config)
-        if found.tokens is None:
-            where = found.last.where if found.last else ""
-            return "next update of GRUB: cannot be foretold", where, False
-        wrong = _wrong(found.tokens, args)
-        if wrong:
-            bad = contradicting(found.tokens, args)
-            where = found.last.where if found.last else ""
-            return f"next update of GRUB: {wrong}", _source(observed, bad, where), False
+        grub = configured(observed.config)
+        if grub.tokens is None:
+            source = grub.last.where if grub.last else ""
+            return "next update of GRUB: cannot be foretold", source, False
+        problem = _problem(grub.tokens, args)
+        if problem:
+            bad = contradicting(grub.tokens, args)
+            source = grub.last.where if grub.last else ""
+            return f"next update of GRUB: {problem}", _source(observed, bad, source), False
     return "", observed.boot[0].where if observed.boot else "", False
 
 
@@ -141,38 +141,38 @@ def args(observed: Iommu, policy: Policy) -> Result:
     expected = " ".join(wants)
     if observed.unreadable:
         return unknown(check, f"only root may read {observed.unreadable[0]}")
-    if not observed.boot and not _wrong(observed.live, wants):
+    if not observed.boot and not _problem(observed.live, wants):
         return ok(check, expected, f"{expected}; the boot loader is not on this node")
     command = tool(observed)
     if observed.boot:
-        wrong, source, stale = _next_boot(observed, wants)
-        if not wrong:
+        problem, source, stale = _next_boot(observed, wants)
+        if not problem:
             return ok(check, expected, expected, source)
     else:
-        wrong, source, stale = (
-            f"no boot loader configuration ({_wrong(observed.live, wants)})",
+        problem, source, stale = (
+            f"no boot loader configuration ({_problem(observed.live, wants)})",
             "",
             False,
         )
     if not command or not observed.boot:
         fix = f"set {expected} on the kernel's command line by hand (boot loader, PXE or image)"
-        shown = wrong or f"running kernel: {_wrong(observed.live, wants)}"
+        shown = problem or f"running kernel: {_problem(observed.live, wants)}"
         return fail(check, expected, f"{shown}; no supported boot loader", source, fix)
     foreign = stale and observed.boot[0].script not in GENERATED
     if foreign:
         script = f"/etc/grub.d/{observed.boot[0].script}"
         fix = f"look in /etc/grub.d for what writes {observed.boot[0].where}"
-        return fail(check, expected, f"{wrong}, in the entry of {script}", source, fix)
+        return fail(check, expected, f"{problem}, in the entry of {script}", source, fix)
     if stale and observed.generated and ours_wins(observed, wants):
         # grub.cfg was generated with our file in place and is wrong: another run changes nothing.
         return fail(
             check,
             expected,
-            f"{wrong}, though {observed.ours.path if observed.ours else ''} is in place",
+            f"{problem}, though {observed.ours.path if observed.ours else ''} is in place",
             observed.boot[0].where,
             f"look in /etc/grub.d for what writes {observed.boot[0].where}",
         )
-    return fixable(check, expected, wrong, source)
+    return fixable(check, expected, problem, source)
 
 
 @check(
@@ -185,14 +185,16 @@ def live(observed: Iommu, policy: Policy) -> Result:
     check, wants = "iommu.live", wanted(observed, policy)
     if isinstance(wants, str):
         return na(check, wants)
-    expected, wrong = " ".join(wants), _wrong(observed.live, wants)
-    if not wrong:
+    expected, problem = " ".join(wants), _problem(observed.live, wants)
+    if not problem:
         return ok(check, expected, expected, PROC)
     if args(observed, policy).status == "ok":
         return warn(
-            check, expected, f"pending reboot: {wrong}", "/proc/cmdline", "reboot the node"
+            check, expected, f"pending reboot: {problem}", "/proc/cmdline", "reboot the node"
         )
-    return warn(check, expected, wrong, "/proc/cmdline", "repair iommu.args, then reboot the node")
+    return warn(
+        check, expected, problem, "/proc/cmdline", "repair iommu.args, then reboot the node"
+    )
 
 
 @check(
@@ -210,25 +212,25 @@ def off(observed: Iommu, policy: Policy) -> Result:
     if isinstance(wants, str):
         return na(check, wants)
     options = {name for token in wants for name, _ in words(token)}
-    found: list[tuple[str, str]] = []
-    for where, tokens in [
+    tokens_off: list[tuple[str, str]] = []
+    for place, tokens in [
         *((e.where, e.tokens) for e in observed.boot),
         ("/proc/cmdline", observed.live),
     ]:
         for token in tokens:
             off = {name for name, word in words(token) if (name, word) in OFF}
             if off - options:
-                found.append((token, _source(observed, (token,), where)))
-    if not found:
+                tokens_off.append((token, _source(observed, (token,), place)))
+    if not tokens_off:
         return ok(check, "the IOMMU is not switched off")
-    token, where = found[0]
-    pending = "pending reboot: " if where == "/proc/cmdline" and observed.boot else ""
+    token, place = tokens_off[0]
+    pending = "pending reboot: " if place == "/proc/cmdline" and observed.boot else ""
     fix = (
         "reboot the node"
         if pending
-        else f"remove {token} from {where}, unless it is there for a reason"
+        else f"remove {token} from {place}, unless it is there for a reason"
     )
-    return warn(check, "the IOMMU is not switched off", f"{pending}{token}", where, fix)
+    return warn(check, "the IOMMU is not switched off", f"{pending}{token}", place, fix)
 
 
 SUBJECT = Subject(

@@ -46,7 +46,7 @@ _TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 def _script(policy: Policy) -> str:
     if policy.iommu_args == ():
         return ":"
-    wanted = "nr_amd=1" if policy.iommu_args else "nr_amd="
+    assignment = "nr_amd=1" if policy.iommu_args else "nr_amd="
     pattern = (
         r"^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|"
         r"^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|"
@@ -54,7 +54,7 @@ def _script(policy: Policy) -> str:
         r"^[[:space:]]*blscfg|^### (BEGIN|END) "
     )
     return rf"""
-    {wanted}
+    {assignment}
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_line=
         {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
@@ -167,9 +167,9 @@ def _family(lines: Iterable[Line]) -> str:
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     """The observation. Raises ProbeError for a list of CPUs that makes no sense."""
-    whole = outputs["iommu"]
+    section = outputs["iommu"]
     # Behind this line stands the content of a file, in which no line is an answer of ours.
-    output = replace(whole, text=whole.require().partition(f"\n@{whole.nonce} file ")[0])
+    output = replace(section, text=section.require().partition(f"\n@{section.nonce} file ")[0])
     values = output.values()
     if "live" not in values:
         return Iommu(devices=tuple(sorted(output.all("device"))))
@@ -178,7 +178,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     # Only Debian's grub-mkconfig reads grub.d.
     dropins = tuple(output.all("dropin")) if family == "debian" else ()
     config = [line for path in (DEFAULT_GRUB, *dropins) for line in files.get(path, ())]
-    ours = [line for line in config if line.text.startswith(f"{OURS}=")]
+    own_lines = [line for line in config if line.text.startswith(f"{OURS}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
     boot = find_next_boot(files, family)
     return Iommu(
@@ -191,10 +191,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         family=family,
         tools=tuple(output.all("have")),
         dropins=dropins,
-        ours=ours[-1] if ours else None,
-        generated=bool(ours) and ours[-1].path in newer,
+        ours=own_lines[-1] if own_lines else None,
+        generated=bool(own_lines) and own_lines[-1].path in newer,
         unreadable=tuple(output.all("unreadable")),
-        default_grub=whole.files().get(DEFAULT_GRUB),
+        default_grub=section.files().get(DEFAULT_GRUB),
         entries=boot.others,
     )
 

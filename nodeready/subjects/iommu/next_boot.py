@@ -77,12 +77,12 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
         if begin:
             script = begin[1].rpartition("/")[2]
         elif opens:
-            given = [re.sub(r"['\"]|\\(?=.)", "", word) for word in _WORD.findall(opens[2])]
-            names = [given[0]] if given else []
-            for flag, value in zip(given, given[1:]):
+            arguments = [re.sub(r"['\"]|\\(?=.)", "", word) for word in _WORD.findall(opens[2])]
+            names = [arguments[0]] if arguments else []
+            for flag, value in zip(arguments, arguments[1:]):
                 if flag in ("$menuentry_id_option", "--id"):
                     names.append(value)
-            names += [word[5:] for word in given if word.startswith("--id=")]
+            names += [word[5:] for word in arguments if word.startswith("--id=")]
             item = _Item(tuple(names), [] if opens[1] == "submenu" else None)
             menu = stack[-1].menu
             if opens[1] != "function" and menu is not None:
@@ -103,14 +103,14 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
 
 def _chosen(menu: list[_Item], name: str) -> Entry | None:
     """The entry that GRUB boots for a value of ``default``; None for one without a kernel."""
-    first, _, rest = name.replace(">>", "\0").partition(">")
-    first, rest = first.replace("\0", ">"), rest.replace("\0", ">>")
-    item = next((one for one in menu if first and first in one.names), None)
+    first, _, submenu = name.replace(">>", "\0").partition(">")
+    first, submenu = first.replace("\0", ">"), submenu.replace("\0", ">>")
+    item = next((candidate for candidate in menu if first and first in candidate.names), None)
     if item is None and re.fullmatch(r"\d{1,6}", first) and int(first) < len(menu):
         item = menu[int(first)]
     if item is None:
-        item, rest = (menu[0] if menu else _Item()), ""
-    return item.kernel if item.menu is None else _chosen(item.menu, rest)
+        item, submenu = (menu[0] if menu else _Item()), ""
+    return item.kernel if item.menu is None else _chosen(item.menu, submenu)
 
 
 def _kernels(menu: list[_Item]) -> Iterator[Entry]:
@@ -157,7 +157,7 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
             env.update({name: value for name, _, value in pairs})
         elif path == LOADER_CONF:
             words = [line.text.split(None, 1) for line in lines]
-            chosen = [one[1].strip() for one in words if one[0] == "default" and len(one) == 2]
+            chosen = [pair[1].strip() for pair in words if pair[0] == "default" and len(pair) == 2]
             default = default or (chosen[-1] if chosen else "")
     variables.update(env)
     default = env.get("next_entry", "") or expand(default, env)
@@ -184,6 +184,6 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
         else:
             if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
                 first = paths[int(default)]
-        rest = (path for path in paths if path != first and "-rescue" not in path)
-        return _Boot(entries[first], tuple(entries[path] for path in rest))
+        other_paths = (path for path in paths if path != first and "-rescue" not in path)
+        return _Boot(entries[first], tuple(entries[path] for path in other_paths))
     return _Boot(_chosen(menu, default) or next(iter(kernels), None))

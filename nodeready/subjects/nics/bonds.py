@@ -92,14 +92,14 @@ def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
 
 def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
     """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
-    found = {}
+    bonds = {}
     for name, values in attributes.items():
         if not any(key[:8] == "bonding/" for key in values):
             continue
         slaves = values.get("bonding/slaves", "").split()
         mode = values.get("bonding/mode", "").partition(" ")[0] or None
         lacp = mode == LACP
-        found[name] = Bond(
+        bonds[name] = Bond(
             name,
             mode,
             values.get("bonding/mii_status") or None,
@@ -108,4 +108,4 @@ def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond
             _number(values.get("bonding/ad_aggregator")),
             values.get("bonding/ad_partner_mac") or None,
         )
-    return found
+    return bonds

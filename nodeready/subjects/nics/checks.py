@@ -47,11 +47,11 @@ def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
     """
     grown = {}
     judged = observed.configured()
-    for name, one in observed.interfaces.items():
-        now, then = getattr(one, counter), before.values.get(f"{name}.{counter}")
-        if now is None or then is None or not (one.physical or name in judged):
+    for name, nic in observed.interfaces.items():
+        current, earlier = getattr(nic, counter), before.values.get(f"{name}.{counter}")
+        if current is None or earlier is None or not (nic.physical or name in judged):
             continue
-        growth = now - then if now >= then else now
+        growth = current - earlier if current >= earlier else current
         if growth > 0:
             grown[name] = growth
     return grown
@@ -60,8 +60,8 @@ def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
 def _counted(observed: Nics, before: Counters, *counters: str) -> bool:
     """Whether the earlier look and this one have one of these counters in common."""
     return any(
-        f"{name}.{counter}" in before.values and getattr(one, counter) is not None
-        for name, one in observed.interfaces.items()
+        f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
+        for name, nic in observed.interfaces.items()
         for counter in counters
     )
 
@@ -137,7 +137,7 @@ def errors(observed: Nics, policy: Policy) -> Result:
 _SLOWEST_MBPS = 1000
 
 
-def _wanted(policy: Policy, column: str) -> dict[str, str | int]:
+def _policy_values(policy: Policy, column: str) -> dict[str, str | int]:
     """Interface -> the policy's value in this column."""
     table = rows(policy.nics)
     return {name: columns[column] for name, columns in table.items() if column in columns}
@@ -185,11 +185,11 @@ def expected(observed: Nics, policy: Policy) -> Result:
     missing = [name for name in names if name not in observed.interfaces]
     if not missing:
         return ok(check, _names(names))
-    there = [name for name, one in observed.interfaces.items() if one.physical]
+    ports = [name for name, nic in observed.interfaces.items() if nic.physical]
     return fail(
         check,
         _names(names),
-        f"no {_names(missing)}; there: {_names(there) or 'no hardware port'}",
+        f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}",
         NET,
         "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
         "the new name in the policy",
@@ -215,15 +215,15 @@ def link(observed: Nics, policy: Policy) -> Result:
     """
     check = "nics.link"
     judged = observed.configured(rows(policy.nics))
-    down = {n: one for n, one in observed.interfaces.items() if one.kind == "loopback"}
-    off = [name for name, one in {**judged, **down}.items() if one.admin_up is False]
+    down = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
+    off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
     if not judged and not off:
         return na(check, "no interface is configured")
-    cut = [name for name, one in judged.items() if one.carrier is False and name not in off]
+    cut = [name for name, nic in judged.items() if nic.carrier is False and name not in off]
     waits = [
         name
-        for name, one in judged.items()
-        if one.operstate in ("dormant", "testing") and name not in (*off, *cut)
+        for name, nic in judged.items()
+        if nic.operstate in ("dormant", "testing") and name not in (*off, *cut)
     ]
     if off or cut or waits:
         texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
@@ -231,11 +231,11 @@ def link(observed: Nics, policy: Policy) -> Result:
         fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
         fixes += [f"ip link set {quote(name)} up" for name in off]
         fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waits]
-        wanted = f"a link on {_names(judged or off)}"
+        expectation = f"a link on {_names(judged or off)}"
         return fail(
-            check, wanted, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
+            check, expectation, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
         )
-    silent = [name for name, one in judged.items() if one.carrier is None]
+    silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
     return ok(check, "a link", _names(judged))
@@ -249,14 +249,18 @@ def _declared(
     A missing interface is left to `expected`.
     """
     unit = " Mbit/s" if column == "speed_mbps" else ""
-    wanted = {n: value for n, value in _wanted(policy, column).items() if n in observed.interfaces}
-    actual = {name: getattr(observed.interfaces[name], column) for name in wanted}
+    policy_values = {
+        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
+    }
+    actual = {name: getattr(observed.interfaces[name], column) for name in policy_values}
     if column == "driver":
         actual = {name: "none" if value is None else value for name, value in actual.items()}
-    wrong = {n: v for n, v in actual.items() if v is not None and v != wanted[n]}
-    if wrong:
-        expected = _in_words({name: wanted[name] for name in wrong}, unit)
-        return fail(check, expected, _in_words(wrong, unit), _source(wrong, attribute), fix)
+    deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
+    if deviating:
+        expected = _in_words({name: policy_values[name] for name in deviating}, unit)
+        return fail(
+            check, expected, _in_words(deviating, unit), _source(deviating, attribute), fix
+        )
     silent = [
         n
         for n, v in actual.items()
@@ -272,7 +276,7 @@ def _declared(
 def _linked(observed: Nics, policy: Policy) -> dict[str, Nic]:
     """The configured hardware ports that have a link; without a link, speed means nothing."""
     judged = observed.configured(rows(policy.nics))
-    return {name: one for name, one in judged.items() if one.physical and one.carrier}
+    return {name: nic for name, nic in judged.items() if nic.physical and nic.carrier}
 
 
 def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
@@ -280,8 +284,8 @@ def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
 
     A driver that cannot tell its speed (virtio, Xen) tells it of no port.
     """
-    told = {one.driver for one in ports.values() if getattr(one, fact) is not None}
-    return [n for n, one in ports.items() if getattr(one, fact) is None and one.driver in told]
+    drivers = {nic.driver for nic in ports.values() if getattr(nic, fact) is not None}
+    return [n for n, nic in ports.items() if getattr(nic, fact) is None and nic.driver in drivers]
 
 
 @check(
@@ -297,12 +301,12 @@ def speed(observed: Nics, policy: Policy) -> Result:
     """
     check = "nics.speed"
     fix = "check cable, transceiver, and the speed set on the switch port"
-    found = _declared(check, observed, policy, column="speed_mbps", attribute="speed", fix=fix)
-    if found is not None and found.status == "fail":
-        return found
-    named = _wanted(policy, "speed_mbps")
+    verdict = _declared(check, observed, policy, column="speed_mbps", attribute="speed", fix=fix)
+    if verdict is not None and verdict.status == "fail":
+        return verdict
+    named = _policy_values(policy, "speed_mbps")
     speeds = {
-        name: one.speed_mbps for name, one in _linked(observed, policy).items() if one.speed_mbps
+        name: nic.speed_mbps for name, nic in _linked(observed, policy).items() if nic.speed_mbps
     }
     # On InfiniBand the RDMA ports tell the rate; its IP interface only repeats it.
     slow = {
@@ -316,22 +320,27 @@ def speed(observed: Nics, policy: Policy) -> Result:
         actual = _in_words(slow, " Mbit/s")
         return fail(check, "at least 1000 Mbit/s", actual, _source(slow, "speed"), fix)
     for bond, slaves in _slaves(observed).items():
-        each = {one.name: speeds[one.name] for one in slaves if one.name in speeds}
-        if len(set(each.values())) > 1:
+        slave_speeds = {slave.name: speeds[slave.name] for slave in slaves if slave.name in speeds}
+        if len(set(slave_speeds.values())) > 1:
             lacp = observed.bonds[bond].lacp
-            expected, actual = f"one speed in {bond}", _in_words(each, " Mbit/s")
+            expected, actual = f"one speed in {bond}", _in_words(slave_speeds, " Mbit/s")
             judge = fail if lacp else warn
-            return judge(check, expected, actual, _source(each, "speed"), fix)
-    if found is not None:
-        return found
+            return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
+    if verdict is not None:
+        return verdict
     silent = _silent(_linked(observed, policy), "speed_mbps")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
-    known = {n: observed.interfaces[n].speed_mbps for n in named if n in observed.interfaces}
-    told = {**speeds, **{name: value for name, value in known.items() if value is not None}}
-    if not told:
+    speeds_named = {
+        n: observed.interfaces[n].speed_mbps for n in named if n in observed.interfaces
+    }
+    known_speeds = {
+        **speeds,
+        **{name: value for name, value in speeds_named.items() if value is not None},
+    }
+    if not known_speeds:
         return na(check, "no hardware port with a link tells its speed")
-    return ok(check, _in_words(told, " Mbit/s"), source=_source(told, "speed"))
+    return ok(check, _in_words(known_speeds, " Mbit/s"), source=_source(known_speeds, "speed"))
 
 
 @check(
@@ -342,20 +351,20 @@ def speed(observed: Nics, policy: Policy) -> Result:
 def duplex(observed: Nics, policy: Policy) -> Result:
     """Links of hardware ports are full duplex: half is a negotiation that failed, and drops."""
     check = "nics.duplex"
-    told = {
-        name: one.duplex
-        for name, one in _linked(observed, policy).items()
-        if one.duplex is not None and one.kind == "ethernet"
+    modes = {
+        name: nic.duplex
+        for name, nic in _linked(observed, policy).items()
+        if nic.duplex is not None and nic.kind == "ethernet"
     }
-    half = [name for name, value in told.items() if value == "half"]
+    half = [name for name, value in modes.items() if value == "half"]
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
-    ports = {n: one for n, one in _linked(observed, policy).items() if one.kind == "ethernet"}
+    ports = {n: nic for n, nic in _linked(observed, policy).items() if nic.kind == "ethernet"}
     silent = _silent(ports, "duplex")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
-    if not told:
+    if not modes:
         return na(check, "no hardware port with a link tells its duplex mode")
     return ok(check, "full")
 
@@ -375,38 +384,42 @@ def mtu(observed: Nics, policy: Policy) -> Result:
     """
     check, judged = "nics.mtu", observed.configured(rows(policy.nics))
     fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
-    found = _declared(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
-    if found is not None and found.status == "fail":
-        return found
+    verdict = _declared(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
+    if verdict is not None and verdict.status == "fail":
+        return verdict
     for bond, slaves in _slaves(observed).items():
-        whole = observed.interfaces[bond].mtu if bond in observed.interfaces else None
-        wrong = {one.name: one.mtu for one in slaves if one.mtu not in (None, whole)}
-        if whole is not None and wrong:
-            actual = _in_words({name: value or 0 for name, value in wrong.items()})
-            return fail(check, f"{whole}, as {bond}", actual, _source(wrong, "mtu"), fix)
-    for name, one in judged.items():
-        bridge = observed.interfaces.get(one.master or "")
+        bond_mtu = observed.interfaces[bond].mtu if bond in observed.interfaces else None
+        deviating = {
+            slave.name: slave.mtu for slave in slaves if slave.mtu not in (None, bond_mtu)
+        }
+        if bond_mtu is not None and deviating:
+            actual = _in_words({name: value or 0 for name, value in deviating.items()})
+            return fail(check, f"{bond_mtu}, as {bond}", actual, _source(deviating, "mtu"), fix)
+    for name, nic in judged.items():
+        bridge = observed.interfaces.get(nic.master or "")
         if bridge is None or bridge.kind != "bridge" or not bridge.addressed:
             continue
-        if None not in (one.mtu, bridge.mtu) and (one.mtu or 0) < (bridge.mtu or 0):
-            actual, expected = f"{one.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
+        if None not in (nic.mtu, bridge.mtu) and (nic.mtu or 0) < (bridge.mtu or 0):
+            actual, expected = f"{nic.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
             return fail(check, expected, actual, _source([name], "mtu"), fix)
-    if found is not None:
-        return found
+    if verdict is not None:
+        return verdict
     unread = [
         name
         for bond, slaves in _slaves(observed).items()
-        for name in (bond, *(one.name for one in slaves))
+        for name in (bond, *(slave.name for slave in slaves))
         if name in observed.interfaces and observed.interfaces[name].mtu is None
     ]
     if unread:
         return unknown(check, f"{_names(unread)} does not tell its mtu")
     named = {
-        n: observed.interfaces[n].mtu for n in _wanted(policy, "mtu") if n in observed.interfaces
+        n: observed.interfaces[n].mtu
+        for n in _policy_values(policy, "mtu")
+        if n in observed.interfaces
     }
     if named or observed.bonds:
-        told = {name: value or 0 for name, value in named.items()}
-        return ok(check, _in_words(told) or "a bond's slaves as the bond")
+        values = {name: value or 0 for name, value in named.items()}
+        return ok(check, _in_words(values) or "a bond's slaves as the bond")
     return na(check, "the policy sets no MTU and there is no bond")
 
 
@@ -434,10 +447,12 @@ def firmware(observed: Nics, policy: Policy) -> Result:
 
 def _only_policy(column: str, observed: Nics, policy: Policy, attribute: str, fix: str) -> Result:
     check = f"nics.{column}"
-    found = _declared(check, observed, policy, column=column, attribute=attribute, fix=fix)
-    if found is not None:
-        return found
-    named = {n: value for n, value in _wanted(policy, column).items() if n in observed.interfaces}
+    verdict = _declared(check, observed, policy, column=column, attribute=attribute, fix=fix)
+    if verdict is not None:
+        return verdict
+    named = {
+        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
+    }
     return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
 
 
@@ -480,20 +495,24 @@ def bond(observed: Nics, policy: Policy) -> Result:
     # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
     used = {
         *observed.configured(rows(policy.nics)),
-        *(one.master for one in observed.interfaces.values()),
+        *(nic.master for nic in observed.interfaces.values()),
     }
-    bonds = [one for name, one in observed.bonds.items() if one.slaves or name in used]
+    bonds = [
+        candidate for name, candidate in observed.bonds.items() if candidate.slaves or name in used
+    ]
     if not bonds:
         return na(check, "no bond")
-    wrong = [text for one in bonds for text in _degraded(one)]
-    if wrong:
-        where = next(one.name for one in bonds if _degraded(one))
+    problems = [text for item in bonds for text in _degraded(item)]
+    if problems:
+        bond_name = next(item.name for item in bonds if _degraded(item))
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
-        return fail(check, "all slaves in use", some(wrong), f"/proc/net/bonding/{where}", fix)
-    silent = [slave.name for one in bonds for slave in one.slaves if slave.mii is None]
+        return fail(
+            check, "all slaves in use", some(problems), f"/proc/net/bonding/{bond_name}", fix
+        )
+    silent = [slave.name for item in bonds for slave in item.slaves if slave.mii is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
-    return ok(check, "all slaves in use", _names(one.name for one in bonds))
+    return ok(check, "all slaves in use", _names(item.name for item in bonds))
 
 
 SUBJECT = Subject(

@@ -72,7 +72,7 @@ _ENDS = (
 
 
 def _script(policy: Policy) -> str:
-    kept = "|".join(shell.quote(name) for name in rows(policy.nics))
+    policy_names = "|".join(shell.quote(name) for name in rows(policy.nics))
     # The names need no quotes: the kernel allows no white space and no slash in them.
     files = " ".join(f"$nr_dir/{name}" for name in _FILES)
     return rf"""
@@ -80,7 +80,7 @@ def _script(policy: Policy) -> str:
     for nr_dir in {nic.NET}/*; do
         nr_name=${{nr_dir##*/}}
         case $nr_name in
-        {f"{kept}) ;;" if kept else ""}
+        {f"{policy_names}) ;;" if policy_names else ""}
         {_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
         esac
         if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
@@ -134,7 +134,7 @@ class Nics:
         interface that has one.
         """
         named = {*also, *_tasked(self)}
-        return {name: one for name, one in self.interfaces.items() if name in named}
+        return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
 @of_one_node
@@ -144,28 +144,32 @@ def _tasked(observed: Nics) -> frozenset[str | None]:
     named |= {name for name, bond in observed.bonds.items() if bond.slaves}
     named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
     ports = {
-        n: one for n, one in observed.interfaces.items() if one.physical or one.kind == "bond"
+        n: interface
+        for n, interface in observed.interfaces.items()
+        if interface.physical or interface.kind == "bond"
     }
-    addressed = {name for name, one in ports.items() if one.addressed}
+    addressed = {name for name, port in ports.items() if port.addressed}
     if not addressed:
         named |= {
             name
-            for name, one in observed.interfaces.items()
-            if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
+            for name, interface in observed.interfaces.items()
+            if interface.kind == "virtual"
+            and interface.addressed
+            and not _NOT_FOR_PEERS.match(name)
         }
-    named |= addressed | {name for name, one in ports.items() if one.upper}
-    on_top = {name for one in ports.values() for name in one.upper}
+    named |= addressed | {name for name, port in ports.items() if port.upper}
+    on_top = {name for port in ports.values() for name in port.upper}
     named |= {n for n in on_top if n in observed.interfaces and observed.interfaces[n].addressed}
     return frozenset(named)
 
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for value in values:
         name, space, other = value.partition(" ")
         if space:
-            found.setdefault(name, []).append(other)
-    return found
+            values_by_name.setdefault(name, []).append(other)
+    return values_by_name
 
 
 #: What the section ``nics`` alone tells: the interfaces without their addresses, the bonds, and
@@ -174,21 +178,21 @@ _Alone = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
 _KNOWN: Known[_Alone] = Known()
 
 
-def _alone(output: Output) -> _Alone:
+def _parse_interfaces(output: Output) -> _Alone:
     """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
     lines = text.split("\n")
-    for known in _KNOWN.of(lines):
-        differing = known.differing(lines)
+    for template in _KNOWN.of(lines):
+        differing = template.differing(lines)
         if differing is not None:
-            _KNOWN.used(known)
-            interfaces, bonds, ends = known.read
+            _KNOWN.used(template)
+            interfaces, bonds, ends = template.read
             return nic.like(interfaces, differing), bonds, ends
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
-    found = {
+    nics = {
         name: nic.parse(
             name,
             values,
@@ -198,9 +202,9 @@ def _alone(output: Output) -> _Alone:
         for name, values in attributes.items()
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")
-    made: _Alone = frozen((found, parse_bonding(attributes), ends))
-    _KNOWN.keep(Alike.of(lines, made, nic.varying(lines)))
-    return made
+    parsed: _Alone = frozen((nics, parse_bonding(attributes), ends))
+    _KNOWN.keep(Alike.of(lines, parsed, nic.varying(lines)))
+    return parsed
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
@@ -209,22 +213,22 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     output.require()
     if not table.truncated:
         table.require()
-    alone, bonds, ends = _alone(output)
-    known, own = routes.parse_section(table)
-    placed = routes.addresses(own)
-    used = {route.interface for route in known if not routes.link_local(route.destination)}
+    bare_nics, bonds, ends = _parse_interfaces(output)
+    all_routes, own_addresses = routes.parse_section(table)
+    placed = routes.addresses(own_addresses)
+    used = {route.interface for route in all_routes if not routes.link_local(route.destination)}
     interfaces = {}
-    for name, one in alone.items():
+    for name, bare_nic in bare_nics.items():
         listed = placed.get(name, [])
         addresses = None if listed is None else tuple(listed)
-        interfaces[name] = changed(one, addresses=addresses, routed=name in used)
+        interfaces[name] = changed(bare_nic, addresses=addresses, routed=name in used)
     observed = Nics(
         interfaces=interfaces,
         bonds=bonds,
         container_ends=ends,
-        routes=known,
+        routes=all_routes,
         routes_cut=table.truncated,
-        default_interface=routes.default_interface(known),
+        default_interface=routes.default_interface(all_routes),
     )
     return replace(observed, nccl_socket_ifname=socket_interface(observed)[0])
 
@@ -241,10 +245,12 @@ def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     over. Give the same tuple for all nodes: it is sorted once.
     """
     counts = routes.reached(observed.routes, addresses)
-    known = routes.known(addresses)
-    listed = [text for one in observed.interfaces.values() for text in one.addresses or ()]
-    own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in routes.reached(observed.routes, own, own=True).items():
+    addresses_known = routes.address_set(addresses)
+    listed = [
+        text for interface in observed.interfaces.values() for text in interface.addresses or ()
+    ]
+    own_addresses = tuple(text for text in listed if text.partition("/")[0] in addresses_known)
+    for name, count in routes.reached(observed.routes, own_addresses, own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name
@@ -256,8 +262,8 @@ def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
 
 def with_peers(observed: Nics, addresses: tuple[str, ...]) -> Nics:
     """The observation, with the interfaces that reach these addresses of the run's nodes."""
-    found = replace(observed, peers_via=reaching(observed, addresses))
-    return replace(found, nccl_socket_ifname=socket_interface(found)[0])
+    extended = replace(observed, peers_via=reaching(observed, addresses))
+    return replace(extended, nccl_socket_ifname=socket_interface(extended)[0])
 
 
 def socket_interface(observed: Nics) -> tuple[str | None, str]:
@@ -266,10 +272,10 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
     """
 
     def usable(name: str | None) -> bool:
-        one = observed.interfaces.get(name or "")
-        if one is None or one.carrier is False or one.admin_up is False:
+        interface = observed.interfaces.get(name or "")
+        if interface is None or interface.carrier is False or interface.admin_up is False:
             return False
-        return not _NOT_FOR_PEERS.match(one.name)
+        return not _NOT_FOR_PEERS.match(interface.name)
 
     for name in filter(usable, observed.peers_via):
         return name, "its routes lead to the other nodes"
@@ -283,8 +289,8 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
     # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
     named = [
         name
-        for name, one in observed.configured().items()
-        if usable(name) and one.addressed and one.master is None
+        for name, interface in observed.configured().items()
+        if usable(name) and interface.addressed and interface.master is None
     ]
     if len(named) == 1:
         return named[0], "no other interface is configured"
@@ -298,39 +304,41 @@ def socket_interface(observed: Nics) -> tuple[str | None, str]:
 
 def counters(observed: Nics) -> dict[str, int]:
     """The counters that the next look compares with: "eth0.rx_crc_errors" -> value."""
-    found = {}
+    values = {}
     configured = observed.configured()
-    for name, one in observed.interfaces.items():
-        if one.physical or name in configured:
+    for name, interface in observed.interfaces.items():
+        if interface.physical or name in configured:
             for counter in COUNTED:
-                value = getattr(one, counter)
+                value = getattr(interface, counter)
                 if value is not None:
-                    found[f"{name}.{counter}"] = value
-    return found
+                    values[f"{name}.{counter}"] = value
+    return values
 
 
 def compared(observed: Nics) -> dict[str, str | int]:
     """What the nodes of a group should share: their ports, and the settings of those in use."""
     configured = observed.configured()
-    found: dict[str, str | int] = {
-        "interfaces": ",".join(sorted(n for n, one in observed.interfaces.items() if one.physical))
+    facts_by_name: dict[str, str | int] = {
+        "interfaces": ",".join(
+            sorted(n for n, interface in observed.interfaces.items() if interface.physical)
+        )
     }
-    for name, one in observed.interfaces.items():
-        facts = ["driver", "firmware"] if one.physical else []
-        if name in configured or (one.physical and one.carrier):
-            facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
+    for name, interface in observed.interfaces.items():
+        facts = ["driver", "firmware"] if interface.physical else []
+        if name in configured or (interface.physical and interface.carrier):
+            facts += ["mtu"] if interface.kind == "virtual" else ["mtu", "speed_mbps"]
         for fact in facts:
-            value = getattr(one, fact)
+            value = getattr(interface, fact)
             if value is not None:
-                found[f"{name}.{fact}"] = value
-    return found
+                facts_by_name[f"{name}.{fact}"] = value
+    return facts_by_name
 
 
 def learned(observed: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its configured interfaces, as they are now."""
-    found = {}
-    for name, one in observed.configured().items():
-        columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")
-        values = {column: getattr(one, column) for column in columns}
-        found[name] = {column: value for column, value in values.items() if value is not None}
-    return {"nics": found} if found else {}
+    table = {}
+    for name, interface in observed.configured().items():
+        columns = ("mtu",) if interface.kind == "virtual" else ("speed_mbps", "mtu", "driver")
+        values = {column: getattr(interface, column) for column in columns}
+        table[name] = {column: value for column, value in values.items() if value is not None}
+    return {"nics": table} if table else {}

@@ -103,9 +103,9 @@ def _named_by(path: str) -> tuple[str, str]:
 
 def attributes(text: str) -> dict[str, dict[str, str]]:
     """Interface -> attribute -> value. Every line of a uevent file is an attribute: "DEVTYPE"."""
-    found: dict[str, dict[str, str]] = {}
+    attributes_by_name: dict[str, dict[str, str]] = {}
     start = f"{NET}/"
-    length, met = len(start), set[str]()
+    length, visited = len(start), set[str]()
     for line in text.split("\n"):
         # No path here contains a PCI address, and so none contains a colon.
         path, colon, value = line.partition(":")
@@ -114,17 +114,17 @@ def attributes(text: str) -> dict[str, dict[str, str]]:
         # The same paths on thousands of nodes; a long one is none of these.
         read = _named_by if len(path) < 200 else _named_by.__wrapped__
         name, key = read(path[length:])
-        values = found.setdefault(name, {})
+        values = attributes_by_name.setdefault(name, {})
         if key in _EVENTS:
             values.setdefault(key, "")
             word, equals, value = value.rstrip("\r").partition("=")
             if equals:
                 values.setdefault(_EVENTS[key] + word, value)
-        elif path not in met:
+        elif path not in visited:
             # The first line of a file, and the last file of an attribute.
-            met.add(path)
+            visited.add(path)
             values[key] = value.rstrip("\r")
-    return found
+    return attributes_by_name
 
 
 #: An attribute of which each line is one -> what stands before that one's name.
@@ -136,13 +136,13 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
-def _above(number: int | None, least: int) -> int | None:
+def _at_least(number: int | None, least: int) -> int | None:
     """The number; None for a smaller one than ``least``: the kernel's -1 is "unknown"."""
     return number if number is not None and number >= least else None
 
 
 def _count(text: str | None) -> int | None:
-    return _above(_number(text), 0)
+    return _at_least(_number(text), 0)
 
 
 #: phys_port_name of a representor: the virtual function or subfunction at its other end
@@ -181,7 +181,7 @@ def parse(
     """
     hardware = "device.uevent" in values or any(key.startswith("device.") for key in values)
     flags, carrier, duplex = values.get("flags", ""), values.get("carrier"), values.get("duplex")
-    speed = _above(_number(values.get("speed")), 1)
+    speed = _at_least(_number(values.get("speed")), 1)
     return Nic(
         name=name,
         kind=_kind(values, hardware),
@@ -190,13 +190,13 @@ def parse(
         admin_up=bool(int(flags, 16) & 1) if re.fullmatch(r"0x[0-9a-f]{1,8}", flags) else None,
         speed_mbps=speed if speed != _NO_SPEED and (speed or 0) < 0x7FFFFFFF else None,
         duplex=duplex if duplex in ("full", "half") else None,
-        mtu=_above(_number(values.get("mtu")), 1),
+        mtu=_at_least(_number(values.get("mtu")), 1),
         mac=values.get("address"),
         driver=values.get("device.DRIVER"),
         firmware=values.get("firmware"),
         carrier_changes=_count(values.get("carrier_changes")),
         pci_address=values.get("device.PCI_SLOT_NAME"),
-        numa_node=_above(_number(values.get("device.numa_node")), 0),
+        numa_node=_at_least(_number(values.get("device.numa_node")), 0),
         master=master,
         upper=upper,
         rx_errors=_count(values.get("rx_errors")),
@@ -227,22 +227,22 @@ def varying(lines: Iterable[str]) -> Callable[[str], bool]:
     places = Counter(_named_by.__wrapped__(path[len(start) :]) for path in paths)
 
     def varies(path: str) -> bool:
-        below = path.removeprefix(start)
-        name, slash, file = below.partition("/")
-        known = path != below and bool(name and slash) and file in _VARIES
-        return known and places[_named_by.__wrapped__(below)] == 1
+        relative = path.removeprefix(start)
+        name, slash, file = relative.partition("/")
+        varies_alone = path != relative and bool(name and slash) and file in _VARIES
+        return varies_alone and places[_named_by.__wrapped__(relative)] == 1
 
     return varies
 
 
 def like(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[str, Nic]:
     """The interfaces with other values in these files."""
-    made: dict[str, dict[str, object]] = {}
+    fields: dict[str, dict[str, object]] = {}
     for path, text in differing.items():
         name, _, file = path[len(NET) + 1 :].partition("/")
         value, field = text.rstrip("\r"), _VARIES[file]
-        made.setdefault(name, {})[field] = value if field == "mac" else _count(value)
+        fields.setdefault(name, {})[field] = value if field == "mac" else _count(value)
     return {
-        name: changed(one, **made[name]) if name in made else one
-        for name, one in interfaces.items()
+        name: changed(nic, **fields[name]) if name in fields else nic
+        for name, nic in interfaces.items()
     }

@@ -19,14 +19,14 @@ def link_local(network: str) -> bool:
 
 def by_path(text: str, start: str) -> dict[str, list[str]]:
     """Path behind ``start`` -> its lines, as ``grep -H`` printed the files of that directory."""
-    found: dict[str, list[str]] = {}
+    lines_by_path: dict[str, list[str]] = {}
     length = len(start)
     for line in text.split("\n"):
         if line.startswith(start):
-            path, colon, rest = line.partition(":")
+            path, colon, line_text = line.partition(":")
             if colon:
-                found.setdefault(path[length:], []).append(rest.rstrip("\r"))
-    return found
+                lines_by_path.setdefault(path[length:], []).append(line_text.rstrip("\r"))
+    return lines_by_path
 
 
 #: At most so many routes are kept, the widest first: wide routes lead to nodes. The narrow ones,
@@ -128,16 +128,16 @@ def _v6(line: str) -> Route | None:
 
 def parse_routes(v4: Iterable[str], v6: Iterable[str]) -> tuple[Route, ...]:
     """The routes of /proc/net/route and /proc/net/ipv6_route, the widest first."""
-    found = []
+    routes = []
     for route in (*map(_v4, v4), *map(_v6, v6)):
         try:
             if route is not None and route.interface != "lo":
                 _bounds(route.destination)
-                found.append(route)
+                routes.append(route)
         except ValueError:  # bits beyond the prefix: no kernel has such a route
             continue
-    found.sort(key=lambda route: (_prefix(route), route.metric))
-    return tuple(found[:MOST_ROUTES])
+    routes.sort(key=lambda route: (_prefix(route), route.metric))
+    return tuple(routes[:MOST_ROUTES])
 
 
 def default_interface(routes: Iterable[Route]) -> str | None:
@@ -149,18 +149,18 @@ def default_interface(routes: Iterable[Route]) -> str | None:
 
 def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     """IP version -> the addresses as sorted numbers, without loopback, link-local and names."""
-    found: dict[int, list[int]] = {4: [], 6: []}
+    numbers_by_version: dict[int, list[int]] = {4: [], 6: []}
     for text in set(addresses):
         try:
             address = ipaddress.ip_address(text.partition("/")[0])
         except ValueError:
             continue
         if not (address.is_loopback or address.is_link_local or address.is_unspecified):
-            found[address.version].append(int(address))
-    return {version: sorted(numbers) for version, numbers in found.items()}
+            numbers_by_version[address.version].append(int(address))
+    return {version: sorted(numbers) for version, numbers in numbers_by_version.items()}
 
 
-known = of_all_nodes(frozenset)
+address_set = of_all_nodes(frozenset)
 
 
 _sorted_fleet = of_all_nodes(_sorted)
@@ -183,11 +183,13 @@ def reached(
         numbers = by_version[version]
         low, high = bisect_left(numbers, first), bisect_right(numbers, last)
         # Networks are nested or apart: a slice that a narrower route took is inside or outside.
-        inside = [piece for piece in taken[version] if low <= piece[0] and piece[1] <= high]
+        inside = [
+            interval for interval in taken[version] if low <= interval[0] and interval[1] <= high
+        ]
         count = high - low - sum(end - start for start, end in inside)
         if count > 0:
             counts[route.interface] = counts.get(route.interface, 0) + count
-            outside = [piece for piece in taken[version] if piece not in inside]
+            outside = [interval for interval in taken[version] if interval not in inside]
             taken[version] = [*outside, (low, high)]
     return counts
 
@@ -258,22 +260,25 @@ def _own_v6(if_inet6: Iterable[str]) -> Iterator[Address]:
 def parse_section(output: Output) -> tuple[tuple[Route, ...], tuple[Address, ...]]:
     """The routes and this node's addresses, as far as the section came. Never raises."""
     proc = by_path(output.text, "/proc/net/")
-    known = parse_routes(proc.get("route", ()), proc.get("ipv6_route", ()))
-    own = (*_own_v6(proc.get("if_inet6", ())), *_own_v4(known, proc.get("fib_trie", ())))
-    return known, own
+    all_routes = parse_routes(proc.get("route", ()), proc.get("ipv6_route", ()))
+    own_addresses = (
+        *_own_v6(proc.get("if_inet6", ())),
+        *_own_v4(all_routes, proc.get("fib_trie", ())),
+    )
+    return all_routes, own_addresses
 
 
-def addresses(own: Iterable[Address]) -> dict[str, list[str] | None]:
+def addresses(own_addresses: Iterable[Address]) -> dict[str, list[str] | None]:
     """Interface -> its addresses ("10.0.0.1/24"); an interface that has none is missing.
 
     Interfaces that share a subnet cannot be told apart: None.
     """
-    found: dict[str, list[str] | None] = {}
-    for one in own:
-        for interface in one.interfaces:
-            listed = found.setdefault(interface, [])
-            if len(one.interfaces) > 1:
-                found[interface] = None
+    by_interface: dict[str, list[str] | None] = {}
+    for address in own_addresses:
+        for interface in address.interfaces:
+            listed = by_interface.setdefault(interface, [])
+            if len(address.interfaces) > 1:
+                by_interface[interface] = None
             elif listed is not None:
-                listed.append(f"{one.text}/{one.prefix}")
-    return found
+                listed.append(f"{address.text}/{address.prefix}")
+    return by_interface

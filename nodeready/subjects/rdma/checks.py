@@ -74,7 +74,7 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     0 or 1 only when it is administratively up. A port without an interface is a container's.
     """
     if port.link_layer == "Ethernet":
-        return all(one.carrier is None for one in device.netdevs)
+        return all(netdev.carrier is None for netdev in device.netdevs)
     return port.phys_state == "Disabled"
 
 
@@ -88,7 +88,7 @@ def _left_out(observed: Rdma) -> Ports:
     for name, (device, port) in hardware(observed).items():
         if port.link_layer == "InfiniBand" and device.board_id:
             boards.setdefault(device.board, {})[name] = (device, port)
-    found: Ports = {}
+    ports: Ports = {}
     for board in boards.values():
         busy = {device.slot for device, port in board.values() if port.active}
         off = {
@@ -97,8 +97,8 @@ def _left_out(observed: Rdma) -> Ports:
             if device.slot not in busy and port.phys_state == "Disabled"
         }
         if 4 * len(off) <= len(board):
-            found.update(off)
-    return found
+            ports.update(off)
+    return ports
 
 
 def configured(observed: Rdma, policy: Policy) -> Ports:
@@ -121,7 +121,7 @@ def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
     for name, (device, port) in _hardware(observed).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
-    found: Ports = {}
+    ports: Ports = {}
     for card in cards.values():
         some_active = any(port.active for _, port in card.values())
         for name, (device, port) in card.items():
@@ -131,8 +131,8 @@ def _in_use(observed: Rdma) -> Ports:
             else:
                 used = waiting or not _switched_off(device, port)
             if used:
-                found[name] = (device, port)
-    return found
+                ports[name] = (device, port)
+    return ports
 
 
 # --- Since the last look: lost links and errors.
@@ -186,19 +186,19 @@ def errors(observed: Rdma, policy: Policy) -> Result:
     for name, (_, port) in ports.items():
         for counter, value in port.counters.items():
             earlier = before.values.get(f"{name}.{counter}")
-            most = PMA_COUNTERS.get(counter)
+            full_at = PMA_COUNTERS.get(counter)
             if value is None:
                 unread.append(f"{name} {counter}")
             elif earlier is None:
                 continue
-            elif value == most and value == earlier:
+            elif value == full_at and value == earlier:
                 full.append(f"{name} {counter}")
                 if counter == "link_downed" and port.link_layer == "InfiniBand":
                     flapping.append(f"{name} {counter} {value}")
             else:
                 change = value if value < earlier else value - earlier
                 if change > _allowed(counter, before.seconds):
-                    least = "at least " if value == most else ""
+                    least = "at least " if value == full_at else ""
                     grown.append(f"{name} {counter} +{least}{change}")
                     first = first or source(port, "counters")
     span = _duration(before.seconds)
@@ -236,11 +236,11 @@ def expected(observed: Rdma, policy: Policy) -> Result:
         return na(check, "the policy names no rdma_ports")
     missing = [name for name in named if name not in observed.ports]
     if missing:
-        there = some(observed.ports, ", ") or "no RDMA port"
+        present = some(observed.ports, ", ") or "no RDMA port"
         return fail(
             check,
             f"{len(named)} ports",
-            f"missing: {some(missing, ', ')} (there: {there})",
+            f"missing: {some(missing, ', ')} (there: {present})",
             "/sys/class/infiniband",
             "look for the adapter in lspci and for its driver in dmesg",
         )
@@ -268,9 +268,9 @@ def devices(observed: Rdma, policy: Policy) -> Result:
     if not real and not observed.without:
         return na(check, _NONE)
     lost = [
-        f"adapter {one.pci_address} has "
-        + ("a driver, but no RDMA device" if one.bound else "no driver")
-        for one in observed.without
+        f"adapter {adapter.pci_address} has "
+        + ("a driver, but no RDMA device" if adapter.bound else "no driver")
+        for adapter in observed.without
     ]
     closed = [name for name, d in real.items() if d.kind != "cxi" and not d.uverbs]
     nameless = [
@@ -280,16 +280,16 @@ def devices(observed: Rdma, policy: Policy) -> Result:
         and not d.virtual
         and re.fullmatch("[0:]+", d.node_guid)
     ]
-    wrong = lost + [f"{name} has no uverbs" for name in closed]
-    wrong += [f"{name} has no GUID" for name in nameless]
-    if wrong:
+    problems = lost + [f"{name} has no uverbs" for name in closed]
+    problems += [f"{name} has no GUID" for name in nameless]
+    if problems:
         address = observed.without[0].pci_address if lost else ""
-        where = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
+        path = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
         fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
         if not lost and not closed:
-            where = f"/sys/class/infiniband/{nameless[0]}/node_guid"
+            path = f"/sys/class/infiniband/{nameless[0]}/node_guid"
             fix = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
-        return fail(check, "an open RDMA device per adapter", some(wrong), where, fix)
+        return fail(check, "an open RDMA device per adapter", some(problems), path, fix)
     return ok(check, f"{len(real)} devices")
 
 
@@ -302,9 +302,9 @@ def _unaddressed(device: RdmaDevice, port: RdmaPort) -> str:
     """What an active InfiniBand port has not been given by a subnet manager, or ""."""
     if port.link_layer != "InfiniBand" or device.kind == "hfi1" or device.virtual:
         return ""
-    for what, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
+    for lid_name, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
         if lid is not None and lid not in _UNICAST:
-            return f"{port.name}: {what} {lid:#x}, no subnet manager has set it up"
+            return f"{port.name}: {lid_name} {lid:#x}, no subnet manager has set it up"
     return ""
 
 
@@ -323,7 +323,7 @@ def _untold(device: RdmaDevice, port: RdmaPort) -> str:
 def _fault(device: RdmaDevice, port: RdmaPort) -> str:
     """What is wrong with the state of a port, or ""."""
     if device.kind == "efa":
-        down = [one.name for one in device.netdevs if one.operstate == "down"]
+        down = [netdev.name for netdev in device.netdevs if netdev.operstate == "down"]
         return f"{port.name}: {', '.join(down)} is down" if down else ""
     if port.state in ("INIT", "ARMED") and port.link_layer != "Ethernet":
         return f"{port.name}: {port.state}, no subnet manager has set it up"
@@ -353,15 +353,17 @@ def state(observed: Rdma, policy: Policy) -> Result:
     if not hardware(observed):
         return na(check, _NONE)
     used = configured(observed, policy)
-    told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
-    if not told:
+    ports_told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not ports_told:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
-    silent = {name: text for name, pair in told.items() if (text := _untold(*pair))}
+    silent = {name: text for name, pair in ports_told.items() if (text := _untold(*pair))}
     faulty = {
-        name: text for name, pair in told.items() if name not in silent and (text := _fault(*pair))
+        name: text
+        for name, pair in ports_told.items()
+        if name not in silent and (text := _fault(*pair))
     }
     if faulty:
-        port = told[next(iter(faulty))][1]
+        port = ports_told[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {some(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
@@ -372,9 +374,9 @@ def state(observed: Rdma, policy: Policy) -> Result:
     if spare:
         words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
-        where = source(next(iter(spare.values()))[1], "phys_state")
-        return warn(check, "ACTIVE, as the others of its board", words, where, fix)
-    return ok(check, wants, f"{len(told)} ports ACTIVE, LinkUp")
+        path = source(next(iter(spare.values()))[1], "phys_state")
+        return warn(check, "ACTIVE, as the others of its board", words, path, fix)
+    return ok(check, wants, f"{len(ports_told)} ports ACTIVE, LinkUp")
 
 
 #: One lane of a generation whose links have 4 or 2: "25 Gb/sec (1X EDR)".
@@ -395,7 +397,7 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     cannot be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter:
     one that runs on a single lane has lost the others.
     """
-    check, asked = "rdma.rate", wanted(policy, "rate_gbps")
+    check, policy_values = "rdma.rate", wanted(policy, "rate_gbps")
     used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
     if not hardware(observed):
         return na(check, _NONE)
@@ -403,9 +405,9 @@ def rate(observed: Rdma, policy: Policy) -> Result:
     # Ports whose model or board cannot be read, slower than one that may be of the same board.
     boardless: list[str] = []
     if policy.rdma_ports:
-        if not asked:
+        if not policy_values:
             return na(check, "the policy names no rate_gbps")
-        wants = {name: asked[name] for name in used if name in asked}
+        wants = {name: policy_values[name] for name in used if name in policy_values}
     else:
         kinds: dict[tuple[str, str], dict[str, float]] = {}
         for name, (device, port) in used.items():
@@ -432,11 +434,11 @@ def rate(observed: Rdma, policy: Policy) -> Result:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in wants.items()})
     unread = [name for name, value in slow.items() if value is None]
-    wrong = {name: used[name][1].rate_text for name in slow if name not in unread}
-    if wrong:
-        first = used[next(iter(wrong))][1]
-        fix = f"reseat or replace the cable of {some(wrong, ', ')}, or retrain the link"
-        return fail(check, expects, by_value(wrong), source(first, "rate"), fix)
+    deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
+    if deviating:
+        first = used[next(iter(deviating))][1]
+        fix = f"reseat or replace the cable of {some(deviating, ', ')}, or retrain the link"
+        return fail(check, expects, by_value(deviating), source(first, "rate"), fix)
     if unread:
         return unknown(check, f"no rate of {some(unread, ', ')}")
     if boardless:
@@ -488,17 +490,19 @@ def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     if device.hca_type in _OWN_SWITCH or not rates or not link.speed or not link.speed_max:
         return ""
     slots = {
-        one.slot: one.pcie
-        for one in observed.devices.values()
-        if one.image_guid and one.image_guid == device.image_guid and not one.virtual
+        other.slot: other.pcie
+        for other in observed.devices.values()
+        if other.image_guid and other.image_guid == device.image_guid and not other.virtual
     }
     slots[device.slot] = link
-    links = [one for one in slots.values() if one is not None and one.width and one.speed]
-    now = sum(_bandwidth(_usable(one), one.speed or 0.0) for one in links)
-    best = sum(_bandwidth(one.width_max or 0, one.speed_max or 0.0) for one in links)
-    if now >= max(rates) or best < max(rates):
+    links = [link for link in slots.values() if link is not None and link.width and link.speed]
+    bandwidth = sum(_bandwidth(_usable(link), link.speed or 0.0) for link in links)
+    best = sum(_bandwidth(link.width_max or 0, link.speed_max or 0.0) for link in links)
+    if bandwidth >= max(rates) or best < max(rates):
         return ""
-    return f"{device.name}: {link.text} carry {now:.0f} Gb/s of its port's {max(rates):g} Gb/s"
+    return (
+        f"{device.name}: {link.text} carry {bandwidth:.0f} Gb/s of its port's {max(rates):g} Gb/s"
+    )
 
 
 @check(
@@ -522,15 +526,17 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
     if not hardware(observed):
         return na(check, _NONE)
     devices = _linked(observed, policy)
-    links = {name: one.pcie for name, one in devices.items() if one.pcie is not None}
-    told = {name: link for name, link in links.items() if link.told}
+    links = {name: linked.pcie for name, linked in devices.items() if linked.pcie is not None}
+    readable = {name: link for name, link in links.items() if link.told}
     broken: dict[str, str] = {}
     doubtful: dict[str, str] = {}
     places: dict[str, str] = {}
-    for name, link in told.items():
+    for name, link in readable.items():
         device = devices[name]
         equal = [
-            one.speed or 0.0 for other, one in told.items() if devices[other].board == device.board
+            equal_link.speed or 0.0
+            for other, equal_link in readable.items()
+            if devices[other].board == device.board
         ]
         able = f"{name}: {link.text}, able to do"
         if _usable(link) < link.lanes:
@@ -547,23 +553,23 @@ def pcie(observed: Rdma, policy: Policy) -> Result:
             and (slow := _narrow(observed, device, link))
         ):
             doubtful[name], places[name] = slow, "current_link_speed"
-    said = broken or doubtful
-    if said:
-        first = devices[next(iter(said))]
+    findings = broken or doubtful
+    if findings:
+        first = devices[next(iter(findings))]
         root = "cxi" if first.kind == "cxi" else "infiniband"
-        where = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
+        path = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            return fail(check, wants, some(broken.values()), where, fix)
+            return fail(check, wants, some(broken.values()), path, fix)
         fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
-        return warn(check, wants, some(doubtful.values()), where, fix)
+        return warn(check, wants, some(doubtful.values()), path, fix)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
     if unread:
         return unknown(check, some(unread))
-    if not told:
+    if not readable:
         return na(check, "no adapter in use tells of its PCIe link")
-    return ok(check, wants, by_value({name: link.text for name, link in told.items()}))
+    return ok(check, wants, by_value({name: link.text for name, link in readable.items()}))
 
 
 @check(
@@ -576,22 +582,24 @@ def link_layer(observed: Rdma, policy: Policy) -> Result:
 
     ConnectX adapters keep the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    check, asked = "rdma.link_layer", wanted(policy, "link_layer")
-    if not asked:
+    check, policy_values = "rdma.link_layer", wanted(policy, "link_layer")
+    if not policy_values:
         return na(check, "the policy names no link_layer")
-    used = {name: pair for name, pair in configured(observed, policy).items() if name in asked}
+    used = {
+        name: pair for name, pair in configured(observed, policy).items() if name in policy_values
+    }
     if not used:
         return na(check, "none of the policy's ports is there")
-    wrong = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != asked[n]}
-    expects = by_value({name: asked[name] for name in used})
-    unread = [name for name, layer in wrong.items() if not layer]
-    if len(wrong) > len(unread):
-        wrong = {name: layer for name, layer in wrong.items() if layer}
-        device, port = used[next(iter(wrong))]
-        where = quote(device.pci_address or "")
-        fix = f"mlxconfig -d {where} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
+    deviating = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != policy_values[n]}
+    expects = by_value({name: policy_values[name] for name in used})
+    unread = [name for name, layer in deviating.items() if not layer]
+    if len(deviating) > len(unread):
+        deviating = {name: layer for name, layer in deviating.items() if layer}
+        device, port = used[next(iter(deviating))]
+        address = quote(device.pci_address or "")
+        fix = f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
         fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
-        return fail(check, expects, by_value(wrong), source(port, "link_layer"), fix)
+        return fail(check, expects, by_value(deviating), source(port, "link_layer"), fix)
     if unread:
         return unknown(check, f"no link layer of {some(unread, ', ')}")
     return ok(check, expects)
@@ -608,21 +616,23 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    check, asked = "rdma.firmware", wanted(policy, "firmware")
-    found = {name: device.firmware for name, (device, _) in hardware(observed).items()}
+    check, policy_values = "rdma.firmware", wanted(policy, "firmware")
+    versions = {name: device.firmware for name, (device, _) in hardware(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
-    if asked:
-        there = {name: found[name] for name in asked if name in found}
-        wrong = {name: text for name, text in there.items() if text and text != asked[name]}
-        expects = by_value({name: asked[name] for name in there})
-        if wrong:
-            where = path.format(next(iter(wrong)).partition("/")[0])
-            fix = f"flash the adapters of {some(wrong, ', ')}"
-            return fail(check, expects, by_value(wrong), where, fix)
-        unread = [name for name, text in there.items() if not text]
+    if policy_values:
+        present = {name: versions[name] for name in policy_values if name in versions}
+        deviating = {
+            name: text for name, text in present.items() if text and text != policy_values[name]
+        }
+        expects = by_value({name: policy_values[name] for name in present})
+        if deviating:
+            source_path = path.format(next(iter(deviating)).partition("/")[0])
+            fix = f"flash the adapters of {some(deviating, ', ')}"
+            return fail(check, expects, by_value(deviating), source_path, fix)
+        unread = [name for name, text in present.items() if not text]
         if unread:
             return unknown(check, f"no firmware version of {some(unread, ', ')}")
-        return ok(check, expects) if there else na(check, "none of the policy's ports is there")
+        return ok(check, expects) if present else na(check, "none of the policy's ports is there")
     if policy.rdma_ports:
         return na(check, "the policy names no firmware")
     every: dict[tuple[str, str], dict[str, str]] = {}
@@ -639,9 +649,11 @@ def firmware(observed: Rdma, policy: Policy) -> Result:
         return na(check, "no firmware to compare" if observed.devices else _NONE)
     mixed = [board for board in boards if len({*board.values()}) > 1]
     if mixed:
-        where = path.format(next(iter(mixed[0])))
+        source_path = path.format(next(iter(mixed[0])))
         fix = "flash all to one version"
-        return warn(check, "equal on boards of a kind", some(map(by_value, mixed)), where, fix)
+        return warn(
+            check, "equal on boards of a kind", some(map(by_value, mixed)), source_path, fix
+        )
     unread = [
         name
         for board in every.values()

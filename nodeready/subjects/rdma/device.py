@@ -238,12 +238,12 @@ _LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link
 
 def _pcie(files: Files) -> PcieLink | None:
     """The link of the device's PCI function; the adapters of thousands of nodes have the same."""
-    values, above = files.get("device", {}), files.get("device/..", {})
+    values, slot_values = files.get("device", {}), files.get("device/..", {})
     if not any(name in values for name in _LINK):
         return None
     return _link(
         tuple((name, values[name]) for name in _LINK if name in values),
-        tuple((name, above[name]) for name in _LINK if name in above),
+        tuple((name, slot_values[name]) for name in _LINK if name in slot_values),
     )
 
 
@@ -254,38 +254,38 @@ def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ..
     A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
     speed of the card knows neither speed; a link that says one value of two is in trouble.
     """
-    values, above = dict(function), dict(port)
+    values, slot_values = dict(function), dict(port)
     unread: list[str] = []
 
-    def lanes(given: Mapping[str, str], name: str) -> int | None:
-        text = given.get(name, "")
+    def lanes(attributes: Mapping[str, str], name: str) -> int | None:
+        text = attributes.get(name, "")
         if text not in _LANES and text not in _NO_LANES[name]:
             unread.append(f"{name} {text[:40] or 'cannot be read'}")
         return _LANES.get(text)
 
-    def speed(given: Mapping[str, str], name: str) -> float | None:
-        text = given.get(name, "")
+    def speed(attributes: Mapping[str, str], name: str) -> float | None:
+        text = attributes.get(name, "")
         match = _SPEED.fullmatch(text)
-        found = float(match[1]) if match and float(match[1]) in _SPEEDS else None
-        if found is None and text not in _NO_SPEED:
+        gigatransfers = float(match[1]) if match and float(match[1]) in _SPEEDS else None
+        if gigatransfers is None and text not in _NO_SPEED:
             unread.append(f"{name} {text[:40] or 'cannot be read'}")
-        return found
+        return gigatransfers
 
     width, widest = (lanes(values, name) for name in _LINK[:2])
-    now, fastest = (speed(values, name) for name in _LINK[2:])
-    slot_width = lanes(above, "max_link_width") if "max_link_width" in above else None
-    slot_speed = speed(above, "max_link_speed") if "max_link_speed" in above else None
-    if not unread and (width is not None or now is not None):
+    current, fastest = (speed(values, name) for name in _LINK[2:])
+    slot_width = lanes(slot_values, "max_link_width") if "max_link_width" in slot_values else None
+    slot_speed = speed(slot_values, "max_link_speed") if "max_link_speed" in slot_values else None
+    if not unread and (width is not None or current is not None):
         if width is None or widest is None or width > widest:
             unread.append(f"{width or 0} lanes of {widest or 0}")
-        if (now is None) != (fastest is None) or (now or 0.0) > (fastest or 0.0):
-            unread.append(f"{now or 0:g} GT/s of {fastest or 0:g}")
+        if (current is None) != (fastest is None) or (current or 0.0) > (fastest or 0.0):
+            unread.append(f"{current or 0:g} GT/s of {fastest or 0:g}")
     # The port that a hypervisor shows above a device may have less than the link that runs there.
     if slot_width is not None and slot_width < (width or 0):
         slot_width = None
-    if slot_speed is not None and slot_speed < (now or 0.0):
+    if slot_speed is not None and slot_speed < (current or 0.0):
         slot_speed = None
-    return PcieLink(width, widest, now, fastest, slot_width, slot_speed, "; ".join(unread))
+    return PcieLink(width, widest, current, fastest, slot_width, slot_speed, "; ".join(unread))
 
 
 def _word(text: str) -> str:
@@ -296,23 +296,23 @@ def _word(text: str) -> str:
 
 def _counters(files: Files, directory: str) -> dict[str, int | None]:
     """The counters that are judged. The kernel shows all PMA_COUNTERS or none of them."""
-    found: dict[str, int | None] = {}
-    given = files.get(f"{directory}/counters", {})
-    if any(name in given for name in PMA_COUNTERS):
-        found = {name: number(given.get(name)) for name in PMA_COUNTERS}
-    more = files.get(f"{directory}/hw_counters", {})
-    found.update({name: number(more[name]) for name in HW_COUNTERS if name in more})
-    return found
+    counters: dict[str, int | None] = {}
+    values = files.get(f"{directory}/counters", {})
+    if any(name in values for name in PMA_COUNTERS):
+        counters = {name: number(values.get(name)) for name in PMA_COUNTERS}
+    hw_values = files.get(f"{directory}/hw_counters", {})
+    counters.update({name: number(hw_values[name]) for name in HW_COUNTERS if name in hw_values})
+    return counters
 
 
 def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
     types = files.get(f"{directory}/gid_attrs/types", {})
-    found = []
+    gids = []
     for name, text in files.get(f"{directory}/gids", {}).items():
         index = number(name)
         if index is not None and not _EMPTY_GID.match(text):
-            found.append(Gid(index, text, types.get(name, "")))
-    return tuple(sorted(found, key=lambda gid: gid.index))
+            gids.append(Gid(index, text, types.get(name, "")))
+    return tuple(sorted(gids, key=lambda gid: gid.index))
 
 
 def _port(device: str, index: int, files: Files) -> RdmaPort:
@@ -338,7 +338,7 @@ def _port(device: str, index: int, files: Files) -> RdmaPort:
 def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
     """The one port of a cxi device; its state is the driver's, else that of its interface."""
     values = files.get("device/port", {})
-    link = values.get("link") or next((one.operstate for one in netdevs), "")
+    link = values.get("link") or next((netdev.operstate for netdev in netdevs), "")
     speed = values.get("speed", "")
     return RdmaPort(
         device=device,
@@ -347,7 +347,7 @@ def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPo
         rate_gbps=gbps(speed),
         rate_text=speed,
         link_layer="Slingshot",
-        netdev=next((one.name for one in netdevs), None),
+        netdev=next((netdev.name for netdev in netdevs), None),
     )
 
 
@@ -362,10 +362,10 @@ def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool
     netdevs = tuple(
         Netdev(
             directory[len(_NET) :],
-            given.get("operstate", ""),
-            {"0": False, "1": True}.get(given.get("carrier", "")),
+            attributes.get("operstate", ""),
+            {"0": False, "1": True}.get(attributes.get("carrier", "")),
         )
-        for directory, given in files.items()
+        for directory, attributes in files.items()
         if directory.startswith(_NET)
     )
     ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}

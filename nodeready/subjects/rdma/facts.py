@@ -144,8 +144,8 @@ def _place(path: str) -> tuple[str, str, str, str] | None:
     """Root, device, directory below the device's own, and file; None for another path."""
     for root in (_IB, _CXI, _VERBS):
         if path.startswith(f"{root}/"):
-            name, _, below = path[len(root) + 1 :].partition("/")
-            directory, _, file = below.rpartition("/")
+            name, _, relative = path[len(root) + 1 :].partition("/")
+            directory, _, file = relative.rpartition("/")
             return root, name, directory, file
     return None
 
@@ -154,7 +154,11 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     """Root -> device -> directory below its own -> file -> first line. A key of uevent is
     "DRIVER=".
     """
-    found: dict[str, dict[str, dict[str, dict[str, str]]]] = {_IB: {}, _CXI: {}, _VERBS: {}}
+    files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]] = {
+        _IB: {},
+        _CXI: {},
+        _VERBS: {},
+    }
     for line in lines:
         # No path here contains a colon: the PCI address stands behind links only.
         path, _, value = line.partition(":")
@@ -166,12 +170,12 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
         if file == "uevent":
             key, _, value = value.partition("=")
             file = f"{key}="
-        devices = found[root]
+        devices = files_by_root[root]
         if name in devices or len(devices) < MAX_DEVICES:
             files = devices.setdefault(name, {}).setdefault(directory, {})
             # Ports of thousands of nodes have the same words: equal words are one object.
             files.setdefault(file, sys.intern(value.strip()))
-    return found
+    return files_by_root
 
 
 def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[str]:
@@ -192,18 +196,18 @@ def _varies(path: str) -> bool:
     if place is None or place[0] != _IB:
         return False
     _, _, directory, file = place
-    port, _, below = directory.removeprefix("ports/").partition("/")
+    port, _, relative = directory.removeprefix("ports/").partition("/")
     if not directory:
         return file in _OWN
     if not directory.startswith("ports/") or not port.isdecimal():
         return False
     names = {"": ("lid", "sm_lid"), "counters": PMA_COUNTERS, "hw_counters": HW_COUNTERS}
-    return below == "gids" or file in names.get(below, ())
+    return relative == "gids" or file in names.get(relative, ())
 
 
-def _like(known: Rdma, differing: Mapping[str, str]) -> Rdma | None:
+def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
     """The observation with these values; None where they change more than themselves."""
-    devices = dict(known.devices)
+    devices = dict(rdma.devices)
     for path, text in differing.items():
         place, value = _place(path), sys.intern(text.strip())
         assert place is not None
@@ -215,21 +219,21 @@ def _like(known: Rdma, differing: Mapping[str, str]) -> Rdma | None:
             devices[name] = changed(device, **{_OWN[file]: value})
             continue
         words = directory.split("/")
-        made = [
+        ports_like = [
             _port_like(port, words[2:], file, value) if str(port.port) == words[1] else port
             for port in device.ports
         ]
-        ports = [port for port in made if port is not None]
-        if len(ports) < len(made) or ports == list(device.ports):
+        ports = [port for port in ports_like if port is not None]
+        if len(ports) < len(ports_like) or ports == list(device.ports):
             return None
         devices[name] = changed(device, ports=tuple(ports))
-    return changed(known, devices=devices)
+    return changed(rdma, devices=devices)
 
 
-def _port_like(port: RdmaPort, below: list[str], file: str, value: str) -> RdmaPort | None:
-    if not below:
+def _port_like(port: RdmaPort, relative: list[str], file: str, value: str) -> RdmaPort | None:
+    if not relative:
         return changed(port, **{file: number(value)})
-    if below == ["gids"]:
+    if relative == ["gids"]:
         index = number(file)
         gids = tuple(replace(gid, gid=value) if gid.index == index else gid for gid in port.gids)
         same = gids == port.gids or _EMPTY_GID.match(value)
@@ -245,15 +249,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    for known in _KNOWN.of(lines):
-        differing = known.differing(lines)
-        made = None if differing is None else _like(known.read, differing)
-        if made is not None:
-            _KNOWN.used(known)
-            return made
-    found = _devices(lines)
-    infiniband, cxi = found[_IB], found[_CXI]
-    verbs = _openable(infiniband, found[_VERBS])
+    for template in _KNOWN.of(lines):
+        differing = template.differing(lines)
+        parsed = None if differing is None else _like(template.read, differing)
+        if parsed is not None:
+            _KNOWN.used(template)
+            return parsed
+    files_by_root = _devices(lines)
+    infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
+    verbs = _openable(infiniband, files_by_root[_VERBS])
     virtual = set(output.all("virtual"))
     devices = {
         name: parse_device(name, files, of is cxi, name in virtual, name in verbs)
@@ -268,8 +272,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             raise ProbeError("an adapter that makes no sense", text)
         if address not in addresses:
             without.append(Adapter(address, state == "bound"))
-    alone = Rdma(devices, tuple(without))
-    observed: Rdma = frozen(replace(alone, nccl_ib_hca=hcas(alone)[0]))
+    bare_rdma = Rdma(devices, tuple(without))
+    observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
     _KNOWN.keep(Alike.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
     return observed
 
@@ -301,16 +305,16 @@ def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], st
     ]
     if not usable:
         return (), "no active InfiniBand or RoCE port"
-    left = [
+    preferred = [
         (device, port)
         for device, port in usable
         if not is_bond(device, port)
         and not (
             port.link_layer != "InfiniBand"
-            and avoid & {port.netdev, *(one.name for one in device.netdevs)}
+            and avoid & {port.netdev, *(netdev.name for netdev in device.netdevs)}
         )
     ]
-    chosen = left or usable
+    chosen = preferred or usable
     layers = {port.link_layer for _, port in chosen}
     if len(layers) > 1 and "InfiniBand" in layers:
         chosen = [(device, port) for device, port in chosen if port.link_layer == "InfiniBand"]
@@ -341,31 +345,31 @@ def counters(observed: Rdma) -> dict[str, int]:
 
 def compared(observed: Rdma) -> dict[str, str | int | float]:
     """What the nodes of a group should share: devices, their firmware, their ports' rates."""
-    found: dict[str, str | int | float] = {}
+    facts: dict[str, str | int | float] = {}
     hardware = {
         n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
     }
     if not hardware:
         return {}
-    found["devices"] = ",".join(sorted(hardware))
+    facts["devices"] = ",".join(sorted(hardware))
     for name, device in hardware.items():
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
-                found[f"{name}.{fact}"] = getattr(device, fact)
+                facts[f"{name}.{fact}"] = getattr(device, fact)
         if device.pcie is not None and device.pcie.told:
-            found[f"{name}.pcie"] = device.pcie.text
+            facts[f"{name}.pcie"] = device.pcie.text
         for port in device.ports:
             if port.link_layer:
-                found[f"{port.name}.link_layer"] = port.link_layer
+                facts[f"{port.name}.link_layer"] = port.link_layer
             # A port without a link shows the rate of its lowest speed.
             if port.active and port.rate_gbps is not None:
-                found[f"{port.name}.rate_gbps"] = port.rate_gbps
-    return found
+                facts[f"{port.name}.rate_gbps"] = port.rate_gbps
+    return facts
 
 
 def learned(observed: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its active ports, as they are now."""
-    found: dict[str, dict[str, str | int]] = {}
+    columns_by_port: dict[str, dict[str, str | int]] = {}
     for device in observed.devices.values():
         for port in device.ports:
             if not port.active or device.kind == "software" or device.virtual:
@@ -377,5 +381,5 @@ def learned(observed: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
                 columns["link_layer"] = port.link_layer
             if device.firmware:
                 columns["firmware"] = device.firmware
-            found[port.name] = columns
-    return {"rdma_ports": found} if found else {}
+            columns_by_port[port.name] = columns
+    return {"rdma_ports": columns_by_port} if columns_by_port else {}

@@ -437,7 +437,7 @@ def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines():
         nvidia._by_block(text)
         changed = re.sub(rf"(<{element}>)[^<]*", rf"\g<1>{value}", text, count=1)
         assert changed != text
-        whole = None if element == "processes" else nvidia._whole(changed)
+        whole = None if element == "processes" else nvidia._parse_whole(changed)
         assert nvidia._by_block(changed) == whole
 
 
@@ -469,6 +469,6 @@ def test_what_the_lines_tell_is_what_the_whole_xml_tells(examples):
                 )
                 text = text.replace("<processes>", f"<processes>{inside}", 1)
             by_lines = nvidia._by_block(text)
-            assert by_lines is None or by_lines == nvidia._whole(text)
+            assert by_lines is None or by_lines == nvidia._parse_whole(text)
 
     each()
