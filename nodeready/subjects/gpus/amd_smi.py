@@ -158,9 +158,7 @@ def _xgmi_errors(reader: Reader) -> int | None:
         status = whole(raw)
     if status is None:
         reader.note("xgmi_errors", raw)
-    counts = [
-        number_of_errors for number_of_errors in (counted, status) if number_of_errors is not None
-    ]
+    counts = [errors for errors in (counted, status) if errors is not None]
     return max(counts) if counts else None
 
 

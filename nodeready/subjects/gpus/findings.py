@@ -141,7 +141,7 @@ def sources(gpus: Iterable[Gpu], observed: Gpus) -> str:
 
 
 def untold(observed: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
-    """The GPUs of which a tool could not tell one of these fields, and what it said."""
+    """The GPUs for which a tool could not read one of these fields, and the tool's words."""
     unread_gpus = []
     for gpu in observed.gpus:
         words = [placeholder for field, placeholder in gpu.unread if field in reads]

@@ -342,7 +342,7 @@ def _known_head(text: str) -> _Head | None:
 
 
 def _by_block(text: str) -> tuple[_Head, list[Gpu | None]] | None:
-    """As `_whole`, GPU by GPU; None for whatever has to be read as a whole."""
+    """The same as `_parse_whole`, GPU by GPU; None for a text that needs `_parse_whole`."""
     start, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
     if start < 0 or end < start:
         return None

@@ -1,4 +1,4 @@
-"""nvidia-smi's XML: made safe to read, and its values, any of which may be missing."""
+"""Read nvidia-smi's XML safely, and its values: each of them may be missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ERRORS = (
 )
 
 
-#: Of a value that came with a driver we do not know: where it stands nowhere, it is none.
+#: Introduced in an unknown driver release: absence means unsupported.
 ANY_DRIVER = 10**6
 
 
@@ -146,7 +146,7 @@ class Element:
         return None
 
     def miss(self, name: str, path: str, said: str) -> None:
-        """Keep that the value ``name`` could not be told, and what stands in its place."""
+        """Keep that the value ``name`` is unreadable, and the text in its place."""
         words = " ".join(said.split())[:60] or "no value"
         self.unread.setdefault(name, f"{path.rpartition('/')[2]}: {words}")
 
@@ -218,7 +218,7 @@ class Element:
         return self.sum(name, [f"{path}/{counter}" for counter in names])
 
     def sum(self, name: str, paths: Iterable[str], since: int = 0) -> int | None:
-        """The sum of these counters; None where no one is told."""
+        """The sum of these counters; None if the tool shows no counter."""
         counts = [self.number(name, path, since=since) for path in paths]
         readable = [count for count in counts if count is not None]
         return sum(readable) if readable else None

@@ -93,7 +93,7 @@ class NvLinks:
 # The links of thousands of nodes are alike: each is kept once.
 @lru_cache(maxsize=4096)
 def _link(number: str, text: str) -> Link | None:
-    """The link; None when its state cannot be told."""
+    """The link; None if its state is unknown."""
     speed = _SPEED.fullmatch(text)
     if speed:
         return Link(int(number), "active", float(speed[1]))
@@ -103,7 +103,7 @@ def _link(number: str, text: str) -> Link | None:
 
 @lru_cache(maxsize=256)
 def _links(text: str) -> tuple[tuple[Link, ...], str, bool]:
-    """The links of one GPU; the first whose state cannot be told; whether other lines are there.
+    """The links of one GPU; the first with an unknown state; whether there are other lines.
 
     The GPUs of thousands of nodes have the same links.
     """

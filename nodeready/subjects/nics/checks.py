@@ -21,8 +21,8 @@ from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some
 #
 # Counters run from the start of the driver, so that a total says nothing about today.
 
-#: So many changes of the carrier within a day (a link that went and came twice) are more than one
-#: restart of a switch or of the network makes.
+#: Minimum changes of the carrier within a day (a link that went and came twice) for a failure:
+#: more than one restart of a switch or of the network makes.
 _FLAPPING = 4
 _DAY_S = 86400
 #: Broken packets in an hour above which a link is bad, as for symbol errors of InfiniBand: the

@@ -29,8 +29,8 @@ def by_path(text: str, start: str) -> dict[str, list[str]]:
     return lines_by_path
 
 
-#: At most so many routes are kept, the widest first: wide routes lead to nodes. The narrow ones,
-#: of which a network for containers makes thousands, lead to containers.
+#: Maximum number of routes, the widest first: wide routes lead to nodes. Narrow routes lead to
+#: containers, and a network for containers makes thousands.
 MOST_ROUTES = 256
 
 

@@ -52,7 +52,7 @@ _SLINGSHOT = (
     "device/port/link device/port/speed device/uc/qspi_blob_version device/fru/part_number"
 )
 
-#: At most so many devices are read: no node has more adapters.
+#: Maximum number of devices: no node has more adapters.
 MAX_DEVICES = 512
 
 # A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
