@@ -11,17 +11,9 @@ from nodeready.deploy.own_files import name_after, own_file
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
+from nodeready.subjects.iommu.arguments import PASSTHROUGH, REPEATABLE, contradicting, option
 from nodeready.subjects.iommu.checks import our_line, tool, wanted
-from nodeready.subjects.iommu.facts import (
-    DEFAULT_GRUB,
-    GRUB_D,
-    OURS,
-    PASSTHROUGH,
-    REPEATABLE,
-    Iommu,
-    contradicting,
-    option,
-)
+from nodeready.subjects.iommu.facts import DEFAULT_GRUB, GRUB_D, OURS, Iommu
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.gpus import health, kernel_log
+from nodeready.subjects.gpus import fault_checks, findings, xids
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.snapshot import Snapshot
@@ -80,14 +80,14 @@ def regressions(before: Snapshot, after: Snapshot) -> tuple[str, ...]:
 def _gpus(before: Gpus, after: Gpus) -> Iterator[str]:
     remaining = {(gpu.pci_address, gpu.uuid): gpu for gpu in after.gpus}
     for gpu in before.gpus:
-        tool = health.tool(after, gpu.vendor)
+        tool = findings.tool(after, gpu.vendor)
         after_gpu = remaining.get((gpu.pci_address, gpu.uuid))
         if after_gpu is not None:
             yield from (f"GPU {gpu.index}: {text}" for text in _gpu(gpu, after_gpu))
         elif tool.works:
             yield f"GPU {gpu.index}: {tool.name} does not show it any more"
     for vendor in dict.fromkeys(gpu.vendor for gpu in before.gpus):
-        tool = health.tool(after, vendor)
+        tool = findings.tool(after, vendor)
         if not tool.works:
             yield f"{tool.name} {tool.state}, which answered before the test"
     errors = {gpu.address: gpu.aer for gpu in before.pci}
@@ -135,10 +135,10 @@ def _kernel_faults(before: Gpus, after: Gpus) -> Iterator[str]:
         key = fault.source, fault.code, fault.pci_address, fault.action
         count = fault.count - old[key]
         old[key] -= fault.count
-        if count > 0 and fault.action != kernel_log.APPLICATION:
+        if count > 0 and fault.action != xids.APPLICATION:
             new.append(replace(fault, count=min(count, fault.count)))
     if new:
-        yield f"in the kernel's log during the test: {health.faults_in_words(after, new)}"
+        yield f"in the kernel's log during the test: {fault_checks.faults_in_words(after, new)}"
 
 
 def _ports(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:

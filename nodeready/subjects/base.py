@@ -337,13 +337,15 @@ class Alike(Generic[Made]):
     """A text of lines ``PATH:VALUE`` that was read in full.
 
     read:   what was read of it
-    varies: number of a line -> its ``PATH:``, where another value changes no more than what is
-            made of that value
+    varies: number of a line -> what stands before its value, and the name of that value, where
+            another value changes no more than what is made of it
+    context: what else the reading depends on
     """
 
     lines: tuple[str, ...]
     read: Made
-    varies: Mapping[int, str]
+    varies: Mapping[int, tuple[str, str]]
+    context: tuple[object, ...] = ()
 
     @classmethod
     def of(cls, lines: list[str], read: Made, varies: Callable[[str], bool]) -> Alike[Made]:
@@ -351,39 +353,40 @@ class Alike(Generic[Made]):
         starts = [line[: line.find(":") + 1] for line in lines]
         counts = Counter(starts)
         found = {
-            at: start
+            at: (start, start[:-1])
             for at, start in enumerate(starts)
             if start and counts[start] == 1 and varies(start[:-1])
         }
         return cls(tuple(lines), read, found)
 
     def differing(self, lines: list[str]) -> dict[str, str] | None:
-        """Path -> the other value, of as many lines as here; None where more than this differs."""
+        """Name -> the other value, of as many lines as here; None where more than this differs."""
         found: dict[str, str] = {}
         for at in unequal(lines, self.lines):
-            start = self.varies.get(at)
-            if start is None or not lines[at].startswith(start):
+            start, name = self.varies.get(at, ("", ""))
+            if not start or not lines[at].startswith(start):
                 return None
-            found[start[:-1]] = lines[at][len(start) :]
+            found[name] = lines[at][len(start) :]
         return found
 
 
 class Known(Generic[Made]):
     """The texts of one section that were read in full, the latest of each length."""
 
-    #: Lengths, texts of one length, characters of a text that is kept.
-    _LENGTHS, _EACH, _LONGEST = 64, 4, 1 << 16
+    #: Texts of one length, characters of a text that is kept.
+    _EACH, _LONGEST = 4, 1 << 16
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str], list[Alike[Made]]] = {}
+    def __init__(self, lengths: int = 64) -> None:
+        self._lengths = lengths
+        self._known: dict[tuple[object, ...], list[Alike[Made]]] = {}
 
-    def of(self, lines: list[str]) -> tuple[Alike[Made], ...]:
+    def of(self, lines: list[str], *context: object) -> tuple[Alike[Made], ...]:
         """Those of as many lines; the one that was of use last comes first."""
-        return tuple(self._known.get((len(lines), lines[0]), ()))
+        return tuple(self._known.get((len(lines), lines[0], context), ()))
 
     def used(self, one: Alike[Made]) -> None:
         """This one was like a node's: what odd nodes print does not drive it out."""
-        known = self._known[len(one.lines), one.lines[0]]
+        known = self._known[len(one.lines), one.lines[0], one.context]
         if known[0] is not one:
             known.remove(one)
             known.insert(0, one)
@@ -391,9 +394,9 @@ class Known(Generic[Made]):
     def keep(self, one: Alike[Made]) -> None:
         if sum(map(len, one.lines)) > self._LONGEST:
             return
-        key = len(one.lines), one.lines[0]
+        key = len(one.lines), one.lines[0], one.context
         known = self._known.pop(key, [])
-        if len(self._known) >= self._LENGTHS:
+        if len(self._known) >= self._lengths:
             del self._known[next(iter(self._known))]
         self._known[key] = [*known[: self._EACH - 1], one]
 

@@ -11,7 +11,8 @@ from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports, Socket
 from nodeready.subjects.ports.firewall import Firewall
-from nodeready.subjects.rdma.facts import Rdma, RdmaDevice, RdmaPort
+from nodeready.subjects.rdma.device import RdmaDevice, RdmaPort
+from nodeready.subjects.rdma.facts import Rdma
 from nodeready.subjects.snapshot import Snapshot
 
 POLICY = Policy()

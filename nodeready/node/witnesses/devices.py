@@ -225,7 +225,7 @@ def _uptime_s() -> float:
 def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
-    from nodeready.subjects.gpus import nvidia
+    from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
 
     path = _tool(nvidia.NAME)
     if not path:
@@ -243,9 +243,9 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
         why = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
         return Gpus(f"nvidia-smi: {why or smi.tool.state}")
     nodes: dict[str, Any] = {}
-    root = nvidia.tree(text)
+    root = nvidia_xml.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
-        where = nvidia.address(node.get("id", ""))
+        where = nvidia_gpu.address(node.get("id", ""))
         # A process's name can hold a GPU of its own: that one is the shorter.
         if where and (where not in nodes or len(node) > len(nodes[where])):
             nodes[where] = node
@@ -335,23 +335,23 @@ def _amd(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
 
 
 def _amd_smi(metric: str, static: str) -> Iterator[Gpu]:
-    from nodeready.subjects.gpus import amd
+    from nodeready.subjects.gpus import amd_json, amd_smi
 
-    fixed = {amd.whole(entry.get("gpu")): entry for entry in amd.entries(static)}
-    for entry in amd.entries(metric):
-        index = amd.whole(entry.get("gpu")) or 0
+    fixed = {amd_json.whole(entry.get("gpu")): entry for entry in amd_json.entries(static)}
+    for entry in amd_json.entries(metric):
+        index = amd_json.whole(entry.get("gpu")) or 0
         about = fixed.get(index, {})
         yield Gpu(
             index,
-            amd.text(amd.at(about, "asic", "market_name")) or "",
-            amd.pci_address(amd.at(about, "bus", "bdf")),
-            amd.whole(amd.at(entry, "usage", "gfx_activity")),
-            amd.whole(amd.at(entry, "usage", "umc_activity")),
-            _rounded(amd.number(amd.at(entry, "power", "socket_power"))),
-            _rounded(amd.number(amd.at(about, "limit", "max_power"))),
+            amd_json.text(amd_json.at(about, "asic", "market_name")) or "",
+            amd_json.pci_address(amd_json.at(about, "bus", "bdf")),
+            amd_json.whole(amd_json.at(entry, "usage", "gfx_activity")),
+            amd_json.whole(amd_json.at(entry, "usage", "umc_activity")),
+            _rounded(amd_json.number(amd_json.at(entry, "power", "socket_power"))),
+            _rounded(amd_json.number(amd_json.at(about, "limit", "max_power"))),
             (),
             (),
-            amd.throttle_of(entry),
+            amd_smi.throttle_of(entry),
         )
 
 
@@ -360,19 +360,19 @@ def _rounded(value: float | None) -> int | None:
 
 
 def _rocm_smi(printed: str) -> Iterator[Gpu]:
-    from nodeready.subjects.gpus import amd
+    from nodeready.subjects.gpus import amd_json, rocm_smi
 
-    for index, card in sorted(amd.cards(printed).items()):
+    for index, card in sorted(rocm_smi.cards(printed).items()):
         # ROCm 5 and 6 name what is drawn differently.
         watts = next((value for key, value in card.items() if _DRAWN.fullmatch(key)), None)
         yield Gpu(
             index,
-            amd.text(card.get("card series")) or "",
-            amd.pci_address(card.get("pci bus")),
-            amd.whole(card.get("gpu use (%)")),
-            amd.whole(card.get("gpu memory read/write activity (%)")),
-            _rounded(amd.number(watts)),
-            _rounded(amd.number(card.get("max graphics package power (w)"))),
+            amd_json.text(card.get("card series")) or "",
+            amd_json.pci_address(card.get("pci bus")),
+            amd_json.whole(card.get("gpu use (%)")),
+            amd_json.whole(card.get("gpu memory read/write activity (%)")),
+            _rounded(amd_json.number(watts)),
+            _rounded(amd_json.number(card.get("max graphics package power (w)"))),
             (),
             (),
         )
@@ -383,7 +383,7 @@ _DRAWN = re.compile(r"(average|current) (graphics package|socket graphics packag
 
 def _kfd_processes(until: float) -> dict[str, list[int]]:
     """Address -> the processes with memory on that GPU (amdgpu's part for computing)."""
-    from nodeready.subjects.gpus import amd
+    from nodeready.subjects.gpus import kfd
 
     rows = []
     for folder, names in (
@@ -396,7 +396,7 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
                 rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
             if time.monotonic() > until:
                 return {}
-    seen = amd.parse_kfd("\n".join(rows)).processes
+    seen = kfd.parse_kfd("\n".join(rows)).processes
     return {address: [one.pid for one in found] for address, found in seen.items()}
 
 
@@ -513,10 +513,10 @@ def message_of(text: str, ago_s: float) -> Message | None:
     if not text.startswith(_DRIVERS):
         return None
     # What the audit knows of GPUs and of the bus that they are on.
-    from nodeready.subjects.gpus import kernel_log
+    from nodeready.subjects.gpus import kernel_log, xids
 
     known = kernel_log.find(text)
-    if known is None or not known.action or known.action == kernel_log.APPLICATION:
+    if known is None or not known.action or known.action == xids.APPLICATION:
         return None
     return Message(
         "link" if known.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]

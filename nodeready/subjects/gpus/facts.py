@@ -2,206 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, Section, changed
-from nodeready.subjects.gpus import amd, kernel_log, nvidia
-from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
-from nodeready.subjects.gpus.nvidia import NvidiaSmi, NvLinks
-
-# --- The GPUs on the PCI bus, their drivers, and the device files that jobs open.
-#
-# The bus is asked before any tool: a GPU on the bus with a broken driver is a fault, while a node
-# without one has nothing to judge.
-
-#: PCI vendor ids (pci.ids).
-VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
-
-#: PCI classes: VGA, 3D and other display controllers, processing accelerators (pci.ids).
-CLASSES = ("0300", "0302", "0380", "1200")
-#: PCI class "other bridge": with NVIDIA's vendor id, an NVSwitch.
-_SWITCH_CLASS = "0680"
-
-_DEVICES = "/sys/bus/pci/devices"
-_ATTRIBUTES = (
-    "vendor",
-    "class",
-    "device",
-    "uevent",
-    "numa_node",
-    "current_link_width",
-    "max_link_width",
-    "current_link_speed",
-    "aer_dev_fatal",
-    "aer_dev_nonfatal",
-    # Of the port above it: what the other end of the link counts.
-    "../aer_dev_fatal",
-    "../aer_dev_nonfatal",
-)
-# A PCI address has colons, so that line numbers would hide where the path ends.
-_LINE = re.compile(
-    rf"{_DEVICES}/([0-9a-f]{{4,8}}:[0-9a-f]{{2}}:[0-9a-f]{{2}}\.[0-7])"
-    r"/((?:\.\./)?\w{1,40}):(.*)",
-    re.S,
-)
-_VERSION = "/proc/driver/nvidia/version"
-_MODULE_VERSION = "/sys/module/nvidia/version"
-
-
-def _script(policy: Policy) -> str:
-    files = " ".join(f'"$nr_device/{name}"' for name in _ATTRIBUTES)
-    return rf"""
-    set --
-    for nr_device in {_DEVICES}/*; do
-        nr_vendor=
-        {{ read -r nr_vendor <"$nr_device/vendor"; }} 2>/dev/null
-        case $nr_vendor in 0x10de | 0x1002) ;; *) continue ;; esac
-        # A virtual function of a card of this host: a guest's.
-        if [ -e "$nr_device/physfn" ]; then continue; fi
-        nr_class=
-        {{ read -r nr_class <"$nr_device/class"; }} 2>/dev/null
-        case $nr_class in
-        0x03* | 0x12* | 0x0680*) set -- "$@" {files} ;;
-        esac
-    done
-    if [ -e {_VERSION} ]; then set -- "$@" {_VERSION}; fi
-    if [ -e {_MODULE_VERSION} ]; then set -- "$@" {_MODULE_VERSION}; fi
-    # Counters of errors that are 0 are left out.
-    if [ $# -gt 0 ]; then grep -asHv '[A-Za-z] 0$' "$@"; fi
-    set --
-    for nr_file in /dev/nvidia* /dev/kfd /dev/dri/renderD*; do
-        if [ -c "$nr_file" ]; then set -- "$@" "$nr_file"; fi
-    done
-    if [ $# -gt 0 ]; then ls -ln -- "$@" 2>/dev/null; fi
-    :
-    """
-
-
-SECTION = Section("pci_gpus", _script)
-
-
-@dataclass(frozen=True)
-class Pci:
-    """What the PCI bus and /dev show.
-
-    driver: the version of NVIDIA's kernel module; None: not loaded
-    """
-
-    gpus: tuple[PciGpu, ...]
-    nvswitches: int
-    driver: str | None
-    device_files: tuple[DeviceFile, ...]
-
-
-def _number(text: str | None) -> int | None:
-    match = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
-    return int(match[1]) if match else None
-
-
-def _width(text: str | None) -> int | None:
-    """Lanes; None for 63, a device that no longer answers, and for 0, one without a link."""
-    lanes = _number(text)
-    return lanes if lanes is not None and 1 <= lanes <= 32 else None
-
-
-def _driver(lines: Iterable[str]) -> str | None:
-    for line in lines:
-        path, _, words = line.partition(":")
-        match = re.search(r"(?:^|\s)([0-9]{2,5}\.[0-9]{1,5}(?:\.[0-9]{1,5})?)(?:\s|$)", words)
-        if path in (_VERSION, _MODULE_VERSION) and match:
-            return match[1]
-    return None
-
-
-#: Errors that a sound bus has as well: a request for a function that is not there, which the
-#: search for devices makes (PCIe base specification, Unsupported Request).
-_HARMLESS = ("UnsupReq", "Undefined")
-_AER = re.compile(r"([A-Za-z_]{2,24}) ([0-9]{1,9})")
-
-
-def _aer(counts: Mapping[str, list[str]]) -> tuple[tuple[str, str, int], ...]:
-    """The kernel's counters of uncorrected errors (ABI sysfs-bus-pci-devices-aer_stats).
-
-    counts: ``aer_dev_fatal``, ``aer_dev_nonfatal`` -> their lines, those with 0 left out
-    """
-    found: dict[tuple[str, str], int] = {}
-    for name, lines in counts.items():
-        told = [match for line in lines if (match := _AER.fullmatch(line.strip()))]
-        named = [match for match in told if not match[1].startswith("TOTAL")]
-        for match in named or told:
-            if match[1] not in _HARMLESS and int(match[2]):
-                key = (name.rpartition("_")[2], match[1])
-                found[key] = max(found.get(key, 0), int(match[2]))
-    return tuple((kind, error, count) for (kind, error), count in found.items())
-
-
-def _gpu(address: str, values: Mapping[str, str], errors: Mapping[str, list[str]]) -> PciGpu:
-    node = _number(values.get("numa_node"))
-    return PciGpu(
-        address=address,
-        vendor=VENDORS[values["vendor"]],
-        device=values.get("device", "")[2:6],
-        driver=values.get("driver"),
-        # -1: the firmware does not say.
-        numa_node=node if node is not None and node >= 0 else None,
-        pcie_width=_width(values.get("current_link_width")),
-        pcie_width_max=_width(values.get("max_link_width")),
-        pcie_speed=values.get("current_link_speed"),
-        pci_class=values.get("class", "")[2:8],
-        aer=_aer(errors),
-    )
-
-
-def parse_pci(output: Output) -> Pci:
-    """The bus as the section showed it. Raises ProbeError when the section did not end well."""
-    return _parse_pci(output.require())
-
-
-@lru_cache(maxsize=16)
-def _parse_pci(text: str) -> Pci:
-    # The bus of thousands of nodes is the same.
-    lines = text.split("\n")
-    devices: dict[str, dict[str, str]] = {}
-    errors: dict[str, dict[str, list[str]]] = {}
-    for line in lines:
-        match = _LINE.match(line)
-        if match is None:
-            continue
-        address, name, words = match.groups()
-        values = devices.setdefault(address, {})
-        if "aer_" in name:
-            errors.setdefault(address, {}).setdefault(name, []).append(words[:80])
-        elif name != "uevent":
-            values.setdefault(name, words.strip()[:80])
-        elif words.startswith("DRIVER="):
-            values["driver"] = words[len("DRIVER=") :].strip()[:80]
-    known = {a: v for a, v in devices.items() if v.get("vendor") in VENDORS}
-    gpus = [
-        _gpu(a, v, errors.get(a, {}))
-        for a, v in sorted(known.items())
-        if v.get("class", "")[2:6] in CLASSES
-    ]
-    switches = [
-        values
-        for values in known.values()
-        if values["vendor"] == "0x10de" and values.get("class", "")[2:6] == _SWITCH_CLASS
-    ]
-    listed = re.finditer(
-        # Without a slash and bounded: a line of blanks would be tried in all ways.
-        r"^(c[rwxsStT-]{9})[.+@]? +[0-9]+ +([0-9]{1,10}) +([0-9]{1,10}) [^/\n]{1,200} (/dev/\S+)$",
-        text,
-        re.M,
-    )
-    files = tuple(DeviceFile(m[4], m[1], int(m[2]), int(m[3])) for m in listed)
-    return Pci(tuple(gpus), len(switches), _driver(lines), files)
-
-
-# --- All sources together.
+from nodeready.subjects.base import Output, Probe, changed
+from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
+from nodeready.subjects.gpus.gpu import Gpu, Gpus
+from nodeready.subjects.gpus.nvidia import NvidiaSmi
+from nodeready.subjects.gpus.nvlink import NvLinks
+from nodeready.subjects.gpus.pci_bus import SECTION, Pci, parse_pci
 
 
 def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
@@ -218,11 +28,11 @@ def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
     shown: the models of which a GPU shows links
     """
     uuid = gpu.uuid or ""
-    said = links.unread.get(uuid, "")
+    words = links.unread.get(uuid, "")
     answered = links.tool.works or links.tool.state == "missing"
-    if answered and uuid not in links.links and (gpu.model in shown or nvidia.on_board(gpu)):
-        said = "nvidia-smi nvlink does not show it"
-    unread = (("links", said),) if said else ()
+    if answered and uuid not in links.links and (gpu.model in shown or nvlink.on_board(gpu)):
+        words = "nvidia-smi nvlink does not show it"
+    unread = (("links", words),) if words else ()
     return changed(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
 
 
@@ -230,15 +40,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:
     """The GPUs. A tool that fails is a `Tool`; raises ProbeError when the bus was not read."""
     pci = parse_pci(outputs[SECTION.name])
     smi = nvidia.parse(outputs[nvidia.SECTION.name])
-    links = nvidia.parse_nvlink(outputs[nvidia.NVLINK_SECTION.name])
-    shown = {one.model for one in smi.gpus if links.links.get(one.uuid or "")}
+    links = nvlink.parse_nvlink(outputs[nvlink.NVLINK_SECTION.name])
+    shown = {gpu.model for gpu in smi.gpus if links.links.get(gpu.uuid or "")}
     amd_gpus, amd_tool, amd_driver = amd.parse(outputs[amd.SECTION.name])
     faults, log = kernel_log.parse(outputs[kernel_log.SECTION.name])
     return Gpus(
         pci=pci.gpus,
         nvswitches=pci.nvswitches,
         nvidia=tuple(_linked(gpu, links, shown) for gpu in smi.gpus),
-        amd=amd.beside(amd_gpus, pci.gpus),
+        amd=amd_gpu.accelerators(amd_gpus, pci.gpus),
         nvidia_tool=smi.tool,
         nvlink_tool=links.tool,
         amd_tool=amd_tool,
@@ -257,7 +67,7 @@ PROBE = Probe(
     (
         SECTION,
         nvidia.SECTION,
-        nvidia.NVLINK_SECTION,
+        nvlink.NVLINK_SECTION,
         amd.SECTION,
         kernel_log.SECTION,
     ),
@@ -270,10 +80,10 @@ PROBE = Probe(
 
 def _several(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str | None:
     """The different values, sorted; None when the tool does not say the value of every GPU."""
-    found = [value(gpu) for gpu in gpus]
-    if not found or None in found:
+    all_values = [value(gpu) for gpu in gpus]
+    if not all_values or None in all_values:
         return None
-    return ", ".join(sorted({str(one) for one in found}))
+    return ", ".join(sorted({str(item) for item in all_values}))
 
 
 def _links(gpu: Gpu) -> str | None:
@@ -285,15 +95,15 @@ def _links(gpu: Gpu) -> str | None:
     return f"{len(active)}{at}"
 
 
-def compared(seen: Gpus) -> dict[str, str | int | float]:
+def compared(observed: Gpus) -> dict[str, str | int | float]:
     """What nodes of a group should have in common."""
-    gpus = seen.gpus
+    gpus = observed.gpus
     facts = {
-        "driver": seen.driver,
-        "amd_driver": seen.amd_driver,
-        "cuda": seen.cuda,
+        "driver": observed.driver,
+        "amd_driver": observed.amd_driver,
+        "cuda": observed.cuda,
         "count": len(gpus) or None,
-        "on_bus": len(seen.pci) or None,
+        "on_bus": len(observed.pci) or None,
         "model": _several(gpus, lambda gpu: gpu.model),
         "vbios": _several(gpus, lambda gpu: gpu.vbios),
         "ecc": _several(gpus, lambda gpu: gpu.ecc),
@@ -307,18 +117,18 @@ def compared(seen: Gpus) -> dict[str, str | int | float]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def learned(seen: Gpus) -> dict[str, Any]:
+def learned(observed: Gpus) -> dict[str, Any]:
     """The policy that this node would fit: what all of its GPUs agree on."""
-    gpus = seen.gpus
+    gpus = observed.gpus
     if not gpus:
         return {}
     settings: dict[str, Any] = {"gpu_count": len({gpu.pci_address for gpu in gpus})}
-    drivers = {driver for driver in (seen.driver, seen.amd_driver) if driver}
+    drivers = {driver for driver in (observed.driver, observed.amd_driver) if driver}
     if len(drivers) == 1:
         settings["gpu_driver"] = drivers.pop()
     firmware = {gpu.vbios for gpu in gpus}
     if None not in firmware:
-        settings["gpu_vbios"] = sorted(str(one) for one in firmware)
+        settings["gpu_vbios"] = sorted(str(version) for version in firmware)
     for key, values in (
         ("gpu_model", {gpu.model for gpu in gpus}),
         ("gpu_ecc", {gpu.ecc for gpu in gpus}),

@@ -6,201 +6,21 @@ First the helpers of every check of GPUs: which GPUs count, and how findings nam
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import of_one_node
-from nodeready.subjects.gpus import kernel_log
-from nodeready.subjects.gpus.amd import AmdGpu, integrated
-from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, KernelFault, PciGpu, Tool
-from nodeready.subjects.iommu.facts import MODELS
-from nodeready.subjects.result import Result, check, fail, na, ok, some, unknown, warn
-
-# --- Which GPUs of a node are judged, and how findings name them.
-
-#: The kernel driver that a vendor's tool works with.
-DRIVERS = {"nvidia": "nvidia", "amd": "amdgpu"}
-
-_GUEST_DRIVERS = ("pci-stub", "pciback", "xen-pciback")
-_DISPLAY = "0300"
-_SHOWN = 4
-
-
-def guest(gpu: PciGpu) -> bool:
-    """Whether the GPU is given to virtual machines, so that this host does not use it."""
-    return gpu.driver is not None and (
-        gpu.driver.startswith("vfio") or gpu.driver in _GUEST_DRIVERS
-    )
-
-
-def tool(seen: Gpus, vendor: str) -> Tool:
-    """How the vendor's tool fared."""
-    return seen.nvidia_tool if vendor == "nvidia" else seen.amd_tool
-
-
-def expected(seen: Gpus, vendor: str = "") -> list[PciGpu]:
-    """The GPUs on the bus that jobs of this host could use.
-
-    GPUs of guests do not count. A display adapter without its vendor's tool and driver only serves
-    a screen, like the graphics of a processor: without AMD's tool, only an Instinct counts.
-    """
-    return [gpu for gpu in _expected(seen) if vendor in ("", gpu.vendor)]
-
-
-@of_one_node
-def _expected(seen: Gpus) -> list[PciGpu]:
-    found = []
-    for gpu in seen.pci:
-        if guest(gpu):
-            continue
-        wanted = tool(seen, gpu.vendor).state != "missing"
-        if gpu.vendor == "nvidia":
-            wanted = wanted or gpu.driver == "nvidia" or gpu.pci_class[:4] != _DISPLAY
-        else:
-            wanted = (wanted and not integrated(gpu.device)) or f"0x{gpu.device}" in MODELS
-        found += [gpu] if wanted else []
-    return found
-
-
-def unseen(seen: Gpus, vendor: str = "") -> list[PciGpu]:
-    """The expected GPUs that no tool shows."""
-    shown = {gpu.pci_address for gpu in seen.gpus}
-    return [gpu for gpu in expected(seen, vendor) if gpu.address not in shown]
-
-
-def none(seen: Gpus) -> str:
-    """Why the node has no GPU to judge; "" when it has one."""
-    if seen.gpus or expected(seen):
-        return ""
-    guests = sum(guest(gpu) for gpu in seen.pci)
-    if guests:
-        return f"the GPUs ({guests}) belong to virtual machines"
-    return "display adapters only" if seen.pci else "no GPU on the PCI bus"
-
-
-def why_unseen(seen: Gpus, vendor: str = "") -> str:
-    """The GPUs that cannot be judged because their tool shows no GPU at all, and why; or "".
-
-    When the tool shows some GPUs and not others, `gpus.present` fails, and no other check.
-    """
-    words = []
-    for name in ("nvidia", "amd"):
-        source = tool(seen, name)
-        if vendor not in ("", name):
-            continue
-        if source.works and any(gpu.vendor == name for gpu in seen.gpus):
-            continue
-        lost = unseen(seen, name)
-        if lost:
-            state = "does not show" if source.works else f"{source.state}:"
-            said = f" ({source.detail})" if source.detail and not source.works else ""
-            where = few([gpu.address for gpu in lost])
-            words.append(f"{source.name} {state} {where}{said}")
-    return "; ".join(words)
-
-
-def few(texts: Iterable[str]) -> str:
-    """``a, b, c, d and 3 more``."""
-    return some(texts, ", ", _SHOWN)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """``0-3,6``."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def listed(found: Iterable[tuple[Gpu, str]]) -> str:
-    """``gpu 3 (0000:5e:00.0): text``; several GPUs with the same text stand together."""
-    groups: dict[tuple[str, str], list[Gpu]] = {}
-    for gpu, text in found:
-        groups.setdefault((gpu.vendor, text), []).append(gpu)
-    words = []
-    for (_, text), gpus in groups.items():
-        if len(gpus) == 1:
-            words.append(f"gpu {gpus[0].index} ({gpus[0].pci_address}): {text}")
-        else:
-            words.append(f"gpus {_ranges(gpu.index for gpu in gpus)}: {text}")
-    more = len(words) - _SHOWN
-    return "; ".join(words[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-
-
-def values(gpus: Iterable[Gpu], value: Callable[[Gpu], Any]) -> str:
-    """The different values of these GPUs, each once."""
-    return few([str(v) for v in dict.fromkeys(value(gpu) for gpu in gpus) if v is not None])
-
-
-def sources(gpus: Iterable[Gpu], seen: Gpus) -> str:
-    """The tools that show these GPUs."""
-    names = dict.fromkeys(tool(seen, gpu.vendor).name for gpu in gpus)
-    return ", ".join("nvidia-smi -q" if name == "nvidia-smi" else name for name in names)
-
-
-def untold(seen: Gpus, reads: Collection[str]) -> list[tuple[Gpu, str]]:
-    """The GPUs of which a tool could not tell one of these fields, and what it said."""
-    found = []
-    for gpu in seen.gpus:
-        words = [said for field, said in gpu.unread if field in reads]
-        found += [(gpu, "its tool cannot tell: " + few(dict.fromkeys(words)))] if words else []
-    return found
-
-
-def each(
-    check: str,
-    seen: Gpus,
-    expectation: str,
-    value: Callable[[Gpu], Any],
-    wrong: Callable[[Gpu], str],
-    *,
-    absent: str,
-    fix: str = "",
-    shown: str = "",
-    reads: Collection[str] = (),
-    without: Callable[[Gpu], bool] = lambda gpu: False,
-    bad: Callable[[str, str, str, str, str], Result] = fail,
-) -> Result:
-    """Judge each GPU that has a ``value`` (not None).
-
-    wrong:   GPU -> what is wrong with it, or ""
-    absent:  the reason of na, when no GPU has a value
-    shown:   the words of ok; "": the values
-    reads:   the fields on which the verdict rests: one that its tool could not tell is unknown
-    without: whether a GPU's settings leave it without a value
-    bad:     makes the Result of a finding
-
-    Without a finding, the result is unknown when a tool does not work, or when a GPU has no value
-    where others of its model have one.
-    """
-    reason = none(seen)
-    if reason:
-        return na(check, reason)
-    told = [gpu for gpu in seen.gpus if value(gpu) is not None]
-    found = [(gpu, text) for gpu in told if (text := wrong(gpu))]
-    if found:
-        at = sources((gpu for gpu, _ in found), seen)
-        return bad(check, expectation, listed(found), at, fix)
-    hidden = why_unseen(seen)
-    if hidden:
-        return unknown(check, hidden)
-    dark = untold(seen, reads)
-    if dark:
-        return unknown(check, listed(dark))
-    # One without a name can be of any model.
-    models = {*(gpu.model for gpu in told), None} if told else set()
-    mute = [gpu for gpu in seen.gpus if value(gpu) is None and gpu.model in models]
-    silent = [gpu for gpu in mute if not without(gpu)]
-    if silent:
-        return unknown(check, listed((gpu, "its tool does not say") for gpu in silent))
-    if not told:
-        return na(check, absent)
-    return ok(check, expectation, shown or values(told, value), sources(told, seen))
-
+from nodeready.subjects.gpus.amd_gpu import AmdGpu
+from nodeready.subjects.gpus.findings import (
+    expected,
+    few,
+    judge_each,
+    listed,
+    none,
+    untold,
+    why_unseen,
+)
+from nodeready.subjects.gpus.gpu import DeviceFile, Gpu, Gpus, PciGpu
+from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
 
 # --- Memory, bus and heat, and what the driver asks for.
 
@@ -209,27 +29,19 @@ _HARDWARE = "hw_"
 
 
 @check("gpus.recovery", fix=("drain the node, then nvidia-smi --gpu-reset, or reboot",))
-def recovery(seen: Gpus, want: Policy) -> Result:
+def recovery(observed: Gpus, policy: Policy) -> Result:
     """The driver asks for no reset or reboot (nvmlDeviceGetGpuRecoveryAction, driver 535 on).
 
     After a fault the counters can be readable and 0 while no job can run any more.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return "" if gpu.recovery == "none" else f"asks for {gpu.recovery}"
 
     fix = "drain the node, then nvidia-smi --gpu-reset, or reboot"
-    absent = "the tool shows no recovery action"
-    wanted = "no reset or reboot needed"
-    return each(
-        "gpus.recovery",
-        seen,
-        wanted,
-        lambda gpu: gpu.recovery,
-        wrong,
-        absent=absent,
-        fix=fix,
-        reads=("recovery",),
+    absent, expectation = "the tool shows no recovery action", "no reset or reboot needed"
+    return judge_each(
+        "gpus.recovery", observed, expectation, "recovery", find_problem, absent=absent, fix=fix
     )
 
 
@@ -241,7 +53,7 @@ _RESET = "drain, then reset the GPU or reboot"
     "gpus.ecc_errors",
     fix=("drain, reset the GPU; replace it if they come back", _REPLACE),
 )
-def ecc_errors(seen: Gpus, want: Policy) -> Result:
+def ecc_errors(observed: Gpus, policy: Policy) -> Result:
     """No uncorrectable ECC error since the driver was loaded (DeepOps, Meta's GCM).
 
     Corrected ones are what ECC is for; an uncorrectable one ended a job, and its memory is still
@@ -250,7 +62,7 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
     (nvmlEccSramErrorStatus_t, bThresholdExceeded) is to be replaced.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         errors = gpu.ecc_uncorrectable_volatile
         words = [f"{errors} uncorrectable ECC errors"] if errors else []
         words += ["SRAM error threshold exceeded"] if gpu.sram_exceeded else []
@@ -262,22 +74,22 @@ def ecc_errors(seen: Gpus, want: Policy) -> Result:
         return bool(gpu.ecc_uncorrectable_volatile or gpu.sram_exceeded)
 
     def value(gpu: Gpu) -> int | None:
-        told = gpu.ecc_uncorrectable_volatile
-        return 0 if told is None and wrong(gpu) else told
+        errors = gpu.ecc_uncorrectable_volatile
+        return 0 if errors is None and find_problem(gpu) else errors
 
     fix = "drain, reset the GPU; replace it if they come back"
     absent = "these GPUs count no ECC errors"
-    return each(
+    return judge_each(
         "gpus.ecc_errors",
-        seen,
+        observed,
         "0 uncorrectable",
         value,
-        wrong,
+        find_problem,
         absent=absent,
-        fix=_REPLACE if any(gpu.sram_exceeded for gpu in seen.gpus) else fix,
+        fix=_REPLACE if any(gpu.sram_exceeded for gpu in observed.gpus) else fix,
         reads=("ecc_uncorrectable_volatile", "sram_exceeded", "ecc_deferred"),
         without=lambda gpu: gpu.ecc == "off",
-        bad=fail if any(hard(gpu) for gpu in seen.gpus) else warn,
+        bad=fail if any(hard(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -285,7 +97,7 @@ _MEMORY = ("remap_pending", "remap_failed", "repair_pending", "unrepairable", "s
 
 
 @check("gpus.remapped_rows", fix=(_REPLACE, _RESET, "replace the GPU at the next occasion"))
-def remapped_rows(seen: Gpus, want: Policy) -> Result:
+def remapped_rows(observed: Gpus, policy: Policy) -> Result:
     """No row of memory waits to be remapped, and none could not be (Azure's health checks).
 
     A pending remap or repair takes effect at the next reset; after a failure the board's spare
@@ -306,34 +118,28 @@ def remapped_rows(seen: Gpus, want: Policy) -> Result:
         banks = gpu.spareless_banks
         return [f"{banks} memory banks without a spare row"] if banks else []
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return ", ".join([*gone(gpu), *waits(gpu), *spent(gpu)])
 
     def value(gpu: Gpu) -> bool | None:
-        told = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
-        return True if told is None and wrong(gpu) else told
+        is_pending = gpu.remap_failed if gpu.remap_pending is None else gpu.remap_pending
+        return True if is_pending is None and find_problem(gpu) else is_pending
 
-    failed = any(gone(gpu) for gpu in seen.gpus)
-    hard = failed or any(waits(gpu) for gpu in seen.gpus)
+    failed = any(gone(gpu) for gpu in observed.gpus)
+    hard = failed or any(waits(gpu) for gpu in observed.gpus)
     fix = _REPLACE if failed else _RESET if hard else "replace the GPU at the next occasion"
     absent = "these GPUs remap no rows, or do not say"
-    check, wanted = "gpus.remapped_rows", "none pending, none failed"
-    return each(
+    check, expectation = "gpus.remapped_rows", "none pending, none failed"
+    return judge_each(
         check,
-        seen,
-        wanted,
+        observed,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent=absent,
         fix=fix,
         shown="none",
-        reads=(
-            "remap_pending",
-            "remap_failed",
-            "repair_pending",
-            "unrepairable",
-            "spareless_banks",
-        ),
+        reads=_MEMORY,
         # In MIG mode nvidia-smi shows no rows.
         without=lambda gpu: gpu.mig == "on",
         bad=fail if hard else warn,
@@ -345,27 +151,27 @@ _MOST_PAGES = 60
 
 
 @check("gpus.retired_pages", fix=(_RESET, _REPLACE))
-def retired_pages(seen: Gpus, want: Policy) -> Result:
+def retired_pages(observed: Gpus, policy: Policy) -> Result:
     """No page of memory waits to be retired (boards before Ampere): a reset does it.
 
     A board with 60 retired pages or more is to be replaced (NVIDIA's Dynamic Page Retirement).
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         words = ["page retirement pending"] if gpu.retired_pending else []
         many = (gpu.retired_pages or 0) >= _MOST_PAGES
         return ", ".join(words + ([f"{gpu.retired_pages} pages retired"] if many else []))
 
     def value(gpu: Gpu) -> bool | None:
-        return True if gpu.retired_pending is None and wrong(gpu) else gpu.retired_pending
+        return True if gpu.retired_pending is None and find_problem(gpu) else gpu.retired_pending
 
-    many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in seen.gpus)
-    return each(
+    many = any((gpu.retired_pages or 0) >= _MOST_PAGES for gpu in observed.gpus)
+    return judge_each(
         "gpus.retired_pages",
-        seen,
+        observed,
         "none pending",
         value,
-        wrong,
+        find_problem,
         absent="these GPUs retire no pages",
         fix=_REPLACE if many else _RESET,
         shown="none",
@@ -384,48 +190,52 @@ def _rests(gpu: Gpu) -> bool:
     return generation >= _LANES_ON_DEMAND and gpu.performance_state != "P0"
 
 
-def _lanes(seen: Gpus, gpu: Gpu) -> int | None:
+def _lanes(observed: Gpus, gpu: Gpu) -> int | None:
     """The lanes that the GPU and its slot have together.
 
     Where a card has fewer than its chip (a GTX 1650, an A2), nvidia-smi shows the chip's and sysfs
     the card's. A slot with fewer lanes than those of most of at least three peers is no slot that
     anybody chose.
     """
-    most = gpu.pcie_width_max
-    for one in seen.pci:
-        if one.address == gpu.pci_address and one.pcie_width_max and most is not None:
-            most = min(most, one.pcie_width_max)
-    peers = [one.pcie_width_max for one in seen.gpus if one.model == gpu.model]
-    told = [lanes for lanes in peers if lanes is not None]
-    usual = max(set(told), key=told.count) if told else 0
-    if most is not None and len(told) > _FEW_PEERS and told.count(usual) * 2 > len(told):
-        most = max(most, usual) if gpu.pcie_width_max != usual else most
-    return most
+    maximum = gpu.pcie_width_max
+    for bus_gpu in observed.pci:
+        if bus_gpu.address == gpu.pci_address and bus_gpu.pcie_width_max and maximum is not None:
+            maximum = min(maximum, bus_gpu.pcie_width_max)
+    peers = [peer.pcie_width_max for peer in observed.gpus if peer.model == gpu.model]
+    peer_lanes = [lanes for lanes in peers if lanes is not None]
+    usual = max(set(peer_lanes), key=peer_lanes.count) if peer_lanes else 0
+    if (
+        maximum is not None
+        and len(peer_lanes) > _FEW_PEERS
+        and peer_lanes.count(usual) * 2 > len(peer_lanes)
+    ):
+        maximum = max(maximum, usual) if gpu.pcie_width_max != usual else maximum
+    return maximum
 
 
 _FEW_PEERS = 2
 
 
-def _narrow(seen: Gpus, gpu: Gpu) -> str:
+def _narrow(observed: Gpus, gpu: Gpu) -> str:
     """What is wrong with the width of the GPU's link, or "".
 
     A guest does not know the slot: there, only a link that is narrower than its peers' is wrong.
     """
-    width, most = gpu.pcie_width, _lanes(seen, gpu)
-    if width is None or most is None or width >= most or _rests(gpu):
+    width, maximum = gpu.pcie_width, _lanes(observed, gpu)
+    if width is None or maximum is None or width >= maximum or _rests(gpu):
         return ""
-    peers = [peer.pcie_width or 0 for peer in seen.gpus if peer.model == gpu.model]
+    peers = [peer.pcie_width or 0 for peer in observed.gpus if peer.model == gpu.model]
     if gpu.virtual and width == max(peers):
         return ""
-    return f"x{width} of x{most}"
+    return f"x{width} of x{maximum}"
 
 
 def _slow(gpu: Gpu) -> str:
     """What is wrong with the link's generation, or ""; idle GPUs (not P0) lower it themselves."""
-    now, most = gpu.pcie_generation, gpu.pcie_generation_max
-    if now is None or most is None or now >= most or gpu.virtual:
+    current, maximum = gpu.pcie_generation, gpu.pcie_generation_max
+    if current is None or maximum is None or current >= maximum or gpu.virtual:
         return ""
-    return f"generation {now} of {most}" if gpu.performance_state == "P0" else ""
+    return f"generation {current} of {maximum}" if gpu.performance_state == "P0" else ""
 
 
 def _narrow_on_bus(gpus: list[PciGpu]) -> list[str]:
@@ -447,50 +257,52 @@ def _aer(gpu: PciGpu) -> str:
     "gpus.pcie",
     fix=("look again under load", "reseat the GPU or its riser; look at the slot's settings"),
 )
-def pcie(seen: Gpus, want: Policy) -> Result:
+def pcie(observed: Gpus, policy: Policy) -> Result:
     """Each PCIe link has all the lanes that board and slot have, and under load its generation.
 
     Half the lanes halve every copy to and from the host (DeepOps, GCM). Where no tool answers,
     peers on the bus are compared. An error of the link that was not corrected since the boot is a
     warning, and a fatal one, after which the link began anew, a failure (the kernel's aer_stats).
     """
-    check, wanted = "gpus.pcie", "full width, and full speed under load"
-    if none(seen):
-        return na(check, none(seen))
-    hidden = why_unseen(seen)
-    words = _narrow_on_bus(expected(seen)) if hidden else []
+    check, expectation = "gpus.pcie", "full width, and full speed under load"
+    if none(observed):
+        return na(check, none(observed))
+    hidden = why_unseen(observed)
+    words = _narrow_on_bus(expected(observed)) if hidden else []
     fix = "reseat the GPU or its riser; look at the slot's settings"
 
-    errors = {gpu.address: _aer(gpu) for gpu in expected(seen) if gpu.aer}
-    fatal = any(kind == "fatal" for gpu in expected(seen) for kind, _, _ in gpu.aer)
+    errors = {gpu.address: _aer(gpu) for gpu in expected(observed) if gpu.aer}
+    fatal = any(kind == "fatal" for gpu in expected(observed) for kind, _, _ in gpu.aer)
 
-    def wrong(gpu: Gpu) -> str:
-        words = _narrow(seen, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
+    def find_problem(gpu: Gpu) -> str:
+        words = _narrow(observed, gpu), _slow(gpu), errors.get(gpu.pci_address, "")
         return ", ".join(text for text in words if text)
 
     def value(gpu: Gpu) -> str | None:
         if gpu.pcie_width is None:
-            return "?" if wrong(gpu) else None
+            return "?" if find_problem(gpu) else None
         if gpu.pcie_width == gpu.pcie_width_max:
             return f"x{gpu.pcie_width}"
-        why = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
-        return f"x{gpu.pcie_width}{why}"
+        reason = " in a virtual machine" if gpu.virtual else " while idle" if _rests(gpu) else ""
+        return f"x{gpu.pcie_width}{reason}"
 
-    found = [gpu for gpu in seen.gpus if wrong(gpu)]
-    hard = fatal or any(_narrow(seen, gpu) or (_slow(gpu) and not gpu.idle) for gpu in found)
+    findings = [gpu for gpu in observed.gpus if find_problem(gpu)]
+    hard = fatal or any(
+        _narrow(observed, gpu) or (_slow(gpu) and not gpu.idle) for gpu in findings
+    )
     only_idle = not hard and not errors
     words += [f"{address}: {text}" for address, text in errors.items()]
-    if words and not found:
+    if words and not findings:
         bad = fail if hard or len(words) > len(errors) else warn
-        return bad(check, wanted, few(words), "/sys/bus/pci/devices", fix)
-    if hidden and not found:
+        return bad(check, expectation, few(words), "/sys/bus/pci/devices", fix)
+    if hidden and not findings:
         return unknown(check, hidden)
-    return each(
+    return judge_each(
         check,
-        seen,
-        wanted,
+        observed,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no PCIe link",
         reads=(
             "pcie_width",
@@ -507,27 +319,27 @@ def pcie(seen: Gpus, want: Policy) -> Result:
 
 
 @check("gpus.throttle", fix=("look at fans, air flow, power supplies and cables",))
-def throttle(seen: Gpus, want: Policy) -> Result:
+def throttle(observed: Gpus, policy: Policy) -> Result:
     """No GPU is slowed down by its hardware: too hot, or its power supply asked for it.
 
     A limit on power alone (sw_power_cap) is how a busy GPU works. The driver's own thermal
     slow-down is a warning.
     """
 
-    def wrong(gpu: Gpu) -> str:
+    def find_problem(gpu: Gpu) -> str:
         return ", ".join(gpu.throttle)
 
     def value(gpu: Gpu) -> tuple[str, ...] | None:
         # AMD's tools do not say that there is no reason.
         return gpu.throttle if gpu.throttle or gpu.throttled is not None else None
 
-    hard = any(name.startswith(_HARDWARE) for gpu in seen.gpus for name in gpu.throttle)
-    return each(
+    hard = any(name.startswith(_HARDWARE) for gpu in observed.gpus for name in gpu.throttle)
+    return judge_each(
         "gpus.throttle",
-        seen,
+        observed,
         "no slow-down",
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no reasons for a slow-down",
         fix="look at fans, air flow, power supplies and cables",
         shown="none",
@@ -541,17 +353,17 @@ def throttle(seen: Gpus, want: Policy) -> Result:
     settings=("gpu_max_temperature_c",),
     fix=("look at fans, air flow and heat sinks",),
 )
-def temperature(seen: Gpus, want: Policy) -> Result:
+def temperature(observed: Gpus, policy: Policy) -> Result:
     """Each GPU is cooler than the policy's limit, or than where it slows itself down.
 
     NVIDIA's Ada and later boards print how many degrees are left instead (T.Limit, higher is
     cooler): the threshold here is computed from it. With none left, above the threshold, the
     driver may lower the clock: a warning (nvidia-smi(1), GPU Max Operating T.Limit).
     """
-    limit = want.gpu_max_temperature_c
+    limit = policy.gpu_max_temperature_c
 
     def value(gpu: Gpu) -> int | None:
-        if wrong(gpu):
+        if find_problem(gpu):
             return gpu.temperature_c or 0
         return None if limit is None and gpu.temperature_slowdown_c is None else gpu.temperature_c
 
@@ -559,27 +371,27 @@ def temperature(seen: Gpus, want: Policy) -> Result:
         return limit is None and gpu.temperature_left_c is not None and gpu.temperature_left_c <= 0
 
     def hot(gpu: Gpu) -> list[str]:
-        most = gpu.temperature_slowdown_c if limit is None else limit
+        maximum = gpu.temperature_slowdown_c if limit is None else limit
         words = []
-        if gpu.temperature_c is not None and most is not None and gpu.temperature_c >= most:
-            words.append(f"{gpu.temperature_c} C, limit {most} C")
-        memory, most = gpu.memory_temperature_c, gpu.memory_temperature_max_c
-        if memory is not None and most is not None and memory >= most:
-            words.append(f"memory {memory} C, limit {most} C")
+        if gpu.temperature_c is not None and maximum is not None and gpu.temperature_c >= maximum:
+            words.append(f"{gpu.temperature_c} C, limit {maximum} C")
+        memory, maximum = gpu.memory_temperature_c, gpu.memory_temperature_max_c
+        if memory is not None and maximum is not None and memory >= maximum:
+            words.append(f"memory {memory} C, limit {maximum} C")
         return words
 
-    def wrong(gpu: Gpu) -> str:
-        left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
-        return ", ".join(hot(gpu) or left)
+    def find_problem(gpu: Gpu) -> str:
+        degrees_left = [f"{gpu.temperature_left_c} C left to the limit"] if warm(gpu) else []
+        return ", ".join(hot(gpu) or degrees_left)
 
-    degrees = [gpu.temperature_c for gpu in seen.gpus if gpu.temperature_c is not None]
-    wanted = "below the slow-down" if limit is None else f"below {limit} C"
-    return each(
+    degrees = [gpu.temperature_c for gpu in observed.gpus if gpu.temperature_c is not None]
+    expectation = "below the slow-down" if limit is None else f"below {limit} C"
+    return judge_each(
         "gpus.temperature",
-        seen,
-        wanted,
+        observed,
+        expectation,
         value,
-        wrong,
+        find_problem,
         absent="the tool shows no temperature and threshold",
         fix="look at fans, air flow and heat sinks",
         shown=f"at most {max(degrees)} C" if degrees else "",
@@ -588,7 +400,7 @@ def temperature(seen: Gpus, want: Policy) -> Result:
             "memory_temperature_c",
             *(("temperature_slowdown_c", "temperature_left_c") if limit is None else ()),
         ),
-        bad=fail if any(hot(gpu) for gpu in seen.gpus) else warn,
+        bad=fail if any(hot(gpu) for gpu in observed.gpus) else warn,
     )
 
 
@@ -598,6 +410,7 @@ _KFD = "/dev/kfd"
 _RENDER = "/dev/dri/renderD"
 #: The files that CUDA opens; those of MIG's capabilities and of modeset have other owners.
 _NVIDIA = re.compile(r"/dev/nvidia([0-9]+|ctl|-uvm)")
+_FIX_PART = "load amdgpu with its compute part (ROCm)"
 _FIX_AMD = 'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"'
 _FIX_NVIDIA = "NVreg_DeviceFileMode=0666 for the module nvidia"
 _FIX_MODE = "nvidia-smi --compute-mode=DEFAULT"
@@ -617,16 +430,8 @@ def _closed(files: Iterable[DeviceFile]) -> list[str]:
     ]
 
 
-@check(
-    "gpus.device_access",
-    fix=(
-        "load amdgpu with its compute part (ROCm)",
-        'udev rule: KERNEL=="kfd" and "renderD*", GROUP="render", MODE="0666"',
-        "NVreg_DeviceFileMode=0666 for the module nvidia",
-        "nvidia-smi --compute-mode=DEFAULT",
-    ),
-)
-def device_access(seen: Gpus, want: Policy) -> Result:
+@check("gpus.device_access", fix=(_FIX_PART, _FIX_AMD, _FIX_NVIDIA, _FIX_MODE))
+def device_access(observed: Gpus, policy: Policy) -> Result:
     """Jobs can open the GPUs' device files: everybody, or the members of a group.
 
     ROCm opens /dev/kfd and /dev/dri/renderD*, which belong to the groups render and video unless a
@@ -635,33 +440,33 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     job's user is in that group is not looked at here. No program may compute on a GPU in the
     compute mode Prohibited (nvidia-smi(1)).
     """
-    check, wanted = "gpus.device_access", "readable and writable for jobs"
-    reason = none(seen)
+    check, expectation = "gpus.device_access", "readable and writable for jobs"
+    reason = none(observed)
     if reason:
         return na(check, reason)
-    bound = {gpu.vendor for gpu in expected(seen) if gpu.driver in ("amdgpu", "nvidia")}
-    bound |= {gpu.vendor for gpu in seen.gpus}
+    bound = {gpu.vendor for gpu in expected(observed) if gpu.driver in ("amdgpu", "nvidia")}
+    bound |= {gpu.vendor for gpu in observed.gpus}
     if not bound:
         return na(check, "no GPU has its driver")
     amd, lost = [], []
     if "amd" in bound:
-        amd = [f for f in seen.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
+        amd = [f for f in observed.device_files if f.path == _KFD or f.path.startswith(_RENDER)]
         lost += [] if any(f.path == _KFD for f in amd) else [_KFD]
         lost += [] if any(f.path != _KFD for f in amd) else [f"{_RENDER}*"]
-    nvidia = [f for f in seen.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
-    if lost and not seen.device_files:
+    nvidia = [f for f in observed.device_files if "nvidia" in bound and _NVIDIA.fullmatch(f.path)]
+    if lost and not observed.device_files:
         return unknown(check, "no device file was seen")
-    barred = [gpu for gpu in seen.nvidia if gpu.compute_mode == "prohibited"]
+    barred = [gpu for gpu in observed.nvidia if gpu.compute_mode == "prohibited"]
     closed, fixes = _closed([*amd, *nvidia]), []
     if lost or closed or barred:
-        fixes += ["load amdgpu with its compute part (ROCm)"] if lost else []
+        fixes += [_FIX_PART] if lost else []
         fixes += [_FIX_MODE] if barred else []
         fixes += [_FIX_AMD] if _closed(amd) else []
         fixes += [_FIX_NVIDIA] if _closed(nvidia) else []
         words = [f"{path} is missing" for path in lost] + closed
         words += [listed((gpu, "compute mode prohibited") for gpu in barred)] if barred else []
-        return fail(check, wanted, few(words), "/dev", "; ".join(fixes))
-    dark = untold(seen, ("compute_mode",))
+        return fail(check, expectation, few(words), "/dev", "; ".join(fixes))
+    dark = untold(observed, ("compute_mode",))
     if dark:
         return unknown(check, listed(dark))
     if not amd and not nvidia:
@@ -670,186 +475,5 @@ def device_access(seen: Gpus, want: Policy) -> Result:
     groups = sorted({file.gid for file in (*amd, *nvidia) if file.mode[7:9] != "rw"})
     if groups:
         names = few([str(group) for group in groups])
-        return ok(check, wanted, f"for members of group {names} only", "/dev")
-    return ok(check, wanted, "for everybody", "/dev")
-
-
-@check(
-    "gpus.xgmi_errors",
-    fix=("drain, reset the GPUs; open a case with the vendor if they come back",),
-)
-def xgmi_errors(seen: Gpus, want: Policy) -> Result:
-    """No error on the links between AMD's GPUs (XGMI) since the driver was loaded.
-
-    RAS counts them as block XGMI_WAFL; MI200 and older have a status of their own, which amd-smi
-    clears when it reads it (Linux' amdgpu_xgmi.c): there, each look shows what is new.
-    """
-    check = "gpus.xgmi_errors"
-    if not seen.amd and not expected(seen, "amd"):
-        return na(check, none(seen) or "no AMD GPU")
-
-    def value(gpu: Gpu) -> int | None:
-        return gpu.xgmi_errors if isinstance(gpu, AmdGpu) else None
-
-    def wrong(gpu: Gpu) -> str:
-        errors = value(gpu)
-        return f"{errors} XGMI errors" if errors else ""
-
-    fix = "drain, reset the GPUs; open a case with the vendor if they come back"
-    return each(
-        check,
-        seen,
-        "0 errors",
-        value,
-        wrong,
-        absent="these GPUs count none",
-        fix=fix,
-        reads=("xgmi_errors",),
-    )
-
-
-# --- What the kernel's log of this boot says of the GPUs.
-
-_NODE = (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
-_VENDOR = "open a case with the vendor if it comes back"
-_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
-_NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
-_KEEP_LOG = (
-    "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
-    "systemd-journald, or log_buf_len=16M on the kernel's command line"
-)
-_LENGTH = 70
-
-
-def _what(fault: KernelFault) -> str:
-    """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
-    if fault.source == "xid" and fault.code is not None:
-        known = kernel_log.XIDS.get(fault.code)
-        return f"Xid {fault.code} {known.meaning}" if known else f"unknown Xid {fault.code}"
-    text = re.sub(
-        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
-        r"( amdgpu:)?)\s*",
-        "",
-        fault.text,
-    )
-    text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
-    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
-
-
-def _where(seen: Gpus, fault: KernelFault) -> str:
-    """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
-    for gpu in seen.gpus:
-        if gpu.pci_address == fault.pci_address:
-            return f"gpu {gpu.index} ({gpu.pci_address})"
-    return fault.pci_address or "an unnamed device"
-
-
-def faults_in_words(seen: Gpus, faults: Iterable[KernelFault]) -> str:
-    """The faults in words: what, on which devices, how often; the gravest action first."""
-    groups: dict[str, list[KernelFault]] = {}
-    for fault in sorted(faults, key=lambda one: kernel_log.ACTIONS.index(one.action)):
-        groups.setdefault(_what(fault), []).append(fault)
-    words = []
-    for what, group in groups.items():
-        times = sum(fault.count for fault in group)
-        where = few(list(dict.fromkeys(_where(seen, fault) for fault in group)))
-        words.append(f"{what}: {where}" + (f", {times} times" if times > 1 else ""))
-    return few(words)
-
-
-def _fix(seen: Gpus, faults: Iterable[KernelFault]) -> str:
-    """The fix of the gravest of these faults."""
-    worst = min(faults, key=lambda one: kernel_log.ACTIONS.index(one.action))
-    where = _where(seen, worst)
-    if worst.action == kernel_log.ISOLATE:
-        return f"drain the node and open a case with the vendor: {where}"
-    if " is 0M @" in worst.text:
-        return _NO_ADDRESS
-    if worst.action == kernel_log.REBOOT:
-        return f"drain and reboot the node; {_VENDOR}: {where}"
-    if worst.source == "sxid":
-        return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
-    address = worst.pci_address or ""
-    # A function of the same card counts, and a GPU that the tool does not show.
-    cards = {gpu.address[:10] for gpu in seen.pci if gpu.vendor == "amd"}
-    if worst.source == "amdgpu" or address[:10] in cards:
-        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in seen.amd}
-        index = indexes.get(address[:10], "N")
-        return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
-    return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
-
-
-def _over(seen: Gpus, fault: KernelFault) -> bool:
-    """Whether the driver says by now that the device needs no reset.
-
-    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
-    a driver that names its recovery action takes such faults into account (Xid 154): whether older
-    ones want a reset (``reset_required``) is about something else.
-    """
-    return (
-        fault.action == kernel_log.RESET
-        and kernel_log.answered(fault.code, seen.driver)
-        and any(
-            gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
-            for gpu in seen.gpus
-        )
-    )
-
-
-@check(
-    "gpus.kernel_faults",
-    settings=("xid_ignore",),
-    fix=(
-        f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
-        "drain the node and open a case with the vendor: WHERE",
-        f"drain and reboot the node; {_VENDOR}: WHERE",
-        f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
-        f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
-        _VENDOR,
-        _RELOAD,
-        _NO_ADDRESS,
-        _KEEP_LOG,
-    ),
-)
-def kernel_faults(seen: Gpus, want: Policy) -> Result:
-    """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
-
-    A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
-    isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
-    warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
-    A ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
-    """
-    check, wanted = "gpus.kernel_faults", "no fault of a GPU since the boot"
-    reason = none(seen)
-    if reason:
-        return na(check, reason)
-    log = seen.kernel_log
-    if not log.works:
-        return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
-    source = f"{log.name} ({log.detail})"
-    # Screens, a processor's own graphics, and GPUs of guests.
-    others = {gpu.address for gpu in seen.pci} - {gpu.address for gpu in expected(seen)}
-    others -= {gpu.pci_address for gpu in seen.gpus}
-    faults = [
-        fault
-        for fault in seen.kernel_faults
-        if not (fault.source == "xid" and fault.code in want.xid_ignore)
-        and fault.pci_address not in others
-    ]
-    bad = [fault for fault in faults if fault.action in _NODE and not _over(seen, fault)]
-    if bad:
-        return fail(check, wanted, faults_in_words(seen, bad), source, _fix(seen, bad))
-    watched = [fault for fault in faults if fault.action != kernel_log.APPLICATION]
-    if watched:
-        stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
-        return warn(
-            check, wanted, faults_in_words(seen, watched), source, _RELOAD if stale else _VENDOR
-        )
-    begins = log.detail.partition(", which ")[2]
-    lost = f" in a log that {begins}" if begins else ""
-    words = f"none{lost}"
-    if faults:
-        words = f"only of applications{lost}: {faults_in_words(seen, faults)}"
-    if lost and log.detail.startswith("dmesg"):
-        return warn(check, wanted, words, source, _KEEP_LOG)
-    return ok(check, wanted, words, source)
+        return ok(check, expectation, f"for members of group {names} only", "/dev")
+    return ok(check, expectation, "for everybody", "/dev")

@@ -19,199 +19,18 @@ from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import KernelFault, Tool
+from nodeready.subjects.gpus.xids import (
+    APPLICATION,
+    FATAL,
+    ISOLATE,
+    MONITOR,
+    REBOOT,
+    RESET,
+    action_of,
+)
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
-
-# --- NVIDIA's Xids: what each means, and what it asks for.
-#
-# Source: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) with
-# its resolution buckets, for Ampere and newer. RESET_GPU is RESET here, RESTART_BM and RESTART_VM
-# are REBOOT, RESTART_APP is APPLICATION, CHECK_MECHANICALS is ISOLATE. IGNORE is MONITOR, unless
-# the fault is an application's by its nature (137 is a peer access that was not allowed). The
-# workflows of 48, of its companions 171 and 172, and of 74 end in a reset of the GPU; 45 follows
-# another Xid. Codes without a resolution in the catalog (162 to 170) are MONITOR. Codes that the
-# catalog calls unused are left out, unless it says to ignore them: they are unknown Xids.
-
-#: The device or its slot needs hands: drain the node and open a case.
-ISOLATE = "ISOLATE"
-#: Only a reboot of the node repairs the fault.
-REBOOT = "REBOOT"
-#: A reset of the GPU repairs the fault.
-RESET = "RESET"
-#: Nothing to do yet; a fault that comes back is a case for the vendor.
-MONITOR = "MONITOR"
-#: The fault is an application's own, not the node's.
-APPLICATION = "APPLICATION"
-
-#: The actions, the gravest first.
-ACTIONS = (ISOLATE, REBOOT, RESET, MONITOR, APPLICATION)
-
-_CATALOG = "NVIDIA Xid catalog"
-
-
-@dataclass(frozen=True)
-class Xid:
-    """One code: its meaning, the action that it asks for, and the source of both."""
-
-    code: int
-    meaning: str
-    action: str
-    source: str = _CATALOG
-
-
-_SINGLE = (
-    Xid(8, "GPU stopped processing", APPLICATION),
-    Xid(11, "invalid or corrupted push buffer stream", APPLICATION),
-    Xid(13, "graphics engine exception", APPLICATION),
-    Xid(14, "fake error from user space", APPLICATION),
-    Xid(25, "invalid or illegal push buffer stream", APPLICATION),
-    Xid(31, "GPU memory page fault", APPLICATION),
-    Xid(32, "invalid or corrupted push buffer stream", APPLICATION),
-    Xid(37, "driver firmware error", MONITOR),
-    Xid(38, "driver firmware error", MONITOR),
-    Xid(43, "GPU stopped processing", APPLICATION),
-    Xid(44, "graphics engine fault during context switch", MONITOR),
-    Xid(45, "cleanup after an earlier error", APPLICATION),
-    Xid(46, "GPU stopped processing", RESET),
-    Xid(48, "double bit ECC error", RESET),
-    Xid(54, "auxiliary power is not connected", ISOLATE),
-    Xid(60, "video processor exception", APPLICATION),
-    Xid(62, "internal micro-controller halt", RESET),
-    Xid(63, "GPU memory remapping event", MONITOR),
-    Xid(64, "GPU memory remapping failure", RESET),
-    Xid(66, "illegal access by driver", MONITOR),
-    Xid(67, "illegal access by driver", MONITOR),
-    Xid(69, "graphics engine class error", APPLICATION),
-    Xid(74, "NVLink error", RESET, "NVIDIA Xid catalog, WORKFLOW_NVLINK_ERR"),
-    Xid(78, "vGPU start error", MONITOR),
-    Xid(79, "GPU has fallen off the bus", REBOOT),
-    Xid(80, "corrupted data sent to GPU", APPLICATION),
-    Xid(92, "high single-bit ECC error rate", MONITOR),
-    Xid(93, "InfoROM wear limit exceeded", MONITOR),
-    Xid(94, "contained memory error", MONITOR, "NVIDIA Xid catalog; A100 memory error management"),
-    Xid(95, "uncontained memory error", RESET),
-    Xid(106, "SMBPBI test message", APPLICATION),
-    Xid(107, "SMBPBI test message", APPLICATION),
-    Xid(108, "NVLink remote translation error", APPLICATION),
-    Xid(109, "context switch timeout", RESET),
-    Xid(110, "security fault", RESET),
-    Xid(119, "GSP RPC timeout", RESET),
-    Xid(120, "GSP error", RESET),
-    Xid(121, "C2C link error", MONITOR),
-    Xid(136, "NVLink training failed", RESET),
-    Xid(137, "NVLink privilege error", APPLICATION),
-    Xid(140, "unrecovered ECC error", RESET),
-    Xid(141, "CUDA fast path error", MONITOR),
-    Xid(142, "NVENC3 error", MONITOR),
-    Xid(143, "GPU initialization error", RESET),
-    Xid(151, "key rotation error", REBOOT),
-    Xid(152, "DLA SMMU error", MONITOR),
-    Xid(153, "DLA timeout", MONITOR),
-    Xid(154, "GPU recovery action changed", MONITOR),
-    Xid(155, "NVLink software defined error", RESET),
-    Xid(156, "resource retirement event", RESET),
-    Xid(157, "resource retirement failure", MONITOR),
-    Xid(158, "GPU fatal timeout", RESET),
-    Xid(159, "CHI non-data error", MONITOR),
-    Xid(160, "channel retirement event", MONITOR),
-    Xid(161, "channel retirement failure", MONITOR),
-    Xid(162, "power smoothing reengaged", MONITOR),
-    Xid(163, "power smoothing disengaged", MONITOR),
-    Xid(164, "power smoothing: low lifetime", MONITOR),
-    Xid(165, "power smoothing: lifetime exhausted", MONITOR),
-    Xid(166, "NVLink traffic before its encryption", MONITOR),
-    Xid(167, "PCIe fatal timeout", MONITOR),
-    Xid(168, "reduced GPU memory capacity", MONITOR),
-    Xid(169, "internal micro-controller halt", MONITOR),
-    Xid(170, "NVLink interrupt in confidential mode", MONITOR),
-    Xid(171, "uncorrectable DRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
-    Xid(172, "uncorrectable SRAM error", RESET, "NVIDIA Xid catalog: companion of 48"),
-)
-# Engines that an application drives: its exception ends the application (RESTART_APP).
-_ENGINES = {
-    "copy engine exception": (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)),
-    "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
-    "JPEG engine exception": (82, *range(99, 106)),
-    "optical flow engine exception": (86, 139),
-}
-# The messages of these codes say whether the error was fatal.
-_NVLINK5 = {
-    144: "NVLink SAW error",
-    145: "NVLink RLW error",
-    146: "NVLink TLW error",
-    147: "NVLink TREX error",
-    148: "NVLink NVLPW_CTRL error",
-    149: "NVLink NETIR error",
-    150: "NVLink MSE error",
-}
-
-#: Code -> the known Xid.
-XIDS: dict[int, Xid] = {
-    **{xid.code: xid for xid in _SINGLE},
-    **{
-        code: Xid(code, meaning, APPLICATION)
-        for meaning, codes in _ENGINES.items()
-        for code in codes
-    },
-    **{code: Xid(code, meaning, MONITOR) for code, meaning in _NVLINK5.items()},
-}
-
-
-# The catalog's column "Xid 154 linkage": the codes that the driver's recovery action takes into
-# account, and since which branch of the driver. The catalog has no entry for 119: there, the
-# driver marks the GPU for a reset when several RPCs in a row time out (open-gpu-kernel-modules,
-# kernel_gsp.c). 171 and 172 only come with 48. 64 is left out: the action is about uncorrectable
-# errors, and a failure to remap has a flag of its own (NVIDIA's GPU memory error management).
-_LINKED = {
-    **dict.fromkeys((48, 62, 74, 95, 110, 119, 120, 136, 140, 155, 156, 158, 171, 172), 565),
-    **dict.fromkeys(_NVLINK5, 565),
-    109: 570,
-    143: 575,
-}
-
-
-def answered(code: int | None, driver: str | None = None) -> bool:
-    """Whether the recovery action ``None`` of this driver is an all-clear after this Xid.
-
-    A driver of unknown version is taken for one that is new enough.
-    """
-    since = _LINKED.get(code or 0)
-    branch = re.match(r"[0-9]{1,5}", driver or "")
-    return since is not None and (branch is None or int(branch[0]) >= since)
-
-
-def lookup(code: int) -> Xid:
-    """The Xid of this code; the action of an unknown one is MONITOR."""
-    return XIDS.get(code) or Xid(code, "unknown Xid", MONITOR, "")
-
-
-# The severity stands behind the unit (``NETIR_LINK_EVT  Fatal   XC1 i0 Link 04 (…)``), and no
-# comma behind it. The name of a process stands in front, and can be any word: ``name=Fatal, ``.
-_FATAL = "[A-Z0-9_)] +Fatal( [^,]*)?$"
-
-
-_DEMANDS = {"none": "", "reboot": REBOOT, "reset": RESET, "flr": RESET, "drain": RESET}
-
-
-def action_of(code: int, text: str) -> str:
-    """The action of an Xid with this message; "" when the driver takes its demand back.
-
-    The message of 154 names what the driver asks for ("… to 0x1 (GPU Reset Required)"), those of
-    144 to 150 say whether the error was fatal.
-    """
-    if code == 154:
-        # The last one: the name of a process may have these words, too.
-        wanted = re.findall(r" to 0x[0-9a-fA-F]+ \(([^()]*)\)", text)
-        words = wanted[-1].lower() if wanted else "unknown"
-        # Drivers of 590 and later call a reset "PF FLR", and a reboot "OS Reboot".
-        for word, action in _DEMANDS.items():
-            if word in words:
-                return action
-    if code in _NVLINK5 and re.search(_FATAL, text):
-        return RESET
-    return lookup(code).action
-
 
 # --- Other lines that name a fault of a GPU: what each asks for.
 #
@@ -488,7 +307,7 @@ match(text, /{_NAMED}/) && RSTART <= 16 {{ next }}
 text ~ /^NVRM: loading NVIDIA/ {{ loaded = NR; next }}
 match(text, /^NVRM: Xid \([^)]*\): [0-9]+/) {{
     key = substr(text, 1, RLENGTH)
-    if (key ~ /: (14[4-9]|150)$/ && text ~ /{_FATAL}/) key = key " Fatal"
+    if (key ~ /: (14[4-9]|150)$/ && text ~ /{FATAL}/) key = key " Fatal"
     keep(key, text)
     next
 }}
@@ -601,8 +420,8 @@ def _last_word(line: str) -> tuple[str, str, str]:
 
 def _counted(lines: list[str]) -> tuple[tuple[int, int, str], ...]:
     """The ``COUNT LAST TEXT`` of these lines."""
-    found = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
-    return tuple((int(m[1]), int(m[2]), m[3]) for m in found if m)
+    matches = (re.match(r"([0-9]{1,18}) ([0-9]{1,18}) (.*)", line, re.S) for line in lines)
+    return tuple((int(m[1]), int(m[2]), m[3]) for m in matches if m)
 
 
 def _blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -652,8 +471,8 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
         if scan.begins > _COMPLETE_S:
             detail += f", which begins {scan.begins} s after the boot"
         return Tool(NAME, "ok", detail)
-    said = " ".join(scan.values.get("said", "") for scan in _scans(output))
-    if re.search(r"not permitted|denied", said, re.I):
+    words = " ".join(scan.values.get("said", "") for scan in _scans(output))
+    if re.search(r"not permitted|denied", words, re.I):
         return Tool(NAME, "failed", "needs root")
     if output.rc == 0 and not output.text.strip():
         return Tool(NAME, "missing", "not read where there is no GPU")
@@ -661,7 +480,7 @@ def _tool(output: Output, scan: _Scan | None) -> Tool:
         return Tool(NAME, "nonsense" if output.truncated else "timed out")
     if not _scans(output):
         return Tool(NAME, "nonsense", output.text.strip()[:_TEXT])
-    return Tool(NAME, "failed", f"empty: needs root; {said.strip()}"[:_TEXT].rstrip("; "))
+    return Tool(NAME, "failed", f"empty: needs root; {words.strip()}"[:_TEXT].rstrip("; "))
 
 
 def _address(text: str) -> str | None:
@@ -678,12 +497,12 @@ def _source(text: str) -> str | None:
     ``pcieport ADDRESS: AER: Uncorrectable (Fatal) error message received from ADDRESS``; DPC gives
     the device's number as ``source:0x3b00`` (bus, then device and function in one byte).
     """
-    port, _, rest = text.partition(": ")
-    number = re.search(r"\bsource:0x([0-9a-fA-F]{2})([0-9a-fA-F]{2})\b", rest)
+    port, _, message = text.partition(": ")
+    number = re.search(r"\bsource:0x([0-9a-fA-F]{2})([0-9a-fA-F]{2})\b", message)
     if number and number[0] != "source:0x0000" and _address(port):
         place = int(number[2], 16)
         return f"{(_address(port) or '')[:4]}:{number[1]}:{place >> 3:02x}.{place & 7}".lower()
-    return _address(rest) or _address(port)
+    return _address(message) or _address(port)
 
 
 def _fault(scan: _Scan, count: int, last: int, text: str) -> KernelFault | None:
@@ -728,8 +547,8 @@ def parse(output: Output) -> tuple[tuple[KernelFault, ...], Tool]:
             continue
         kind = "" if fault.code is not None else kind_of(text)
         key = (fault.source, fault.code, fault.pci_address, fault.action, kind)
-        known = merged.get(key)
-        merged[key] = replace(known, count=known.count + count) if known else fault
+        earlier = merged.get(key)
+        merged[key] = replace(earlier, count=earlier.count + count) if earlier else fault
     return tuple(merged.values()), tool
 
 

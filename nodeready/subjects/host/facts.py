@@ -29,7 +29,8 @@ from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.host.mounts import Entry, Mount
 from nodeready.subjects.host.processes import Parent, Stuck
-from nodeready.subjects.iommu.facts import MODELS, VENDOR, option
+from nodeready.subjects.iommu.arguments import option
+from nodeready.subjects.iommu.instincts import MODELS, VENDOR
 
 # timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
 TIMESYNC = "/run/systemd/timesync"

@@ -6,11 +6,10 @@ without an AMD Instinct starts no process for it.
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nodeready.subjects.base import (
     Line,
@@ -21,235 +20,33 @@ from nodeready.subjects.base import (
     by_path,
     kernel_arguments,
 )
+from nodeready.subjects.iommu.instincts import VENDOR
+from nodeready.subjects.iommu.next_boot import (
+    ENTRIES,
+    GRUB_CFG,
+    GRUBENV,
+    LOADER_CONF,
+    Entry,
+    find_next_boot,
+)
 
 if TYPE_CHECKING:
     from nodeready.policy import Policy
 
-# --- Kernel command lines: their tokens, and how GRUB's configuration files make one.
-#
-# Rules: the kernel splits at white space outside double quotes, takes ``-`` and ``_`` in names for
-# the same, and leaves what follows ``--`` to init (kernel/params.c,
-# Documentation/admin-guide/kernel-parameters.rst).
-
-#: Options whose values add up: a second token of such an option contradicts nothing.
-REPEATABLE = frozenset({"pci", "console", "earlycon", "modprobe.blacklist", "rd.driver.blacklist"})
-#: The variables that become the command line, in this order (grub-mkconfig's 10_linux).
-VARIABLES = ("GRUB_CMDLINE_LINUX", "GRUB_CMDLINE_LINUX_DEFAULT")
-
-_ASSIGNMENT = re.compile(
-    rf"\s*(?:export\s+)?({'|'.join(reversed(VARIABLES))})=(.*?)\r?$", re.DOTALL
-)
-_PIECE = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'([^']*)'|\\(.)|([^\s\"'\\;&|<>()#`]+)", re.DOTALL)
-_REFERENCE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-
-
-def option(token: str) -> str:
-    """The name of the option that a token sets, as the kernel compares it: ``amd_iommu``."""
-    return token.partition("=")[0].replace("-", "_")
-
-
-#: What stands beside another word of the same option and takes nothing from it.
-#: Sources: Documentation/admin-guide/kernel-parameters.txt, arch/x86/kernel/pci-dma.c and
-#: amd_gart_64.c (iommu=), drivers/iommu/intel/iommu.c and drivers/iommu/amd/init.c. ``on`` is no
-#: word of amd_iommu: the kernel passes over it.
-HARMLESS = {
-    "iommu": re.compile(
-        r"(no)?force|(no)?panic|(no)?merge|biomerge|forcesac|allowdac|nodac|usedac|group_mf|"
-        r"(no)?fullflush|noagp|noaperture|memaper(=\d+)?|leak(=\d+)?|\d+[kKmMgG]?"
-    ),
-    "intel_iommu": re.compile(
-        r"igfx_off|forcedac|strict|sp_off|sm_on|sm_off|tboot_noforce|nobounce|ecs_off|pasid28"
-    ),
-    "amd_iommu": re.compile(
-        r"on|(no)?fullflush|force_isolation|force_enable|irtcachedis|nohugepages|v2_pgsizes_only"
-    ),
-}
-#: Options of another spelling: drivers/iommu/iommu.c, iommu_set_def_domain_type.
-_YES, _NO = ("1", "y", "t", "on", "yes", "true"), ("0", "n", "f", "off", "no", "false")
-PASSTHROUGH = "iommu.passthrough"
-
-
-def words(token: str) -> tuple[tuple[str, str], ...]:
-    """What a token sets: pairs of an option and one word of the option's comma list.
-
-    Quotes are the command line's own. ``iommu.passthrough=1`` is ``iommu=pt``.
-    """
-    name, value = option(token.replace('"', "")), token.replace('"', "").partition("=")[2]
-    if name == PASSTHROUGH and value.lower() in (*_YES, *_NO):
-        return (("iommu", "pt" if value.lower() in _YES else "nopt"),)
-    if name not in HARMLESS:
-        return ((name, value),)
-    return tuple((name, word) for word in value.split(",") if word) or ((name, ""),)
-
-
-def same(token: str, other: str) -> bool:
-    """Whether two tokens set the same option to the same value."""
-    return words(token) == words(other)
-
-
-def missing(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """The wanted tokens that are not among the present ones."""
-    there = {word for token in present for word in words(token)}
-    return tuple(want for want in wanted if not there.issuperset(words(want)))
-
-
-def contradicting(present: Iterable[str], wanted: Iterable[str]) -> tuple[str, ...]:
-    """The present tokens that give an option of a wanted token another value, each once."""
-    wants = {word for want in wanted for word in words(want)}
-    options = {name for name, _ in wants} - {name.replace("-", "_") for name in REPEATABLE}
-
-    def against(name: str, word: str) -> bool:
-        if name not in options or (name, word) in wants:
-            return False
-        harmless = HARMLESS.get(name)
-        return harmless is None or not harmless.fullmatch(word)
-
-    return tuple(
-        dict.fromkeys(token for token in present if any(against(*pair) for pair in words(token)))
-    )
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """``text`` with its ``$NAME`` and ``${NAME}`` replaced; unknown ones are empty."""
-    return _REFERENCE.sub(lambda match: variables.get(match[1] or match[2], ""), text)
-
-
-def _value(text: str, variables: Mapping[str, str]) -> str | None:
-    """The value of a shell assignment's right side; None where only a shell can tell."""
-    value = ""
-    at = 0
-    while at < len(text) and not text[at].isspace() and text[at] not in ";#":
-        piece = _PIECE.match(text, at)
-        if piece is None:
-            return None
-        double, single, escaped, bare = piece.groups()
-        if single is not None:
-            value += single
-        elif escaped is not None:
-            value += escaped
-        else:
-            part = double if double is not None else bare
-            if "`" in part or "$(" in part or "\\\n" in part:
-                return None
-            expanded = expand(part, variables)
-            value += re.sub(r"\\([\"\\$`])", r"\1", expanded) if double is not None else expanded
-        at = piece.end()
-    # Behind a backslash at the end, the assignment goes on in the next line.
-    return None if text.rstrip().endswith("\\") else value
-
-
-class Configured(NamedTuple):
-    """What GRUB's configuration files set.
-
-    tokens: of the resulting command line; None where only a shell can tell
-    last:   the last line that assigns one of the variables, or None
-    """
-
-    tokens: tuple[str, ...] | None
-    last: Line | None
-
-
-def configured(lines: Iterable[Line]) -> Configured:
-    """What the lines of /etc/default/grub and grub.d set, given in the order of reading."""
-    values: dict[str, str] = {}
-    last: Line | None = None
-    readable = True
-    for line in lines:
-        match = _ASSIGNMENT.match(line.text)
-        if match is None:
-            readable = readable and "GRUB_CMDLINE_LINUX+=" not in line.text
-            continue
-        last = line
-        value = _value(match[2], values)
-        if value is None:
-            readable = False
-        else:
-            values[match[1]] = value
-    found: list[str] = []
-    for variable in VARIABLES:
-        found.extend(kernel_arguments(values.get(variable, "")))
-    return Configured(tuple(found) if readable else None, last)
-
-
-# --- AMD Instinct accelerators by PCI device id.
-#
-# Sources: ROCm/gpu-operator internal/utils.go (AMD's lists of physical and virtual functions),
-# ROCm's Tensile (GFX_CHIP_IDS of gfx942 and gfx950), Linux'
-# drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c (Arcturus and Aldebaran), and pci.ids.
-
-#: AMD's graphics and accelerators (its CPUs and chipsets are 0x1022).
-VENDOR = "0x1002"
-
-
-@dataclass(frozen=True)
-class Model:
-    """One kind of accelerator.
-
-    name:       the product
-    generation: 1 for MI100 (CDNA), 2 for MI200, 3 for MI300, 4 for MI350
-    virtual:    an SR-IOV virtual function, as a guest sees it
-    """
-
-    name: str
-    generation: int
-    virtual: bool = False
-
-
-MODELS: dict[str, Model] = {
-    "0x7388": Model("MI100", 1),
-    "0x738c": Model("MI100", 1),
-    "0x738e": Model("MI100", 1),
-    "0x7408": Model("MI250X", 2),
-    "0x740c": Model("MI250", 2),
-    "0x740f": Model("MI210", 2),
-    "0x7410": Model("MI210 VF", 2, virtual=True),
-    "0x74a0": Model("MI300A", 3),
-    "0x74a1": Model("MI300X", 3),
-    "0x74a2": Model("MI308X", 3),
-    "0x74a3": Model("MI300 series", 3),
-    "0x74a5": Model("MI325X", 3),
-    "0x74a8": Model("MI308X HF", 3),
-    "0x74a9": Model("MI300X HF", 3),
-    "0x74b5": Model("MI300X VF", 3, virtual=True),
-    "0x74b6": Model("MI308X", 3),
-    "0x74b9": Model("MI325X VF", 3, virtual=True),
-    "0x74bd": Model("MI300X HF", 3),
-    "0x75a0": Model("MI350X", 4),
-    "0x75a2": Model("MI350 series", 4),
-    "0x75a3": Model("MI355X", 4),
-    "0x75a8": Model("MI350 series", 4),
-    "0x75b0": Model("MI350X VF", 4, virtual=True),
-    "0x75b2": Model("MI350 series VF", 4, virtual=True),
-    "0x75b3": Model("MI355X VF", 4, virtual=True),
-    "0x75b8": Model("MI350 series VF", 4, virtual=True),
-}
-
-
-# --- The look at a node's boot loader, and what it showed.
-
 DEFAULT_GRUB = "/etc/default/grub"
 GRUB_D = "/etc/default/grub.d"
-#: Where update-grub, grub2-mkconfig and the installers of RHEL put GRUB's own file.
-GRUB_CFG = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg", "/boot/efi/EFI/*/grub.cfg")
-ENTRIES = "/boot/loader/entries"
-GRUBENV = ("/boot/grub2/grubenv", "/boot/grub/grubenv")
 #: The variable in our piece of GRUB's configuration that holds our arguments.
 OURS = "nodeready_args"
 
-_LINUX = re.compile(r"\s*linux(?:16|efi)?\s+\S+\s*(.*)$", re.DOTALL)
-_MENU = re.compile(r"\s*(menuentry|submenu|function)\s+(.*)$", re.DOTALL)
-_WORD = re.compile(r"(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|[^\s'\"\\])+", re.DOTALL)
-_BEGIN = re.compile(r"### BEGIN (\S+) ###")
 #: The scripts that write GRUB's entries from GRUB_CMDLINE_LINUX.
 GENERATED = ("10_linux", "10_linux_zfs", "20_linux_xen", "")
-LOADER_CONF = "/boot/loader/loader.conf"
 _TOOLS = ("update-grub", "grub-mkconfig", "grubby", "grub2-mkconfig")
 
 
 def _script(policy: Policy) -> str:
     if policy.iommu_args == ():
         return ":"
-    wanted = "nr_amd=1" if policy.iommu_args else "nr_amd="
+    assignment = "nr_amd=1" if policy.iommu_args else "nr_amd="
     pattern = (
         r"^[[:space:]]*(export[[:space:]]+)?GRUB_CMDLINE_LINUX|^[[:space:]]*(set )?[A-Za-z_]+=|"
         r"^(options|title|default)[[:space:]]|^[[:space:]]*linux(16|efi)?[[:space:]]|"
@@ -257,7 +54,7 @@ def _script(policy: Policy) -> str:
         r"^[[:space:]]*blscfg|^### (BEGIN|END) "
     )
     return rf"""
-    {wanted}
+    {assignment}
     for nr_dir in /sys/bus/pci/devices/*; do
         nr_line=
         {{ read -r nr_line <"$nr_dir/vendor"; }} 2>/dev/null
@@ -293,20 +90,6 @@ def _script(policy: Policy) -> str:
     fi
     :
     """
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A kernel's command line in the boot loader's configuration.
-
-    where:  its line
-    tokens: the arguments
-    script: base name of the script of /etc/grub.d that wrote it; "" where no mark tells
-    """
-
-    where: str
-    tokens: tuple[str, ...]
-    script: str = ""
 
 
 @dataclass(frozen=True)
@@ -382,143 +165,11 @@ def _family(lines: Iterable[Line]) -> str:
 # first entry. RHEL's blscfg sorts the boot loader entries by their files' names, newest first.
 
 
-@dataclass
-class _Item:
-    """An entry or a submenu of GRUB's menu."""
-
-    names: tuple[str, ...] = ()
-    menu: list[_Item] | None = None
-    kernel: Entry | None = None
-
-
-def _menu(lines: Iterable[Line]) -> list[_Item]:
-    """GRUB's menu as grub.cfg writes it; a kernel outside of all entries is an entry."""
-    top: list[_Item] = []
-    stack: list[_Item] = [_Item(menu=top)]
-    script = ""
-    for line in lines:
-        text = line.text.strip()
-        begin, opens, kernel = _BEGIN.match(text), _MENU.match(text), _LINUX.match(line.text)
-        if begin:
-            script = begin[1].rpartition("/")[2]
-        elif opens:
-            given = [re.sub(r"['\"]|\\(?=.)", "", word) for word in _WORD.findall(opens[2])]
-            names = [given[0]] if given else []
-            for flag, value in zip(given, given[1:]):
-                if flag in ("$menuentry_id_option", "--id"):
-                    names.append(value)
-            names += [word[5:] for word in given if word.startswith("--id=")]
-            item = _Item(tuple(names), [] if opens[1] == "submenu" else None)
-            menu = stack[-1].menu
-            if opens[1] != "function" and menu is not None:
-                menu.append(item)
-            if text.endswith("{"):
-                stack.append(item)
-        elif text.startswith("}"):
-            if len(stack) > 1:
-                stack.pop()
-        elif kernel:
-            entry = Entry(line.where, kernel_arguments(kernel[1]), script)
-            if len(stack) == 1:
-                top.append(_Item(kernel=entry))
-            elif stack[-1].kernel is None:
-                stack[-1].kernel = entry
-    return top
-
-
-def _chosen(menu: list[_Item], name: str) -> Entry | None:
-    """The entry that GRUB boots for a value of ``default``; None for one without a kernel."""
-    first, _, rest = name.replace(">>", "\0").partition(">")
-    first, rest = first.replace("\0", ">"), rest.replace("\0", ">>")
-    item = next((one for one in menu if first and first in one.names), None)
-    if item is None and re.fullmatch(r"\d{1,6}", first) and int(first) < len(menu):
-        item = menu[int(first)]
-    if item is None:
-        item, rest = (menu[0] if menu else _Item()), ""
-    return item.kernel if item.menu is None else _chosen(item.menu, rest)
-
-
-def _kernels(menu: list[_Item]) -> Iterator[Entry]:
-    for item in menu:
-        if item.kernel is not None:
-            yield item.kernel
-        yield from _kernels(item.menu or [])
-
-
-def _newest_first(path: str) -> list[tuple[int, int, str]]:
-    """The key by which entries sort, by their files' names, as rpm compares versions."""
-    name = path.rpartition("/")[2]
-    parts = re.findall(r"\d+|[A-Za-z]+", name.removesuffix(".conf"))
-    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in parts]
-
-
-@dataclass(frozen=True)
-class _Boot:
-    """The entry of the next boot and the other ones."""
-
-    entry: Entry | None
-    others: tuple[Entry, ...] = ()
-
-
-def _boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
-    """The command line of the next boot. On RHEL's family the boot loader entries decide."""
-    variables: dict[str, str] = {}
-    env: dict[str, str] = {}
-    default, bls = "", False
-    menu: list[_Item] = []
-    for path, lines in files.items():
-        if path.endswith("/grub.cfg"):
-            menu = menu if any(_kernels(menu)) else _menu(lines)
-            for line in lines:
-                name, _, value = line.text.strip().partition("=")
-                value = value.strip("\"'")
-                bls = bls or name.startswith("blscfg")
-                if name == "set default":
-                    default = default if value == "${next_entry}" else value
-                elif name.startswith("set "):
-                    variables.setdefault(name[4:], value)
-        elif path in GRUBENV:
-            pairs = (line.text.partition("=") for line in lines)
-            env.update({name: value for name, _, value in pairs})
-        elif path == LOADER_CONF:
-            words = [line.text.split(None, 1) for line in lines]
-            chosen = [one[1].strip() for one in words if one[0] == "default" and len(one) == 2]
-            default = default or (chosen[-1] if chosen else "")
-    variables.update(env)
-    default = env.get("next_entry", "") or expand(default, env)
-    entries: dict[str, Entry] = {}
-    titles: dict[str, str] = {}
-    for path, lines in files.items():
-        for line in lines if path.startswith(f"{ENTRIES}/") else ():
-            if line.text.startswith("options") and path not in entries:
-                entries[path] = Entry(
-                    line.where, kernel_arguments(expand(line.text[7:], variables))
-                )
-            elif line.text.startswith("title"):
-                titles[path] = line.text[5:].strip()
-    kernels = tuple(_kernels(menu))
-    if entries and (not kernels or bls or (family == "redhat" and not menu[0].names)):
-        paths = sorted(entries, key=_newest_first, reverse=True)
-        first = next((path for path in paths if "-rescue" not in path), paths[0])
-        for path in paths:
-            stem = path.rpartition("/")[2].removesuffix(".conf")
-            named = stem == default or titles.get(path) == default
-            if named or (default and fnmatch.fnmatchcase(stem, default.removesuffix(".conf"))):
-                first = path
-                break
-        else:
-            if re.fullmatch(r"\d{1,6}", default) and int(default) < len(paths):
-                first = paths[int(default)]
-        rest = (path for path in paths if path != first and "-rescue" not in path)
-        return _Boot(entries[first], tuple(entries[path] for path in rest))
-    return _Boot(_chosen(menu, default) or next(iter(kernels), None))
-
-
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     """The observation. Raises ProbeError for a list of CPUs that makes no sense."""
-    whole = outputs["iommu"]
+    section = outputs["iommu"]
     # Behind this line stands the content of a file, in which no line is an answer of ours.
-    output = replace(whole, text=whole.require().partition(f"\n@{whole.nonce} file ")[0])
+    output = replace(section, text=section.require().partition(f"\n@{section.nonce} file ")[0])
     values = output.values()
     if "live" not in values:
         return Iommu(devices=tuple(sorted(output.all("device"))))
@@ -527,9 +178,9 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
     # Only Debian's grub-mkconfig reads grub.d.
     dropins = tuple(output.all("dropin")) if family == "debian" else ()
     config = [line for path in (DEFAULT_GRUB, *dropins) for line in files.get(path, ())]
-    ours = [line for line in config if line.text.startswith(f"{OURS}=")]
+    own_lines = [line for line in config if line.text.startswith(f"{OURS}=")]
     newer = tuple(pair.partition(" ")[0] for pair in output.all("newer"))
-    boot = _boot(files, family)
+    boot = find_next_boot(files, family)
     return Iommu(
         devices=tuple(sorted(output.all("device"))),
         cpus=_count(values["cpus"]) if "cpus" in values else 0,
@@ -540,10 +191,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Iommu:
         family=family,
         tools=tuple(output.all("have")),
         dropins=dropins,
-        ours=ours[-1] if ours else None,
-        generated=bool(ours) and ours[-1].path in newer,
+        ours=own_lines[-1] if own_lines else None,
+        generated=bool(own_lines) and own_lines[-1].path in newer,
         unreadable=tuple(output.all("unreadable")),
-        default_grub=whole.files().get(DEFAULT_GRUB),
+        default_grub=section.files().get(DEFAULT_GRUB),
         entries=boot.others,
     )
 

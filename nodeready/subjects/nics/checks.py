@@ -12,7 +12,8 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import Counters
-from nodeready.subjects.nics.facts import PROBE, Bond, Nics, Slave, compared, counters, learned
+from nodeready.subjects.nics.bonds import Bond, Slave
+from nodeready.subjects.nics.facts import PROBE, Nics, compared, counters, learned
 from nodeready.subjects.nics.nic import NET, Nic
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
@@ -20,8 +21,8 @@ from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some
 #
 # Counters run from the start of the driver, so that a total says nothing about today.
 
-#: So many changes of the carrier within a day (a link that went and came twice) are more than one
-#: restart of a switch or of the network makes.
+#: Minimum changes of the carrier within a day (a link that went and came twice) for a failure:
+#: more than one restart of a switch or of the network makes.
 _FLAPPING = 4
 _DAY_S = 86400
 #: Broken packets in an hour above which a link is bad, as for symbol errors of InfiniBand: the
@@ -39,28 +40,28 @@ def _since(seconds: float) -> str:
     return f"in {seconds:.0f} seconds"
 
 
-def _growth(seen: Nics, before: Counters, counter: str) -> dict[str, int]:
+def _growth(observed: Nics, before: Counters, counter: str) -> dict[str, int]:
     """Interface -> by how much its counter grew; without the interfaces on which it did not.
 
     A counter that is smaller than before began anew with its driver: its whole value is growth.
     """
     grown = {}
-    judged = seen.configured()
-    for name, one in seen.interfaces.items():
-        now, then = getattr(one, counter), before.values.get(f"{name}.{counter}")
-        if now is None or then is None or not (one.physical or name in judged):
+    judged = observed.configured()
+    for name, nic in observed.interfaces.items():
+        current, earlier = getattr(nic, counter), before.values.get(f"{name}.{counter}")
+        if current is None or earlier is None or not (nic.physical or name in judged):
             continue
-        growth = now - then if now >= then else now
+        growth = current - earlier if current >= earlier else current
         if growth > 0:
             grown[name] = growth
     return grown
 
 
-def _counted(seen: Nics, before: Counters, *counters: str) -> bool:
+def _counted(observed: Nics, before: Counters, *counters: str) -> bool:
     """Whether the earlier look and this one have one of these counters in common."""
     return any(
-        f"{name}.{counter}" in before.values and getattr(one, counter) is not None
-        for name, one in seen.interfaces.items()
+        f"{name}.{counter}" in before.values and getattr(nic, counter) is not None
+        for name, nic in observed.interfaces.items()
         for counter in counters
     )
 
@@ -69,18 +70,18 @@ def _counted(seen: Nics, before: Counters, *counters: str) -> bool:
     "nics.flaps",
     fix=("look into dmesg and the switch's log; replace cable or transceiver if it goes on",),
 )
-def flaps(seen: Nics, want: Policy) -> Result:
+def flaps(observed: Nics, policy: Policy) -> Result:
     """No link went away or came back since the last look (carrier_changes).
 
     One interruption may be a switch or a cable that somebody touched: a warning. Twice and more
     within a day is a cable, transceiver or port that is failing, and ends the jobs on it.
     """
-    check, before = "nics.flaps", seen.before
+    check, before = "nics.flaps", observed.before
     if before is None:
         return na(check, _NO_LOOK)
-    if not _counted(seen, before, "carrier_changes"):
+    if not _counted(observed, before, "carrier_changes"):
         return na(check, "the earlier look saw none of these interfaces")
-    grown = _growth(seen, before, "carrier_changes")
+    grown = _growth(observed, before, "carrier_changes")
     since = _since(before.seconds)
     if not grown:
         return ok(check, "no change of a link", f"none {since}")
@@ -96,25 +97,25 @@ def flaps(seen: Nics, want: Policy) -> Result:
 @check(
     "nics.errors", fix=("ethtool -S NAMES names the kind; clean or replace cable and transceiver",)
 )
-def errors(seen: Nics, want: Policy) -> Result:
+def errors(observed: Nics, policy: Policy) -> Result:
     """Few packets broke since the last look: rx_crc_errors, rx_errors and tx_errors.
 
     A packet with a wrong checksum was damaged on the wire: cable, transceiver or port. Above 120
     in an hour that is a failure. Other errors have other causes as well (oversized packets, full
     rings), so that they only warn.
     """
-    check, before = "nics.errors", seen.before
+    check, before = "nics.errors", observed.before
     if before is None:
         return na(check, _NO_LOOK)
-    if not _counted(seen, before, "rx_crc_errors", "rx_errors", "tx_errors"):
+    if not _counted(observed, before, "rx_crc_errors", "rx_errors", "tx_errors"):
         return na(check, "the earlier look saw none of these interfaces")
-    broken = _growth(seen, before, "rx_crc_errors")
+    broken = _growth(observed, before, "rx_crc_errors")
     hours = max(before.seconds / _HOUR_S, 1.0)
     bad = any(count / hours > _ERRORS_PER_HOUR for count in broken.values())
     texts = [f"{name}: {count} CRC errors" for name, count in broken.items()]
     names = list(broken)
     for counter, word in (("rx_errors", "receive errors"), ("tx_errors", "send errors")):
-        for name, count in _growth(seen, before, counter).items():
+        for name, count in _growth(observed, before, counter).items():
             # A CRC error is a receive error too.
             other = count - broken.get(name, 0) if counter == "rx_errors" else count
             if other / hours > _ERRORS_PER_HOUR:
@@ -136,9 +137,9 @@ def errors(seen: Nics, want: Policy) -> Result:
 _SLOWEST_MBPS = 1000
 
 
-def _wanted(want: Policy, column: str) -> dict[str, str | int]:
+def _policy_values(policy: Policy, column: str) -> dict[str, str | int]:
     """Interface -> the policy's value in this column."""
-    table = rows(want.nics)
+    table = rows(policy.nics)
     return {name: columns[column] for name, columns in table.items() if column in columns}
 
 
@@ -160,11 +161,11 @@ def _names(listed: Iterable[str]) -> str:
     return some(listed, ", ")
 
 
-def _slaves(seen: Nics) -> dict[str, list[Nic]]:
+def _slaves(observed: Nics) -> dict[str, list[Nic]]:
     """Bond -> its slaves, as far as they were seen."""
     return {
-        name: [seen.interfaces[s.name] for s in bond.slaves if s.name in seen.interfaces]
-        for name, bond in seen.bonds.items()
+        name: [observed.interfaces[s.name] for s in bond.slaves if s.name in observed.interfaces]
+        for name, bond in observed.bonds.items()
     }
 
 
@@ -176,19 +177,19 @@ def _slaves(seen: Nics) -> dict[str, list[Nic]]:
         "the new name in the policy",
     ),
 )
-def expected(seen: Nics, want: Policy) -> Result:
+def expected(observed: Nics, policy: Policy) -> Result:
     """The interfaces of the policy exist: an adapter that died or was renamed is not there."""
-    check, names = "nics.expected", list(rows(want.nics))
+    check, names = "nics.expected", list(rows(policy.nics))
     if not names:
         return na(check, "the policy names no interface")
-    missing = [name for name in names if name not in seen.interfaces]
+    missing = [name for name in names if name not in observed.interfaces]
     if not missing:
         return ok(check, _names(names))
-    there = [name for name, one in seen.interfaces.items() if one.physical]
+    ports = [name for name, nic in observed.interfaces.items() if nic.physical]
     return fail(
         check,
         _names(names),
-        f"no {_names(missing)}; there: {_names(there) or 'no hardware port'}",
+        f"no {_names(missing)}; there: {_names(ports) or 'no hardware port'}",
         NET,
         "look for the adapter in lspci and dmesg; a renamed interface needs its udev rule or "
         "the new name in the policy",
@@ -204,7 +205,7 @@ def expected(seen: Nics, want: Policy) -> Result:
         "see why the switch does not let NAME in (802.1X)",
     ),
 )
-def link(seen: Nics, want: Policy) -> Result:
+def link(observed: Nics, policy: Policy) -> Result:
     """Every interface that has a task is switched on and has a link.
 
     `carrier` is what the adapter says (Documentation/ABI/testing/sysfs-class-net); operstate may
@@ -213,16 +214,16 @@ def link(seen: Nics, want: Policy) -> Result:
     processes of a node do not find each other.
     """
     check = "nics.link"
-    judged = seen.configured(rows(want.nics))
-    down = {n: one for n, one in seen.interfaces.items() if one.kind == "loopback"}
-    off = [name for name, one in {**judged, **down}.items() if one.admin_up is False]
+    judged = observed.configured(rows(policy.nics))
+    down = {n: nic for n, nic in observed.interfaces.items() if nic.kind == "loopback"}
+    off = [name for name, nic in {**judged, **down}.items() if nic.admin_up is False]
     if not judged and not off:
         return na(check, "no interface is configured")
-    cut = [name for name, one in judged.items() if one.carrier is False and name not in off]
+    cut = [name for name, nic in judged.items() if nic.carrier is False and name not in off]
     waits = [
         name
-        for name, one in judged.items()
-        if one.operstate in ("dormant", "testing") and name not in (*off, *cut)
+        for name, nic in judged.items()
+        if nic.operstate in ("dormant", "testing") and name not in (*off, *cut)
     ]
     if off or cut or waits:
         texts = [f"{name}: no link" for name in cut] + [f"{name}: switched off" for name in off]
@@ -230,47 +231,52 @@ def link(seen: Nics, want: Policy) -> Result:
         fixes = [f"check cable, transceiver and switch port of {_names(cut)}"] if cut else []
         fixes += [f"ip link set {quote(name)} up" for name in off]
         fixes += [f"see why the switch does not let {quote(name)} in (802.1X)" for name in waits]
-        wanted = f"a link on {_names(judged or off)}"
+        expectation = f"a link on {_names(judged or off)}"
         return fail(
-            check, wanted, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
+            check, expectation, some(texts), _source(cut or off or waits, "carrier"), some(fixes)
         )
-    silent = [name for name, one in judged.items() if one.carrier is None]
+    silent = [name for name, nic in judged.items() if nic.carrier is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} has a link")
     return ok(check, "a link", _names(judged))
 
 
 def _declared(
-    check: str, seen: Nics, want: Policy, *, column: str, attribute: str, fix: str
+    check: str, observed: Nics, policy: Policy, *, column: str, attribute: str, fix: str
 ) -> Result | None:
     """Judge the policy's values in one column; None when all are right, or there are none.
 
     A missing interface is left to `expected`.
     """
     unit = " Mbit/s" if column == "speed_mbps" else ""
-    wanted = {n: value for n, value in _wanted(want, column).items() if n in seen.interfaces}
-    actual = {name: getattr(seen.interfaces[name], column) for name in wanted}
+    policy_values = {
+        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
+    }
+    actual = {name: getattr(observed.interfaces[name], column) for name in policy_values}
     if column == "driver":
         actual = {name: "none" if value is None else value for name, value in actual.items()}
-    wrong = {n: v for n, v in actual.items() if v is not None and v != wanted[n]}
-    if wrong:
-        expected = _in_words({name: wanted[name] for name in wrong}, unit)
-        return fail(check, expected, _in_words(wrong, unit), _source(wrong, attribute), fix)
+    deviating = {n: v for n, v in actual.items() if v is not None and v != policy_values[n]}
+    if deviating:
+        expected = _in_words({name: policy_values[name] for name in deviating}, unit)
+        return fail(
+            check, expected, _in_words(deviating, unit), _source(deviating, attribute), fix
+        )
     silent = [
         n
         for n, v in actual.items()
         # Without a link there is no speed: that is for `link` to say.
-        if v is None and not (column == "speed_mbps" and seen.interfaces[n].carrier is not True)
+        if v is None
+        and not (column == "speed_mbps" and observed.interfaces[n].carrier is not True)
     ]
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its {column.partition('_')[0]}")
     return None
 
 
-def _linked(seen: Nics, want: Policy) -> dict[str, Nic]:
+def _linked(observed: Nics, policy: Policy) -> dict[str, Nic]:
     """The configured hardware ports that have a link; without a link, speed means nothing."""
-    judged = seen.configured(rows(want.nics))
-    return {name: one for name, one in judged.items() if one.physical and one.carrier}
+    judged = observed.configured(rows(policy.nics))
+    return {name: nic for name, nic in judged.items() if nic.physical and nic.carrier}
 
 
 def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
@@ -278,8 +284,8 @@ def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
 
     A driver that cannot tell its speed (virtio, Xen) tells it of no port.
     """
-    told = {one.driver for one in ports.values() if getattr(one, fact) is not None}
-    return [n for n, one in ports.items() if getattr(one, fact) is None and one.driver in told]
+    drivers = {nic.driver for nic in ports.values() if getattr(nic, fact) is not None}
+    return [n for n, nic in ports.items() if getattr(nic, fact) is None and nic.driver in drivers]
 
 
 @check(
@@ -287,7 +293,7 @@ def _silent(ports: Mapping[str, Nic], fact: str) -> list[str]:
     settings=("nics",),
     fix=("check cable, transceiver, and the speed set on the switch port",),
 )
-def speed(seen: Nics, want: Policy) -> Result:
+def speed(observed: Nics, policy: Policy) -> Result:
     """Links run at the policy's speed; without one, not below 1 Gbit/s and equal within a bond.
 
     A server's port that negotiated 10 or 100 Mbit/s has a bad cable or switch port. LACP leaves a
@@ -295,37 +301,46 @@ def speed(seen: Nics, want: Policy) -> Result:
     """
     check = "nics.speed"
     fix = "check cable, transceiver, and the speed set on the switch port"
-    found = _declared(check, seen, want, column="speed_mbps", attribute="speed", fix=fix)
-    if found is not None and found.status == "fail":
-        return found
-    named = _wanted(want, "speed_mbps")
-    speeds = {name: one.speed_mbps for name, one in _linked(seen, want).items() if one.speed_mbps}
+    verdict = _declared(check, observed, policy, column="speed_mbps", attribute="speed", fix=fix)
+    if verdict is not None and verdict.status == "fail":
+        return verdict
+    named = _policy_values(policy, "speed_mbps")
+    speeds = {
+        name: nic.speed_mbps for name, nic in _linked(observed, policy).items() if nic.speed_mbps
+    }
     # On InfiniBand the RDMA ports tell the rate; its IP interface only repeats it.
     slow = {
         name: value
         for name, value in speeds.items()
-        if value < _SLOWEST_MBPS and name not in named and seen.interfaces[name].kind == "ethernet"
+        if value < _SLOWEST_MBPS
+        and name not in named
+        and observed.interfaces[name].kind == "ethernet"
     }
     if slow:
         actual = _in_words(slow, " Mbit/s")
         return fail(check, "at least 1000 Mbit/s", actual, _source(slow, "speed"), fix)
-    for bond, slaves in _slaves(seen).items():
-        each = {one.name: speeds[one.name] for one in slaves if one.name in speeds}
-        if len(set(each.values())) > 1:
-            lacp = seen.bonds[bond].lacp
-            expected, actual = f"one speed in {bond}", _in_words(each, " Mbit/s")
+    for bond, slaves in _slaves(observed).items():
+        slave_speeds = {slave.name: speeds[slave.name] for slave in slaves if slave.name in speeds}
+        if len(set(slave_speeds.values())) > 1:
+            lacp = observed.bonds[bond].lacp
+            expected, actual = f"one speed in {bond}", _in_words(slave_speeds, " Mbit/s")
             judge = fail if lacp else warn
-            return judge(check, expected, actual, _source(each, "speed"), fix)
-    if found is not None:
-        return found
-    silent = _silent(_linked(seen, want), "speed_mbps")
+            return judge(check, expected, actual, _source(slave_speeds, "speed"), fix)
+    if verdict is not None:
+        return verdict
+    silent = _silent(_linked(observed, policy), "speed_mbps")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its speed, as its equals do")
-    known = {n: seen.interfaces[n].speed_mbps for n in named if n in seen.interfaces}
-    told = {**speeds, **{name: value for name, value in known.items() if value is not None}}
-    if not told:
+    speeds_named = {
+        n: observed.interfaces[n].speed_mbps for n in named if n in observed.interfaces
+    }
+    known_speeds = {
+        **speeds,
+        **{name: value for name, value in speeds_named.items() if value is not None},
+    }
+    if not known_speeds:
         return na(check, "no hardware port with a link tells its speed")
-    return ok(check, _in_words(told, " Mbit/s"), source=_source(told, "speed"))
+    return ok(check, _in_words(known_speeds, " Mbit/s"), source=_source(known_speeds, "speed"))
 
 
 @check(
@@ -333,23 +348,23 @@ def speed(seen: Nics, want: Policy) -> Result:
     settings=("nics",),
     fix=("set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)",),
 )
-def duplex(seen: Nics, want: Policy) -> Result:
+def duplex(observed: Nics, policy: Policy) -> Result:
     """Links of hardware ports are full duplex: half is a negotiation that failed, and drops."""
     check = "nics.duplex"
-    told = {
-        name: one.duplex
-        for name, one in _linked(seen, want).items()
-        if one.duplex is not None and one.kind == "ethernet"
+    modes = {
+        name: nic.duplex
+        for name, nic in _linked(observed, policy).items()
+        if nic.duplex is not None and nic.kind == "ethernet"
     }
-    half = [name for name, value in told.items() if value == "half"]
+    half = [name for name, value in modes.items() if value == "half"]
     if half:
         fix = "set autonegotiation on both ends of the link (ethtool -s DEVICE autoneg on)"
         return fail(check, "full", f"half on {_names(half)}", _source(half, "duplex"), fix)
-    ports = {n: one for n, one in _linked(seen, want).items() if one.kind == "ethernet"}
+    ports = {n: nic for n, nic in _linked(observed, policy).items() if nic.kind == "ethernet"}
     silent = _silent(ports, "duplex")
     if silent:
         return unknown(check, f"{_names(silent)} does not tell its duplex mode, as its equals do")
-    if not told:
+    if not modes:
         return na(check, "no hardware port with a link tells its duplex mode")
     return ok(check, "full")
 
@@ -359,7 +374,7 @@ def duplex(seen: Nics, want: Policy) -> Result:
     settings=("nics",),
     fix=("set it in the node's network configuration; at once: ip link set DEVICE mtu N",),
 )
-def mtu(seen: Nics, want: Policy) -> Result:
+def mtu(observed: Nics, policy: Policy) -> Result:
     """The MTU is the policy's, a bond's slaves have the bond's, a bridge's ports no smaller one.
 
     Packets larger than a peer's or a switch's MTU are lost without a word: connections open, and
@@ -367,45 +382,53 @@ def mtu(seen: Nics, want: Policy) -> Result:
     was changed since drops the bond's large packets. So does a port of a bridge whose own MTU was
     set to a larger one (net/bridge/br_forward.c, is_skb_forwardable).
     """
-    check, judged = "nics.mtu", seen.configured(rows(want.nics))
+    check, judged = "nics.mtu", observed.configured(rows(policy.nics))
     fix = "set it in the node's network configuration; at once: ip link set DEVICE mtu N"
-    found = _declared(check, seen, want, column="mtu", attribute="mtu", fix=fix)
-    if found is not None and found.status == "fail":
-        return found
-    for bond, slaves in _slaves(seen).items():
-        whole = seen.interfaces[bond].mtu if bond in seen.interfaces else None
-        wrong = {one.name: one.mtu for one in slaves if one.mtu not in (None, whole)}
-        if whole is not None and wrong:
-            actual = _in_words({name: value or 0 for name, value in wrong.items()})
-            return fail(check, f"{whole}, as {bond}", actual, _source(wrong, "mtu"), fix)
-    for name, one in judged.items():
-        bridge = seen.interfaces.get(one.master or "")
+    verdict = _declared(check, observed, policy, column="mtu", attribute="mtu", fix=fix)
+    if verdict is not None and verdict.status == "fail":
+        return verdict
+    for bond, slaves in _slaves(observed).items():
+        bond_mtu = observed.interfaces[bond].mtu if bond in observed.interfaces else None
+        deviating = {
+            slave.name: slave.mtu for slave in slaves if slave.mtu not in (None, bond_mtu)
+        }
+        if bond_mtu is not None and deviating:
+            actual = _in_words({name: value or 0 for name, value in deviating.items()})
+            return fail(check, f"{bond_mtu}, as {bond}", actual, _source(deviating, "mtu"), fix)
+    for name, nic in judged.items():
+        bridge = observed.interfaces.get(nic.master or "")
         if bridge is None or bridge.kind != "bridge" or not bridge.addressed:
             continue
-        if None not in (one.mtu, bridge.mtu) and (one.mtu or 0) < (bridge.mtu or 0):
-            actual, expected = f"{one.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
+        if None not in (nic.mtu, bridge.mtu) and (nic.mtu or 0) < (bridge.mtu or 0):
+            actual, expected = f"{nic.mtu} on {name}", f"{bridge.mtu}, as {bridge.name}"
             return fail(check, expected, actual, _source([name], "mtu"), fix)
-    if found is not None:
-        return found
+    if verdict is not None:
+        return verdict
     unread = [
         name
-        for bond, slaves in _slaves(seen).items()
-        for name in (bond, *(one.name for one in slaves))
-        if name in seen.interfaces and seen.interfaces[name].mtu is None
+        for bond, slaves in _slaves(observed).items()
+        for name in (bond, *(slave.name for slave in slaves))
+        if name in observed.interfaces and observed.interfaces[name].mtu is None
     ]
     if unread:
         return unknown(check, f"{_names(unread)} does not tell its mtu")
-    named = {n: seen.interfaces[n].mtu for n in _wanted(want, "mtu") if n in seen.interfaces}
-    if named or seen.bonds:
-        told = {name: value or 0 for name, value in named.items()}
-        return ok(check, _in_words(told) or "a bond's slaves as the bond")
+    named = {
+        n: observed.interfaces[n].mtu
+        for n in _policy_values(policy, "mtu")
+        if n in observed.interfaces
+    }
+    if named or observed.bonds:
+        values = {name: value or 0 for name, value in named.items()}
+        return ok(check, _in_words(values) or "a bond's slaves as the bond")
     return na(check, "the policy sets no MTU and there is no bond")
 
 
 @check("nics.driver", settings=("nics",), fix=("check which module is loaded",))
-def driver(seen: Nics, want: Policy) -> Result:
+def driver(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have the policy's driver."""
-    return _only_policy("driver", seen, want, "device/driver", "check which module is loaded")
+    return _only_policy(
+        "driver", observed, policy, "device/driver", "check which module is loaded"
+    )
 
 
 @check(
@@ -413,21 +436,23 @@ def driver(seen: Nics, want: Policy) -> Result:
     settings=("nics",),
     fix=("update the adapter's firmware with its vendor's tool",),
 )
-def firmware(seen: Nics, want: Policy) -> Result:
+def firmware(observed: Nics, policy: Policy) -> Result:
     """The policy's interfaces have the policy's firmware, where the adapter's RDMA side tells it.
 
     ``ethtool -i`` also asks adapters without RDMA; it can hang with the driver, so it is not run.
     """
     fix = "update the adapter's firmware with its vendor's tool"
-    return _only_policy("firmware", seen, want, "device/infiniband", fix)
+    return _only_policy("firmware", observed, policy, "device/infiniband", fix)
 
 
-def _only_policy(column: str, seen: Nics, want: Policy, attribute: str, fix: str) -> Result:
+def _only_policy(column: str, observed: Nics, policy: Policy, attribute: str, fix: str) -> Result:
     check = f"nics.{column}"
-    found = _declared(check, seen, want, column=column, attribute=attribute, fix=fix)
-    if found is not None:
-        return found
-    named = {n: value for n, value in _wanted(want, column).items() if n in seen.interfaces}
+    verdict = _declared(check, observed, policy, column=column, attribute=attribute, fix=fix)
+    if verdict is not None:
+        return verdict
+    named = {
+        n: value for n, value in _policy_values(policy, column).items() if n in observed.interfaces
+    }
     return ok(check, _in_words(named)) if named else na(check, f"the policy names no {column}")
 
 
@@ -460,7 +485,7 @@ def _degraded(bond: Bond) -> list[str]:
     settings=("nics",),
     fix=("check cables and switch ports of the slaves, and LACP on the switch",),
 )
-def bond(seen: Nics, want: Policy) -> Result:
+def bond(observed: Nics, policy: Policy) -> Result:
     """Every bond is whole: all slaves up, and with LACP all in one aggregate with the switch.
 
     A degraded bond still works, at part of its speed and without a spare: jobs get slow on one
@@ -468,19 +493,26 @@ def bond(seen: Nics, want: Policy) -> Result:
     """
     check = "nics.bond"
     # A bond0 that the module made when it was loaded, and that nobody uses, has no slave.
-    used = {*seen.configured(rows(want.nics)), *(one.master for one in seen.interfaces.values())}
-    bonds = [one for name, one in seen.bonds.items() if one.slaves or name in used]
+    used = {
+        *observed.configured(rows(policy.nics)),
+        *(nic.master for nic in observed.interfaces.values()),
+    }
+    bonds = [
+        candidate for name, candidate in observed.bonds.items() if candidate.slaves or name in used
+    ]
     if not bonds:
         return na(check, "no bond")
-    wrong = [text for one in bonds for text in _degraded(one)]
-    if wrong:
-        where = next(one.name for one in bonds if _degraded(one))
+    problems = [text for item in bonds for text in _degraded(item)]
+    if problems:
+        bond_name = next(item.name for item in bonds if _degraded(item))
         fix = "check cables and switch ports of the slaves, and LACP on the switch"
-        return fail(check, "all slaves in use", some(wrong), f"/proc/net/bonding/{where}", fix)
-    silent = [slave.name for one in bonds for slave in one.slaves if slave.mii is None]
+        return fail(
+            check, "all slaves in use", some(problems), f"/proc/net/bonding/{bond_name}", fix
+        )
+    silent = [slave.name for item in bonds for slave in item.slaves if slave.mii is None]
     if silent:
         return unknown(check, f"the kernel does not say whether {_names(silent)} is in use")
-    return ok(check, "all slaves in use", _names(one.name for one in bonds))
+    return ok(check, "all slaves in use", _names(item.name for item in bonds))
 
 
 SUBJECT = Subject(

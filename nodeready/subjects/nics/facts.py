@@ -26,114 +26,10 @@ from nodeready.subjects.base import (
     number,
     of_one_node,
 )
-from nodeready.subjects.nics import nic
-from nodeready.subjects.nics.nic import Nic, Route
-
-# --- Bonds: /sys/class/net/BOND/bonding, and the bonding_slave of each slave.
-#
-# Rules: Documentation/networking/bonding.rst, drivers/net/bonding/bond_sysfs.c,
-# bond_sysfs_slave.c.
-
-#: The files of a bond and of a slave, below the interface's directory.
-_BOND_FILES = (
-    "bonding/mode",
-    "bonding/mii_status",
-    "bonding/slaves",
-    "bonding/active_slave",
-    "bonding/ad_aggregator",
-    "bonding/ad_partner_mac",
-    "bonding_slave/mii_status",
-    "bonding_slave/ad_aggregator_id",
-    "bonding_slave/link_failure_count",
-)
-
-
-#: The mode of a bond in which the switch takes part.
-LACP = "802.3ad"
-
-
-@dataclass(frozen=True)
-class Slave:
-    """One interface of a bond.
-
-    mii:           the slave's link as the bond sees it: "up", "down", "going down", "going back";
-                   None: unknown
-    aggregator:    the LACP aggregator to which the slave belongs; 0: to none ("N/A" of the
-                   kernel); None: no LACP, or not told
-    link_failures: how often the bond saw the slave lose its link since the slave joined
-    """
-
-    name: str
-    mii: str | None = None
-    aggregator: int | None = None
-    link_failures: int | None = None
-
-
-@dataclass(frozen=True)
-class Bond:
-    """One bond.
-
-    mode:         "802.3ad", "active-backup", "balance-rr" and so on
-    mii:          the bond's link, in the words of a slave's
-    active_slave: the slave in use, in the modes that use one at a time
-    aggregator:   the LACP aggregator in use: a slave of another one carries nothing
-    partner_mac:  the switch at the other end of LACP; all zeros: no switch answers; None: no LACP,
-                  or hidden from users other than root
-    """
-
-    name: str
-    mode: str | None
-    mii: str | None
-    slaves: tuple[Slave, ...] = ()
-    active_slave: str | None = None
-    aggregator: int | None = None
-    partner_mac: str | None = None
-
-    @property
-    def lacp(self) -> bool:
-        """Whether the bond uses LACP, so that the switch takes part."""
-        return self.mode == LACP
-
-    @property
-    def one_at_a_time(self) -> bool:
-        """Whether the bond has an active slave, without which it sends nothing."""
-        return self.mode in ("active-backup", "balance-tlb", "balance-alb")
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _slave(name: str, values: Mapping[str, str], lacp: bool) -> Slave:
-    aggregator, mii = values.get("bonding_slave/ad_aggregator_id"), "bonding_slave/mii_status"
-    return Slave(
-        name,
-        None if values.get(mii) in ("", "unknown") else values.get(mii),
-        0 if lacp and aggregator == "N/A" else _number(aggregator),
-        _number(values.get("bonding_slave/link_failure_count")),
-    )
-
-
-def parse_bonding(attributes: Mapping[str, Mapping[str, str]]) -> dict[str, Bond]:
-    """Name -> bond, from the attributes of all interfaces; an empty attribute is None."""
-    found = {}
-    for name, values in attributes.items():
-        if not any(key[:8] == "bonding/" for key in values):
-            continue
-        slaves = values.get("bonding/slaves", "").split()
-        mode = values.get("bonding/mode", "").partition(" ")[0] or None
-        lacp = mode == LACP
-        found[name] = Bond(
-            name,
-            mode,
-            values.get("bonding/mii_status") or None,
-            tuple(_slave(slave, attributes.get(slave, {}), lacp) for slave in slaves),
-            values.get("bonding/active_slave") or None,
-            _number(values.get("bonding/ad_aggregator")),
-            values.get("bonding/ad_partner_mac") or None,
-        )
-    return found
-
+from nodeready.subjects.nics import nic, routes
+from nodeready.subjects.nics.bonds import _BOND_FILES, Bond, parse_bonding
+from nodeready.subjects.nics.nic import Nic
+from nodeready.subjects.nics.routes import Route
 
 # --- The look at all interfaces.
 
@@ -176,7 +72,7 @@ _ENDS = (
 
 
 def _script(policy: Policy) -> str:
-    kept = "|".join(shell.quote(name) for name in rows(policy.nics))
+    policy_names = "|".join(shell.quote(name) for name in rows(policy.nics))
     # The names need no quotes: the kernel allows no white space and no slash in them.
     files = " ".join(f"$nr_dir/{name}" for name in _FILES)
     return rf"""
@@ -184,7 +80,7 @@ def _script(policy: Policy) -> str:
     for nr_dir in {nic.NET}/*; do
         nr_name=${{nr_dir##*/}}
         case $nr_name in
-        {f"{kept}) ;;" if kept else ""}
+        {f"{policy_names}) ;;" if policy_names else ""}
         {_ENDS}) nr_ends=$((nr_ends + 1)); continue ;;
         esac
         if [ ! -e "$nr_dir/ifindex" ]; then continue; fi
@@ -238,36 +134,42 @@ class Nics:
         interface that has one.
         """
         named = {*also, *_tasked(self)}
-        return {name: one for name, one in self.interfaces.items() if name in named}
+        return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
 @of_one_node
-def _tasked(seen: Nics) -> frozenset[str | None]:
+def _tasked(observed: Nics) -> frozenset[str | None]:
     """The names of the configured interfaces, whatever a policy names."""
-    named = {*seen.peers_via, seen.default_interface}
-    named |= {name for name, bond in seen.bonds.items() if bond.slaves}
-    named |= {slave.name for bond in seen.bonds.values() for slave in bond.slaves}
-    ports = {n: one for n, one in seen.interfaces.items() if one.physical or one.kind == "bond"}
-    addressed = {name for name, one in ports.items() if one.addressed}
+    named = {*observed.peers_via, observed.default_interface}
+    named |= {name for name, bond in observed.bonds.items() if bond.slaves}
+    named |= {slave.name for bond in observed.bonds.values() for slave in bond.slaves}
+    ports = {
+        n: interface
+        for n, interface in observed.interfaces.items()
+        if interface.physical or interface.kind == "bond"
+    }
+    addressed = {name for name, port in ports.items() if port.addressed}
     if not addressed:
         named |= {
             name
-            for name, one in seen.interfaces.items()
-            if one.kind == "virtual" and one.addressed and not _NOT_FOR_PEERS.match(name)
+            for name, interface in observed.interfaces.items()
+            if interface.kind == "virtual"
+            and interface.addressed
+            and not _NOT_FOR_PEERS.match(name)
         }
-    named |= addressed | {name for name, one in ports.items() if one.upper}
-    on_top = {name for one in ports.values() for name in one.upper}
-    named |= {n for n in on_top if n in seen.interfaces and seen.interfaces[n].addressed}
+    named |= addressed | {name for name, port in ports.items() if port.upper}
+    on_top = {name for port in ports.values() for name in port.upper}
+    named |= {n for n in on_top if n in observed.interfaces and observed.interfaces[n].addressed}
     return frozenset(named)
 
 
 def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values_by_name: dict[str, list[str]] = {}
     for value in values:
         name, space, other = value.partition(" ")
         if space:
-            found.setdefault(name, []).append(other)
-    return found
+            values_by_name.setdefault(name, []).append(other)
+    return values_by_name
 
 
 #: What the section ``nics`` alone tells: the interfaces without their addresses, the bonds, and
@@ -276,21 +178,21 @@ _Alone = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
 _KNOWN: Known[_Alone] = Known()
 
 
-def _alone(output: Output) -> _Alone:
+def _parse_interfaces(output: Output) -> _Alone:
     """Raises ProbeError without any interface: every node has lo."""
     text = output.require()
     lines = text.split("\n")
-    for known in _KNOWN.of(lines):
-        differing = known.differing(lines)
+    for template in _KNOWN.of(lines):
+        differing = template.differing(lines)
         if differing is not None:
-            _KNOWN.used(known)
-            interfaces, bonds, ends = known.read
+            _KNOWN.used(template)
+            interfaces, bonds, ends = template.read
             return nic.like(interfaces, differing), bonds, ends
     attributes = nic.attributes(text)
     if not attributes:
         raise ProbeError(f"no interface in {nic.NET}", text.strip())
     uppers, masters = _pairs(output.all("upper")), _pairs(output.all("master"))
-    found = {
+    nics = {
         name: nic.parse(
             name,
             values,
@@ -300,90 +202,95 @@ def _alone(output: Output) -> _Alone:
         for name, values in attributes.items()
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")
-    made: _Alone = frozen((found, parse_bonding(attributes), ends))
-    _KNOWN.keep(Alike.of(lines, made, nic.varying(lines)))
-    return made
+    parsed: _Alone = frozen((nics, parse_bonding(attributes), ends))
+    _KNOWN.keep(Alike.of(lines, parsed, nic.varying(lines)))
+    return parsed
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     """The observation. Raises ProbeError without any interface: every node has lo."""
-    output, table = outputs["nics"], outputs[nic.SECTION.name]
+    output, table = outputs["nics"], outputs[routes.SECTION.name]
     output.require()
     if not table.truncated:
         table.require()
-    alone, bonds, ends = _alone(output)
-    known, own = nic.parse_section(table)
-    placed = nic.addresses(own)
-    used = {route.interface for route in known if not nic.link_local(route.destination)}
+    bare_nics, bonds, ends = _parse_interfaces(output)
+    all_routes, own_addresses = routes.parse_section(table)
+    placed = routes.addresses(own_addresses)
+    used = {route.interface for route in all_routes if not routes.link_local(route.destination)}
     interfaces = {}
-    for name, one in alone.items():
+    for name, bare_nic in bare_nics.items():
         listed = placed.get(name, [])
         addresses = None if listed is None else tuple(listed)
-        interfaces[name] = changed(one, addresses=addresses, routed=name in used)
-    seen = Nics(
+        interfaces[name] = changed(bare_nic, addresses=addresses, routed=name in used)
+    observed = Nics(
         interfaces=interfaces,
         bonds=bonds,
         container_ends=ends,
-        routes=known,
+        routes=all_routes,
         routes_cut=table.truncated,
-        default_interface=nic.default_interface(known),
+        default_interface=routes.default_interface(all_routes),
     )
-    return replace(seen, nccl_socket_ifname=socket_interface(seen)[0])
+    return replace(observed, nccl_socket_ifname=socket_interface(observed)[0])
 
 
-PROBE = Probe("nics", (Section("nics", _script), nic.SECTION), parse)
+PROBE = Probe("nics", (Section("nics", _script), routes.SECTION), parse)
 
 # --- The interface to the other nodes.
 
 
-def reaching(seen: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
+def reaching(observed: Nics, addresses: tuple[str, ...]) -> tuple[str, ...]:
     """The interfaces by which this node reaches these addresses, the one of the most first.
 
     Names, loopback addresses, the node's own addresses and the networks of containers are passed
     over. Give the same tuple for all nodes: it is sorted once.
     """
-    counts = nic.reached(seen.routes, addresses)
-    known = nic.known(addresses)
-    listed = [text for one in seen.interfaces.values() for text in one.addresses or ()]
-    own = tuple(text for text in listed if text.partition("/")[0] in known)
-    for name, count in nic.reached(seen.routes, own, own=True).items():
+    counts = routes.reached(observed.routes, addresses)
+    addresses_known = routes.address_set(addresses)
+    listed = [
+        text for interface in observed.interfaces.values() for text in interface.addresses or ()
+    ]
+    own_addresses = tuple(text for text in listed if text.partition("/")[0] in addresses_known)
+    for name, count in routes.reached(observed.routes, own_addresses, own=True).items():
         counts[name] = counts.get(name, 0) - count
     names = [
         name
         for name, count in counts.items()
-        if count > 0 and name in seen.interfaces and not _NOT_FOR_PEERS.match(name)
+        if count > 0 and name in observed.interfaces and not _NOT_FOR_PEERS.match(name)
     ]
     return tuple(sorted(names, key=lambda name: (-counts[name], name)))
 
 
-def with_peers(seen: Nics, addresses: tuple[str, ...]) -> Nics:
+def with_peers(observed: Nics, addresses: tuple[str, ...]) -> Nics:
     """The observation, with the interfaces that reach these addresses of the run's nodes."""
-    found = replace(seen, peers_via=reaching(seen, addresses))
-    return replace(found, nccl_socket_ifname=socket_interface(found)[0])
+    extended = replace(observed, peers_via=reaching(observed, addresses))
+    return replace(extended, nccl_socket_ifname=socket_interface(extended)[0])
 
 
-def socket_interface(seen: Nics) -> tuple[str | None, str]:
+def socket_interface(observed: Nics) -> tuple[str | None, str]:
     """The interface for NCCL's sockets, and why that one, by the rules of
     `nodeready.ready.job_env`.
     """
 
     def usable(name: str | None) -> bool:
-        one = seen.interfaces.get(name or "")
-        if one is None or one.carrier is False or one.admin_up is False:
+        interface = observed.interfaces.get(name or "")
+        if interface is None or interface.carrier is False or interface.admin_up is False:
             return False
-        return not _NOT_FOR_PEERS.match(one.name)
+        return not _NOT_FOR_PEERS.match(interface.name)
 
-    for name in filter(usable, seen.peers_via):
+    for name in filter(usable, observed.peers_via):
         return name, "its routes lead to the other nodes"
-    if seen.peers_via:
-        return None, f"{', '.join(seen.peers_via)} leads to the other nodes, but cannot be used"
-    if usable(seen.default_interface):
-        return seen.default_interface, "the default route leads through it"
+    if observed.peers_via:
+        return (
+            None,
+            f"{', '.join(observed.peers_via)} leads to the other nodes, but cannot be used",
+        )
+    if usable(observed.default_interface):
+        return observed.default_interface, "the default route leads through it"
     # A slave's traffic is its bond's, and the ports of RDMA alone have no address.
     named = [
         name
-        for name, one in seen.configured().items()
-        if usable(name) and one.addressed and one.master is None
+        for name, interface in observed.configured().items()
+        if usable(name) and interface.addressed and interface.master is None
     ]
     if len(named) == 1:
         return named[0], "no other interface is configured"
@@ -395,41 +302,43 @@ def socket_interface(seen: Nics) -> tuple[str | None, str]:
 # --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
-def counters(seen: Nics) -> dict[str, int]:
+def counters(observed: Nics) -> dict[str, int]:
     """The counters that the next look compares with: "eth0.rx_crc_errors" -> value."""
-    found = {}
-    configured = seen.configured()
-    for name, one in seen.interfaces.items():
-        if one.physical or name in configured:
+    values = {}
+    configured = observed.configured()
+    for name, interface in observed.interfaces.items():
+        if interface.physical or name in configured:
             for counter in COUNTED:
-                value = getattr(one, counter)
+                value = getattr(interface, counter)
                 if value is not None:
-                    found[f"{name}.{counter}"] = value
-    return found
+                    values[f"{name}.{counter}"] = value
+    return values
 
 
-def compared(seen: Nics) -> dict[str, str | int]:
+def compared(observed: Nics) -> dict[str, str | int]:
     """What the nodes of a group should share: their ports, and the settings of those in use."""
-    configured = seen.configured()
-    found: dict[str, str | int] = {
-        "interfaces": ",".join(sorted(n for n, one in seen.interfaces.items() if one.physical))
+    configured = observed.configured()
+    facts_by_name: dict[str, str | int] = {
+        "interfaces": ",".join(
+            sorted(n for n, interface in observed.interfaces.items() if interface.physical)
+        )
     }
-    for name, one in seen.interfaces.items():
-        facts = ["driver", "firmware"] if one.physical else []
-        if name in configured or (one.physical and one.carrier):
-            facts += ["mtu"] if one.kind == "virtual" else ["mtu", "speed_mbps"]
+    for name, interface in observed.interfaces.items():
+        facts = ["driver", "firmware"] if interface.physical else []
+        if name in configured or (interface.physical and interface.carrier):
+            facts += ["mtu"] if interface.kind == "virtual" else ["mtu", "speed_mbps"]
         for fact in facts:
-            value = getattr(one, fact)
+            value = getattr(interface, fact)
             if value is not None:
-                found[f"{name}.{fact}"] = value
-    return found
+                facts_by_name[f"{name}.{fact}"] = value
+    return facts_by_name
 
 
-def learned(seen: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
+def learned(observed: Nics) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its configured interfaces, as they are now."""
-    found = {}
-    for name, one in seen.configured().items():
-        columns = ("mtu",) if one.kind == "virtual" else ("speed_mbps", "mtu", "driver")
-        values = {column: getattr(one, column) for column in columns}
-        found[name] = {column: value for column, value in values.items() if value is not None}
-    return {"nics": found} if found else {}
+    table = {}
+    for name, interface in observed.configured().items():
+        columns = ("mtu",) if interface.kind == "virtual" else ("speed_mbps", "mtu", "driver")
+        values = {column: getattr(interface, column) for column in columns}
+        table[name] = {column: value for column, value in values.items() if value is not None}
+    return {"nics": table} if table else {}

@@ -13,17 +13,8 @@ from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
 from nodeready.subjects.base import of_one_node
-from nodeready.subjects.rdma.facts import (
-    PMA_COUNTERS,
-    PROBE,
-    PcieLink,
-    Rdma,
-    RdmaDevice,
-    RdmaPort,
-    compared,
-    counters,
-    learned,
-)
+from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
+from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, learned
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
 
 # --- Which RDMA ports of a node are judged, and how findings name them.
@@ -49,28 +40,28 @@ def source(port: RdmaPort, file: str) -> str:
     return f"/sys/class/infiniband/{port.device}/ports/{port.port}/{file}"
 
 
-def wanted(want: Policy, column: str) -> dict[str, object]:
+def wanted(policy: Policy, column: str) -> dict[str, object]:
     """Port -> the policy's value in this column."""
     return {
         name: columns[column]
-        for name, columns in rows(want.rdma_ports).items()
+        for name, columns in rows(policy.rdma_ports).items()
         if column in columns
     }
 
 
-def hardware(seen: Rdma) -> Ports:
+def hardware(observed: Rdma) -> Ports:
     """The ports of this node's adapters: no software devices, and no idle virtual functions.
 
     A virtual function beside its physical one waits for a virtual machine, without a link.
     """
-    return dict(_hardware(seen))
+    return dict(_hardware(observed))
 
 
 @of_one_node
-def _hardware(seen: Rdma) -> Ports:
+def _hardware(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
-        for device in seen.devices.values()
+        for device in observed.devices.values()
         for port in device.ports
         if device.kind != "software" and (port.active or not device.virtual)
     }
@@ -83,21 +74,21 @@ def _switched_off(device: RdmaDevice, port: RdmaPort) -> bool:
     0 or 1 only when it is administratively up. A port without an interface is a container's.
     """
     if port.link_layer == "Ethernet":
-        return all(one.carrier is None for one in device.netdevs)
+        return all(netdev.carrier is None for netdev in device.netdevs)
     return port.phys_state == "Disabled"
 
 
-def _left_out(seen: Rdma) -> Ports:
+def _left_out(observed: Rdma) -> Ports:
     """The InfiniBand ports that are Disabled where nearly all ports of the same board are active.
 
     Such a port was switched off by hand (ibportstate), or has no cable: ConnectX adapters show
     both as Disabled. At most a quarter of the equal ports are left out: more are spare ones.
     """
     boards: dict[tuple[str, str], Ports] = {}
-    for name, (device, port) in hardware(seen).items():
+    for name, (device, port) in hardware(observed).items():
         if port.link_layer == "InfiniBand" and device.board_id:
-            boards.setdefault((device.hca_type, device.board_id), {})[name] = (device, port)
-    found: Ports = {}
+            boards.setdefault(device.board, {})[name] = (device, port)
+    ports: Ports = {}
     for board in boards.values():
         busy = {device.slot for device, port in board.values() if port.active}
         off = {
@@ -106,31 +97,31 @@ def _left_out(seen: Rdma) -> Ports:
             if device.slot not in busy and port.phys_state == "Disabled"
         }
         if 4 * len(off) <= len(board):
-            found.update(off)
-    return found
+            ports.update(off)
+    return ports
 
 
-def configured(seen: Rdma, want: Policy) -> Ports:
+def configured(observed: Rdma, policy: Policy) -> Ports:
     """The ports that must work.
 
     With a policy, its ports. Without one, each card has at least one port in use: beside an active
     port, another one may be without a cable, unless it sees a port at the other end. A card whose
     ports are all switched off is not in use.
     """
-    if want.rdma_ports:
-        named = rows(want.rdma_ports)
+    if policy.rdma_ports:
+        named = rows(policy.rdma_ports)
         # An idle virtual function is judged when the policy names it.
-        every = {p.name: (d, p) for d in seen.devices.values() for p in d.ports}
+        every = {p.name: (d, p) for d in observed.devices.values() for p in d.ports}
         return {name: every[name] for name in named if name in every}
-    return dict(_in_use(seen))
+    return dict(_in_use(observed))
 
 
 @of_one_node
-def _in_use(seen: Rdma) -> Ports:
+def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
-    for name, (device, port) in _hardware(seen).items():
+    for name, (device, port) in _hardware(observed).items():
         cards.setdefault(device.slot, {})[name] = (device, port)
-    found: Ports = {}
+    ports: Ports = {}
     for card in cards.values():
         some_active = any(port.active for _, port in card.values())
         for name, (device, port) in card.items():
@@ -140,8 +131,8 @@ def _in_use(seen: Rdma) -> Ports:
             else:
                 used = waiting or not _switched_off(device, port)
             if used:
-                found[name] = (device, port)
-    return found
+                ports[name] = (device, port)
+    return ports
 
 
 # --- Since the last look: lost links and errors.
@@ -172,7 +163,7 @@ def _allowed(counter: str, seconds: float) -> float:
         "reset the counters with perfquery -R, then look",
     ),
 )
-def errors(seen: Rdma, want: Policy) -> Result:
+def errors(observed: Rdma, policy: Policy) -> Result:
     """Since the last look no link went down and no counter of fatal errors grew.
 
     Any change of link_downed, local_link_integrity_errors, excessive_buffer_overrun_errors or
@@ -183,8 +174,8 @@ def errors(seen: Rdma, want: Policy) -> Result:
     counters can be reset, that is a warning.
     """
     check, wants = "rdma.errors", "no new errors"
-    before, ports = seen.before, configured(seen, want)
-    if not hardware(seen):
+    before, ports = observed.before, configured(observed, policy)
+    if not hardware(observed):
         return na(check, "no RDMA device")
     if not any(port.counters for _, port in ports.values()):
         return na(check, "no port in use has error counters")
@@ -195,19 +186,19 @@ def errors(seen: Rdma, want: Policy) -> Result:
     for name, (_, port) in ports.items():
         for counter, value in port.counters.items():
             earlier = before.values.get(f"{name}.{counter}")
-            most = PMA_COUNTERS.get(counter)
+            full_at = PMA_COUNTERS.get(counter)
             if value is None:
                 unread.append(f"{name} {counter}")
             elif earlier is None:
                 continue
-            elif value == most and value == earlier:
+            elif value == full_at and value == earlier:
                 full.append(f"{name} {counter}")
                 if counter == "link_downed" and port.link_layer == "InfiniBand":
                     flapping.append(f"{name} {counter} {value}")
             else:
                 change = value if value < earlier else value - earlier
                 if change > _allowed(counter, before.seconds):
-                    least = "at least " if value == most else ""
+                    least = "at least " if value == full_at else ""
                     grown.append(f"{name} {counter} +{least}{change}")
                     first = first or source(port, "counters")
     span = _duration(before.seconds)
@@ -234,22 +225,22 @@ _UNUSED = "no RDMA port is in use: all are switched off"
     settings=("rdma_ports",),
     fix=("look for the adapter in lspci and for its driver in dmesg",),
 )
-def expected(seen: Rdma, want: Policy) -> Result:
+def expected(observed: Rdma, policy: Policy) -> Result:
     """Every port of the policy's rdma_ports is there.
 
     A card that fell off the bus, or whose driver gave up on it, leaves no port at all: only a list
     of what should be there shows that.
     """
-    check, named = "rdma.expected", rows(want.rdma_ports)
+    check, named = "rdma.expected", rows(policy.rdma_ports)
     if not named:
         return na(check, "the policy names no rdma_ports")
-    missing = [name for name in named if name not in seen.ports]
+    missing = [name for name in named if name not in observed.ports]
     if missing:
-        there = some(seen.ports, ", ") or "no RDMA port"
+        present = some(observed.ports, ", ") or "no RDMA port"
         return fail(
             check,
             f"{len(named)} ports",
-            f"missing: {some(missing, ', ')} (there: {there})",
+            f"missing: {some(missing, ', ')} (there: {present})",
             "/sys/class/infiniband",
             "look for the adapter in lspci and for its driver in dmesg",
         )
@@ -264,7 +255,7 @@ def expected(seen: Rdma, want: Policy) -> Result:
         "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)",
     ),
 )
-def devices(seen: Rdma, want: Policy) -> Result:
+def devices(observed: Rdma, policy: Policy) -> Result:
     """Every adapter has an RDMA device, and programs can open each device.
 
     What only RDMA uses (PCI classes 0x0207 and 0x0208, EFA, Slingshot) and has no device has lost
@@ -273,13 +264,13 @@ def devices(seen: Rdma, want: Policy) -> Result:
     without a GUID is none for the subnet manager.
     """
     check = "rdma.devices"
-    real = {n: d for n, d in seen.devices.items() if d.kind != "software"}
-    if not real and not seen.without:
+    real = {n: d for n, d in observed.devices.items() if d.kind != "software"}
+    if not real and not observed.without:
         return na(check, _NONE)
     lost = [
-        f"adapter {one.pci_address} has "
-        + ("a driver, but no RDMA device" if one.bound else "no driver")
-        for one in seen.without
+        f"adapter {adapter.pci_address} has "
+        + ("a driver, but no RDMA device" if adapter.bound else "no driver")
+        for adapter in observed.without
     ]
     closed = [name for name, d in real.items() if d.kind != "cxi" and not d.uverbs]
     nameless = [
@@ -289,16 +280,16 @@ def devices(seen: Rdma, want: Policy) -> Result:
         and not d.virtual
         and re.fullmatch("[0:]+", d.node_guid)
     ]
-    wrong = lost + [f"{name} has no uverbs" for name in closed]
-    wrong += [f"{name} has no GUID" for name in nameless]
-    if wrong:
-        address = seen.without[0].pci_address if lost else ""
-        where = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
+    problems = lost + [f"{name} has no uverbs" for name in closed]
+    problems += [f"{name} has no GUID" for name in nameless]
+    if problems:
+        address = observed.without[0].pci_address if lost else ""
+        path = f"/sys/bus/pci/devices/{address}" if lost else "/sys/class/infiniband_verbs"
         fix = "load the adapter's driver, see dmesg" if lost else "modprobe ib_uverbs"
         if not lost and not closed:
-            where = f"/sys/class/infiniband/{nameless[0]}/node_guid"
+            path = f"/sys/class/infiniband/{nameless[0]}/node_guid"
             fix = "give it a GUID: mlxconfig, or the hypervisor (ip link set … vf N node_guid)"
-        return fail(check, "an open RDMA device per adapter", some(wrong), where, fix)
+        return fail(check, "an open RDMA device per adapter", some(problems), path, fix)
     return ok(check, f"{len(real)} devices")
 
 
@@ -311,9 +302,9 @@ def _unaddressed(device: RdmaDevice, port: RdmaPort) -> str:
     """What an active InfiniBand port has not been given by a subnet manager, or ""."""
     if port.link_layer != "InfiniBand" or device.kind == "hfi1" or device.virtual:
         return ""
-    for what, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
+    for lid_name, lid in (("LID", port.lid), ("subnet manager's LID", port.sm_lid)):
         if lid is not None and lid not in _UNICAST:
-            return f"{port.name}: {what} {lid:#x}, no subnet manager has set it up"
+            return f"{port.name}: {lid_name} {lid:#x}, no subnet manager has set it up"
     return ""
 
 
@@ -332,7 +323,7 @@ def _untold(device: RdmaDevice, port: RdmaPort) -> str:
 def _fault(device: RdmaDevice, port: RdmaPort) -> str:
     """What is wrong with the state of a port, or ""."""
     if device.kind == "efa":
-        down = [one.name for one in device.netdevs if one.operstate == "down"]
+        down = [netdev.name for netdev in device.netdevs if netdev.operstate == "down"]
         return f"{port.name}: {', '.join(down)} is down" if down else ""
     if port.state in ("INIT", "ARMED") and port.link_layer != "Ethernet":
         return f"{port.name}: {port.state}, no subnet manager has set it up"
@@ -349,7 +340,7 @@ def _fault(device: RdmaDevice, port: RdmaPort) -> str:
         "plug or enable SPARE, or name the ports in use in rdma_ports",
     ),
 )
-def state(seen: Rdma, want: Policy) -> Result:
+def state(observed: Rdma, policy: Policy) -> Result:
     """Every port in use is ACTIVE and LinkUp: any other state carries no traffic.
 
     INIT and ARMED have a link and wait for the subnet manager (InfiniBand Architecture
@@ -359,31 +350,33 @@ def state(seen: Rdma, want: Policy) -> Result:
     that are all active is a warning: it may be meant so, or have lost its cable.
     """
     check, wants = "rdma.state", "ACTIVE, LinkUp"
-    if not hardware(seen):
+    if not hardware(observed):
         return na(check, _NONE)
-    used = configured(seen, want)
-    told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
-    if not told:
+    used = configured(observed, policy)
+    ports_told = {n: (d, p) for n, (d, p) in used.items() if d.kind != "efa" or d.netdevs}
+    if not ports_told:
         return na(check, "EFA tells no state of its link" if used else _UNUSED)
-    silent = {name: text for name, pair in told.items() if (text := _untold(*pair))}
+    silent = {name: text for name, pair in ports_told.items() if (text := _untold(*pair))}
     faulty = {
-        name: text for name, pair in told.items() if name not in silent and (text := _fault(*pair))
+        name: text
+        for name, pair in ports_told.items()
+        if name not in silent and (text := _fault(*pair))
     }
     if faulty:
-        port = told[next(iter(faulty))][1]
+        port = ports_told[next(iter(faulty))][1]
         fix = f"check the cable and the switch port of {some(faulty, ', ')}"
         if all("subnet manager" in text for text in faulty.values()):
             fix = "check the fabric's subnet manager (sminfo; opensm or UFM)"
         return fail(check, wants, some(faulty.values()), source(port, "state"), fix)
     if silent:
         return unknown(check, some(silent.values()))
-    spare = {} if want.rdma_ports else _left_out(seen)
+    spare = {} if policy.rdma_ports else _left_out(observed)
     if spare:
         words = some(f"{name}: {port.state}, Disabled" for name, (_, port) in spare.items())
         fix = f"plug or enable {some(spare, ', ')}, or name the ports in use in rdma_ports"
-        where = source(next(iter(spare.values()))[1], "phys_state")
-        return warn(check, "ACTIVE, as the others of its board", words, where, fix)
-    return ok(check, wants, f"{len(told)} ports ACTIVE, LinkUp")
+        path = source(next(iter(spare.values()))[1], "phys_state")
+        return warn(check, "ACTIVE, as the others of its board", words, path, fix)
+    return ok(check, wants, f"{len(ports_told)} ports ACTIVE, LinkUp")
 
 
 #: One lane of a generation whose links have 4 or 2: "25 Gb/sec (1X EDR)".
@@ -395,7 +388,7 @@ _ONE_LANE = re.compile(r"\(1X (DDR|QDR|FDR10|FDR|EDR|HDR)\)")
     settings=("rdma_ports",),
     fix=("reseat or replace the cable of WRONG, or retrain the link",),
 )
-def rate(seen: Rdma, want: Policy) -> Result:
+def rate(observed: Rdma, policy: Policy) -> Result:
     """Every port runs at the policy's rate_gbps; without one, as fast as the fastest of its kind.
 
     A link that trained with fewer lanes or at a lower speed halves the speed of every collective
@@ -404,22 +397,22 @@ def rate(seen: Rdma, want: Policy) -> Result:
     cannot be read is unknown. An InfiniBand link up to HDR has 4 lanes, or 2 behind a splitter:
     one that runs on a single lane has lost the others.
     """
-    check, asked = "rdma.rate", wanted(want, "rate_gbps")
-    used = {n: (d, p) for n, (d, p) in configured(seen, want).items() if p.active}
-    if not hardware(seen):
+    check, policy_values = "rdma.rate", wanted(policy, "rate_gbps")
+    used = {n: (d, p) for n, (d, p) in configured(observed, policy).items() if p.active}
+    if not hardware(observed):
         return na(check, _NONE)
     wants: dict[str, object] = {}
     # Ports whose model or board cannot be read, slower than one that may be of the same board.
     boardless: list[str] = []
-    if want.rdma_ports:
-        if not asked:
+    if policy.rdma_ports:
+        if not policy_values:
             return na(check, "the policy names no rate_gbps")
-        wants = {name: asked[name] for name in used if name in asked}
+        wants = {name: policy_values[name] for name in used if name in policy_values}
     else:
         kinds: dict[tuple[str, str], dict[str, float]] = {}
         for name, (device, port) in used.items():
             if port.link_layer == "InfiniBand":
-                kind = kinds.setdefault((device.hca_type, device.board_id), {})
+                kind = kinds.setdefault(device.board, {})
                 kind[name] = port.rate_gbps or 0.0
         for (model, board), kind in kinds.items():
             fastest = max(kind.values())
@@ -441,11 +434,11 @@ def rate(seen: Rdma, want: Policy) -> Result:
         return na(check, "no port to compare with, and the policy names no rate_gbps")
     expects = by_value({name: f"{value:g} Gb/s" for name, value in wants.items()})
     unread = [name for name, value in slow.items() if value is None]
-    wrong = {name: used[name][1].rate_text for name in slow if name not in unread}
-    if wrong:
-        first = used[next(iter(wrong))][1]
-        fix = f"reseat or replace the cable of {some(wrong, ', ')}, or retrain the link"
-        return fail(check, expects, by_value(wrong), source(first, "rate"), fix)
+    deviating = {name: used[name][1].rate_text for name in slow if name not in unread}
+    if deviating:
+        first = used[next(iter(deviating))][1]
+        fix = f"reseat or replace the cable of {some(deviating, ', ')}, or retrain the link"
+        return fail(check, expects, by_value(deviating), source(first, "rate"), fix)
     if unread:
         return unknown(check, f"no rate of {some(unread, ', ')}")
     if boardless:
@@ -474,21 +467,21 @@ def _usable(link: PcieLink) -> int:
     return link.lanes if rests else link.width or 0
 
 
-def _linked(seen: Rdma, want: Policy) -> dict[str, RdmaDevice]:
+def _linked(observed: Rdma, policy: Policy) -> dict[str, RdmaDevice]:
     """The devices in use whose PCIe link the kernel shows.
 
     The registers of Amazon's EFA are written by its hypervisor, and tell nothing of a slot.
     """
     return {
         device.name: device
-        for device, _ in configured(seen, want).values()
+        for device, _ in configured(observed, policy).values()
         if device.pcie is not None
         and device.kind not in ("software", "efa")
         and not device.virtual
     }
 
 
-def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
+def _narrow(observed: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     """How a port is faster than the slot of its card, where the card alone would be fast enough.
 
     An adapter may stand in two slots, whose bandwidth then adds up (NVIDIA's Socket Direct).
@@ -497,17 +490,19 @@ def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
     if device.hca_type in _OWN_SWITCH or not rates or not link.speed or not link.speed_max:
         return ""
     slots = {
-        one.slot: one.pcie
-        for one in seen.devices.values()
-        if one.image_guid and one.image_guid == device.image_guid and not one.virtual
+        other.slot: other.pcie
+        for other in observed.devices.values()
+        if other.image_guid and other.image_guid == device.image_guid and not other.virtual
     }
     slots[device.slot] = link
-    links = [one for one in slots.values() if one is not None and one.width and one.speed]
-    now = sum(_bandwidth(_usable(one), one.speed or 0.0) for one in links)
-    best = sum(_bandwidth(one.width_max or 0, one.speed_max or 0.0) for one in links)
-    if now >= max(rates) or best < max(rates):
+    links = [link for link in slots.values() if link is not None and link.width and link.speed]
+    bandwidth = sum(_bandwidth(_usable(link), link.speed or 0.0) for link in links)
+    best = sum(_bandwidth(link.width_max or 0, link.speed_max or 0.0) for link in links)
+    if bandwidth >= max(rates) or best < max(rates):
         return ""
-    return f"{device.name}: {link.text} carry {now:.0f} Gb/s of its port's {max(rates):g} Gb/s"
+    return (
+        f"{device.name}: {link.text} carry {bandwidth:.0f} Gb/s of its port's {max(rates):g} Gb/s"
+    )
 
 
 @check(
@@ -518,7 +513,7 @@ def _narrow(seen: Rdma, device: RdmaDevice, link: PcieLink) -> str:
         "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot",
     ),
 )
-def pcie(seen: Rdma, want: Policy) -> Result:
+def pcie(observed: Rdma, policy: Policy) -> Result:
     """The PCIe link of each adapter has all lanes, and the speed, that the card and its slot have.
 
     A card that is not seated, a bad riser or a damaged lane makes the link train with fewer lanes
@@ -528,21 +523,20 @@ def pcie(seen: Rdma, want: Policy) -> Result:
     in a slot that has less than the card is meant so.
     """
     check, wants = "rdma.pcie", "the lanes and the speed of card and slot"
-    if not hardware(seen):
+    if not hardware(observed):
         return na(check, _NONE)
-    devices = _linked(seen, want)
-    links = {name: one.pcie for name, one in devices.items() if one.pcie is not None}
-    told = {name: link for name, link in links.items() if link.told}
+    devices = _linked(observed, policy)
+    links = {name: linked.pcie for name, linked in devices.items() if linked.pcie is not None}
+    readable = {name: link for name, link in links.items() if link.told}
     broken: dict[str, str] = {}
     doubtful: dict[str, str] = {}
     places: dict[str, str] = {}
-    for name, link in told.items():
+    for name, link in readable.items():
         device = devices[name]
         equal = [
-            one.speed or 0.0
-            for other, one in told.items()
-            if (devices[other].hca_type, devices[other].board_id)
-            == (device.hca_type, device.board_id)
+            equal_link.speed or 0.0
+            for other, equal_link in readable.items()
+            if devices[other].board == device.board
         ]
         able = f"{name}: {link.text}, able to do"
         if _usable(link) < link.lanes:
@@ -553,25 +547,29 @@ def pcie(seen: Rdma, want: Policy) -> Result:
                 broken[name] = f"{able} {link.possible:g} GT/s as equal cards do"
             elif link.slot_speed_max:
                 doubtful[name] = f"{able} {link.possible:g} GT/s"
-        if name not in broken and name not in doubtful and (slow := _narrow(seen, device, link)):
+        if (
+            name not in broken
+            and name not in doubtful
+            and (slow := _narrow(observed, device, link))
+        ):
             doubtful[name], places[name] = slow, "current_link_speed"
-    said = broken or doubtful
-    if said:
-        first = devices[next(iter(said))]
+    findings = broken or doubtful
+    if findings:
+        first = devices[next(iter(findings))]
         root = "cxi" if first.kind == "cxi" else "infiniband"
-        where = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
+        path = f"/sys/class/{root}/{first.name}/device/{places[first.name]}"
         if broken:
             card = f"{first.name} at {first.pci_address}" if first.pci_address else first.name
             fix = f"reseat the card of {card}, then look with lspci -vv (LnkSta)"
-            return fail(check, wants, some(broken.values()), where, fix)
+            return fail(check, wants, some(broken.values()), path, fix)
         fix = "set the slot's link speed in the BIOS to Auto, or move the card to a faster slot"
-        return warn(check, wants, some(doubtful.values()), where, fix)
+        return warn(check, wants, some(doubtful.values()), path, fix)
     unread = [f"{name}: {link.unread}" for name, link in links.items() if link.unread]
     if unread:
         return unknown(check, some(unread))
-    if not told:
+    if not readable:
         return na(check, "no adapter in use tells of its PCIe link")
-    return ok(check, wants, by_value({name: link.text for name, link in told.items()}))
+    return ok(check, wants, by_value({name: link.text for name, link in readable.items()}))
 
 
 @check(
@@ -579,27 +577,29 @@ def pcie(seen: Rdma, want: Policy) -> Result:
     settings=("rdma_ports",),
     fix=("FIX, then reboot", "set the adapter's port type"),
 )
-def link_layer(seen: Rdma, want: Policy) -> Result:
+def link_layer(observed: Rdma, policy: Policy) -> Result:
     """Every port has the policy's link layer: an adapter that can be both may have been reset.
 
     ConnectX adapters keep the choice in their firmware (mlxconfig, LINK_TYPE_P1).
     """
-    check, asked = "rdma.link_layer", wanted(want, "link_layer")
-    if not asked:
+    check, policy_values = "rdma.link_layer", wanted(policy, "link_layer")
+    if not policy_values:
         return na(check, "the policy names no link_layer")
-    used = {name: pair for name, pair in configured(seen, want).items() if name in asked}
+    used = {
+        name: pair for name, pair in configured(observed, policy).items() if name in policy_values
+    }
     if not used:
         return na(check, "none of the policy's ports is there")
-    wrong = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != asked[n]}
-    expects = by_value({name: asked[name] for name in used})
-    unread = [name for name, layer in wrong.items() if not layer]
-    if len(wrong) > len(unread):
-        wrong = {name: layer for name, layer in wrong.items() if layer}
-        device, port = used[next(iter(wrong))]
-        where = quote(device.pci_address or "")
-        fix = f"mlxconfig -d {where} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
+    deviating = {n: p.link_layer for n, (_, p) in used.items() if p.link_layer != policy_values[n]}
+    expects = by_value({name: policy_values[name] for name in used})
+    unread = [name for name, layer in deviating.items() if not layer]
+    if len(deviating) > len(unread):
+        deviating = {name: layer for name, layer in deviating.items() if layer}
+        device, port = used[next(iter(deviating))]
+        address = quote(device.pci_address or "")
+        fix = f"mlxconfig -d {address} set LINK_TYPE_P1=1 (InfiniBand) or 2 (Ethernet)"
         fix = f"{fix}, then reboot" if device.kind == "mlx5" else "set the adapter's port type"
-        return fail(check, expects, by_value(wrong), source(port, "link_layer"), fix)
+        return fail(check, expects, by_value(deviating), source(port, "link_layer"), fix)
     if unread:
         return unknown(check, f"no link layer of {some(unread, ', ')}")
     return ok(check, expects)
@@ -610,33 +610,35 @@ def link_layer(seen: Rdma, want: Policy) -> Result:
     settings=("rdma_ports",),
     fix=("flash all to one version", "flash the adapters of WRONG"),
 )
-def firmware(seen: Rdma, want: Policy) -> Result:
+def firmware(observed: Rdma, policy: Policy) -> Result:
     """The firmware is the policy's; without one, equal on all boards of the same kind.
 
     Adapters with different firmware differ in speed and in bugs; NVIDIA qualifies a cluster with
     one version. Different versions stop no job, so without a policy they are a warning.
     """
-    check, asked = "rdma.firmware", wanted(want, "firmware")
-    found = {name: device.firmware for name, (device, _) in hardware(seen).items()}
+    check, policy_values = "rdma.firmware", wanted(policy, "firmware")
+    versions = {name: device.firmware for name, (device, _) in hardware(observed).items()}
     path = "/sys/class/infiniband/{}/fw_ver"
-    if asked:
-        there = {name: found[name] for name in asked if name in found}
-        wrong = {name: text for name, text in there.items() if text and text != asked[name]}
-        expects = by_value({name: asked[name] for name in there})
-        if wrong:
-            where = path.format(next(iter(wrong)).partition("/")[0])
-            fix = f"flash the adapters of {some(wrong, ', ')}"
-            return fail(check, expects, by_value(wrong), where, fix)
-        unread = [name for name, text in there.items() if not text]
+    if policy_values:
+        present = {name: versions[name] for name in policy_values if name in versions}
+        deviating = {
+            name: text for name, text in present.items() if text and text != policy_values[name]
+        }
+        expects = by_value({name: policy_values[name] for name in present})
+        if deviating:
+            source_path = path.format(next(iter(deviating)).partition("/")[0])
+            fix = f"flash the adapters of {some(deviating, ', ')}"
+            return fail(check, expects, by_value(deviating), source_path, fix)
+        unread = [name for name, text in present.items() if not text]
         if unread:
             return unknown(check, f"no firmware version of {some(unread, ', ')}")
-        return ok(check, expects) if there else na(check, "none of the policy's ports is there")
-    if want.rdma_ports:
+        return ok(check, expects) if present else na(check, "none of the policy's ports is there")
+    if policy.rdma_ports:
         return na(check, "the policy names no firmware")
     every: dict[tuple[str, str], dict[str, str]] = {}
-    for device in seen.devices.values():
+    for device in observed.devices.values():
         if device.kind != "software":
-            board = every.setdefault((device.hca_type, device.board_id), {})
+            board = every.setdefault(device.board, {})
             board[device.name] = device.firmware
     boards = [
         {name: text for name, text in board.items() if text}
@@ -644,12 +646,14 @@ def firmware(seen: Rdma, want: Policy) -> Result:
         if any(board.values())
     ]
     if not boards:
-        return na(check, "no firmware to compare" if seen.devices else _NONE)
+        return na(check, "no firmware to compare" if observed.devices else _NONE)
     mixed = [board for board in boards if len({*board.values()}) > 1]
     if mixed:
-        where = path.format(next(iter(mixed[0])))
+        source_path = path.format(next(iter(mixed[0])))
         fix = "flash all to one version"
-        return warn(check, "equal on boards of a kind", some(map(by_value, mixed)), where, fix)
+        return warn(
+            check, "equal on boards of a kind", some(map(by_value, mixed)), source_path, fix
+        )
     unread = [
         name
         for board in every.values()
@@ -672,7 +676,7 @@ _LAYERS = ("InfiniBand", "Ethernet")
     settings=("rdma_ports",),
     fix=("give its interface an address, and see cma_roce_mode",),
 )
-def gids(seen: Rdma, want: Policy) -> Result:
+def gids(observed: Rdma, policy: Policy) -> Result:
     """Every active RoCE port has a RoCE v2 GID: v1 is not routed, and NCCL and MPI ask for v2.
 
     Linux makes GIDs from the interface's addresses, so one without any has none; the type is in
@@ -681,12 +685,12 @@ def gids(seen: Rdma, want: Policy) -> Result:
     check, wants = "rdma.gids", "a RoCE v2 GID"
     roce = {
         name: port
-        for name, (device, port) in configured(seen, want).items()
+        for name, (device, port) in configured(observed, policy).items()
         if port.active and port.link_layer == "Ethernet" and device.node_type != "RNIC"
     }
     layerless = [
         name
-        for name, (device, port) in configured(seen, want).items()
+        for name, (device, port) in configured(observed, policy).items()
         if port.active and port.link_layer not in _LAYERS and device.kind not in ("efa", "cxi")
     ]
     if layerless:

@@ -5,10 +5,9 @@ One grep reads everything from /sys; a node without RDMA starts no program.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nodeready.policy import Policy
@@ -23,372 +22,16 @@ from nodeready.subjects.base import (
     changed,
     frozen,
 )
-
-# --- One RDMA device and its ports, from /sys/class/infiniband or /sys/class/cxi.
-#
-# Sources: drivers/infiniband/core/sysfs.c and Documentation/ABI/stable/sysfs-class-infiniband of
-# Linux; for Slingshot, cxi_stat(1) of HPE's driver, which reads the same files.
-
-#: Error counter of a link -> the value at which it is full: the counters have 16, 8 or 4 bits and
-#: stay at that value (sysfs.c, PORT_PMA_ATTR).
-PMA_COUNTERS = {
-    "symbol_error": 65535,
-    "link_downed": 255,
-    "local_link_integrity_errors": 15,
-    "excessive_buffer_overrun_errors": 15,
-}
-#: Error counters in hw_counters, where a driver has them: 64 bits, never full.
-HW_COUNTERS = ("rnr_nak_retry_err",)
-
-# Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where that
-# one stands on the adapter's Ethernet driver.
-_KINDS = {
-    "mlx5_core": "mlx5",
-    "mlx4_core": "mlx4",
-    "bnxt_en": "bnxt_re",
-    "ice": "irdma",
-    "i40e": "irdma",
-    "idpf": "irdma",
-    "hns3": "hns",
-    "qede": "qedr",
-    "cxgb4": "iw_cxgb4",
-    "cxi_ss1": "cxi",
-}
-
-#: Directory below a device's own (which is "") -> file -> its first line.
-Files = Mapping[str, Mapping[str, str]]
-
-_EMPTY_GID = re.compile(r"[0:]*$")
-_NET = "device/net/"
-_PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
-_NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
-_RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
-
-
-@dataclass(frozen=True)
-class Gid:
-    """An address of a port; ``type``: "IB/RoCE v1" or "RoCE v2"; "": not readable."""
-
-    index: int
-    gid: str
-    type: str
-
-
-@dataclass(frozen=True)
-class Netdev:
-    """A network interface of a device's PCI function; ``carrier``: None: administratively down."""
-
-    name: str
-    operstate: str
-    carrier: bool | None
-
-
-@dataclass(frozen=True)
-class RdmaPort:
-    """A port; "" and None: the kernel does not say.
-
-    state:      "ACTIVE", the only one that carries traffic; "DOWN"; "INIT" and "ARMED": there is
-                a link, and the port waits for the subnet manager
-    phys_state: "LinkUp", "Polling" (no light from the other side), "Disabled", "Sleep", …
-    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
-    link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
-    lid:        the port's local identifier, given by the subnet manager; sm_lid: the manager's
-    netdev:     the port's network interface, where its GIDs name one
-    gids:       of an Ethernet port, those among the first 16
-    counters:   of PMA_COUNTERS and HW_COUNTERS the ones that the port has; None: unreadable
-    """
-
-    device: str
-    port: int
-    state: str = ""
-    phys_state: str = ""
-    rate_gbps: float | None = None
-    rate_text: str = ""
-    link_layer: str = ""
-    lid: int | None = None
-    sm_lid: int | None = None
-    netdev: str | None = None
-    gids: tuple[Gid, ...] = ()
-    counters: Mapping[str, int | None] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The port's name in a policy: "mlx5_0/1"."""
-        return f"{self.device}/{self.port}"
-
-    @property
-    def active(self) -> bool:
-        """Whether the port can carry traffic."""
-        return self.state == "ACTIVE"
-
-
-@dataclass(frozen=True)
-class PcieLink:
-    """The PCIe link of a device; None: the kernel does not say.
-
-    width, speed: lanes and GT/s of each, as they are now
-    *_max:        what the card can do; slot_*_max: what its slot can, where sysfs shows that
-    unread:       what stands in the place of a value that every link has
-    """
-
-    width: int | None = None
-    width_max: int | None = None
-    speed: float | None = None
-    speed_max: float | None = None
-    slot_width_max: int | None = None
-    slot_speed_max: float | None = None
-    unread: str = ""
-
-    @property
-    def told(self) -> bool:
-        """Whether the link is one that can be judged: a virtual function's says nothing."""
-        return self.width is not None and not self.unread
-
-    @property
-    def lanes(self) -> int:
-        """The lanes that card and slot have."""
-        return min(self.width_max or 0, self.slot_width_max or self.width_max or 0)
-
-    @property
-    def possible(self) -> float:
-        """The speed in GT/s that card and slot have; 0: not known."""
-        return min(self.speed_max or 0.0, self.slot_speed_max or self.speed_max or 0.0)
-
-    @property
-    def text(self) -> str:
-        """``16 lanes at 32 GT/s``."""
-        lanes = f"{self.width} lanes" if self.width != 1 else "1 lane"
-        return f"{lanes} at {self.speed:g} GT/s" if self.speed else lanes
-
-
-@dataclass(frozen=True)
-class RdmaDevice:
-    """An RDMA device.
-
-    kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
-                 "software" (rxe, siw): no adapter of its own
-    hca_type:    the adapter's model, "MT4129"; board_id: the board, by its maker's id
-    node_type:   "CA", or "RNIC" for iWARP
-    driver:      of the PCI function
-    virtual:     a virtual function beside its physical one, meant for a virtual machine
-    uverbs:      programs can open the device
-    image_guid:  of the whole adapter, which may stand in several slots; "": not readable
-    pcie:        the link of the PCI function; None: sysfs shows none
-    """
-
-    name: str
-    kind: str
-    hca_type: str = ""
-    firmware: str = ""
-    board_id: str = ""
-    node_type: str = ""
-    node_guid: str = ""
-    node_desc: str = ""
-    driver: str = ""
-    pci_address: str = ""
-    numa_node: int | None = None
-    virtual: bool = False
-    uverbs: bool = False
-    netdevs: tuple[Netdev, ...] = ()
-    ports: tuple[RdmaPort, ...] = ()
-    image_guid: str = ""
-    pcie: PcieLink | None = None
-
-    @property
-    def slot(self) -> str:
-        """The PCI slot, "0000:5e:00": the functions of one card share it."""
-        return self.pci_address.rpartition(".")[0] or self.name
-
-
-def number(text: str | None) -> int | None:
-    """A whole number, decimal or with 0x; None for any other text."""
-    if text is None or not _NUMBER.fullmatch(text):
-        return None
-    return int(text, 16 if text.startswith("0x") else 10)
-
-
-def gbps(text: str) -> float | None:
-    """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
-    match = _RATE.search(text)
-    return float(match[1]) if match else None
-
-
-#: Lanes that a link can have, and GT/s of the generations of PCI Express (PCI Express Base
-#: Specification, Link Status Register; Linux' drivers/pci/probe.c, pcie_link_speed).
-_LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
-_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
-#: The kernel's words for a link that the device does not describe: a virtual function (registers
-#: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
-_NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}
-_NO_SPEED = ("Unknown", "Unknown speed")
-_LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
-
-
-def _pcie(files: Files) -> PcieLink | None:
-    """The link of the device's PCI function; the adapters of thousands of nodes have the same."""
-    values, above = files.get("device", {}), files.get("device/..", {})
-    if not any(name in values for name in _LINK):
-        return None
-    return _link(
-        tuple((name, values[name]) for name in _LINK if name in values),
-        tuple((name, above[name]) for name in _LINK if name in above),
-    )
-
-
-@lru_cache(maxsize=256)
-def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
-    """The link of these attributes of the PCI function, and of the port above it.
-
-    A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
-    speed of the card knows neither speed; a link that says one value of two is in trouble.
-    """
-    values, above = dict(function), dict(port)
-    unread: list[str] = []
-
-    def lanes(given: Mapping[str, str], name: str) -> int | None:
-        text = given.get(name, "")
-        if text not in _LANES and text not in _NO_LANES[name]:
-            unread.append(f"{name} {text[:40] or 'cannot be read'}")
-        return _LANES.get(text)
-
-    def speed(given: Mapping[str, str], name: str) -> float | None:
-        text = given.get(name, "")
-        match = _SPEED.fullmatch(text)
-        found = float(match[1]) if match and float(match[1]) in _SPEEDS else None
-        if found is None and text not in _NO_SPEED:
-            unread.append(f"{name} {text[:40] or 'cannot be read'}")
-        return found
-
-    width, widest = (lanes(values, name) for name in _LINK[:2])
-    now, fastest = (speed(values, name) for name in _LINK[2:])
-    slot_width = lanes(above, "max_link_width") if "max_link_width" in above else None
-    slot_speed = speed(above, "max_link_speed") if "max_link_speed" in above else None
-    if not unread and (width is not None or now is not None):
-        if width is None or widest is None or width > widest:
-            unread.append(f"{width or 0} lanes of {widest or 0}")
-        if (now is None) != (fastest is None) or (now or 0.0) > (fastest or 0.0):
-            unread.append(f"{now or 0:g} GT/s of {fastest or 0:g}")
-    # The port that a hypervisor shows above a device may have less than the link that runs there.
-    if slot_width is not None and slot_width < (width or 0):
-        slot_width = None
-    if slot_speed is not None and slot_speed < (now or 0.0):
-        slot_speed = None
-    return PcieLink(width, widest, now, fastest, slot_width, slot_speed, "; ".join(unread))
-
-
-def _word(text: str) -> str:
-    """ "ACTIVE" of "4: ACTIVE"."""
-    word = text.partition(":")[2] if re.match(r"[0-9]+:", text) else text
-    return sys.intern(word.strip())
-
-
-def _counters(files: Files, directory: str) -> dict[str, int | None]:
-    """The counters that are judged. The kernel shows all PMA_COUNTERS or none of them."""
-    found: dict[str, int | None] = {}
-    given = files.get(f"{directory}/counters", {})
-    if any(name in given for name in PMA_COUNTERS):
-        found = {name: number(given.get(name)) for name in PMA_COUNTERS}
-    more = files.get(f"{directory}/hw_counters", {})
-    found.update({name: number(more[name]) for name in HW_COUNTERS if name in more})
-    return found
-
-
-def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
-    types = files.get(f"{directory}/gid_attrs/types", {})
-    found = []
-    for name, text in files.get(f"{directory}/gids", {}).items():
-        index = number(name)
-        if index is not None and not _EMPTY_GID.match(text):
-            found.append(Gid(index, text, types.get(name, "")))
-    return tuple(sorted(found, key=lambda gid: gid.index))
-
-
-def _port(device: str, index: int, files: Files) -> RdmaPort:
-    directory = f"ports/{index}"
-    values = files.get(directory, {})
-    rate = values.get("rate", "")
-    return RdmaPort(
-        device=device,
-        port=index,
-        state=_word(values.get("state", "")),
-        phys_state=_word(values.get("phys_state", "")),
-        rate_gbps=gbps(rate),
-        rate_text=rate,
-        link_layer=values.get("link_layer", ""),
-        lid=number(values.get("lid")),
-        sm_lid=number(values.get("sm_lid")),
-        netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
-        gids=_gids(files, directory),
-        counters=_counters(files, directory),
-    )
-
-
-def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
-    """The one port of a cxi device; its state is the driver's, else that of its interface."""
-    values = files.get("device/port", {})
-    link = values.get("link") or next((one.operstate for one in netdevs), "")
-    speed = values.get("speed", "")
-    return RdmaPort(
-        device=device,
-        port=1,
-        state={"up": "ACTIVE", "down": "DOWN"}.get(link, link),
-        rate_gbps=gbps(speed),
-        rate_text=speed,
-        link_layer="Slingshot",
-        netdev=next((one.name for one in netdevs), None),
-    )
-
-
-def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool) -> RdmaDevice:
-    """The device with these files.
-
-    What is missing or makes no sense is "" or None: the kernel refuses to read some files of a
-    port in trouble, and no driver has all of them.
-    """
-    values, function = files.get("", {}), files.get("device", {})
-    driver = function.get("DRIVER=", "")
-    netdevs = tuple(
-        Netdev(
-            directory[len(_NET) :],
-            given.get("operstate", ""),
-            {"0": False, "1": True}.get(given.get("carrier", "")),
-        )
-        for directory, given in files.items()
-        if directory.startswith(_NET)
-    )
-    ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
-    software = not driver and re.match(r"rxe|siw", name)
-    kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
-    firmware = values.get("fw_ver", "")
-    model, board = values.get("hca_type", ""), values.get("board_id", "")
-    if cxi:
-        firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
-        board = files.get("device/fru", {}).get("part_number", "")
-    # The words for "cannot tell" have no digit; every model and board id has one.
-    model, board = (text if re.search("[0-9]", text) else "" for text in (model, board))
-    return RdmaDevice(
-        name=name,
-        kind=kind or re.split(r"_?[0-9]", name)[0],
-        hca_type=model,
-        firmware=firmware,
-        board_id=board,
-        node_type=_word(values.get("node_type", "")),
-        node_guid=values.get("node_guid", ""),
-        node_desc=values.get("node_desc", ""),
-        driver=driver,
-        pci_address=function.get("PCI_SLOT_NAME=", ""),
-        numa_node=number(function.get("numa_node")),
-        virtual=virtual,
-        uverbs=uverbs,
-        netdevs=netdevs,
-        ports=(_slingshot(name, netdevs, files),)
-        if cxi
-        else tuple(_port(name, index, files) for index in sorted(ports)),
-        image_guid=values.get("sys_image_guid", ""),
-        pcie=_pcie(files),
-    )
-
+from nodeready.subjects.rdma.device import (
+    _EMPTY_GID,
+    HW_COUNTERS,
+    PMA_COUNTERS,
+    Files,
+    RdmaDevice,
+    RdmaPort,
+    number,
+    parse_device,
+)
 
 # --- The look at all devices.
 
@@ -409,7 +52,7 @@ _SLINGSHOT = (
     "device/port/link device/port/speed device/uc/qspi_blob_version device/fru/part_number"
 )
 
-#: At most so many devices are read: no node has more adapters.
+#: Maximum number of devices: no node has more adapters.
 MAX_DEVICES = 512
 
 # A RoCE port has 256 GIDs, two for each address, and the filled ones stand first: 16 hold the
@@ -501,8 +144,8 @@ def _place(path: str) -> tuple[str, str, str, str] | None:
     """Root, device, directory below the device's own, and file; None for another path."""
     for root in (_IB, _CXI, _VERBS):
         if path.startswith(f"{root}/"):
-            name, _, below = path[len(root) + 1 :].partition("/")
-            directory, _, file = below.rpartition("/")
+            name, _, relative = path[len(root) + 1 :].partition("/")
+            directory, _, file = relative.rpartition("/")
             return root, name, directory, file
     return None
 
@@ -511,7 +154,11 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
     """Root -> device -> directory below its own -> file -> first line. A key of uevent is
     "DRIVER=".
     """
-    found: dict[str, dict[str, dict[str, dict[str, str]]]] = {_IB: {}, _CXI: {}, _VERBS: {}}
+    files_by_root: dict[str, dict[str, dict[str, dict[str, str]]]] = {
+        _IB: {},
+        _CXI: {},
+        _VERBS: {},
+    }
     for line in lines:
         # No path here contains a colon: the PCI address stands behind links only.
         path, _, value = line.partition(":")
@@ -523,12 +170,12 @@ def _devices(lines: Iterable[str]) -> dict[str, dict[str, dict[str, dict[str, st
         if file == "uevent":
             key, _, value = value.partition("=")
             file = f"{key}="
-        devices = found[root]
+        devices = files_by_root[root]
         if name in devices or len(devices) < MAX_DEVICES:
             files = devices.setdefault(name, {}).setdefault(directory, {})
             # Ports of thousands of nodes have the same words: equal words are one object.
             files.setdefault(file, sys.intern(value.strip()))
-    return found
+    return files_by_root
 
 
 def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[str]:
@@ -549,18 +196,18 @@ def _varies(path: str) -> bool:
     if place is None or place[0] != _IB:
         return False
     _, _, directory, file = place
-    port, _, below = directory.removeprefix("ports/").partition("/")
+    port, _, relative = directory.removeprefix("ports/").partition("/")
     if not directory:
         return file in _OWN
     if not directory.startswith("ports/") or not port.isdecimal():
         return False
     names = {"": ("lid", "sm_lid"), "counters": PMA_COUNTERS, "hw_counters": HW_COUNTERS}
-    return below == "gids" or file in names.get(below, ())
+    return relative == "gids" or file in names.get(relative, ())
 
 
-def _like(known: Rdma, differing: Mapping[str, str]) -> Rdma | None:
+def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
     """The observation with these values; None where they change more than themselves."""
-    devices = dict(known.devices)
+    devices = dict(rdma.devices)
     for path, text in differing.items():
         place, value = _place(path), sys.intern(text.strip())
         assert place is not None
@@ -572,21 +219,21 @@ def _like(known: Rdma, differing: Mapping[str, str]) -> Rdma | None:
             devices[name] = changed(device, **{_OWN[file]: value})
             continue
         words = directory.split("/")
-        made = [
+        ports_like = [
             _port_like(port, words[2:], file, value) if str(port.port) == words[1] else port
             for port in device.ports
         ]
-        ports = [port for port in made if port is not None]
-        if len(ports) < len(made) or ports == list(device.ports):
+        ports = [port for port in ports_like if port is not None]
+        if len(ports) < len(ports_like) or ports == list(device.ports):
             return None
         devices[name] = changed(device, ports=tuple(ports))
-    return changed(known, devices=devices)
+    return changed(rdma, devices=devices)
 
 
-def _port_like(port: RdmaPort, below: list[str], file: str, value: str) -> RdmaPort | None:
-    if not below:
+def _port_like(port: RdmaPort, relative: list[str], file: str, value: str) -> RdmaPort | None:
+    if not relative:
         return changed(port, **{file: number(value)})
-    if below == ["gids"]:
+    if relative == ["gids"]:
         index = number(file)
         gids = tuple(replace(gid, gid=value) if gid.index == index else gid for gid in port.gids)
         same = gids == port.gids or _EMPTY_GID.match(value)
@@ -602,15 +249,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
     """
     output = outputs["rdma"]
     lines = output.require().split("\n")
-    for known in _KNOWN.of(lines):
-        differing = known.differing(lines)
-        made = None if differing is None else _like(known.read, differing)
-        if made is not None:
-            _KNOWN.used(known)
-            return made
-    found = _devices(lines)
-    infiniband, cxi = found[_IB], found[_CXI]
-    verbs = _openable(infiniband, found[_VERBS])
+    for template in _KNOWN.of(lines):
+        differing = template.differing(lines)
+        parsed = None if differing is None else _like(template.read, differing)
+        if parsed is not None:
+            _KNOWN.used(template)
+            return parsed
+    files_by_root = _devices(lines)
+    infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
+    verbs = _openable(infiniband, files_by_root[_VERBS])
     virtual = set(output.all("virtual"))
     devices = {
         name: parse_device(name, files, of is cxi, name in virtual, name in verbs)
@@ -625,10 +272,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             raise ProbeError("an adapter that makes no sense", text)
         if address not in addresses:
             without.append(Adapter(address, state == "bound"))
-    alone = Rdma(devices, tuple(without))
-    seen: Rdma = frozen(replace(alone, nccl_ib_hca=hcas(alone)[0]))
-    _KNOWN.keep(Alike.of(lines, seen, lambda path: len(path) < 200 and _varies(path)))
-    return seen
+    bare_rdma = Rdma(devices, tuple(without))
+    observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
+    _KNOWN.keep(Alike.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
+    return observed
 
 
 PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20),), parse)
@@ -639,7 +286,7 @@ PROBE = Probe("rdma", (Section("rdma", lambda policy: _SCRIPT, cap_bytes=1 << 20
 NOT_VERBS = ("efa", "hfi1", "cxi", "software")
 
 
-def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
+def hcas(observed: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
     """The devices for NCCL_IB_HCA, and why those; a port of a device with several is "mlx5_0:2".
 
     NCCL's verbs transport takes InfiniBand and RoCE; EFA, Omni-Path and Slingshot have plugins of
@@ -651,23 +298,23 @@ def hcas(seen: Rdma, avoid: Iterable[str] = ()) -> tuple[tuple[str, ...], str]:
     avoid = frozenset(avoid)
     usable = [
         (device, port)
-        for device in seen.devices.values()
+        for device in observed.devices.values()
         if device.kind not in NOT_VERBS and device.node_type != "RNIC"
         for port in device.ports
         if port.active
     ]
     if not usable:
         return (), "no active InfiniBand or RoCE port"
-    left = [
+    preferred = [
         (device, port)
         for device, port in usable
         if not is_bond(device, port)
         and not (
             port.link_layer != "InfiniBand"
-            and avoid & {port.netdev, *(one.name for one in device.netdevs)}
+            and avoid & {port.netdev, *(netdev.name for netdev in device.netdevs)}
         )
     ]
-    chosen = left or usable
+    chosen = preferred or usable
     layers = {port.link_layer for _, port in chosen}
     if len(layers) > 1 and "InfiniBand" in layers:
         chosen = [(device, port) for device, port in chosen if port.link_layer == "InfiniBand"]
@@ -686,42 +333,44 @@ def is_bond(device: RdmaDevice, port: RdmaPort) -> bool:
 # --- What the next look, the node's peers and a learnt policy take of the observation.
 
 
-def counters(seen: Rdma) -> dict[str, int]:
+def counters(observed: Rdma) -> dict[str, int]:
     """The counters that the next look compares with: "mlx5_0/1.link_downed" -> value."""
     return {
         f"{name}.{counter}": value
-        for name, port in seen.ports.items()
+        for name, port in observed.ports.items()
         for counter, value in port.counters.items()
         if value is not None
     }
 
 
-def compared(seen: Rdma) -> dict[str, str | int | float]:
+def compared(observed: Rdma) -> dict[str, str | int | float]:
     """What the nodes of a group should share: devices, their firmware, their ports' rates."""
-    found: dict[str, str | int | float] = {}
-    hardware = {n: d for n, d in seen.devices.items() if d.kind != "software" and not d.virtual}
+    facts: dict[str, str | int | float] = {}
+    hardware = {
+        n: d for n, d in observed.devices.items() if d.kind != "software" and not d.virtual
+    }
     if not hardware:
         return {}
-    found["devices"] = ",".join(sorted(hardware))
+    facts["devices"] = ",".join(sorted(hardware))
     for name, device in hardware.items():
         for fact in ("firmware", "hca_type"):
             if getattr(device, fact):
-                found[f"{name}.{fact}"] = getattr(device, fact)
+                facts[f"{name}.{fact}"] = getattr(device, fact)
         if device.pcie is not None and device.pcie.told:
-            found[f"{name}.pcie"] = device.pcie.text
+            facts[f"{name}.pcie"] = device.pcie.text
         for port in device.ports:
             if port.link_layer:
-                found[f"{port.name}.link_layer"] = port.link_layer
+                facts[f"{port.name}.link_layer"] = port.link_layer
             # A port without a link shows the rate of its lowest speed.
             if port.active and port.rate_gbps is not None:
-                found[f"{port.name}.rate_gbps"] = port.rate_gbps
-    return found
+                facts[f"{port.name}.rate_gbps"] = port.rate_gbps
+    return facts
 
 
-def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
+def learned(observed: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
     """The policy that this node would fit: its active ports, as they are now."""
-    found: dict[str, dict[str, str | int]] = {}
-    for device in seen.devices.values():
+    columns_by_port: dict[str, dict[str, str | int]] = {}
+    for device in observed.devices.values():
         for port in device.ports:
             if not port.active or device.kind == "software" or device.virtual:
                 continue
@@ -732,5 +381,5 @@ def learned(seen: Rdma) -> dict[str, dict[str, dict[str, str | int]]]:
                 columns["link_layer"] = port.link_layer
             if device.firmware:
                 columns["firmware"] = device.firmware
-            found[port.name] = columns
-    return {"rdma_ports": found} if found else {}
+            columns_by_port[port.name] = columns
+    return {"rdma_ports": columns_by_port} if columns_by_port else {}

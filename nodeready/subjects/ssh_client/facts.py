@@ -19,8 +19,8 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import ACCESS, Access, parse_access
 from nodeready.subjects.base import Line, Output, Probe, Section, file_lines, frozen
-from nodeready.subjects.nics import nic
-from nodeready.subjects.nics.nic import Address
+from nodeready.subjects.nics import routes
+from nodeready.subjects.nics.routes import Address
 from nodeready.subjects.sysctl import Setting
 
 # --- ssh_config(5): which line gives an option its value for a host.
@@ -721,7 +721,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     return SshClient(
         installed="ssh" in top.all("have"),
         version=(int(version[1]), int(version[2])) if version else None,
-        identity=parse_identity(top, nic.parse_section(outputs[nic.SECTION.name])[1]),
+        identity=parse_identity(top, routes.parse_section(outputs[routes.SECTION.name])[1]),
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
@@ -734,6 +734,6 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
 
 PROBE = Probe(
     "ssh_client",
-    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), nic.SECTION, ACCESS),
+    (Section("ssh_client", _script, cap_bytes=SENT_BYTES + 262144), routes.SECTION, ACCESS),
     parse,
 )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nodeready.node.witnesses.devices import Message
-from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.gpus import xids
 from nodeready.text import counted
 from nodeready.triage.stacks.collective_lag import CollectiveReader
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog
@@ -110,11 +110,11 @@ class WitnessReader(CollectiveReader):
             self.say("gpu", GPU_COMPUTES, works)
 
     def _xid(self, name: str, code: int, node: str, ranks: Sequence[int], when: str = "") -> None:
-        xid = kernel_log.XIDS.get(code)
+        xid = xids.XIDS.get(code)
         meaning = xid.meaning if xid else "unknown"
-        action = xid.action if xid else kernel_log.MONITOR
-        grave = action in (kernel_log.ISOLATE, kernel_log.REBOOT, kernel_log.RESET)
-        weight = 2 if grave else 1 if action == kernel_log.APPLICATION else 0
+        action = xid.action if xid else xids.MONITOR
+        grave = action in (xids.ISOLATE, xids.REBOOT, xids.RESET)
+        weight = 2 if grave else 1 if action == xids.APPLICATION else 0
         text = f"Xid {code} {meaning}{when} ({action})"
         self.say(name, text, ranks, [node], weight=weight)
 

@@ -31,10 +31,10 @@ from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.facts import parse_versions
-from nodeready.subjects.gpus import amd
+from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
-from nodeready.subjects.iommu import facts as iommu
+from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import firewall, nft
@@ -143,8 +143,8 @@ def limited(text: str) -> None:
 
 def booted(text: str) -> None:
     words = kernel_arguments(text)
-    iommu.expand(text, {"a": "1"})
-    assert all(isinstance(iommu.option(word), str) for word in words)
+    arguments.expand(text, {"a": "1"})
+    assert all(isinstance(arguments.option(word), str) for word in words)
 
 
 def next_boot(text: str) -> None:
@@ -165,9 +165,9 @@ def packed(text: str) -> None:
 
 
 def amd_tools(text: str) -> None:
-    more = amd.parse_kfd(text)
-    for read in (lambda: amd.parse_rocm_smi(text, more),
-                 lambda: amd.parse_amd_smi(text, text, text, more)):  # fmt: skip
+    more = kfd.parse_kfd(text)
+    for read in (lambda: rocm_smi.parse_rocm_smi(text, more),
+                 lambda: amd_smi.parse_amd_smi(text, text, text, more)):  # fmt: skip
         try:
             list(read())
         except ProbeError as problem:

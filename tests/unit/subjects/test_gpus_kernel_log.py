@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
-from nodeready.subjects.gpus import kernel_log
+from nodeready.subjects.gpus import kernel_log, xids
+from nodeready.subjects.gpus.fault_checks import kernel_faults
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, KernelFault, PciGpu, Tool
-from nodeready.subjects.gpus.health import kernel_faults
 from tests.builders.sections import NONCE, run_on
 from tests.cases import cases
 
@@ -175,7 +175,7 @@ CODES = [(code, wanted) for wanted, text in XIDS.items() for code in codes(text)
 
 def after(code: int, recovery: str | None, named: bool, driver: str | None = "575.57.08") -> str:
     """The verdict on a node whose log has this Xid."""
-    fault = KernelFault("xid", code, "0000:5e:00.0", "", kernel_log.action_of(code, "text"))
+    fault = KernelFault("xid", code, "0000:5e:00.0", "", xids.action_of(code, "text"))
     gpu = Gpu(3, "nvidia", "0000:5e:00.0", recovery=recovery, recovery_named=named)
     return kernel_faults(replace(gpus(fault), nvidia=(gpu,), driver=driver), POLICY).status
 
@@ -188,7 +188,7 @@ def test_every_code_of_the_catalog():
         # Schema v13: the driver names its action.
         answered = "warn" if code in LINKED else wanted
         assert after(code, "none", True) == answered, code
-    assert {code for code, _ in CODES} >= set(kernel_log.XIDS) - {154}
+    assert {code for code, _ in CODES} >= set(xids.XIDS) - {154}
     assert len(CODES) == len({code for code, _ in CODES}) > 100
 
 
@@ -215,10 +215,10 @@ def test_no_name_of_a_process_changes_the_severity_or_takes_a_demand_back(name, 
         f"NVRM: Xid (PCI:0000:5e:00): 145, {pid}, RLW_REMAP {severity} XC1 i0 Link 02 (0x00 0x1)"
     )
     wanted = {"Fatal": "RESET", "Nonfatal": "MONITOR"}[severity]
-    assert kernel_log.action_of(145, text) == wanted
+    assert xids.action_of(145, text) == wanted
     changed = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
     text = f"NVRM: Xid (PCI:0000:5e:00): 154, {pid}, {changed}"
-    assert kernel_log.action_of(154, text) == "REBOOT"
+    assert xids.action_of(154, text) == "REBOOT"
 
 
 def test_the_lines_of_amds_own_scraper(scan):
@@ -236,7 +236,7 @@ def test_the_lines_of_amds_own_scraper(scan):
 def actions(output: Output) -> dict[tuple[str, int | None, str | None], str]:
     """The worst action of each device and code."""
     faults, _ = kernel_log.parse(output)
-    worst_last = sorted(faults, key=lambda f: -kernel_log.ACTIONS.index(f.action))
+    worst_last = sorted(faults, key=lambda f: -xids.ACTIONS.index(f.action))
     return {(f.source, f.code, f.pci_address): f.action for f in worst_last}
 
 
@@ -349,9 +349,9 @@ def test_a_log_that_begins_again_and_again_is_read_once():
 
 
 def test_the_table_has_an_action_and_a_source_for_each_code():
-    assert {xid.action for xid in kernel_log.XIDS.values()} == set(kernel_log.ACTIONS)
-    assert all(xid.code == code and xid.source for code, xid in kernel_log.XIDS.items())
-    assert kernel_log.lookup(77777).action == "MONITOR"
+    assert {xid.action for xid in xids.XIDS.values()} == set(xids.ACTIONS)
+    assert all(xid.code == code and xid.source for code, xid in xids.XIDS.items())
+    assert xids.lookup(77777).action == "MONITOR"
 
 
 def gpus(*faults: KernelFault, log: Any = ("ok", "dmesg"), recovery: str | None = None) -> Gpus:
@@ -368,7 +368,7 @@ def gpus(*faults: KernelFault, log: Any = ("ok", "dmesg"), recovery: str | None 
 def test_the_worst_fault_decides(case):
     """faults: Xid, device and count; verdict: how the actual value begins."""
     faults = [
-        KernelFault("xid", code, address, "", kernel_log.lookup(code).action, count)
+        KernelFault("xid", code, address, "", xids.lookup(code).action, count)
         for code, address, count in case.get("faults", ())
     ]
     observed = gpus(*faults, log=case.get("log", ("ok",)), recovery=case.get("recovery"))

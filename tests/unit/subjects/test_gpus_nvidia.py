@@ -12,7 +12,7 @@ import pytest
 from nodeready.lab import nvidia as nvidia_smi
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
-from nodeready.subjects.gpus import nvidia
+from nodeready.subjects.gpus import nvidia, nvlink
 from nodeready.subjects.gpus.gpu import GpuProcess
 from tests.builders.gpus import node, trees_of
 from tests.builders.sections import run_on
@@ -101,7 +101,7 @@ def test_nvlinks_that_are_all_down_or_not_supported():
     down = {(0, link) for link in range(18)}
     text = nvidia_smi.nvlink_status(1, "h100", down)
     for words in (text, text.replace("as all links are inActive", ": Not Supported")):
-        answer = nvidia.parse_nvlink(Output(words, 0))
+        answer = nvlink.parse_nvlink(Output(words, 0))
         assert answer.tool.works
         assert answer.links == {nvidia_smi.uuid(0): ()}
 
@@ -118,7 +118,7 @@ def test_nvlinks_that_are_all_down_or_not_supported():
     ("\x1b[2J\udcff", 0, False, "nonsense"),
 ])  # fmt: skip
 def test_a_status_of_nvlinks_that_fails(text, rc, truncated, state):
-    assert nvidia.parse_nvlink(Output(text, rc, truncated)).tool.state == state
+    assert nvlink.parse_nvlink(Output(text, rc, truncated)).tool.state == state
 
 
 # tests/lab/test_units_busybox.py asks the same of busybox.

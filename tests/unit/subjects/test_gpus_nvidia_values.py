@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from nodeready.lab import nvidia as lab
 from nodeready.subjects.base import Output
-from nodeready.subjects.gpus import facts, nvidia
+from nodeready.subjects.gpus import facts, nvidia, nvidia_xml
 from nodeready.subjects.result import Result
 from tests import paths
 from tests.builders import gpus as built
@@ -245,7 +245,7 @@ def test_a_gpu_without_a_readable_name_is_not_skipped(name):
     ("--", None), ("9" * 5000, None), ("٣١ C", None), ("None", None),
 ])  # fmt: skip
 def test_a_number_is_one_or_it_is_unknown(text, value):
-    assert nvidia.number(text) == value
+    assert nvidia_xml.number(text) == value
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_a_gpu_that_differs_in_what_varies_is_read_by_its_lines():
         nvidia._by_block(text)
         changed = re.sub(rf"(<{element}>)[^<]*", rf"\g<1>{value}", text, count=1)
         assert changed != text
-        whole = None if element == "processes" else nvidia._whole(changed)
+        whole = None if element == "processes" else nvidia._parse_whole(changed)
         assert nvidia._by_block(changed) == whole
 
 
@@ -469,6 +469,6 @@ def test_what_the_lines_tell_is_what_the_whole_xml_tells(examples):
                 )
                 text = text.replace("<processes>", f"<processes>{inside}", 1)
             by_lines = nvidia._by_block(text)
-            assert by_lines is None or by_lines == nvidia._whole(text)
+            assert by_lines is None or by_lines == nvidia._parse_whole(text)
 
     each()

@@ -6,7 +6,7 @@ import pytest
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.gpus import facts as pci_gpus
+from nodeready.subjects.gpus import pci_bus
 from nodeready.subjects.gpus.gpu import DeviceFile, PciGpu
 from tests.builders.gpus import ADDRESSES, BUS, SERVER, SWITCHES, h100, pci, switch
 from tests.builders.sections import run_on
@@ -14,7 +14,7 @@ from tests.builders.sections import run_on
 
 def test_what_the_bus_shows():
     gone = pci("0000:1b:00.0", width=63).replace("numa_node:0", "numa_node:-1")
-    (gpu,) = pci_gpus.parse_pci(Output(gone, 0)).gpus
+    (gpu,) = pci_bus.parse_pci(Output(gone, 0)).gpus
     assert (gpu.pcie_width, gpu.numa_node) == (None, None)
     observed = h100().observed()
     assert observed.pci[0] == PciGpu(
@@ -36,7 +36,7 @@ def test_what_the_bus_shows():
     "c" + "rwx" * 3 + " 1 0 0 " + "1 " * 30000 + "/dev/x y\n",
 ])  # fmt: skip
 def test_nonsense_on_the_bus_is_no_gpu(text):
-    assert pci_gpus.parse_pci(Output(text, 0)).gpus == ()
+    assert pci_bus.parse_pci(Output(text, 0)).gpus == ()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_nonsense_on_the_bus_is_no_gpu(text):
 )
 def test_a_bus_that_cannot_be_read(output):
     with pytest.raises(ProbeError):
-        pci_gpus.parse_pci(output)
+        pci_bus.parse_pci(output)
 
 
 # tests/lab/test_units_busybox.py asks the same of busybox.
@@ -70,9 +70,9 @@ def test_the_script_reads_only_gpus(shell, tmp_path):
     (port / "aer_dev_fatal").write_text(counts)
     (port / "0000:1b:00.0/aer_dev_fatal").write_text(counts.replace("2\n", "0\n"))
     (port / "0000:1b:00.0/aer_dev_nonfatal").write_text("CmpltTO 3\nTOTAL_ERR_NONFATAL 3\n")
-    done = run_on(tmp_path, pci_gpus.SECTION.script(Policy()), shell)
+    done = run_on(tmp_path, pci_bus.SECTION.script(Policy()), shell)
     assert done.returncode == 0
-    bus = pci_gpus.parse_pci(Output(done.stdout, 0))
+    bus = pci_bus.parse_pci(Output(done.stdout, 0))
     assert tuple(gpu.address for gpu in bus.gpus) == ADDRESSES
     assert (bus.nvswitches, bus.gpus[0].driver) == (4, "nvidia")
     assert bus.gpus[0].aer == (("nonfatal", "CmpltTO", 3), ("fatal", "SDES", 2))

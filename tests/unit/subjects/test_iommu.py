@@ -14,9 +14,10 @@ from nodeready.operations.iommu import args as step
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line, Output, ProbeError, kernel_arguments
-from nodeready.subjects.iommu import checks
+from nodeready.subjects.iommu import arguments, checks, next_boot
 from nodeready.subjects.iommu import facts as probe
-from nodeready.subjects.iommu.facts import Entry, Iommu
+from nodeready.subjects.iommu.facts import Iommu
+from nodeready.subjects.iommu.next_boot import Entry
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders.judging import by_id, judge_all
@@ -39,7 +40,7 @@ def test_missing_and_contradicting_arguments(case):
     expected = tuple(case.get("missing", ())), tuple(case.get("contradicting", ()))
     for text in case["present"]:
         present = kernel_arguments(text)
-        differences = probe.missing(present, wanted), probe.contradicting(present, wanted)
+        differences = arguments.missing(present, wanted), arguments.contradicting(present, wanted)
         assert differences == expected, text
 
 
@@ -47,7 +48,7 @@ def test_missing_and_contradicting_arguments(case):
 def test_what_grubs_configuration_makes(case):
     lines = [Line("/etc/default/grub", at, text) for at, text in enumerate(case["lines"], 1)]
     tokens = case["tokens"]
-    assert probe.configured(lines).tokens == (None if tokens is None else tuple(tokens))
+    assert arguments.configured(lines).tokens == (None if tokens is None else tuple(tokens))
 
 
 TEXTS = Path(__file__).parent / "data" / "iommu"
@@ -67,7 +68,7 @@ def booting(family: str, files: dict[str, str]) -> tuple[str, str]:
         for path, content in files.items()
         if content
     }
-    entry = probe._boot(lines, family).entry
+    entry = next_boot.find_next_boot(lines, family).entry
     assert entry is not None
     return entry.tokens[-1], entry.script
 

@@ -10,7 +10,7 @@ from nodeready.policy import Policy
 from nodeready.ready.job_env import socket_ifname
 from nodeready.subjects.base import Output
 from nodeready.subjects.nics import facts as nics
-from nodeready.subjects.nics import nic
+from nodeready.subjects.nics import routes
 from tests.builders.nics import BASES, PORT, UP, gpu_node, node, proc, route, text, wrong
 from tests.cases import cases
 
@@ -45,8 +45,8 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
     networks = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.0/24", "10.1.2.0/30",
                 "10.1.2.128/25", "10.2.0.0/16", "10.1.2.3/32", "192.168.0.0/24")  # fmt: skip
     names = {network: f"n{index % 4}" for index, network in enumerate(networks)}
-    routes = tuple(f"{network} {name}" for network, name in names.items())
-    observed = node(dict.fromkeys(names.values(), PORT), routes=routes)
+    lines = tuple(f"{network} {name}" for network, name in names.items())
+    observed = node(dict.fromkeys(names.values(), PORT), routes=lines)
     addresses = tuple(
         f"{a}.{b}.2.{c}" for a in (10, 11) for b in range(4) for c in range(0, 250, 3)
     )
@@ -59,7 +59,7 @@ def test_counting_by_slices_is_the_same_as_address_by_address():
         )  # fmt: skip
         name = names[str(narrowest)]
         expected[name] = expected.get(name, 0) + 1
-    assert nic.reached(observed.routes, addresses) == expected
+    assert routes.reached(observed.routes, addresses) == expected
 
 
 @pytest.mark.parametrize(("changed", "peers", "name"), [

@@ -1,0 +1,135 @@
+"""One GPU of AMD's, with what both of AMD's tools say of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from nodeready.subjects.gpus.amd_json import (
+    Reader,
+    text,
+)
+from nodeready.subjects.gpus.gpu import Gpu, PciGpu
+from nodeready.subjects.iommu.instincts import MODELS
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class AmdGpu(Gpu):
+    """One AMD device, with the values that only AMD's tools have.
+
+    xgmi_errors:  errors of the links between GPUs: the uncorrectable ones that RAS counts, or
+                  the status of the links (1: an error, 2: several), which MI300 does not have
+    ecc_deferred: uncorrectable errors in data that no program has used so far
+    partition:    how the device is divided: ``SPX/NPS1`` is one GPU with one memory
+    """
+
+    xgmi_errors: int | None = None
+    ecc_deferred: int | None = None
+    partition: str | None = None
+
+
+#: Performance levels at which the GPU stays at its lowest clocks (Linux' amdgpu_pm.c).
+_LOW = ("LOW", "PROFILE_MIN_SCLK", "PROFILE_MIN_MCLK", "STABLE_MIN_SCLK", "STABLE_MIN_MCLK")
+
+
+def performance_level(value: Any) -> tuple[str, ...]:
+    """The reason for a lower clock that an administrator has set, or none."""
+    name = (text(value) or "").upper().replace("AMDSMI_DEV_PERF_LEVEL_", "")
+    return (f"performance level {name.lower()}",) if name in _LOW else ()
+
+
+def hottest_sensor(
+    sensors: Iterable[tuple[int | None, int | None]],
+) -> tuple[int | None, int | None]:
+    """The degrees of one sensor, and the degrees at which the GPU slows down for that sensor.
+
+    One that is at its limit; else the first with a limit; else the first that says anything.
+    """
+    readings = [(observed, limit) for observed, limit in sensors if observed is not None]
+    limited = [(observed, limit) for observed, limit in readings if limit is not None]
+    hot = [(observed, limit) for observed, limit in limited if observed >= limit]
+    return next(iter(hot or limited or readings), (None, None))
+
+
+_COMPUTE_PARTITION = (
+    "partition/accelerator_partition",
+    "partition/compute_partition",
+    "compute partition",
+)
+
+
+def partition_modes(reader: Reader) -> str | None:
+    """``SPX/NPS1``: how compute units and memory are divided."""
+    compute = text(reader.raw(*_COMPUTE_PARTITION))
+    memory = text(reader.raw("partition/memory_partition", "memory partition"))
+    words = [word for word in (compute, memory) if word and re.fullmatch("[A-Z]{2,4}[0-9]?", word)]
+    return "/".join(words) or None
+
+
+#: Boards of the years before the list of Instincts: MI50 and MI60 (pci.ids).
+_OLDER = ("0x66a0", "0x66a1")
+
+
+def server(device: str) -> bool:
+    """Whether this device (``0x74a1``) is a board for servers: RAS counts, and all its lanes."""
+    return device in MODELS or device in _OLDER
+
+
+#: The fields of `Gpu` on which verdicts rest, by what is read for them.
+_FIELDS = {
+    "ecc_uncorrectable": "ecc_uncorrectable_volatile",
+    "ecc_correctable": "tool correctable",
+    "memory_total_mb": "tool memory",
+    "memory_used_mb": "tool memory",
+    "power_limit_w": "tool power limit",
+    "temperature_limit": "temperature_slowdown_c",
+    "memory_temperature_limit": "memory_temperature_c",
+}
+
+
+def unread_fields(reader: Reader) -> tuple[tuple[str, str], ...]:
+    """What the tool could not tell, by the fields of `Gpu`."""
+    fields = [(_FIELDS.get(name, name), text) for name, text in reader.unread]
+    return tuple(dict.fromkeys(fields))
+
+
+#: How the device ids of a processor's own graphics begin (Linux' amdgpu_drv.c, AMD_IS_APU). The
+#: MI300A is a processor, too, and an accelerator.
+_INTEGRATED = ("11", "13", "15", "16", "19", "98")
+
+
+def integrated(device: str) -> bool:
+    """Whether this PCI device (four hex digits) is the graphics of a processor."""
+    return device[:2] in _INTEGRATED and f"0x{device}" not in MODELS
+
+
+def accelerators(gpus: Iterable[AmdGpu], bus: Iterable[PciGpu]) -> tuple[AmdGpu, ...]:
+    """The accelerators among the GPUs, with what the PCI bus says of their links.
+
+    A processor's own graphics are none. rocm-smi prints no maximum of lanes, and no tool a link
+    that has lost some behind it: of both, the bus and the tool, the smaller number counts. A
+    Radeon lowers its lanes when it is idle, and has a link inside of the board: the numbers of its
+    lanes are no fault.
+    """
+    bus_gpus = {bus_gpu.address: bus_gpu for bus_gpu in bus}
+    accelerator_gpus = []
+    for gpu in gpus:
+        bus_gpu = bus_gpus.get(gpu.pci_address)
+        if bus_gpu is None:
+            accelerator_gpus.append(gpu)
+        elif not integrated(bus_gpu.device):
+            accelerator_gpus.append(_with_bus_width(gpu, bus_gpu))
+    return tuple(accelerator_gpus)
+
+
+def _with_bus_width(gpu: AmdGpu, bus_gpu: PciGpu) -> AmdGpu:
+    if not server(f"0x{bus_gpu.device}"):
+        return replace(gpu, pcie_width_max=None, pcie_generation_max=None)
+    width_max = gpu.pcie_width_max or bus_gpu.pcie_width_max
+    widths = [width for width in (gpu.pcie_width, bus_gpu.pcie_width) if width is not None]
+    return replace(gpu, pcie_width=min(widths, default=None), pcie_width_max=width_max)

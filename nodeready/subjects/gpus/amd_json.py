@@ -1,0 +1,234 @@
+"""The values in amd-smi's and rocm-smi's JSON: plain, "N/A", or with a unit."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    pass
+
+
+Json = dict[str, Any]
+
+
+_Value = TypeVar("_Value")
+
+
+#: GT/s of each generation of PCI Express.
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+
+
+_MEGABYTES = {"B": 1 / (1 << 20), "KB": 1 / 1024, "MB": 1.0, "GB": 1024.0, "TB": 1024.0 * 1024}
+
+
+#: A tool prints one or two documents; of other text that begins like one, so much is tried.
+_MOST_DOCUMENTS = 40
+
+
+def _bounded_int(digits: str) -> int | None:
+    """A whole number of at most 20 digits: no counter has more, and a million take minutes."""
+    return int(digits) if len(digits) <= 20 else None
+
+
+def documents(printed: str) -> Iterator[Any]:
+    """The JSON documents in ``printed``, each from the start of a line; other text is skipped."""
+    decoder = json.JSONDecoder(parse_int=_bounded_int)
+    position, tries = 0, 0
+    for start in re.finditer(r"^[\[{]", printed, re.M):
+        if start.start() < position:
+            continue
+        tries += 1
+        if tries > _MOST_DOCUMENTS:
+            return
+        try:
+            document, position = decoder.raw_decode(printed, start.start())
+        except (ValueError, RecursionError):
+            continue
+        yield document
+
+
+def entries(printed: str) -> Iterator[Json]:
+    """The devices that amd-smi printed: the dictionaries that name a ``gpu``."""
+    for document in documents(printed):
+        lists = [document] if isinstance(document, list) else []
+        if isinstance(document, dict):
+            lists = [[document], *(item for item in document.values() if isinstance(item, list))]
+        for items in lists:
+            for item in items:
+                if isinstance(item, dict) and whole(item.get("gpu")) is not None:
+                    yield item
+
+
+def at(entry: Json, *path: str) -> Any:
+    """The value at the end of ``path``; None where there is none."""
+    value: Any = entry
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def text(value: Any) -> str | None:
+    """A word or a number as text; None for "N/A", nothing and lists."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if value is None or isinstance(value, (list, dict)):
+        return None
+    words = str(value).strip()
+    return None if words in ("", "N/A", "n/a", "None", "unknown", "0x0") else words[:200]
+
+
+# What says that the device has no such value. All other words in the place of a value are errors:
+# "AMDSMI_STATUS_NO_PERM - Permission Denied", "Failed to retrieve …", "None" (amdsmi_exception.py;
+# rocm_smi.py: rsmi_ret_ok).
+_ABSENT = re.compile(
+    r"n/?a|-|not[ _]?(yet[ _])?(supported|implemented|applicable)"
+    r"|.*\bnot[ _](yet[ _])?(supported|implemented|applicable)\b.*|unsupported|.*is unsupported.*"
+    r"|amdsmi_status_not_(supported|yet_implemented)\b.*",
+    re.I | re.S,
+)
+
+
+def error(value: Any) -> str:
+    """The words of an error in the place of a value; "" for a value and for none."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if not isinstance(value, str) or not value.strip():
+        return ""
+    words = value.strip()
+    return "" if _ABSENT.fullmatch(words) else words[:80]
+
+
+class Reader:
+    """One device's answer, read field by field; ``unread``: what the tool could not tell."""
+
+    def __init__(self, *entries: Json) -> None:
+        self.entries = entries
+        self.unread: list[tuple[str, str]] = []
+
+    def raw(self, *paths: str) -> Any:
+        """The value of the first path (``pcie/width``) that is there, or the error on its way."""
+        error_value: Any = None
+        for path in paths:
+            for entry in self.entries:
+                value: Any = entry
+                for name in path.split("/"):
+                    if not isinstance(value, dict):
+                        break
+                    value = value.get(name)
+                if isinstance(value, dict) and "value" not in value:
+                    continue
+                if value is not None and (text(value) or error(value)):
+                    return value
+                error_value = value if error_value is None else error_value
+        return error_value
+
+    def note(self, field: str, value: Any) -> None:
+        """Remember that the field has an error in its place; other words are none."""
+        words = error(value)
+        if words:
+            self.unread.append((field, words))
+
+    def get(self, field: str, read: Callable[[Any], _Value | None], *paths: str) -> _Value | None:
+        """The field's value; None, and noted, where something else stands in its place."""
+        value = self.raw(*paths)
+        parsed = read(value)
+        if parsed is None:
+            self.missed(field, read, value)
+        return parsed
+
+    def missed(self, field: str, read: Callable[[Any], Any], value: Any) -> None:
+        """Note words in the place of a value, and a number that the value cannot be.
+
+        Some numbers say that the device has no such value: those of `_NONE`.
+        """
+        measure = number(value)
+        if measure is None:
+            self.note(field, value)
+        elif read in _NONE and measure not in _NONE[read]:
+            self.unread.append((field, (text(value) or "")[:80]))
+
+
+def number(value: Any) -> float | None:
+    """A number, with or without its unit; None for anything else."""
+    words = text(value)
+    match = re.match(r"-?[0-9]{1,20}(\.[0-9]{1,9})?(?![0-9xa-fA-F])", words) if words else None
+    result = float(match[0]) if match else None
+    return result if result is not None and math.isfinite(result) else None
+
+
+def whole(value: Any) -> int | None:
+    """A count; None for anything else, and for less than nothing."""
+    parsed = number(value)
+    return int(parsed) if parsed is not None and parsed >= 0 else None
+
+
+def count(value: Any) -> int | None:
+    """A count of errors; None for all ones in 32 or 64 bits, which stand for no counter."""
+    parsed = whole(value)
+    return None if parsed in ((1 << 32) - 1, (1 << 64) - 1) or parsed == float(1 << 64) else parsed
+
+
+def lanes(value: Any) -> int | None:
+    """The lanes of a link; None for 0, a device without one, and for what no link has."""
+    parsed = whole(value)
+    return parsed if parsed is not None and 1 <= parsed <= 32 else None
+
+
+def degrees(value: Any) -> int | None:
+    """Degrees Celsius; None for 0 and 65535, which stand for no sensor, and beyond 200."""
+    parsed = whole(value)
+    return parsed if parsed is not None and 0 < parsed < 200 else None
+
+
+def limit(value: Any) -> int | None:
+    """Degrees Celsius of a limit; None for 0, a limit that is not set, and beyond 200."""
+    return degrees(value)
+
+
+def megabytes(value: Any) -> int | None:
+    """An amount of memory in MiB: the tool's MB and GB are powers of 1024."""
+    parsed = number(value)
+    unit = value.get("unit") if isinstance(value, dict) else "MB"
+    factor = _MEGABYTES.get(unit) if isinstance(unit, str) else None
+    return None if parsed is None or factor is None else int(parsed * factor)
+
+
+def generation(value: Any) -> int | None:
+    """The generation of PCI Express that has this speed in GT/s, or in MT/s (23.1 and older)."""
+    parsed = number(value)
+    return None if parsed is None else _GENERATIONS.get(parsed if parsed < 1000 else parsed / 1000)
+
+
+#: What reads a number -> the numbers that stand for no such value: 0 for no link and no sensor,
+#: all ones for no counter and no sensor (Linux' kgd_pp_interface.h, gpu_metrics).
+_NONE: Mapping[Callable[[Any], Any], tuple[float, ...]] = {
+    lanes: (0.0,),
+    generation: (0.0,),
+    degrees: (0.0, 65535.0),
+    limit: (0.0,),
+    count: (float((1 << 32) - 1), float(1 << 64)),
+}
+
+
+def pci_address(value: Any) -> str:
+    """A PCI address in lower case with a domain of four digits; "" for anything else."""
+    match = re.fullmatch(
+        r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])", text(value) or ""
+    )
+    return f"{(match[1] or '0000')[-4:]}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
+
+
+def parse_name(value: Any) -> str | None:
+    """A name; None for words of an error, too."""
+    return None if _FAILED.match(text(value) or "") else text(value)
+
+
+_FAILED = re.compile(
+    r"AMDSMI_|RSMI_|(an? )?unknown error|err(or)?\b|failed|unable|insufficient|not supported"
+    r"|get_\w+,",
+    re.I,
+)

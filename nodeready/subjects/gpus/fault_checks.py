@@ -1,0 +1,172 @@
+"""Judge what the kernel's log of this boot says of the GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from nodeready.policy import Policy
+from nodeready.subjects.gpus import xids
+from nodeready.subjects.gpus.findings import expected, few, none
+from nodeready.subjects.gpus.gpu import Gpus, KernelFault
+from nodeready.subjects.result import Result, check, fail, na, ok, unknown, warn
+
+_NODE = (xids.ISOLATE, xids.REBOOT, xids.RESET)
+
+
+_VENDOR = "open a case with the vendor if it comes back"
+
+
+_RELOAD = "load the driver's module anew, or reboot: programs of another version asked for it"
+
+
+_NO_ADDRESS = "set Above 4G Decoding in the firmware's setup, or pci=realloc=on, then reboot"
+
+
+_KEEP_LOG = (
+    "read the older lines by hand (/var/log/kern.log, a log server); from the next boot on: "
+    "systemd-journald, or log_buf_len=16M on the kernel's command line"
+)
+
+
+_LENGTH = 70
+
+
+def _describe(fault: KernelFault) -> str:
+    """``Xid 79 GPU has fallen off the bus``; for the rest, the line without its device."""
+    if fault.source == "xid" and fault.code is not None:
+        xid = xids.XIDS.get(fault.code)
+        return f"Xid {fault.code} {xid.meaning}" if xid else f"unknown Xid {fault.code}"
+    text = re.sub(
+        r"^(NVRM:|nvidia-nvswitch\d+:|amdgpu:|kfd kfd:( amdgpu:)?|(amdgpu|nvidia|pcieport) \S+:"
+        r"( amdgpu:)?)\s*",
+        "",
+        fault.text,
+    )
+    text = re.sub(r"^GPU [0-9a-f:.]+:\s*", "", text)
+    return text if len(text) <= _LENGTH else f"{text[: _LENGTH - 1]}…"
+
+
+def _device_name(observed: Gpus, fault: KernelFault) -> str:
+    """``gpu 3 (0000:5e:00.0)``; the address alone when no tool shows the device."""
+    for gpu in observed.gpus:
+        if gpu.pci_address == fault.pci_address:
+            return f"gpu {gpu.index} ({gpu.pci_address})"
+    return fault.pci_address or "an unnamed device"
+
+
+def faults_in_words(observed: Gpus, faults: Iterable[KernelFault]) -> str:
+    """The faults in words: what, on which devices, how often; the gravest action first."""
+    groups: dict[str, list[KernelFault]] = {}
+    for fault in sorted(faults, key=lambda entry: xids.ACTIONS.index(entry.action)):
+        groups.setdefault(_describe(fault), []).append(fault)
+    words = []
+    for description, group in groups.items():
+        times = sum(fault.count for fault in group)
+        devices = few(list(dict.fromkeys(_device_name(observed, fault) for fault in group)))
+        words.append(f"{description}: {devices}" + (f", {times} times" if times > 1 else ""))
+    return few(words)
+
+
+def _fix(observed: Gpus, faults: Iterable[KernelFault]) -> str:
+    """The fix of the gravest of these faults."""
+    worst = min(faults, key=lambda entry: xids.ACTIONS.index(entry.action))
+    device = _device_name(observed, worst)
+    if worst.action == xids.ISOLATE:
+        return f"drain the node and open a case with the vendor: {device}"
+    if " is 0M @" in worst.text:
+        return _NO_ADDRESS
+    if worst.action == xids.REBOOT:
+        return f"drain and reboot the node; {_VENDOR}: {device}"
+    if worst.source == "sxid":
+        return f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}"
+    address = worst.pci_address or ""
+    # A function of the same card counts, and a GPU that the tool does not show.
+    cards = {gpu.address[:10] for gpu in observed.pci if gpu.vendor == "amd"}
+    if worst.source == "amdgpu" or address[:10] in cards:
+        indexes = {(gpu.pci_address or "")[:10]: gpu.index for gpu in observed.amd}
+        index = indexes.get(address[:10], "N")
+        return f"drain, then amd-smi reset --gpureset --gpu {index}; {_VENDOR}"
+    return f"drain, then nvidia-smi --gpu-reset -i {worst.pci_address or 'N'}; {_VENDOR}"
+
+
+def _over(observed: Gpus, fault: KernelFault) -> bool:
+    """Whether the driver says by now that the device needs no reset.
+
+    The log keeps a fault after the reset that repaired it, and NVIDIA's driver logs no reset. Only
+    a driver that names its recovery action takes such faults into account (Xid 154): whether older
+    ones want a reset (``reset_required``) is about something else.
+    """
+    return (
+        fault.action == xids.RESET
+        and xids.answered(fault.code, observed.driver)
+        and any(
+            gpu.recovery_named and gpu.recovery == "none" and gpu.pci_address == fault.pci_address
+            for gpu in observed.gpus
+        )
+    )
+
+
+@check(
+    "gpus.kernel_faults",
+    settings=("xid_ignore",),
+    fix=(
+        f"drain, then nvidia-smi --gpu-reset -i PCI ADDRESS; {_VENDOR}",
+        "drain the node and open a case with the vendor: WHERE",
+        f"drain and reboot the node; {_VENDOR}: WHERE",
+        f"drain, then reset all GPUs and restart the fabric manager; {_VENDOR}",
+        f"drain, then amd-smi reset --gpureset --gpu INDEX; {_VENDOR}",
+        _VENDOR,
+        _RELOAD,
+        _NO_ADDRESS,
+        _KEEP_LOG,
+    ),
+)
+def kernel_faults(observed: Gpus, policy: Policy) -> Result:
+    """The kernel has reported no fault of a GPU since the boot (policy xid_ignore).
+
+    A fault of the device fails, with what NVIDIA's Xid catalog, or amdgpu's own words, ask for:
+    isolate, reboot or reset. One that is to be watched, or that the driver has recovered from,
+    warns. What an application did to itself (13, 31, 43, 45, a page fault) is not the node's.
+    A ring buffer that begins after the boot may have lost a fault: without a journal, a warning.
+    """
+    check, expectation = "gpus.kernel_faults", "no fault of a GPU since the boot"
+    reason = none(observed)
+    if reason:
+        return na(check, reason)
+    log = observed.kernel_log
+    if not log.works:
+        return unknown(check, f"{log.name} {log.state}: {log.detail}".rstrip(": "))
+    source = f"{log.name} ({log.detail})"
+    # Screens, a processor's own graphics, and GPUs of guests.
+    unjudged = {gpu.address for gpu in observed.pci} - {gpu.address for gpu in expected(observed)}
+    unjudged -= {gpu.pci_address for gpu in observed.gpus}
+    faults = [
+        fault
+        for fault in observed.kernel_faults
+        if not (fault.source == "xid" and fault.code in policy.xid_ignore)
+        and fault.pci_address not in unjudged
+    ]
+    bad = [fault for fault in faults if fault.action in _NODE and not _over(observed, fault)]
+    if bad:
+        return fail(
+            check, expectation, faults_in_words(observed, bad), source, _fix(observed, bad)
+        )
+    watched = [fault for fault in faults if fault.action != xids.APPLICATION]
+    if watched:
+        stale = all(fault.text.startswith("NVRM: API mismatch") for fault in watched)
+        return warn(
+            check,
+            expectation,
+            faults_in_words(observed, watched),
+            source,
+            _RELOAD if stale else _VENDOR,
+        )
+    begins = log.detail.partition(", which ")[2]
+    lost = f" in a log that {begins}" if begins else ""
+    words = f"none{lost}"
+    if faults:
+        words = f"only of applications{lost}: {faults_in_words(observed, faults)}"
+    if lost and log.detail.startswith("dmesg"):
+        return warn(check, expectation, words, source, _KEEP_LOG)
+    return ok(check, expectation, words, source)

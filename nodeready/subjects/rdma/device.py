@@ -1,0 +1,401 @@
+"""One RDMA device and its ports, from /sys/class/infiniband or /sys/class/cxi.
+
+Sources: drivers/infiniband/core/sysfs.c and Documentation/ABI/stable/sysfs-class-infiniband of
+Linux; for Slingshot, cxi_stat(1) of HPE's driver, which reads the same files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+#: Error counter of a link -> the value at which it is full: the counters have 16, 8 or 4 bits and
+#: stay at that value (sysfs.c, PORT_PMA_ATTR).
+PMA_COUNTERS = {
+    "symbol_error": 65535,
+    "link_downed": 255,
+    "local_link_integrity_errors": 15,
+    "excessive_buffer_overrun_errors": 15,
+}
+
+
+#: Error counters in hw_counters, where a driver has them: 64 bits, never full.
+HW_COUNTERS = ("rnr_nak_retry_err",)
+
+
+# Driver of the PCI function -> kind of the RDMA device: the name of the RDMA driver, where that
+# one stands on the adapter's Ethernet driver.
+_KINDS = {
+    "mlx5_core": "mlx5",
+    "mlx4_core": "mlx4",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "idpf": "irdma",
+    "hns3": "hns",
+    "qede": "qedr",
+    "cxgb4": "iw_cxgb4",
+    "cxi_ss1": "cxi",
+}
+
+
+#: Directory below a device's own (which is "") -> file -> its first line.
+Files = Mapping[str, Mapping[str, str]]
+
+
+_EMPTY_GID = re.compile(r"[0:]*$")
+
+
+_NET = "device/net/"
+
+
+_PORT_LINE = re.compile(r"ports/([0-9]{1,3})(?:/|$)")
+
+
+_NUMBER = re.compile(r"(?:[0-9]{1,20}|0x[0-9a-fA-F]{1,16})")
+
+
+_RATE = re.compile(r"(?<![0-9.])([0-9]{1,5}(?:\.[0-9]{1,2})?) ?G")
+
+
+@dataclass(frozen=True)
+class Gid:
+    """An address of a port; ``type``: "IB/RoCE v1" or "RoCE v2"; "": not readable."""
+
+    index: int
+    gid: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Netdev:
+    """A network interface of a device's PCI function; ``carrier``: None: administratively down."""
+
+    name: str
+    operstate: str
+    carrier: bool | None
+
+
+@dataclass(frozen=True)
+class RdmaPort:
+    """A port; "" and None: the kernel does not say.
+
+    state:      "ACTIVE", the only one that carries traffic; "DOWN"; "INIT" and "ARMED": there is
+                a link, and the port waits for the subnet manager
+    phys_state: "LinkUp", "Polling" (no light from the other side), "Disabled", "Sleep", …
+    rate_gbps:  of the link as it is, lanes times speed, from ``rate_text``: "400 Gb/sec (4X NDR)"
+    link_layer: "InfiniBand", "Ethernet" (RoCE, iWARP), "Slingshot", "Unknown" (EFA)
+    lid:        the port's local identifier, given by the subnet manager; sm_lid: the manager's
+    netdev:     the port's network interface, where its GIDs name one
+    gids:       of an Ethernet port, those among the first 16
+    counters:   of PMA_COUNTERS and HW_COUNTERS the ones that the port has; None: unreadable
+    """
+
+    device: str
+    port: int
+    state: str = ""
+    phys_state: str = ""
+    rate_gbps: float | None = None
+    rate_text: str = ""
+    link_layer: str = ""
+    lid: int | None = None
+    sm_lid: int | None = None
+    netdev: str | None = None
+    gids: tuple[Gid, ...] = ()
+    counters: Mapping[str, int | None] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The port's name in a policy: "mlx5_0/1"."""
+        return f"{self.device}/{self.port}"
+
+    @property
+    def active(self) -> bool:
+        """Whether the port can carry traffic."""
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True)
+class PcieLink:
+    """The PCIe link of a device; None: the kernel does not say.
+
+    width, speed: lanes and GT/s of each, as they are now
+    *_max:        what the card can do; slot_*_max: what its slot can, where sysfs shows that
+    unread:       what stands in the place of a value that every link has
+    """
+
+    width: int | None = None
+    width_max: int | None = None
+    speed: float | None = None
+    speed_max: float | None = None
+    slot_width_max: int | None = None
+    slot_speed_max: float | None = None
+    unread: str = ""
+
+    @property
+    def told(self) -> bool:
+        """Whether the link is one that can be judged: a virtual function's says nothing."""
+        return self.width is not None and not self.unread
+
+    @property
+    def lanes(self) -> int:
+        """The lanes that card and slot have."""
+        return min(self.width_max or 0, self.slot_width_max or self.width_max or 0)
+
+    @property
+    def possible(self) -> float:
+        """The speed in GT/s that card and slot have; 0: not known."""
+        return min(self.speed_max or 0.0, self.slot_speed_max or self.speed_max or 0.0)
+
+    @property
+    def text(self) -> str:
+        """``16 lanes at 32 GT/s``."""
+        lanes = f"{self.width} lanes" if self.width != 1 else "1 lane"
+        return f"{lanes} at {self.speed:g} GT/s" if self.speed else lanes
+
+
+@dataclass(frozen=True)
+class RdmaDevice:
+    """An RDMA device.
+
+    kind:        "mlx5", "efa", "hfi1" (Omni-Path), "cxi" (Slingshot), "bnxt_re", "irdma", …;
+                 "software" (rxe, siw): no adapter of its own
+    hca_type:    the adapter's model, "MT4129"; board_id: the board, by its maker's id
+    node_type:   "CA", or "RNIC" for iWARP
+    driver:      of the PCI function
+    virtual:     a virtual function beside its physical one, meant for a virtual machine
+    uverbs:      programs can open the device
+    image_guid:  of the whole adapter, which may stand in several slots; "": not readable
+    pcie:        the link of the PCI function; None: sysfs shows none
+    """
+
+    name: str
+    kind: str
+    hca_type: str = ""
+    firmware: str = ""
+    board_id: str = ""
+    node_type: str = ""
+    node_guid: str = ""
+    node_desc: str = ""
+    driver: str = ""
+    pci_address: str = ""
+    numa_node: int | None = None
+    virtual: bool = False
+    uverbs: bool = False
+    netdevs: tuple[Netdev, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()
+    image_guid: str = ""
+    pcie: PcieLink | None = None
+
+    @property
+    def board(self) -> tuple[str, str]:
+        """What two adapters have in common that are the same product; "": not readable."""
+        return self.hca_type, self.board_id
+
+    @property
+    def slot(self) -> str:
+        """The PCI slot, "0000:5e:00": the functions of one card share it."""
+        return self.pci_address.rpartition(".")[0] or self.name
+
+
+def number(text: str | None) -> int | None:
+    """A whole number, decimal or with 0x; None for any other text."""
+    if text is None or not _NUMBER.fullmatch(text):
+        return None
+    return int(text, 16 if text.startswith("0x") else 10)
+
+
+def gbps(text: str) -> float | None:
+    """The number of "400 Gb/sec (4X NDR)", "200 Gbps", "BS_200G"; None where there is none."""
+    match = _RATE.search(text)
+    return float(match[1]) if match else None
+
+
+#: Lanes that a link can have, and GT/s of the generations of PCI Express (PCI Express Base
+#: Specification, Link Status Register; Linux' drivers/pci/probe.c, pcie_link_speed).
+_LANES = {str(lanes): lanes for lanes in (1, 2, 4, 8, 12, 16, 32)}
+
+
+_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+_SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
+
+
+#: The kernel's words for a link that the device does not describe: a virtual function (registers
+#: of zeros), one that a hypervisor made. 255: PCIE_LNK_WIDTH_UNKNOWN of include/linux/pci.h.
+_NO_LANES = {"current_link_width": ("0",), "max_link_width": ("0", "255")}
+
+
+_NO_SPEED = ("Unknown", "Unknown speed")
+
+
+_LINK = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+
+
+def _pcie(files: Files) -> PcieLink | None:
+    """The link of the device's PCI function; the adapters of thousands of nodes have the same."""
+    values, slot_values = files.get("device", {}), files.get("device/..", {})
+    if not any(name in values for name in _LINK):
+        return None
+    return _link(
+        tuple((name, values[name]) for name in _LINK if name in values),
+        tuple((name, slot_values[name]) for name in _LINK if name in slot_values),
+    )
+
+
+@lru_cache(maxsize=256)
+def _link(function: tuple[tuple[str, str], ...], port: tuple[tuple[str, str], ...]) -> PcieLink:
+    """The link of these attributes of the PCI function, and of the port above it.
+
+    A function that fell off the bus reads all ones, 63 lanes. A kernel that is older than the
+    speed of the card knows neither speed; a link that says one value of two is in trouble.
+    """
+    values, slot_values = dict(function), dict(port)
+    unread: list[str] = []
+
+    def lanes(attributes: Mapping[str, str], name: str) -> int | None:
+        text = attributes.get(name, "")
+        if text not in _LANES and text not in _NO_LANES[name]:
+            unread.append(f"{name} {text[:40] or 'cannot be read'}")
+        return _LANES.get(text)
+
+    def speed(attributes: Mapping[str, str], name: str) -> float | None:
+        text = attributes.get(name, "")
+        match = _SPEED.fullmatch(text)
+        gigatransfers = float(match[1]) if match and float(match[1]) in _SPEEDS else None
+        if gigatransfers is None and text not in _NO_SPEED:
+            unread.append(f"{name} {text[:40] or 'cannot be read'}")
+        return gigatransfers
+
+    width, widest = (lanes(values, name) for name in _LINK[:2])
+    current, fastest = (speed(values, name) for name in _LINK[2:])
+    slot_width = lanes(slot_values, "max_link_width") if "max_link_width" in slot_values else None
+    slot_speed = speed(slot_values, "max_link_speed") if "max_link_speed" in slot_values else None
+    if not unread and (width is not None or current is not None):
+        if width is None or widest is None or width > widest:
+            unread.append(f"{width or 0} lanes of {widest or 0}")
+        if (current is None) != (fastest is None) or (current or 0.0) > (fastest or 0.0):
+            unread.append(f"{current or 0:g} GT/s of {fastest or 0:g}")
+    # The port that a hypervisor shows above a device may have less than the link that runs there.
+    if slot_width is not None and slot_width < (width or 0):
+        slot_width = None
+    if slot_speed is not None and slot_speed < (current or 0.0):
+        slot_speed = None
+    return PcieLink(width, widest, current, fastest, slot_width, slot_speed, "; ".join(unread))
+
+
+def _word(text: str) -> str:
+    """ "ACTIVE" of "4: ACTIVE"."""
+    word = text.partition(":")[2] if re.match(r"[0-9]+:", text) else text
+    return sys.intern(word.strip())
+
+
+def _counters(files: Files, directory: str) -> dict[str, int | None]:
+    """The counters that are judged. The kernel shows all PMA_COUNTERS or none of them."""
+    counters: dict[str, int | None] = {}
+    values = files.get(f"{directory}/counters", {})
+    if any(name in values for name in PMA_COUNTERS):
+        counters = {name: number(values.get(name)) for name in PMA_COUNTERS}
+    hw_values = files.get(f"{directory}/hw_counters", {})
+    counters.update({name: number(hw_values[name]) for name in HW_COUNTERS if name in hw_values})
+    return counters
+
+
+def _gids(files: Files, directory: str) -> tuple[Gid, ...]:
+    types = files.get(f"{directory}/gid_attrs/types", {})
+    gids = []
+    for name, text in files.get(f"{directory}/gids", {}).items():
+        index = number(name)
+        if index is not None and not _EMPTY_GID.match(text):
+            gids.append(Gid(index, text, types.get(name, "")))
+    return tuple(sorted(gids, key=lambda gid: gid.index))
+
+
+def _port(device: str, index: int, files: Files) -> RdmaPort:
+    directory = f"ports/{index}"
+    values = files.get(directory, {})
+    rate = values.get("rate", "")
+    return RdmaPort(
+        device=device,
+        port=index,
+        state=_word(values.get("state", "")),
+        phys_state=_word(values.get("phys_state", "")),
+        rate_gbps=gbps(rate),
+        rate_text=rate,
+        link_layer=values.get("link_layer", ""),
+        lid=number(values.get("lid")),
+        sm_lid=number(values.get("sm_lid")),
+        netdev=files.get(f"{directory}/gid_attrs/ndevs", {}).get("0"),
+        gids=_gids(files, directory),
+        counters=_counters(files, directory),
+    )
+
+
+def _slingshot(device: str, netdevs: tuple[Netdev, ...], files: Files) -> RdmaPort:
+    """The one port of a cxi device; its state is the driver's, else that of its interface."""
+    values = files.get("device/port", {})
+    link = values.get("link") or next((netdev.operstate for netdev in netdevs), "")
+    speed = values.get("speed", "")
+    return RdmaPort(
+        device=device,
+        port=1,
+        state={"up": "ACTIVE", "down": "DOWN"}.get(link, link),
+        rate_gbps=gbps(speed),
+        rate_text=speed,
+        link_layer="Slingshot",
+        netdev=next((netdev.name for netdev in netdevs), None),
+    )
+
+
+def parse_device(name: str, files: Files, cxi: bool, virtual: bool, uverbs: bool) -> RdmaDevice:
+    """The device with these files.
+
+    What is missing or makes no sense is "" or None: the kernel refuses to read some files of a
+    port in trouble, and no driver has all of them.
+    """
+    values, function = files.get("", {}), files.get("device", {})
+    driver = function.get("DRIVER=", "")
+    netdevs = tuple(
+        Netdev(
+            directory[len(_NET) :],
+            attributes.get("operstate", ""),
+            {"0": False, "1": True}.get(attributes.get("carrier", "")),
+        )
+        for directory, attributes in files.items()
+        if directory.startswith(_NET)
+    )
+    ports = {int(match[1]) for directory in files if (match := _PORT_LINE.match(directory))}
+    software = not driver and re.match(r"rxe|siw", name)
+    kind = "cxi" if cxi else "software" if software else _KINDS.get(driver, driver)
+    firmware = values.get("fw_ver", "")
+    model, board = values.get("hca_type", ""), values.get("board_id", "")
+    if cxi:
+        firmware = files.get("device/uc", {}).get("qspi_blob_version", "")
+        board = files.get("device/fru", {}).get("part_number", "")
+    # The words for "cannot tell" have no digit; every model and board id has one.
+    model, board = (text if re.search("[0-9]", text) else "" for text in (model, board))
+    return RdmaDevice(
+        name=name,
+        kind=kind or re.split(r"_?[0-9]", name)[0],
+        hca_type=model,
+        firmware=firmware,
+        board_id=board,
+        node_type=_word(values.get("node_type", "")),
+        node_guid=values.get("node_guid", ""),
+        node_desc=values.get("node_desc", ""),
+        driver=driver,
+        pci_address=function.get("PCI_SLOT_NAME=", ""),
+        numa_node=number(function.get("numa_node")),
+        virtual=virtual,
+        uverbs=uverbs,
+        netdevs=netdevs,
+        ports=(_slingshot(name, netdevs, files),)
+        if cxi
+        else tuple(_port(name, index, files) for index in sorted(ports)),
+        image_guid=values.get("sys_image_guid", ""),
+        pcie=_pcie(files),
+    )
