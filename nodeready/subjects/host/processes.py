@@ -266,23 +266,23 @@ def _stats(text: str) -> Iterator[_Stat]:
 
 def parse(text: str) -> Processes:
     """The processes in what SCRIPT printed; never raises."""
-    pieces = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
-    parts = dict(zip(pieces[1::2], pieces[2::2]))
-    begun, again = parts.get("1", ""), parts.get("2", "")
+    sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
+    parts = dict(zip(sections[1::2], sections[2::2]))
+    begun, second = parts.get("1", ""), parts.get("2", "")
     first = {stat.pid: stat for stat in _stats(begun)}
     names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", begun, re.M))
     counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", begun, re.M)}
     owners = {int(name[4:]): uid for name, uid in counts.items() if re.match(r"uid_\d+$", name)}
     reapers = [name[6:] for name in counts if re.match(r"reaps_\d+$", name)][:5]
-    users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", again, re.M))
-    ours = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", again, re.M)}
-    ran = {match[1]: int(match[2]) for match in _SCHED.finditer(again)}
-    places = {int(match[1]): match[2] for match in _WCHAN.finditer(again)}
+    users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", second, re.M))
+    own_pids = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", second, re.M)}
+    ran = {match[1]: int(match[2]) for match in _SCHED.finditer(second)}
+    places = {int(match[1]): match[2] for match in _WCHAN.finditer(second)}
     stuck = []
-    for stat in _stats(again):
+    for stat in _stats(second):
         before = first.get(stat.pid)
         waits = before is not None and before.state == stat.state == "D" and before.cpu == stat.cpu
-        if not waits or stat.pid in ours:
+        if not waits or stat.pid in own_pids:
             continue
         wchan, uid = places.get(stat.pid, ""), owners.get(stat.pid)
         seconds = None
@@ -290,9 +290,9 @@ def parse(text: str) -> Processes:
             seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
         user = users.get(str(uid), "")
         stuck.append(Stuck(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user))
-    said = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
+    counted = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
     return Processes(
-        looked="end" in parts and said <= counts.keys(),
+        looked="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),

@@ -53,7 +53,7 @@ def _named(holders: Iterable[Socket]) -> str:
     for one in holders:
         by_holder.setdefault(_holder(one), set()).add(one.port)
     texts = (f"{folded(ports)} by {holder}" for holder, ports in by_holder.items())
-    return some(texts, most=_MOST)
+    return some(texts, maximum=_MOST)
 
 
 def folded(ports: Iterable[int]) -> str:
@@ -104,7 +104,7 @@ def range(seen: Ports, want: Policy) -> Result:
             f"{port} by {_holder(one)}, {one.state} to {one.peer or 'nobody'}"
             for port, one in sorted(taken.items())
         )
-        actual = some(texts, most=_MOST)
+        actual = some(texts, maximum=_MOST)
         fix = "wait for the connection to end; see ports.ephemeral"
         return warn(check, expected, actual, "/proc/net/tcp", fix)
     return ok(check, expected)
