@@ -40,7 +40,7 @@ from nodeready.subjects.nics.facts import Nics, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports, Range, Socket, parse_ranges
-from nodeready.subjects.ports.firewall import shown
+from nodeready.subjects.ports.netfilter import range_text
 from nodeready.subjects.rdma.facts import Rdma, hcas
 from nodeready.subjects.snapshot import Snapshot
 
@@ -143,7 +143,7 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
     for (why, ranges), names in groups.items():
         inside = _within(ranges, first, last)
         if inside:
-            ports = ", ".join(shown(*one) for one in inside[:4])
+            ports = ", ".join(range_text(*one) for one in inside[:4])
             more = ", ..." if len(inside) > 4 else ""
             texts.append(f"not {ports}{more} on {fold(names)}: {why}")
     rest = f"and {len(texts) - _MOST} more reasons against ports"
@@ -166,7 +166,7 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
         wanted: dict[Range, list[str]] = {}
         for name, span in ranges.items():
             wanted.setdefault(span, []).append(name)
-        notes = tuple(f"{shown(*span)} on {fold(names)}" for span, names in wanted.items())
+        notes = tuple(f"{range_text(*span)} on {fold(names)}" for span, names in wanted.items())
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return Choice(None, reason, notes[:_MOST], {})
     unknown = {name: why for name, one in seen.items() if (why := _unseen(one, first, last))}
@@ -183,7 +183,7 @@ def choose(seen: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range]) -> 
         return Choice(None, "no node tells which of its ports are free", (), unknown)
     free = _free(first, last, taken)
     lasting = _free(first, last, {**taken, **lent})
-    every = shown(first, last)
+    every = range_text(first, last)
     if not free:
         reason = f"no port of {every} is free on all nodes"
         return Choice(None, reason, _objection_lines(taken, first, last), unknown)

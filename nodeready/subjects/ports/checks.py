@@ -18,7 +18,8 @@ from nodeready.subjects.ports.facts import (
     parse_ranges,
     text_of,
 )
-from nodeready.subjects.ports.firewall import Firewall, shown
+from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.netfilter import join_ranges, range_text
 from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
 
 #: At most so many holders of ports, and runs of ports, are named.
@@ -31,7 +32,7 @@ _NOBODY = 65534
 
 
 def _wanted(want: Policy) -> str:
-    return shown(*want.port_range)
+    return range_text(*want.port_range)
 
 
 def _is_service(one: Socket) -> bool:
@@ -58,13 +59,10 @@ def _named(holders: Iterable[Socket]) -> str:
 
 def folded(ports: Iterable[int]) -> str:
     """``29500-29502, 29507``."""
-    runs: list[Range] = []
-    for port in sorted(ports):
-        if runs and runs[-1][1] + 1 == port:
-            runs[-1] = (runs[-1][0], port)
-        else:
-            runs.append((port, port))
-    return ", ".join(shown(*run) for run in runs[:_MOST]) + (", ..." if len(runs) > _MOST else "")
+    runs = join_ranges((port, port) for port in ports)
+    return ", ".join(range_text(*run) for run in runs[:_MOST]) + (
+        ", ..." if len(runs) > _MOST else ""
+    )
 
 
 @check(
@@ -153,10 +151,10 @@ def ephemeral(seen: Ports, want: Policy) -> Result:
     boot = _open_to_others(range_boot, reserved_boot, ports)
     source = ", ".join(line.where for line in (range_line, reserved_line) if line)
     actual = (
-        f"ephemeral {shown(*seen.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
-        f"next boot {shown(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
+        f"ephemeral {range_text(*seen.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
+        f"next boot {range_text(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
     )
-    line = text_of(_joined((*(reserved if live else reserved_boot or reserved), ports)))
+    line = text_of(tuple(join_ranges((*(reserved if live else reserved_boot or reserved), ports))))
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live:
         return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
@@ -164,18 +162,7 @@ def ephemeral(seen: Ports, want: Policy) -> Result:
         return fail(check, expected, actual, source, fix)
     if boot:
         return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
-    return ok(check, expected, f"ephemeral {shown(*seen.ephemeral)}", source)
-
-
-def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """The ranges sorted, touching ones joined: the sysctl takes all reserved ports at once."""
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
-        else:
-            found.append((first, last))
-    return tuple(found)
+    return ok(check, expected, f"ephemeral {range_text(*seen.ephemeral)}", source)
 
 
 def _opening(seen: Firewall, ports: str) -> str:

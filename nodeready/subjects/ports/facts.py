@@ -15,9 +15,9 @@ from typing import Any
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
-from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, among
-from nodeready.subjects.ports.netfilter import is_virtual
+from nodeready.subjects.ports.netfilter import is_virtual, range_text
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
@@ -342,7 +342,7 @@ def parse_ranges(text: str) -> tuple[Range, ...] | None:
 
 def text_of(ranges: tuple[Range, ...]) -> str:
     """Ranges as sysctl takes them: ``8080,29500-29510``."""
-    return ",".join(firewall.shown(*one) for one in ranges)
+    return ",".join(range_text(*one) for one in ranges)
 
 
 def _addresses(output: Output) -> tuple[str, ...]:
@@ -456,7 +456,7 @@ def compared(seen: Ports) -> dict[str, Any]:
     """What the nodes of a group should have in common."""
     found: dict[str, Any] = {}
     if seen.ephemeral is not None:
-        found["ephemeral"] = firewall.shown(*seen.ephemeral)
+        found["ephemeral"] = range_text(*seen.ephemeral)
     if seen.reserved is not None:
         found["reserved"] = text_of(seen.reserved) or "none"
     if seen.firewall.verdict != "unknown":
@@ -464,4 +464,4 @@ def compared(seen: Ports) -> dict[str, Any]:
     return found
 
 
-PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, firewall.SECTION), parse)
+PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, rule_listing.SECTION), parse)

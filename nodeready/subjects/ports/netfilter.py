@@ -16,7 +16,7 @@ import ipaddress
 import re
 import socket
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Union
@@ -180,6 +180,30 @@ def ports_of(value: str) -> Range | None:
     """``22`` or ``1024-65535`` as first and last; None for anything else."""
     match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", value)
     return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
+def join_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """The ranges in their order, overlapping and touching ones as one.
+
+    >>> join_ranges([(5, 6), (1, 2), (3, 4), (9, 9)])
+    [(1, 6), (9, 9)]
+    """
+    joined: list[Range] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def range_text(first: int, last: int) -> str:
+    """A range of ports as text.
+
+    >>> range_text(22, 22), range_text(29500, 29510)
+    ('22', '29500-29510')
+    """
+    return str(first) if first == last else f"{first}-{last}"
 
 
 @lru_cache(maxsize=256)
@@ -508,14 +532,7 @@ class Match:
             if span is None:
                 return None
             found[span[0] == 6].append(span[1:])
-        joined: tuple[list[Range], list[Range]] = ([], [])
-        for ranges, into in zip(found, joined):
-            for first, last in sorted(ranges):
-                if into and first <= into[-1][1] + 1:
-                    into[-1] = (into[-1][0], max(into[-1][1], last))
-                else:
-                    into.append((first, last))
-        return joined
+        return join_ranges(found[0]), join_ranges(found[1])
 
     def of(self, packet: Packet) -> int:
         """Whether the packet meets it: YES, NO or MAYBE."""
@@ -614,6 +631,20 @@ class Rule:
             match.varies or any(one.rpartition(" ")[2] in _VARYING for one in match.selectors)
             for match in self.matches
         )
+
+
+def nat_target(text: str) -> str:
+    """The target of a ``divert`` rule for the text of a NAT rule.
+
+    One colon alone stands before a port: an address of IPv6 goes without.
+
+    >>> nat_target("10.0.0.1:80"), nat_target("[fd00::1]"), nat_target("[fd00::1]:80")
+    ('10.0.0.1:80', 'fd00::1', '?')
+    """
+    bare = re.fullmatch(r"\[([0-9a-f:]+)\](:[\d-]+)?", text)
+    if bare is None:
+        return text
+    return "?" if bare[2] else bare[1]
 
 
 #: Verdicts that change the packet's state, and let the packet go on.
@@ -783,6 +814,13 @@ def _changed(verdict: str, target: str, state: State) -> State:
     return replace(state, mark=new) if verdict == "mark" else replace(state, ct_mark=new)
 
 
+def _bounded(states: Collection[State]) -> list[State]:
+    """The states; without their marks, where they are too many to be told apart."""
+    if len(states) <= _MOST_STATES:
+        return list(states)
+    return [State((0, 0), (0, 0), untracked) for untracked in {s.untracked for s in states}]
+
+
 class _Walk:
     """One packet's possible ways through the chains of a ruleset."""
 
@@ -843,9 +881,7 @@ class _Walk:
                         fate, how = self._diverted(rule.target, packet), "led elsewhere by"
                     _note(fates, (fate, state), Cause(name, rule.text, sure, how))
                     self._doubt(rule, name, sure)
-            alive = list(going)
-            if len(alive) > _MOST_STATES:
-                alive = [State((0, 0), (0, 0), one) for one in {s.untracked for s in alive}]
+            alive = _bounded(going)
             if not alive:
                 return fates
         for state in alive:
@@ -936,11 +972,9 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
             # A sure drop takes all packets that are left: then the accepting rule is in doubt.
             unsure = [cause for cause in (*drops, *accepts) if not cause.sure]
             doubt = doubt or (away or unsure or [walk.doubt or drops[0]])[0]
-        states = list(dict.fromkeys(state for (fate, state) in found if fate == "accept"))
+        states = _bounded(dict.fromkeys(state for fate, state in found if fate == "accept"))
         if not states:
             break
-        if len(states) > _MOST_STATES:
-            states = [State((0, 0), (0, 0), one) for one in {s.untracked for s in states}]
     verdict = "cannot tell" if doubt else "open"
     if doubt and walk.doubt and walk.doubt.varies:
         doubt = walk.doubt

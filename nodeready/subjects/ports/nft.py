@@ -24,6 +24,7 @@ from nodeready.subjects.ports.netfilter import (
     Ruleset,
     counted,
     limited,
+    nat_target,
     number,
     span_of,
 )
@@ -415,10 +416,7 @@ class _RuleReader:
             target = where[0] if where else "?"
             if any(one in where for one in ("map", ".", "{")) or not re.match(r"[\d\[:]", target):
                 target = "?"
-            bare = re.fullmatch(r"\[([0-9a-f:]+)\](:[\d-]+)?", target)
-            if bare:
-                # One colon alone stands before a port: an address of IPv6 goes without.
-                target = "?" if bare[2] else bare[1]
+            target = nat_target(target)
         elif word == "dnat":
             target = "?"
         self._rule("divert", target)
