@@ -24,6 +24,7 @@ from nodeready.subjects.ports.netfilter import (
     Ruleset,
     fates,
     join_ranges,
+    ports_of,
     range_text,
     span_of,
 )
@@ -87,13 +88,13 @@ def _ruleset(texts: tuple[tuple[str, str], ...]) -> Ruleset:
 
     Raises ValueError for text that makes no sense.
     """
-    found = Ruleset()
+    merged_rules = Ruleset()
     sets = parse_ipsets("".join(text for name, text in texts if name == "ipset"))
     for name, text in texts:
         if name == "ipset":
             continue
         if name in ("nft", "nft-nat"):
-            found = found.merged(nft.parse(_CUT_NAT.sub("", text)))
+            merged_rules = merged_rules.merged(nft.parse(_CUT_NAT.sub("", text)))
             continue
         # What nft alone can show, nft shows.
         saved = _INCOMPATIBLE.sub("", text) if name.endswith("-nft") else text
@@ -101,8 +102,8 @@ def _ruleset(texts: tuple[tuple[str, str], ...]) -> Ruleset:
         if not name.endswith("-nft"):
             # Legacy tables stand beside those of nft that have the same names.
             rules = _renamed(rules)
-        found = found.merged(rules)
-    return found
+        merged_rules = merged_rules.merged(rules)
+    return merged_rules
 
 
 #: A table of NAT whose rest was left out on the node.
@@ -133,24 +134,15 @@ def _manager(rules: Ruleset) -> str:
     return "iptables" if iptables else "nftables"
 
 
-def _worst(pieces: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
+def _worst(port_fates: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
     """The worst verdict of all ports, the ports that have it, and one of the pieces."""
     for verdict in ("dropped", "cannot tell"):
-        bad = [piece for piece in pieces if piece.verdict == verdict]
+        bad = [fate for fate in port_fates if fate.verdict == verdict]
         if bad:
-            joined = join_ranges((piece.first, piece.last) for piece in bad)
-            worst = next((piece for piece in bad if piece.varies), bad[0])
+            joined = join_ranges((fate.first, fate.last) for fate in bad)
+            worst = next((fate for fate in bad if fate.varies), bad[0])
             return verdict, ", ".join(range_text(*ports) for ports in joined[:4]), worst
     return "open", "", None
-
-
-def _held(ports: str) -> set[int]:
-    """The ports of ``29500, 29502-29510``."""
-    found: set[int] = set()
-    for part in filter(None, ports.split(", ")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _unknown(reason: str, tools: tuple[Tool, ...] = ()) -> Firewall:
@@ -189,15 +181,17 @@ def parse(
         rules = _ruleset(tuple(texts))
     except ValueError as error:
         return _unknown(str(error), tools)
-    seen = Filter(rules, policy.port_range, addresses, networks, ephemeral)
-    return replace(seen.judged(peers), tools=tools, filter=seen)
+    packet_filter = Filter(rules, policy.port_range, addresses, networks, ephemeral)
+    return replace(packet_filter.judged(peers), tools=tools, filter=packet_filter)
 
 
-def among(seen: Firewall, nodes: tuple[str, ...]) -> Firewall:
+def among(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
     """The same, with the addresses of the fleet's nodes known, and no others."""
-    if seen.filter is None:
-        return seen
-    return replace(seen.filter.judged(nodes, sure=True), tools=seen.tools, filter=seen.filter)
+    if observed.filter is None:
+        return observed
+    return replace(
+        observed.filter.judged(nodes, sure=True), tools=observed.tools, filter=observed.filter
+    )
 
 
 #: So many other nodes are tried of each network: the rules treat few of them in ways of their own.
@@ -216,6 +210,12 @@ class _Seen:
     ports: str = ""
     fate: Fate | None = None
     few: str = ""
+
+
+def _port_count(fate: _Seen) -> int:
+    """How many ports ``29500, 29502-29510`` are."""
+    ranges = (ports_of(part) for part in fate.ports.split(", ") if part)
+    return sum(last - first + 1 for first, last in filter(None, ranges))
 
 
 def _spans_of(peers: tuple[str, ...]) -> list[tuple[int, int, int]]:
@@ -257,19 +257,21 @@ class Filter:
         spans = _spans(peers) if sure else _spans_of(peers)
 
         @cache
-        def known() -> list[tuple[int, int, int]]:
+        def other_hosts() -> list[tuple[int, int, int]]:
             # Mostly nobody asks: the rules let everybody in.
             return [span for span in spans if span not in self.own]
 
-        families = [one for one in (4, 6) if any(span and span[0] == one for span in self.own)]
-        found = self._family(families[0] if families else 4, known, sure)
-        if found.verdict == "open" and families == [4, 6]:
-            by_name = {family for family, first, _ in known() if self._near(family, first)}
-            over_ipv6 = self._family(6, known, sure)
+        families = [
+            family for family in (4, 6) if any(span and span[0] == family for span in self.own)
+        ]
+        result = self._family(families[0] if families else 4, other_hosts, sure)
+        if result.verdict == "open" and families == [4, 6]:
+            by_name = {family for family, first, _ in other_hosts() if self._near(family, first)}
+            over_ipv6 = self._family(6, other_hosts, sure)
             if over_ipv6.verdict == "dropped" and by_name != {4}:
-                found = replace(over_ipv6, verdict="cannot tell",
+                result = replace(over_ipv6, verdict="cannot tell",
                                 ports=f"{over_ipv6.ports} over IPv6", networks=())  # fmt: skip
-        return replace(found, manager=manager)
+        return replace(result, manager=manager)
 
     def _packet(self, family: int) -> Packet:
         packet = Packet(family, *self.ports, self.addresses)
@@ -285,114 +287,132 @@ class Filter:
         return min(inside)[1] if inside else None
 
     def _family(
-        self, family: int, known: Callable[[], list[tuple[int, int, int]]], sure: bool
+        self, family: int, other_hosts: Callable[[], list[tuple[int, int, int]]], sure: bool
     ) -> Firewall:
         """The verdict for one version of IP."""
-        anybody = self._packet(family)
-        generic = self._one(anybody)
+        generic_packet = self._packet(family)
+        generic = self._one(generic_packet)
         if generic.verdict == "open":
             return self._firewall(generic)
-        peers = [first for version, first, _ in known() if version == family]
-        mine = [index for index, one in enumerate(self.networks) if one[2][0] == family]
+        peers = [first for version, first, _ in other_hosts() if version == family]
+        indexes = [index for index, network in enumerate(self.networks) if network[2][0] == family]
         near: dict[int, list[int]] = {}
         for peer in peers:
             index = self._near(family, peer)
             if index is not None:
                 near.setdefault(index, []).append(peer)
-        seen: dict[str, _Seen] = {}
-        for index in near or mine:
+        fates_by_network: dict[str, _Seen] = {}
+        for index in near or indexes:
             name, text, _ = self.networks[index]
-            seen[f"{text} on {name}"] = self._network(index, anybody, near.get(index, []), sure)
-        if not seen and peers:
-            name = self.networks[mine[0]][0] if len(mine) == 1 else ""
-            packet = changed(anybody, interface=name, near=False)
-            seen["other networks"] = self._hosts(packet, self._apart(family, peers), sure)
-        if not seen:
+            fates_by_network[f"{text} on {name}"] = self._network(
+                index, generic_packet, near.get(index, []), sure
+            )
+        if not fates_by_network and peers:
+            name = self.networks[indexes[0]][0] if len(indexes) == 1 else ""
+            packet = changed(generic_packet, interface=name, near=False)
+            fates_by_network["other networks"] = self._hosts(
+                packet, self._apart(family, peers), sure
+            )
+        if not fates_by_network:
             return self._firewall(generic)
-        let_in = tuple(where for where, one in seen.items() if one.verdict == "open")
-        if len(let_in) == len(seen):
+        let_in = tuple(
+            network
+            for network, network_fate in fates_by_network.items()
+            if network_fate.verdict == "open"
+        )
+        if len(let_in) == len(fates_by_network):
             # Only of another version of IP, or of nobody's traffic, is anything dropped.
             return Firewall("open", range_text(*self.ports), networks=let_in)
-        worst = next(
-            one for verdict in ("cannot tell", "dropped") for one in seen.values()
-            if one.verdict == verdict
-        )  # fmt: skip
-        if all(one.verdict == "dropped" for one in seen.values()):
+        shut = [fate for fate in fates_by_network.values() if fate.verdict == "dropped"]
+        if len(shut) == len(fates_by_network):
             # The ports that are shut everywhere, where that is so of some.
-            worst = min(seen.values(), key=lambda one: len(_held(one.ports)))
-            beside = generic.fate.cause if generic.fate else None
-            found = self._firewall(worst)
-            text = beside.text if beside and beside.text != found.rule else ""
-            return replace(found, beside=text)
-        doubted = worst if worst.verdict == "cannot tell" else generic
+            result = self._firewall(min(shut, key=_port_count))
+            general = generic.fate.cause if generic.fate else None
+            text = general.text if general and general.text != result.rule else ""
+            return replace(result, beside=text)
+        doubts = [fate for fate in fates_by_network.values() if fate.verdict == "cannot tell"]
+        doubted = doubts[0] if doubts else generic
         return replace(self._firewall(doubted), verdict="cannot tell", networks=let_in)
 
-    def _network(self, index: int, anybody: Packet, peers: list[int], sure: bool) -> _Seen:
+    def _network(self, index: int, generic_packet: Packet, peers: list[int], sure: bool) -> _Seen:
         name, _, (family, first, last) = self.networks[index]
-        own = [span[1] for span in self.own if span and span[0] == family]
-        inside = [address for address in own if first <= address <= last]
-        others = tuple(one for one, _, _ in self.networks if one != name)
-        packet = changed(anybody, interface=name, own=inside[0] if inside else None, others=others)
+        own_addresses = [span[1] for span in self.own if span and span[0] == family]
+        inside = [address for address in own_addresses if first <= address <= last]
+        other_interfaces = tuple(
+            interface for interface, _, _ in self.networks if interface != name
+        )
+        packet = changed(
+            generic_packet,
+            interface=name,
+            own=inside[0] if inside else None,
+            others=other_interfaces,
+        )
         if peers:
             return self._hosts(packet, self._apart(family, peers), sure)
-        hosts = self._any_hosts(family, first, last, own)
+        hosts = self._any_hosts(family, first, last, own_addresses)
         return self._hosts(packet, [(1, host) for host in hosts], False)
 
-    def _any_hosts(self, family: int, first: int, last: int, own: list[int]) -> list[int]:
+    def _any_hosts(
+        self, family: int, first: int, last: int, own_addresses: list[int]
+    ) -> list[int]:
         """An address of the network for each way in which the rules treat its addresses."""
         if last - first > 1:
             # Without the network's own address, and the broadcast.
             first, last = first + 1, last - (family == 4)
         starts = [first, *(s for s in self.rules.addresses[family == 6] if first < s <= last)]
-        found = []
+        hosts = []
         for start, end in zip(starts, [*starts[1:], last + 1]):
-            host = next((a for a in range(start, min(end, start + 8)) if a not in own), None)
+            host = next(
+                (a for a in range(start, min(end, start + 8)) if a not in own_addresses), None
+            )
             if host is not None:
-                found.append(host)
-        return found[:_MOST_PEERS]
+                hosts.append(host)
+        return hosts[:_MOST_PEERS]
 
     def _apart(self, family: int, peers: list[int]) -> list[tuple[int, int]]:
         """How many of the hosts the rules treat alike, and one of them."""
         starts = self.rules.addresses[family == 6]
-        alike: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for peer in peers:
-            alike.setdefault(bisect_right(starts, peer), []).append(peer)
-        return [(len(some), some[0]) for some in alike.values()][:_MOST_PEERS]
+            groups.setdefault(bisect_right(starts, peer), []).append(peer)
+        return [(len(group), group[0]) for group in groups.values()][:_MOST_PEERS]
 
     def _hosts(self, packet: Packet, hosts: list[tuple[int, int]], sure: bool) -> _Seen:
         """The verdict of some hosts together."""
-        found = [(count, self._one(replace(packet, peer=host))) for count, host in hosts]
-        verdicts = {one.verdict for _, one in found}
-        if not found:
+        host_fates = [(count, self._one(replace(packet, peer=host))) for count, host in hosts]
+        verdicts = {host_fate.verdict for _, host_fate in host_fates}
+        if not host_fates:
             return self._one(packet)
         if len(verdicts) == 1:
             # The ports that are shut for each of them, where that is so of some.
-            return min((one for _, one in found), key=lambda one: len(_held(one.ports)))
+            return min((host_fate for _, host_fate in host_fates), key=_port_count)
         worst = next(
-            one for verdict in ("dropped", "cannot tell") for _, one in found
-            if one.verdict == verdict
+            host_fate for verdict in ("dropped", "cannot tell") for _, host_fate in host_fates
+            if host_fate.verdict == verdict
         )  # fmt: skip
         if worst.verdict == "dropped" and not sure:
             # Who of the network is a node of the fleet, nobody knows here.
             doubt = self._one(packet)
             return doubt if doubt.verdict != "open" else replace(worst, verdict="cannot tell")
-        some = sum(count for count, one in found if one.verdict == worst.verdict)
-        return replace(worst, few=f"{some} of {sum(count for count, _ in found)}")
+        affected_count = sum(
+            count for count, host_fate in host_fates if host_fate.verdict == worst.verdict
+        )
+        return replace(worst, few=f"{affected_count} of {sum(count for count, _ in host_fates)}")
 
     def _one(self, packet: Packet) -> _Seen:
         return _Seen(*_worst(tuple(fates(self.rules, packet))))
 
-    def _firewall(self, seen: _Seen) -> Firewall:
-        cause = seen.fate.cause if seen.fate else None
-        if seen.fate is None or cause is None:
-            return Firewall(seen.verdict, range_text(*self.ports))
+    def _firewall(self, network_fate: _Seen) -> Firewall:
+        cause = network_fate.fate.cause if network_fate.fate else None
+        if network_fate.fate is None or cause is None:
+            return Firewall(network_fate.verdict, range_text(*self.ports))
         return Firewall(
-            seen.verdict,
-            seen.ports,
+            network_fate.verdict,
+            network_fate.ports,
             cause.chain,
             cause.text,
-            what=seen.fate.kind.words,
+            what=network_fate.fate.kind.words,
             how=cause.how,
-            peers=seen.few,
+            peers=network_fate.few,
             varies=cause.varies,
         )

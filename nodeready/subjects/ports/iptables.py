@@ -164,49 +164,49 @@ Sets = Mapping[str, "tuple[str, tuple[str, ...]] | None"]
 def parse_ipsets(text: str) -> Sets:
     """The sets that ``ipset save`` printed (ipset(8))."""
     kinds: dict[str, str] = {}
-    found: dict[str, list[str] | None] = {}
+    members: dict[str, list[str] | None] = {}
     for line in text.splitlines():
         words = line.split()
         if words[:1] == ["create"] and len(words) > 2:
-            kinds[words[1]], found[words[1]] = words[2], []
+            kinds[words[1]], members[words[1]] = words[2], []
         elif words[:1] == ["add"] and len(words) > 2:
-            held = found.get(words[1])
+            held = members.get(words[1])
             if "nomatch" in words[3:]:
-                found[words[1]] = None
+                members[words[1]] = None
             elif held is not None:
                 held.append(words[2])
     return {
         name: (kinds[name], tuple(held)) if held is not None else None
-        for name, held in found.items()
+        for name, held in members.items()
     }
 
 
 def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> Match:
     """``--match-set NAME src,dst``."""
-    found = sets.get(name)
-    if found is None or depth > 2:
+    ipset = sets.get(name)
+    if ipset is None or depth > 2:
         return UNCERTAIN
-    kind, held = found
+    kind, held = ipset
     parts = kind.partition(":")[2].split(",")
-    ways = sides.split(",")
+    directions = sides.split(",")
     if kind == "list:set":
-        inner = [_in_set(one, sides, ip, sets, depth + 1) for one in held]
+        inner = [_in_set(inner_name, sides, ip, sets, depth + 1) for inner_name in held]
         if any(not match.selectors for match in inner) or len({m.selectors for m in inner}) > 1:
             return UNCERTAIN if inner else NEVER
         together = tuple(value for match in inner for value in match.values)
         return Match(inner[0].selectors, together) if inner else NEVER
-    if not _SET_TYPES.match(kind) or len(ways) < len(parts):
+    if not _SET_TYPES.match(kind) or len(directions) < len(parts):
         return UNCERTAIN
     selectors = []
-    for part, way in zip(parts, ways):
-        source = way == "src"
+    for part, direction in zip(parts, directions):
+        source = direction == "src"
         selectors.append({
             "port": "tcp sport" if source else "tcp dport",
             "iface": "iifname" if source else "oifname",
         }.get(part, f"{ip} {'saddr' if source else 'daddr'}"))  # fmt: skip
     values = []
-    for one in held:
-        value = one.split(",")
+    for member in held:
+        value = member.split(",")
         ports = value[-1].partition(":") if parts[-1] == "port" else ("", "", "")
         if ports[1] and ports[0] != "tcp":
             continue
@@ -231,8 +231,8 @@ def _behind(words: list[str], option: str) -> str:
 
 def _rate(words: list[str], value: str, burst: str, over: bool) -> Match:
     """A limit of iptables, ``5/sec``; of bytes, ``512kb/s``, is a rate for other traffic."""
-    found = nft.rate(value, _behind(words, burst))
-    return limited(found, over) if found is not None else VARYING
+    packets_per_second = nft.rate(value, _behind(words, burst))
+    return limited(packets_per_second, over) if packets_per_second is not None else VARYING
 
 
 def _recent(words: list[str]) -> Match:
@@ -251,8 +251,8 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match
         selector = _SELECTORS[word].format(ip)
         return Match((selector,), _values(following, selector)), 1
     if word in _COMPARED:
-        selector, shape, more = _COMPARED[word]
-        bound = str(int(following) + more) if following.isdigit() else "?"
+        selector, shape, step = _COMPARED[word]
+        bound = str(int(following) + step) if following.isdigit() else "?"
         return Match((selector,), ((shape.format(bound),),)), 1
     if word in _ALONE:
         return _ALONE[word], 0
@@ -296,39 +296,39 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[Match]:
         if word == "!":
             negated = True
             continue
-        found: Match | None = None
+        condition: Match | None = None
         if word == "-m":
             module = following
             index += 1
             if following == "rpfilter":
                 inverted = "--invert" in words[index:]
-                found = Match(("reverse path",), (("missing" if inverted else "exists",),))
+                condition = Match(("reverse path",), (("missing" if inverted else "exists",),))
                 words = [w for w in words if w not in ("--invert", "--loose", "--validmark")]
             elif following in _LACKED:
-                found = NEVER
+                condition = NEVER
             elif following not in _PLAIN and not (
                 following == "socket" and "--transparent" in words
             ):
-                found = VARYING if following in VARYING_MODULES else UNCERTAIN
+                condition = VARYING if following in VARYING_MODULES else UNCERTAIN
         elif word == "--tcp-flags":
-            found = Match(("tcp flags",), ((f"{third}/{following}",),))
+            condition = Match(("tcp flags",), ((f"{third}/{following}",),))
             index += 2
         elif word == "--syn":
-            found = Match(("tcp flags",), ((_ONLY_SYN,),))
+            condition = Match(("tcp flags",), ((_ONLY_SYN,),))
         elif word == "--match-set":
-            found = _in_set(following, third, ip, sets)
+            condition = _in_set(following, third, ip, sets)
             index += 2
         elif word == "--mark":
-            found = Match(("ct mark" if module == "connmark" else "mark",), ((following,),))
+            condition = Match(("ct mark" if module == "connmark" else "mark",), ((following,),))
             index += 1
         else:
             if word == "-p" and not negated and following not in ("tcp", "6", "all"):
                 # Another protocol's ports must not be taken for ours.
                 yield NEVER
-            found, values = _option(word, following, words, ip)
+            condition, values = _option(word, following, words, ip)
             index += values
-        if found is not None:
-            yield replace(found, negated=not found.negated) if negated else found
+        if condition is not None:
+            yield replace(condition, negated=not condition.negated) if negated else condition
         negated = False
 
 
@@ -360,9 +360,12 @@ def _changed(target: str, words: list[str]) -> tuple[str, str] | None:
             return verdict, f"{keep(value, mask) & _ALL:x}/{flip(value, mask) & _ALL:x}"
     for option, word in (("--restore-mark", "restore"), ("--save-mark", "save")):
         if option in words:
-            masks = {_behind(words, one) or "0xffffffff" for one in ("--nfmask", "--ctmask")}
-            both = _behind(words, "--mask")
-            bits = number(both or masks.pop()) if both or len(masks) == 1 else None
+            masks = {
+                _behind(words, mask_option) or "0xffffffff"
+                for mask_option in ("--nfmask", "--ctmask")
+            }
+            common_mask = _behind(words, "--mask")
+            bits = number(common_mask or masks.pop()) if common_mask or len(masks) == 1 else None
             other = "mark" if word == "restore" else "ct_mark"
             return (word, f"{bits:x}") if bits is not None else (other, "?")
     return verdict, "?"
@@ -412,22 +415,22 @@ def parse_iptables_rules(text: str, family: int, sets: Sets | None = None) -> Ru
     """
     lines = [line for line in text.splitlines() if line.strip()]
     ip = "ip" if family == 4 else "ip6"
-    whole = "COMMIT" in lines or CUT in lines
-    if not whole and any(not line.startswith("#") for line in lines):
+    is_complete = "COMMIT" in lines or CUT in lines
+    if not is_complete and any(not line.startswith("#") for line in lines):
         raise ValueError("no whole table in what iptables-save printed")
-    found: dict[tuple[str, str], Chain] = {}
-    rest: list[str] = []
+    chains: dict[tuple[str, str], Chain] = {}
+    table_lines: list[str] = []
     for line in lines:
         if line.startswith("*"):
-            rest = [line]
+            table_lines = [line]
         elif line == "COMMIT":
-            found.update(_table(rest, ip, sets or {}))
-            rest = []
+            chains.update(_table(table_lines, ip, sets or {}))
+            table_lines = []
         elif not line.startswith("#"):
-            rest.append(line)
-    if rest and CUT not in lines and rest[0].startswith("*"):
+            table_lines.append(line)
+    if table_lines and CUT not in lines and table_lines[0].startswith("*"):
         raise ValueError("no whole table in what iptables-save printed")
-    return Ruleset(found)
+    return Ruleset(chains)
 
 
 def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, str], Chain]]:
@@ -440,9 +443,9 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
     rules: dict[str, list[Rule]] = {}
     for line in lines[1:]:
         if line.startswith(":"):
-            chain, _, rest = line[1:].partition(" ")
+            chain, _, policy_text = line[1:].partition(" ")
             rules[chain] = []
-            policies[chain] = rest.partition(" ")[0].lower()
+            policies[chain] = policy_text.partition(" ")[0].lower()
         elif line.startswith("-A "):
             try:
                 words = shlex.split(line)[1:]
@@ -455,10 +458,10 @@ def _table(lines: list[str], ip: str, sets: Sets) -> Iterator[tuple[tuple[str, s
             rule = _rule(words[1:], ip, sets, " ".join(words[1:])[:160])
             if rule is not None:
                 rules.setdefault(words[0], []).append(rule)
-    for chain, found in rules.items():
+    for chain, chain_rules in rules.items():
         hook = _HOOKS.get(chain, "") if chain in policies else ""
         policy = "drop" if hook and policies[chain] == "drop" else "accept"
         nat = name == "nat"
         priority = 100 if nat and hook == "postrouting" else _PRIORITIES.get(name, 0)
         key = (table, chain)
-        yield key, Chain(table, chain, tuple(found), hook, policy, priority, nat)
+        yield key, Chain(table, chain, tuple(chain_rules), hook, policy, priority, nat)

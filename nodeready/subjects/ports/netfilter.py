@@ -233,10 +233,10 @@ def is_virtual(interface: str) -> bool:
     return _VIRTUAL.fullmatch(interface) is not None
 
 
-def _within(seen: Range, asked: Range) -> int:
-    if asked[0] <= seen[0] and seen[1] <= asked[1]:
+def _within(actual: Range, expected: Range) -> int:
+    if expected[0] <= actual[0] and actual[1] <= expected[1]:
         return YES
-    return NO if seen[1] < asked[0] or asked[1] < seen[0] else MAYBE
+    return NO if actual[1] < expected[0] or expected[1] < actual[0] else MAYBE
 
 
 def _interface(value: str, packet: Packet) -> int:
@@ -270,58 +270,58 @@ def _address(selector: str, value: str, packet: Packet) -> int:
     family, first, last = span
     if family != packet.family:
         return NO
-    whole = 2 ** (32 if family == 4 else 128) - 1
-    if (first, last) == (0, whole):
+    maximum = 2 ** (32 if family == 4 else 128) - 1
+    if (first, last) == (0, maximum):
         return YES
-    mine = _sits(selector, packet)
-    one = packet.own if mine else packet.peer
-    if one is not None:
-        return YES if first <= one <= last else NO
+    is_own = _sits(selector, packet)
+    address_number = packet.own if is_own else packet.peer
+    if address_number is not None:
+        return YES if first <= address_number <= last else NO
     low = (ipaddress.IPv4Address if family == 4 else ipaddress.IPv6Address)(first)
-    if low.is_loopback or low.is_multicast or low.is_unspecified or first == whole:
+    if low.is_loopback or low.is_multicast or low.is_unspecified or first == maximum:
         return NO
-    own = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
+    own_numbers = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
            if address.version == family]  # fmt: skip
-    if not mine:
-        return NO if first == last and first in own else MAYBE
-    inside = [first <= address <= last for address in own]
+    if not is_own:
+        return NO if first == last and first in own_numbers else MAYBE
+    inside = [first <= address <= last for address in own_numbers]
     return MAYBE if not inside else YES if all(inside) else MAYBE if any(inside) else NO
 
 
 def _flags(value: str, packet: Packet) -> int:
     """``syn``: the flag is set. ``syn/fin,syn,rst,ack``: of the latter, only syn is set."""
-    wanted, slash, mask = value.lower().partition("/")
-    wanted, mask = (_ALL_FLAGS if text == "all" else text for text in (wanted, mask))
+    flag_names, slash, mask = value.lower().partition("/")
+    flag_names, mask = (_ALL_FLAGS if text == "all" else text for text in (flag_names, mask))
     try:
         bits = of = 0
-        for name in wanted.split(","):
+        for name in flag_names.split(","):
             bits |= 0 if name in ("", "none") else _FLAGS[name]
         for name in mask.split(","):
             of |= _FLAGS[name] if name else 0
     except KeyError:
         return MAYBE
     have = packet.kind.flags
-    met = (have & of) == bits if slash else bool(have & bits)
-    return YES if met else NO
+    is_met = (have & of) == bits if slash else bool(have & bits)
+    return YES if is_met else NO
 
 
 def _mark(value: str, mark: Range) -> int:
     """``0x8000/0x8000``: value and mask; ``0x1-0xff``: a range."""
-    have, known = mark
+    have, known_bits = mark
     if "-" in value:
         low, high = (number(part) for part in value.split("-", 1))
-        if low is None or high is None or known != 0xFFFFFFFF:
+        if low is None or high is None or known_bits != 0xFFFFFFFF:
             return MAYBE
         return YES if low <= have <= high else NO
     text, _, of = value.partition("/")
-    wanted, mask = number(text), number(of) if of else 0xFFFFFFFF
-    if wanted is None or mask is None:
+    expected, mask = number(text), number(of) if of else 0xFFFFFFFF
+    if expected is None or mask is None:
         return MAYBE
-    if (have ^ wanted) & known & mask:
+    if (have ^ expected) & known_bits & mask:
         return NO
-    if wanted & ~mask:
+    if expected & ~mask:
         return NO
-    return YES if mask & ~known & 0xFFFFFFFF == 0 else MAYBE
+    return YES if mask & ~known_bits & 0xFFFFFFFF == 0 else MAYBE
 
 
 _DSCP = {"cs0": 0, "be": 0, "ef": 46, "lephb": 1, "df": 0, "va": 44} | {
@@ -380,23 +380,23 @@ _NAMES = {"not-ect": 0, "default": 0, "none": 0, "cosmos": 0}
 
 
 def _number(selector: str, value: str, packet: Packet) -> int:
-    seen = _numbers(selector, packet)
-    if seen is None:
+    actual = _numbers(selector, packet)
+    if actual is None:
         return MAYBE
     if value in _DSCP and selector.endswith("dscp"):
-        asked: Range | None = (_DSCP[value],) * 2
+        expected: Range | None = (_DSCP[value],) * 2
     elif value in _NAMES:
-        asked = (_NAMES[value],) * 2
+        expected = (_NAMES[value],) * 2
     else:
         low, dash, high = value.partition("-")
         first, last = number(low), number(high if dash else low)
-        asked = (first, last) if first is not None and last is not None else None
-        if asked is None and selector.endswith("port"):
-            asked = _service(value)
-    if asked is None:
+        expected = (first, last) if first is not None and last is not None else None
+        if expected is None and selector.endswith("port"):
+            expected = _service(value)
+    if expected is None:
         # A name of a value that is no default, such as a class of packets.
         return NO if selector in _ZERO and re.fullmatch(r"[a-z][\w:-]*", value) else MAYBE
-    return _within(seen, asked)
+    return _within(actual, expected)
 
 
 # Accounts of services, which run no jobs, as Debian and RHEL name them.
@@ -473,13 +473,13 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     if selector in ("protocol", "ether type"):
         return YES if value == ("ip" if packet.family == 4 else "ip6") else NO
     if selector in ("fib daddr type", "fib saddr type"):
-        mine = (selector == "fib daddr type") == kind.inbound
-        return YES if value.lower() == ("local" if mine else "unicast") else NO
+        is_own = (selector == "fib daddr type") == kind.inbound
+        return YES if value.lower() == ("local" if is_own else "unicast") else NO
     if selector == "pkttype":
         return YES if value.lower() in ("host", "unicast") else NO
     if selector in _OPTIONS:
-        there = _OPTIONS[selector] or kind.syn
-        return YES if (value in ("exists", "1")) == there else NO
+        is_present = _OPTIONS[selector] or kind.syn
+        return YES if (value in ("exists", "1")) == is_present else NO
     if selector == "mark":
         return _mark(value, packet.state.mark)
     if selector == "ct mark":
@@ -489,7 +489,9 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     if selector == "mss":
         return _number("tcp option maxseg size", value, packet) if kind.syn else NO
     if selector == "either port":
-        return max(_number(f"tcp {one}", value, packet) for one in ("dport", "sport"))
+        return max(
+            _number(f"tcp {port_field}", value, packet) for port_field in ("dport", "sport")
+        )
     return _number(selector, value, packet)
 
 
@@ -526,13 +528,13 @@ class Match:
             return None
         if not self.selectors[0].startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr")):
             return None
-        found: tuple[list[Range], list[Range]] = ([], [])
+        ranges: tuple[list[Range], list[Range]] = ([], [])
         for value in self.values:
             span = span_of(value[0]) if len(value) == 1 else None
             if span is None:
                 return None
-            found[span[0] == 6].append(span[1:])
-        return join_ranges(found[0]), join_ranges(found[1])
+            ranges[span[0] == 6].append(span[1:])
+        return join_ranges(ranges[0]), join_ranges(ranges[1])
 
     def of(self, packet: Packet) -> int:
         """Whether the packet meets it: YES, NO or MAYBE."""
@@ -555,13 +557,13 @@ class Match:
         """The answer by `spans`, where the packet's address is known."""
         if self.spans is None:
             return None
-        one = packet.own if _sits(self.selectors[0], packet) else packet.peer
-        if one is None:
+        address = packet.own if _sits(self.selectors[0], packet) else packet.peer
+        if address is None:
             # Of a long list, somebody may be in it.
             return MAYBE if len(self.values) > _LONG else None
         ranges = self.spans[packet.family == 6]
-        at = bisect_right(ranges, (one, 1 << 130)) - 1
-        return YES if at >= 0 and ranges[at][0] <= one <= ranges[at][1] else NO
+        at = bisect_right(ranges, (address, 1 << 130)) - 1
+        return YES if at >= 0 and ranges[at][0] <= address <= ranges[at][1] else NO
 
 
 #: So many addresses make a list of strangers: each of them alone is of no interest.
@@ -592,9 +594,9 @@ def limited(per_second: float, over: bool) -> Match:
     return NEVER if over else ALWAYS
 
 
-def counted(most: int, over: bool) -> Match:
+def counted(maximum: int, over: bool) -> Match:
     """A limit of connections at a time: the same."""
-    if most < MANY_ENOUGH:
+    if maximum < MANY_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 
@@ -628,7 +630,8 @@ class Rule:
     def varies(self) -> bool:
         """Whether a condition of it does."""
         return any(
-            match.varies or any(one.rpartition(" ")[2] in _VARYING for one in match.selectors)
+            match.varies
+            or any(selector.rpartition(" ")[2] in _VARYING for selector in match.selectors)
             for match in self.matches
         )
 
@@ -687,8 +690,8 @@ class Chain:
         if packet.interface in self.devices:
             return YES
         # The port of a bond or a bridge has no network of its own.
-        known = (*packet.others, "lo")
-        return NO if all(d in known or is_virtual(d) for d in self.devices) else MAYBE
+        other_interfaces = (*packet.others, "lo")
+        return NO if all(d in other_interfaces or is_virtual(d) for d in self.devices) else MAYBE
 
 
 @dataclass(frozen=True)
@@ -700,8 +703,8 @@ class Ruleset:
     def merged(self, other: Ruleset) -> Ruleset:
         """Both rulesets; of a table that both have, the other's chains."""
         tables = {table for table, _ in other.chains}
-        kept = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
-        return Ruleset({**kept, **other.chains})
+        remaining = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
+        return Ruleset({**remaining, **other.chains})
 
     def base_chains(self, packet: Packet) -> list[Chain]:
         """The base chains that such a packet passes, in the order of hooks and priorities."""
@@ -711,33 +714,33 @@ class Ruleset:
     @cached_property
     def _ordered(self) -> list[Chain]:
         hooks = (*HOOKS, *HOOKS_OUT)
-        found = [c for c in self.chains.values() if c.hook in hooks]
-        return sorted(found, key=lambda chain: (hooks.index(chain.hook), chain.priority))
+        base_chains = [c for c in self.chains.values() if c.hook in hooks]
+        return sorted(base_chains, key=lambda chain: (hooks.index(chain.hook), chain.priority))
 
     @cached_property
     def addresses(self) -> tuple[list[int], list[int]]:
         """Where the rules begin to treat addresses (IPv4, IPv6) in another way."""
-        found: tuple[set[int], set[int]] = (set(), set())
+        starts: tuple[set[int], set[int]] = (set(), set())
         for chain in self.chains.values():
             for rule in chain.rules:
                 for match in rule.matches:
                     for index, selector in enumerate(match.selectors):
                         if selector.endswith(("saddr", "daddr")):
-                            _note_spans(match, index, found)
-        return sorted(found[0]), sorted(found[1])
+                            _note_spans(match, index, starts)
+        return sorted(starts[0]), sorted(starts[1])
 
     @cached_property
     def ports(self) -> tuple[int, ...]:
         """Where the rules begin to treat ports in another way."""
-        found: set[int] = set()
+        starts: set[int] = set()
         for chain in self.chains.values():
             for rule in chain.rules:
                 for match in rule.matches:
-                    found.update(_starts(match))
+                    starts.update(_starts(match))
                 port = ports_of(rule.target.rpartition(":")[2])
                 if rule.verdict == "divert" and port:
-                    found.update((port[0], port[1] + 1))
-        return tuple(sorted(found))
+                    starts.update((port[0], port[1] + 1))
+        return tuple(sorted(starts))
 
 
 def _note_spans(match: Match, index: int, into: tuple[set[int], set[int]]) -> None:
@@ -788,8 +791,8 @@ _Fates = dict[tuple[str, State], Cause]
 
 def _note(fates: _Fates, fate: tuple[str, State], cause: Cause) -> None:
     """Keep the first cause of a fate, or the first that is sure."""
-    known = fates.get(fate)
-    if known is None or (cause.sure and not known.sure):
+    earlier = fates.get(fate)
+    if earlier is None or (cause.sure and not earlier.sure):
         fates[fate] = cause
 
 
@@ -801,16 +804,18 @@ def _changed(verdict: str, target: str, state: State) -> State:
         new, old = state.ct_mark, state.mark
         if verdict == "save":
             new, old = old, new
-        one = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
-        return replace(state, mark=one) if verdict == "restore" else replace(state, ct_mark=one)
+        mixed = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
+        return (
+            replace(state, mark=mixed) if verdict == "restore" else replace(state, ct_mark=mixed)
+        )
     old = state.mark if verdict == "mark" else state.ct_mark
-    kept, _, flipped = target.partition("/")
-    if not flipped:
+    keep_text, _, flip_text = target.partition("/")
+    if not flip_text:
         new = (0, 0)
     else:
-        keep, flip = int(kept, 16), int(flipped, 16)
-        known = (old[1] | ~keep) & 0xFFFFFFFF
-        new = (((old[0] & keep) ^ flip) & known, known)
+        keep, flip = int(keep_text, 16), int(flip_text, 16)
+        known_bits = (old[1] | ~keep) & 0xFFFFFFFF
+        new = (((old[0] & keep) ^ flip) & known_bits, known_bits)
     return replace(state, mark=new) if verdict == "mark" else replace(state, ct_mark=new)
 
 
@@ -854,12 +859,12 @@ class _Walk:
             going: dict[State, None] = {}
             for state in alive:
                 packet = self._packet(state, tracked)
-                met = rule.of(packet)
-                if met != YES:
+                answer = rule.of(packet)
+                if answer != YES:
                     going[state] = None
-                if met == NO:
+                if answer == NO:
                     continue
-                sure = met == YES
+                sure = answer == YES
                 if rule.verdict in _CHANGES:
                     going[_changed(rule.verdict, rule.target, state)] = None
                 elif rule.verdict == "return":
@@ -914,10 +919,10 @@ class _Walk:
     def base(self, chain: Chain, state: State) -> _Fates:
         """All that may happen to the packet in a base chain."""
         packet = self._packet(state, True)
-        seen = chain.sees(packet)
+        passage = chain.sees(packet)
         name = f"{chain.table} {chain.name}"
         passed = Cause(name, "policy accept", True)
-        if seen == NO or (chain.nat and state.untracked):
+        if passage == NO or (chain.nat and state.untracked):
             return {("accept", state): passed}
         tracked = chain.hook not in ("ingress", "egress") and not (
             chain.hook in ("prerouting", "output") and chain.priority < _CONNTRACK
@@ -925,9 +930,13 @@ class _Walk:
         fates: _Fates = {}
         end = Cause(name, f"policy {chain.policy}", True)
         for (fate, after), cause in self.chain(chain, state, tracked).items():
-            one, told = (chain.policy, end) if fate == "end" else (fate, cause)
-            _note(fates, (one, after), replace(told, sure=told.sure and seen == YES))
-        if seen == MAYBE:
+            fate_name, fate_cause = (chain.policy, end) if fate == "end" else (fate, cause)
+            _note(
+                fates,
+                (fate_name, after),
+                replace(fate_cause, sure=fate_cause.sure and passage == YES),
+            )
+        if passage == MAYBE:
             _note(fates, ("accept", state), passed)
         return fates
 
@@ -959,20 +968,20 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     doubt: Cause | None = None
     states = [packet.state]
     for chain in rules.base_chains(packet):
-        found: _Fates = {}
+        chain_fates: _Fates = {}
         for state in states:
             for fate, cause in walk.base(chain, state).items():
-                _note(found, fate, cause)
-        drops = [cause for (fate, _), cause in found.items() if fate == "drop"]
-        accepts = [cause for (fate, _), cause in found.items() if fate == "accept"]
-        away = [cause for (fate, _), cause in found.items() if fate == "elsewhere"]
+                _note(chain_fates, fate, cause)
+        drops = [cause for (fate, _), cause in chain_fates.items() if fate == "drop"]
+        accepts = [cause for (fate, _), cause in chain_fates.items() if fate == "accept"]
+        away = [cause for (fate, _), cause in chain_fates.items() if fate == "elsewhere"]
         if drops and not accepts and not away:
             return Fate(packet.first, packet.last, "dropped", drops[0], packet.kind), []
         if drops or away:
             # A sure drop takes all packets that are left: then the accepting rule is in doubt.
             unsure = [cause for cause in (*drops, *accepts) if not cause.sure]
             doubt = doubt or (away or unsure or [walk.doubt or drops[0]])[0]
-        states = _bounded(dict.fromkeys(state for fate, state in found if fate == "accept"))
+        states = _bounded(dict.fromkeys(state for fate, state in chain_fates if fate == "accept"))
         if not states:
             break
     verdict = "cannot tell" if doubt else "open"
@@ -981,7 +990,7 @@ def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     return Fate(packet.first, packet.last, verdict, doubt, packet.kind), states
 
 
-def pieces(rules: Ruleset, first: int, last: int) -> list[Range]:
+def alike_ranges(rules: Ruleset, first: int, last: int) -> list[Range]:
     """The pieces of the range within which every rule treats all ports alike."""
     starts: Sequence[int] = [first, *(port for port in rules.ports if first < port <= last)]
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], last + 1])]
@@ -991,21 +1000,21 @@ def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fat
     """What happens to such connections, for each piece of the packet's ports: the first packet
     that is not sure to pass. With ``inbound`` the first packet of other nodes' connections alone.
     """
-    found = pieces(rules, packet.first, packet.last)
-    if len(found) > MOST_PIECES:
-        many = Cause("", f"{len(found)} pieces of it", False)
+    ranges = alike_ranges(rules, packet.first, packet.last)
+    if len(ranges) > MOST_PIECES:
+        many = Cause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    return [_piece(rules, changed(packet, first=a, last=b), inbound) for a, b in found]
+    return [_range_fate(rules, changed(packet, first=a, last=b), inbound) for a, b in ranges]
 
 
-def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
+def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
     worst = Fate(packet.first, packet.last, "open")
     lost, mark = False, State().ct_mark
     for kind in PACKETS[: 1 if inbound else None]:
         if kind.first:
             lost, mark = False, State().ct_mark
-        one = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
-        fate, states = _fate(rules, one)
+        kind_packet = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
+        fate, states = _fate(rules, kind_packet)
         if fate.verdict == "dropped":
             return fate
         if fate.verdict == "cannot tell" and (worst.verdict == "open" or fate.varies):

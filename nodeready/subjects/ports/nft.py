@@ -78,22 +78,22 @@ def rule_block(statement: Tokens) -> tuple[Tokens, Tokens] | None:
 
 def _split(words: Tokens, by: str) -> list[Tokens]:
     """Pieces between separators that are not inside braces."""
-    pieces: list[Tokens] = [[]]
+    parts: list[Tokens] = [[]]
     depth = 0
     for token in words:
         depth += (token in "{(") - (token in "})")
         if token == by and depth == 0:
-            pieces.append([])
+            parts.append([])
         elif token != "\n":
-            pieces[-1].append(token)
-    return [piece for piece in pieces if piece]
+            parts[-1].append(token)
+    return [part for part in parts if part]
 
 
 def key(words: Tokens) -> tuple[str, ...]:
     """One element, ``10.0.0.1 . tcp . 80``, as its parts."""
     parts = []
-    for piece in _split(words, "."):
-        words = list(takewhile(lambda word: word not in _ELEMENT_END, piece))
+    for part_words in _split(words, "."):
+        words = list(takewhile(lambda word: word not in _ELEMENT_END, part_words))
         # Flags: ``syn | ack``.
         flags = len(words) > 2 and set(words[1::2]) == {"|"}
         parts.append("|".join(words[::2]) if flags else words[0].strip('"') if len(words) == 1
@@ -103,21 +103,21 @@ def key(words: Tokens) -> tuple[str, ...]:
 
 def elements(inside: Tokens) -> tuple[Element, ...]:
     """What stands between the braces of a set or map."""
-    found: list[Element] = []
-    for piece in _split(inside, ","):
-        halves = _split(piece, ":")
+    listed_elements: list[Element] = []
+    for part in _split(inside, ","):
+        halves = _split(part, ":")
         if halves:
-            found.append((key(halves[0]), halves[1] if len(halves) > 1 else []))
-    return tuple(found)
+            listed_elements.append((key(halves[0]), halves[1] if len(halves) > 1 else []))
+    return tuple(listed_elements)
 
 
 def read_set(inside: Tokens) -> SetOf:
     """The set or map whose block this is."""
-    found: tuple[Element, ...] = ()
+    listed_elements: tuple[Element, ...] = ()
     for statement in statements(inside):
         if statement[0] == "elements" and "{" in statement:
-            found = elements(statement[statement.index("{") + 1 : -1])
-    return SetOf(found)
+            listed_elements = elements(statement[statement.index("{") + 1 : -1])
+    return SetOf(listed_elements)
 
 
 def group(words: Tokens, at: int) -> int:
@@ -135,12 +135,12 @@ def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
     if words[at : at + 1] == ["("]:
         end = group(words, at)
         return [t for t in words[at + 1 : end - 1] if t != "|"], end
-    found = words[at : at + 1]
+    values = words[at : at + 1]
     at += 1
     while words[at : at + 1] == [","] and at + 1 < len(words):
-        found.append(words[at + 1])
+        values.append(words[at + 1])
         at += 2
-    return found, at
+    return values, at
 
 
 # --- The rules of a chain, and the chains of a table.
@@ -219,11 +219,11 @@ def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
         end = at + 1
         while end < len(tokens) and tokens[end] not in ("type", "oif", "oifname", "check"):
             end += 1
-        what = [one for one in tokens[at + 1 : end] if one not in (".", "mark", "iif", "oif")]
+        sides = [side for side in tokens[at + 1 : end] if side not in (".", "mark", "iif", "oif")]
         kind = tokens[end] if end < len(tokens) else ""
-        if kind == "type" and what in (["saddr"], ["daddr"]):
-            return f"fib {what[0]} type", end + 1
-        return ("reverse path" if what == ["saddr"] and kind else "fib"), end + 1
+        if kind == "type" and sides in (["saddr"], ["daddr"]):
+            return f"fib {sides[0]} type", end + 1
+        return ("reverse path" if sides == ["saddr"] and kind else "fib"), end + 1
     if word == "tcp" and following == "option":
         end = at + 3 + (tokens[at + 3 : at + 4] in (["size"], ["count"], ["left"], ["right"]))
         name = " ".join(tokens[at:end])
@@ -246,10 +246,13 @@ def _compared(operator: str, value: str) -> str:
         number = span[1]
     if number is None:
         return "?"
-    most = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
+    maximum = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
     low, high = {
-        "<": (0, number - 1), "<=": (0, number), ">": (number + 1, most), ">=": (number, most),
-    }[operator]  # fmt: skip
+        "<": (0, number - 1),
+        "<=": (0, number),
+        ">": (number + 1, maximum),
+        ">=": (number, maximum),
+    }[operator]
     if not 0 <= low <= high:
         return "?"
     if span:
@@ -285,15 +288,15 @@ class _RuleReader:
     def _at(self, at: int) -> str:
         return self.tokens[at] if at < len(self.tokens) else ""
 
-    def _rule(self, verdict: str, target: str = "", more: tuple[Match, ...] = ()) -> None:
-        self.rules.append(Rule((*self.matches, *more), verdict, target, self.text))
+    def _rule(self, verdict: str, target: str = "", extra_matches: tuple[Match, ...] = ()) -> None:
+        self.rules.append(Rule((*self.matches, *extra_matches), verdict, target, self.text))
 
-    def _verdict(self, words: Tokens, more: tuple[Match, ...] = ()) -> None:
+    def _verdict(self, words: Tokens, extra_matches: tuple[Match, ...] = ()) -> None:
         word = words[0] if words else ""
         target = words[1] if word in ("jump", "goto") and len(words) > 1 else ""
         verdict = {"reject": "drop"}.get(word, "elsewhere" if word in _ELSEWHERE else word)
         if verdict in ("accept", "drop", "return", "jump", "goto", "elsewhere"):
-            self._rule(verdict, target, more)
+            self._rule(verdict, target, extra_matches)
 
     def _statement(self, at: int) -> int:
         """Read the statement at ``at``. Returns the index of the next one."""
@@ -381,8 +384,8 @@ class _RuleReader:
         self.matches.append(match)
         return at
 
-    def _count(self, most: str, over: bool, at: int) -> int:
-        self.matches.append(counted(int(most), over) if most.isdigit() else VARYING)
+    def _count(self, maximum: str, over: bool, at: int) -> int:
+        self.matches.append(counted(int(maximum), over) if maximum.isdigit() else VARYING)
         return at
 
     def _kept(self, at: int) -> int:
@@ -412,9 +415,11 @@ class _RuleReader:
         words = self.tokens[at:]
         target = ""
         if "to" in words:
-            where = words[words.index("to") + 1 :]
-            target = where[0] if where else "?"
-            if any(one in where for one in ("map", ".", "{")) or not re.match(r"[\d\[:]", target):
+            target_words = words[words.index("to") + 1 :]
+            target = target_words[0] if target_words else "?"
+            if any(word in target_words for word in ("map", ".", "{")) or not re.match(
+                r"[\d\[:]", target
+            ):
                 target = "?"
             target = nat_target(target)
         elif word == "dnat":
@@ -467,18 +472,20 @@ class _RuleReader:
     def _mark(self, selector: str, at: int) -> int:
         """``meta mark set (mark & 0xff) ^ 0x1``: the bits that are kept, and those flipped."""
         verdict, source, keep, flip = selector.replace(" ", "_"), "", 0, 0
-        begun = False
+        has_value = False
         while at < len(self.tokens):
             word = self.tokens[at]
             if word in "()" or (word == "meta" and self._at(at + 1) == "mark"):
                 at += 1
-            elif not begun and (word == "mark" or (word == "ct" and self._at(at + 1) == "mark")):
-                source, keep, begun = "mark" if word == "mark" else "ct mark", _WHOLE, True
+            elif not has_value and (
+                word == "mark" or (word == "ct" and self._at(at + 1) == "mark")
+            ):
+                source, keep, has_value = "mark" if word == "mark" else "ct mark", _WHOLE, True
                 at += 1 if word == "mark" else 2
-            elif not begun and (constant := number(word)) is not None:
-                flip, begun = constant, True
+            elif not has_value and (constant := number(word)) is not None:
+                flip, has_value = constant, True
                 at += 1
-            elif begun and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
+            elif has_value and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
                 if word in ("and", "&"):
                     keep, flip = keep & n, flip & n
                 elif word in ("or", "|"):
@@ -488,7 +495,7 @@ class _RuleReader:
                 at += 2
             else:
                 break
-        if not begun or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
+        if not has_value or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
             self._rule(verdict, "?")
             return self._skip(at)
         if source and source != selector:
@@ -537,28 +544,36 @@ class _RuleReader:
         self,
         selectors: tuple[str, ...],
         operator: str,
-        given: SetOf | None,
+        set_given: SetOf | None,
         mask: Tokens | None = None,
     ) -> None:
-        known = given.elements if given else None
-        if known is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
+        set_elements = set_given.elements if set_given else None
+        if set_elements is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
             of = ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
-            known = tuple(((_masked(one[0][0], of),), one[1]) if len(one[0]) == 1 else one
-                          for one in known)  # fmt: skip
+            set_elements = tuple(
+                ((_masked(parts[0], of),) if len(parts) == 1 else parts, verdict)
+                for parts, verdict in set_elements
+            )
         elif mask is not None:
             selectors = ()
         if operator != "vmap":
-            found = Match(selectors, tuple(one for one, _ in known or ()), operator == "!=")
-            self.matches.append(found if known is not None and selectors else UNCERTAIN)
+            is_known = set_elements is not None and selectors
+            keys = tuple(parts for parts, _ in set_elements or ())
+            self.matches.append(
+                Match(selectors, keys, operator == "!=") if is_known else UNCERTAIN
+            )
             return
-        if known is None:
+        if set_elements is None:
             self._rule("elsewhere", "", (UNCERTAIN,))
             return
         # The keys of a map exclude each other: a rule for each key is the same as the map, with
         # the rule for all others at the end.
-        others = tuple(one for one, _ in known if one != ("*",))
-        for one, verdict in sorted(known, key=lambda element: element[0] == ("*",)):
-            match = Match(selectors, others, True) if one == ("*",) else Match(selectors, (one,))
+        others = ("*",)
+        keys = tuple(parts for parts, _ in set_elements if parts != others)
+        for parts, verdict in sorted(set_elements, key=lambda element: element[0] == others):
+            match = Match(selectors, (parts,))
+            if parts == others:
+                match = Match(selectors, keys, negated=True)
             self._verdict(verdict, (match if selectors else UNCERTAIN,))
 
 
@@ -589,8 +604,8 @@ def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
     if size:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
         return (NEVER if over else ALWAYS) if many else VARYING, at
-    found = rate(text, burst)
-    return (limited(found, over) if found is not None else VARYING), at
+    packets_per_second = rate(text, burst)
+    return (limited(packets_per_second, over) if packets_per_second is not None else VARYING), at
 
 
 def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
@@ -663,10 +678,10 @@ def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
             hook, nat = words[words.index("hook") + 1], words[1] == "nat"
             at = words.index("priority") if "priority" in words else len(words)
             priority = _priority(words[at + 1 :])
-            told = words[words.index("hook") + 2 : at]
+            device_words = words[words.index("hook") + 2 : at]
             devices = tuple(
-                one.strip('"') for one in told
-                if one not in ("device", "devices", "=", "{", "}", ",")
+                device_word.strip('"') for device_word in device_words
+                if device_word not in ("device", "devices", "=", "{", "}", ",")
             )  # fmt: skip
         elif words[0] == "policy":
             policy = words[-1]
@@ -694,9 +709,9 @@ def parse(text: str) -> Ruleset:
     a table that makes no sense or has no end.
     """
     chains: dict[tuple[str, str], Chain] = {}
-    found = list(statements(tokens(text)))
-    tables = [statement for statement in found if statement[0] == "table"]
-    if found and not tables:
+    all_statements = list(statements(tokens(text)))
+    tables = [statement for statement in all_statements if statement[0] == "table"]
+    if all_statements and not tables:
         raise ValueError("no table in what nft printed")
     for statement in tables:
         block = rule_block(statement)
@@ -706,7 +721,7 @@ def parse(text: str) -> Ruleset:
         parts = list(statements(block[1]))
         if any(part[0] == "flags" and "dormant" in part for part in parts):
             continue
-        inner = [one for part in parts if (one := rule_block(part)) and len(one[0]) > 1]
+        inner = [block for part in parts if (block := rule_block(part)) and len(block[0]) > 1]
         sets = {head[1]: read_set(body) for head, body in inner if head[0] in _SETS}
         named = Named(sets, dict(_limits(inner)))
         for head, body in inner:

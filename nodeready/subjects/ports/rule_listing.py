@@ -285,12 +285,12 @@ _STATES = {
 ENOUGH = ("ok", "no rules", "no sign of rules")
 
 
-def _failed(said: str) -> str:
+def _failed(message: str) -> str:
     """The state of a tool that failed, by its message."""
-    if re.search("(Protocol|Operation) not supported", said):
+    if re.search("(Protocol|Operation) not supported", message):
         # Such a kernel has no nf_tables, and so no rules in it.
         return "ok"
-    return "needs root" if "Operation not permitted" in said else "failed"
+    return "needs root" if "Operation not permitted" in message else "failed"
 
 
 #: What is good to know, and not missed.
@@ -301,14 +301,14 @@ def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
     """The tools, and (name, text) of each tool that ended well."""
     mark = re.escape(f"@{output.nonce}")
     tools, texts = [], []
-    for piece in re.split(rf"^{mark} tool ", output.text, flags=re.M)[1:]:
-        name, _, rest = piece.partition("\n")
-        body, ended, status = rest.rpartition(f"\n@{output.nonce} status ")
-        if not ended and rest.startswith(f"@{output.nonce} status "):
-            body, status = "", rest[len(f"@{output.nonce} status ") :]
+    for section in re.split(rf"^{mark} tool ", output.text, flags=re.M)[1:]:
+        name, _, listing = section.partition("\n")
+        body, ended, status = listing.rpartition(f"\n@{output.nonce} status ")
+        if not ended and listing.startswith(f"@{output.nonce} status "):
+            body, status = "", listing[len(f"@{output.nonce} status ") :]
             ended = "yes"
         word = status.strip().partition("\n")[0] if ended else ""
-        said = next((line for line in body.splitlines() if line.strip()), "")[:160]
+        message = next((line for line in body.splitlines() if line.strip()), "")[:160]
         if not ended:
             tools.append(Tool(name[:40], "timed out"))
         elif name in _BESIDE:
@@ -316,8 +316,8 @@ def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
         elif word == "odd":
             tools.append(Tool(name[:40], "failed", "a table with an odd name"))
         else:
-            state = _STATES.get(word) or _failed(said)
-            tools.append(Tool(name[:40], state, "" if state == "ok" else said))
+            state = _STATES.get(word) or _failed(message)
+            tools.append(Tool(name[:40], state, "" if state == "ok" else message))
         if ended and word == "0":
             texts.append((name, _DATES.sub("", body)))
     return tuple(dict.fromkeys(tools)), texts

@@ -7,6 +7,7 @@ from nodeready.shell import quote
 from nodeready.subjects.base import Unknown, beatable
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
+from nodeready.subjects.ports.netfilter import range_text
 from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
