@@ -16,7 +16,7 @@ from nodeready.subjects.debug_tools.facts import (
     PY_SPY,
     PY_SPY_NOTE,
     DebugTools,
-    Unusable,
+    UnusablePackage,
     unusable,
 )
 from nodeready.subjects.snapshot import Snapshot
@@ -99,7 +99,7 @@ def packages(seen: Snapshot, want: Policy) -> Iterator[Action]:
         )
 
 
-def _program(one: Unusable) -> str:
+def _program(one: UnusablePackage) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
     folder, _, name = one.stuck.path.rpartition("/")
     known = (one.package, *COMPANIONS.get(one.package, ()))

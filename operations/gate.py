@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, Run, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.gate.checks import kept, uncompiled
+from nodeready.subjects.gate.checks import required_programs, uncompiled
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -57,7 +57,7 @@ def _files(seen: Snapshot, want: Policy, *paths: str) -> Iterator[Action]:
 def leftover(seen: Snapshot, want: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
     there: Gate = seen["gate"]
-    staying = kept(there)
+    staying = required_programs(there)
     gone = [path for path in FILES if path in there.there and path not in staying]
     if there.systemd and TIMER in gone:
         yield Run(("systemctl", "disable", "--now", "nodeready.timer"))

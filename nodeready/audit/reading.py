@@ -38,7 +38,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import COMPLETED, FleetContext, addresses_of, counted, identity_of
-from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS, Selection
+from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS, CheckSelection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.text import now
@@ -833,7 +833,7 @@ class Reading:
         self,
         looks: Sequence[Look],
         context: FleetContext,
-        selection: Selection,
+        selection: CheckSelection,
         started: str,
         groups: Callable[[str], tuple[str, ...]],
         *,

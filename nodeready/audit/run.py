@@ -26,7 +26,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import wire
 from nodeready.subjects.context import Counted, addresses_of, counted
-from nodeready.subjects.registry import COUNTING, Selection
+from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.text import now
 from nodeready.transport.base import Met
 from nodeready.transport.look import NOT_LOOKED_AT, Look
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nodeready.subjects.context import FleetContext, Judged
 
 
-def looked_at(selection: Selection) -> tuple[str, ...]:
+def looked_at(selection: CheckSelection) -> tuple[str, ...]:
     """The subjects that have to be observed to judge these checks."""
     subjects = selection.subjects
     counting = any(subject in COUNTING for subject in subjects)
@@ -108,7 +108,7 @@ def groups(inventory: Inventory, name: str, total: int) -> tuple[str, ...]:
 
 def audit_of(
     nodes: Iterable[Judged],
-    selection: Selection,
+    selection: CheckSelection,
     started: str,
     inventory: Inventory,
     declared: Mapping[str, Policy],

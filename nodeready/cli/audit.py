@@ -62,7 +62,7 @@ from nodeready.reports.registry import nodes as folded
 from nodeready.subjects.registry import (
     LEARNED,
     SUBJECTS,
-    Selection,
+    CheckSelection,
     SelectionError,
     meant,
     page,
@@ -82,7 +82,7 @@ FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 def document(
     nodes: Nodes,
     screen: Screen,
-    selection: Selection,
+    selection: CheckSelection,
     looks: list[Look],
     started: str,
     *,
@@ -274,7 +274,13 @@ _MOST_TOKEN = 16384
 
 
 def _collected(
-    words: str, options: Common, place: Source, limit_s: int, selection: Selection, *, part: bool
+    words: str,
+    options: Common,
+    place: Source,
+    limit_s: int,
+    selection: CheckSelection,
+    *,
+    part: bool,
 ) -> tuple[Audit, Nodes]:
     """The audit that the nodes' last verdicts make, and the nodes, whom nobody asked.
 
@@ -283,7 +289,7 @@ def _collected(
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
     from nodeready.inventory.load import endpoint
-    from nodeready.subjects.gate.files import own
+    from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 
     alone = {check for one in SUBJECTS.values() if one.alone for check in one.ids()}
@@ -296,7 +302,7 @@ def _collected(
     for name, one in endpoints.items():
         if one.local:
             endpoints[name] = one._replace(names=(*one.names, os.uname().nodename))
-    asked = Asked(policies, own, selection, everything=not part, version=__version__)
+    asked = Asked(policies, node_policy, selection, everything=not part, version=__version__)
     names, total = Names(endpoints), len(loaded)
     try:
         heard, partial = collect(place, names, len(policies), limit_s)

@@ -33,7 +33,7 @@ from nodeready.healthcheck import here
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
-from nodeready.subjects.registry import Selection, select
+from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import counted, now, redact, redacted, sanitise
 from nodeready.transport.base import UNREACHED, Conversation
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
@@ -292,7 +292,7 @@ class Taker:
         status = "partial" if errors else "kept"
         return self._done(Part("audit", status, said, errors=errors, unreached=lost))
 
-    def _judged(self, looks: list[Look], selection: Selection, started: str) -> Audit:
+    def _judged(self, looks: list[Look], selection: CheckSelection, started: str) -> Audit:
         if self.nodes.inventory is not None:
             return audit_document(self.nodes, self.screen, selection, looks, started)
         # Without an inventory there are no peers to compare with, and no fleet's host keys.

@@ -43,7 +43,7 @@ from nodeready.reports import exports
 from nodeready.reports.monitoring import nagios_code
 from nodeready.reports.plan import show_errors
 from nodeready.reports.registry import names
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED, Request, new_nonce
 from nodeready.transport.look import Look
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _RESERVE_S = 3
 
 
-def _selected(only: str | None, skip: str | None) -> Selection:
+def _selected(only: str | None, skip: str | None) -> CheckSelection:
     try:
         chosen = select(only, skip, SUBJECTS)
     except SelectionError as error:
@@ -65,11 +65,11 @@ def _selected(only: str | None, skip: str | None) -> Selection:
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
         # Without the user's session the others do not apply: that must not look like success.
         checks = (*checks, "proof.user")
-    return Selection(checks)
+    return CheckSelection(checks)
 
 
 def _fleet(
-    nodes: Nodes, screen: Screen, selection: Selection, wanted: Wanted, budget_s: int
+    nodes: Nodes, screen: Screen, selection: CheckSelection, wanted: Wanted, budget_s: int
 ) -> Audit:
     """Look and prove until the budget is spent, and judge what there is."""
     from nodeready.inventory.load import given_addresses
@@ -122,7 +122,7 @@ def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[s
     return judge.proved(run.smoke(wanted, screen.note, screen.progress))
 
 
-def _here(given: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
+def _here(given: dict[str, Any], selection: CheckSelection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
     from nodeready.healthcheck import here
 

@@ -21,7 +21,7 @@ from nodeready.subjects.base import Unknown, beatable, is_own
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
-from nodeready.subjects.sysctl import Boot, sets
+from nodeready.subjects.sysctl import BootSetting, sets
 from nodeready.subjects.templates import render
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
@@ -174,7 +174,7 @@ def sysctl_name(subject: str) -> str:
 
 
 def sysctl_dropin(
-    seen: Snapshot, subject: str, key: str, value: str, boot: Boot
+    seen: Snapshot, subject: str, key: str, value: str, boot: BootSetting
 ) -> Iterator[Action]:
     """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
     if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:

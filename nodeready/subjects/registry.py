@@ -90,7 +90,7 @@ class SelectionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Selection:
+class CheckSelection:
     """The chosen checks.
 
     checks: their ids, in the order of the reports
@@ -159,7 +159,7 @@ def _ids(subjects: Iterable[str]) -> list[str]:
 
 def select(
     only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
-) -> Selection:
+) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas. Checks that
     want to be named (`Check.named`) are in it with their whole id alone.
 
@@ -174,7 +174,7 @@ def select(
         chosen -= _matching("--skip", skip, subjects)
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
-    return Selection(tuple(check for check in _ids(subjects) if check in chosen))
+    return CheckSelection(tuple(check for check in _ids(subjects) if check in chosen))
 
 
 def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Boot:
+class BootSetting:
     """What sets one key at the next boot.
 
     winner:    what the node's own boot takes: a line of a file, or of the kernel's command line;
@@ -147,7 +147,7 @@ class Boot:
         return not self.remedy
 
 
-class Option(NamedTuple):
+class SysctlOption(NamedTuple):
     """What the files say of one key or glob: its value (None: excluded), and the line."""
 
     value: str | None
@@ -173,14 +173,14 @@ class SysctlFiles:
 
     order: tuple[str, ...]
     lines: Mapping[str, tuple[Line, ...]]
-    options: Mapping[str, Option]
-    manual: Mapping[str, Option]
+    options: Mapping[str, SysctlOption]
+    manual: Mapping[str, SysctlOption]
     keys: Mapping[str, tuple[str, ...]]
     systemd: bool
     masked: str = ""
-    tuned: Mapping[str, Option] = field(default_factory=dict)
+    tuned: Mapping[str, SysctlOption] = field(default_factory=dict)
     reapply: bool = True
-    ufw: Mapping[str, Option] = field(default_factory=dict)
+    ufw: Mapping[str, SysctlOption] = field(default_factory=dict)
     cmdline: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -218,12 +218,12 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _options(lines: Iterable[Line]) -> dict[str, Option]:
+def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
     """What systemd-sysctl makes of these lines, in its order (parse_line of its sysctl.c).
 
     A key that is set again moves to the end, unless it gets the value that it has.
     """
-    options: dict[str, Option] = {}
+    options: dict[str, SysctlOption] = {}
     for line in lines:
         name, equals, value = line.text.strip().partition("=")
         if not name or name[0] in "#;" or not (equals or name[0] == "-"):
@@ -234,11 +234,11 @@ def _options(lines: Iterable[Line]) -> dict[str, Option]:
         assigned = value.strip() if equals else None
         if path in options and options[path].value != assigned:
             del options[path]
-        options[path] = Option(assigned, line)
+        options[path] = SysctlOption(assigned, line)
     return options
 
 
-def _setting(options: Mapping[str, Option], path: str) -> Setting | None:
+def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     """What sets this path: its own line, else the last glob that names it."""
     setting = options.get(path)
     if setting is None:
@@ -348,7 +348,7 @@ def _rival(files: SysctlFiles, path: str) -> str:
     return ""
 
 
-def boot_value(files: SysctlFiles, key: str) -> Boot:
+def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     """What sets ``key`` at the next boot, and what `sysctl --system` would set instead."""
     path = _relative_path(key)
     winner = None if files.masked else _setting(files.options, path)
@@ -368,7 +368,7 @@ def boot_value(files: SysctlFiles, key: str) -> Boot:
     ]
     by_hand = _setting(files.manual, path)
     conflict = by_hand if by_hand and by_hand.where.startswith(f"{SYSCTL_CONF}:") else None
-    return Boot(
+    return BootSetting(
         winner,
         conflict if conflict != winner else None,
         other_names[-1] if other_names else "",
@@ -397,7 +397,7 @@ def sets(text: str, expected: str) -> bool:
     return text == expected or (expected.isdigit() and kernel_number(text) == int(expected))
 
 
-def contradicted(check: str, key: str, boot: Boot, expected_value: str) -> Result:
+def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -> Result:
     """Judge whether a line of /etc/sysctl.conf gives ``key`` another value than ``wanted``."""
     conflict, expected = boot.conflict, "no conflicting line"
     if conflict is None or sets(conflict.value, expected_value):

@@ -124,7 +124,7 @@ class CoreDumps:
     """
 
     live: str
-    boot: sysctl.Boot
+    boot: sysctl.BootSetting
     directory_mode: int | None
     retention: Line | None
     rewriters: tuple[str, ...]

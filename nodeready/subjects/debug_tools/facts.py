@@ -164,7 +164,7 @@ def _script(policy: Policy) -> str:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenProgram:
     """A program that a package brings and nobody can run.
 
     how: ``gone``; ``empty``; ``mode``: not executable at all
@@ -207,7 +207,7 @@ class DebugTools:
     exposed: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     registered: tuple[str, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)
 
     @property
@@ -264,25 +264,25 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
 _BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")
 
 
-def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[Broken]:
+def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[BrokenProgram]:
     for row in rows:
         match = _BROKEN.fullmatch(row)
         if match and match[1] in names:
-            yield Broken(match[1], match[2], match[3])
+            yield BrokenProgram(match[1], match[2], match[3])
 
 
 # --- The programs of the policy's packages, as an ordinary user finds them.
 
 
 @dataclass(frozen=True)
-class Unusable:
+class UnusablePackage:
     """What keeps users from a program of one of the policy's packages."""
 
     package: str
     stuck: Stuck
 
 
-def unusable(observed: DebugTools, policy: Policy) -> Iterator[Unusable]:
+def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
     """The programs of the policy's packages that are there and that users cannot run."""
     for name in policy.packages:
         if name in observed.missing:
@@ -294,11 +294,13 @@ def unusable(observed: DebugTools, policy: Policy) -> Iterator[Unusable]:
             )
             if problem is not None:
                 reported.add(problem.path)
-                yield Unusable(name, problem)
+                yield UnusablePackage(name, problem)
         for broken in observed.broken:
             if broken.package == name and broken.path not in reported:
                 how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
-                yield Unusable(name, Stuck(broken.path, f"{broken.path} {how}", _mend(broken)))
+                yield UnusablePackage(
+                    name, Stuck(broken.path, f"{broken.path} {how}", _mend(broken))
+                )
 
 
 def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuck | None:
@@ -313,7 +315,7 @@ def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuc
     return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
 
-def _mend(broken: Broken) -> str:
+def _mend(broken: BrokenProgram) -> str:
     """What mends a program that nobody can run: what stands in /usr/local is no package's."""
     folder, _, name = broken.path.rpartition("/")
     if broken.how == "mode" and folder in FOLDERS and name == broken.package:

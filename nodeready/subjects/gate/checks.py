@@ -28,7 +28,7 @@ _NO_PYTHON = "no Python for it: see gate.python"
 GRACE_S = 4
 
 
-def kept(observed: Gate) -> dict[str, str]:
+def required_programs(observed: Gate) -> dict[str, str]:
     """The programs of ours that must stay on the node: path -> why.
 
     Slurm drains a node whose Prolog is named in slurm.conf and is not there.
@@ -59,7 +59,7 @@ def leftover(observed: Gate, policy: Policy) -> Result:
     check, expected = "gate.leftover", "none of its files"
     if policy.gate:
         return na(check, "gate is True")
-    staying = kept(observed)
+    staying = required_programs(observed)
     gone = [path for path in observed.there if path not in staying]
     if gone:
         return fixable(check, expected, ", ".join(gone))

@@ -53,10 +53,10 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
-    return _contents(own(policy), program)
+    return _contents(node_policy(policy), program)
 
 
-def own(policy: Policy) -> Policy:
+def node_policy(policy: Policy) -> Policy:
     """The policy by which the node judges itself: what is left of this one there."""
     return Policy(
         **{f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}

@@ -16,7 +16,7 @@ from nodeready.subjects.host.facts import (
     same_zone,
 )
 from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
-from nodeready.subjects.host.processes import Stuck
+from nodeready.subjects.host.processes import StuckProcess
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
 
 #: At most so many findings of one check are named; the other ones are counted.
@@ -210,7 +210,7 @@ BUSY_S = 2
 ZOMBIES = 50
 
 
-def _shown(process: Stuck) -> str:
+def _shown(process: StuckProcess) -> str:
     owner = ""
     if process.uid is not None:
         owner = f", user {process.user}" if process.user else f", uid {process.uid}"

@@ -27,8 +27,8 @@ from nodeready.subjects.base import (
 )
 from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.host import mounts, processes
-from nodeready.subjects.host.mounts import Entry, Mount
-from nodeready.subjects.host.processes import Parent, Stuck
+from nodeready.subjects.host.mounts import FstabEntry, Mount
+from nodeready.subjects.host.processes import Parent, StuckProcess
 from nodeready.subjects.iommu.facts import MODELS, VENDOR, option
 
 # timesyncd's directory, which goes when timesyncd stops; its file comes with the first answer.
@@ -286,7 +286,7 @@ class Host:
     hugepage_size_kb: int | None
     transparent_hugepage: str
     numa_balancing: int | None
-    numa_balancing_boot: sysctl.Boot
+    numa_balancing_boot: sysctl.BootSetting
     instinct: bool
     file_handles: int | None
     file_handles_max: int | None
@@ -296,11 +296,11 @@ class Host:
     timezone: str
     clock: Clock
     mounts: tuple[Mount, ...]
-    fstab: tuple[Entry, ...]
+    fstab: tuple[FstabEntry, ...]
     looked: str
     table_seen: bool
     processes_looked: bool
-    stuck: tuple[Stuck, ...]
+    stuck: tuple[StuckProcess, ...]
     stuck_unseen: int
     zombies: int
     zombie_parents: tuple[Parent, ...]

@@ -360,7 +360,7 @@ _IMAGE_DEVICES = ("composefs", "overlayroot")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FstabEntry:
     """A line that mounts something at a directory.
 
     mounted:   something is mounted at the directory now
@@ -386,7 +386,7 @@ class Entry:
         return not late & set(self.options)
 
 
-def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
+def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[FstabEntry, ...]:
     """The entries of fstab, each compared with the kernel's table of mounts."""
     mounted = {
         unescaped(words[1]): (words[0], words[2], words[3].split(","))
@@ -405,6 +405,6 @@ def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ..
         image = mounted_fstype in _IMAGES or mounted_device in _IMAGE_DEVICES
         read_only = "ro" in mount_options and not image
         entries.append(
-            Entry(path, device, words[2], options, line.where, path in mounted, read_only)
+            FstabEntry(path, device, words[2], options, line.where, path in mounted, read_only)
         )
     return tuple(entries)

@@ -191,7 +191,7 @@ _NODES = re.compile(
 
 
 @dataclass(frozen=True)
-class Stuck:
+class StuckProcess:
     """A process that waits inside the kernel and that no signal ends.
 
     wchan:   the kernel function in which the process waits, "" where it is not shown
@@ -233,7 +233,7 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class Processes:
+class HostProcesses:
     """What is wrong with the processes of a node.
 
     looked:  whether the look came to its end; if not, the other fields tell nothing
@@ -242,29 +242,29 @@ class Processes:
     """
 
     looked: bool
-    stuck: tuple[Stuck, ...] = ()
+    stuck: tuple[StuckProcess, ...] = ()
     unseen: int = 0
     zombies: int = 0
     parents: tuple[Parent, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Stat:
+class _ProcessStat:
     pid: int
     name: str
     state: str
     cpu: tuple[str, str]
 
 
-def _stats(text: str) -> Iterator[_Stat]:
+def _stats(text: str) -> Iterator[_ProcessStat]:
     for line in text.split("\n"):
         match = _STAT.match(line)
         if match:
             fields = match[4].split()
-            yield _Stat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
+            yield _ProcessStat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
 
 
-def parse(text: str) -> Processes:
+def parse(text: str) -> HostProcesses:
     """The processes in what SCRIPT printed; never raises."""
     sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2]))
@@ -289,9 +289,11 @@ def parse(text: str) -> Processes:
         if "self" in ran and str(stat.pid) in ran:
             seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
         user = users.get(str(uid), "")
-        stuck.append(Stuck(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user))
+        stuck.append(
+            StuckProcess(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user)
+        )
     counted = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
-    return Processes(
+    return HostProcesses(
         looked="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),

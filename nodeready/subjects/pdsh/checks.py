@@ -17,7 +17,7 @@ from nodeready.subjects.pdsh.facts import (
     RCMD_DEFAULT,
     VARIABLE,
     Pdsh,
-    User,
+    PdshUser,
     in_environment,
 )
 from nodeready.subjects.result import (
@@ -236,7 +236,7 @@ def _code(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
 
-def has_block(user: User, policy: Policy) -> bool:
+def has_block(user: PdshUser, policy: Policy) -> bool:
     """Whether the user's ~/.pdshrc has our block, with the policy's lines."""
     inner = managed_block.find(user.pdshrc or b"")
     if inner is None:

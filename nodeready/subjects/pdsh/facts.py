@@ -175,7 +175,7 @@ def _base64_bytes(maximum_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class User:
+class PdshUser:
     """One of the policy's users.
 
     home:    home directory; "" when the node has no such user
@@ -223,7 +223,7 @@ class Pdsh:
     rcmd_default: bytes | None = None
     environment: bytes | None = None
     settings: tuple[Line, ...] = ()
-    users: tuple[User, ...] = field(default_factory=tuple)
+    users: tuple[PdshUser, ...] = field(default_factory=tuple)
     users_unknown: str = ""
     access: Access = field(default_factory=Access)
 
@@ -273,24 +273,24 @@ def _read(output: Output) -> dict[str, bytes]:
     return {user: decoded(text[: len(text) // 4 * 4]) for user, text in texts.items()}
 
 
-def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> User:
+def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:
     """One user, from what came of the user's process, which may be anything."""
     if read is None:
-        return User(name, home, UNSEEN)
+        return PdshUser(name, home, UNSEEN)
     if read.endswith(_END) and len(read) <= maximum_bytes + 64:
         first, _, content = read[: -len(_END)].partition(b"\n")
         state = first.decode("ascii", "replace").strip()
         if len(content) > maximum_bytes:
-            return User(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
+            return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
         if state not in _STATES:
-            return User(name, home, UNSEEN)
-        return User(name, home, _STATES[state], content if state.startswith("file") else None)
+            return PdshUser(name, home, UNSEEN)
+        return PdshUser(name, home, _STATES[state], content if state.startswith("file") else None)
     if len(read) > maximum_bytes:
-        return User(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
-    return User(name, home, f"{UNSEEN} within {ANSWER_S} s")
+        return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
+    return PdshUser(name, home, f"{UNSEEN} within {ANSWER_S} s")
 
 
-def _users(output: Output, policy: Policy) -> tuple[User, ...]:
+def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:
     homes = dict(text.partition(" ")[::2] for text in output.all("user"))
     uids = dict(text.partition(" ")[::2] for text in output.all("uid"))
     read = _read(output)
@@ -298,7 +298,7 @@ def _users(output: Output, policy: Policy) -> tuple[User, ...]:
     for name in policy.pdshrc_users:
         home = homes.get(name, "")
         if not home:
-            users.append(User(name, trouble="is no user of the node"))
+            users.append(PdshUser(name, trouble="is no user of the node"))
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):
             raise ProbeError(f"the home directory of {name} is no path", home)
@@ -312,7 +312,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
     """The observation. Raises ProbeError when the section failed; the users may fail alone."""
     output = outputs["pdsh"]
     files = output.files()
-    users: tuple[User, ...] = ()
+    users: tuple[PdshUser, ...] = ()
     reason = ""
     try:
         users = _users(outputs["pdshrc"], policy)

@@ -317,8 +317,8 @@ class Ports:
     more: bool
     ephemeral: Range | None
     reserved: tuple[Range, ...] | None
-    ephemeral_boot: sysctl.Boot
-    reserved_boot: sysctl.Boot
+    ephemeral_boot: sysctl.BootSetting
+    reserved_boot: sysctl.BootSetting
     privileged_below: int
     firewall: Firewall
 

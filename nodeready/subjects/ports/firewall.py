@@ -28,7 +28,7 @@ from nodeready.subjects.ports.netfilter import (
     range_text,
     span_of,
 )
-from nodeready.subjects.ports.rule_listing import ENOUGH, Tool, split
+from nodeready.subjects.ports.rule_listing import ENOUGH, ListingTool, split
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Firewall:
     rule: str = ""
     manager: str = ""
     reason: str = ""
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[ListingTool, ...] = ()
     networks: tuple[str, ...] = ()
     what: str = "{}"
     how: str = "dropped by"
@@ -72,7 +72,7 @@ class Firewall:
 _NEEDS_ROOT = "the rules can be seen by root alone (CAP_NET_ADMIN)"
 
 
-def _unread(tool: Tool) -> str:
+def _unread(tool: ListingTool) -> str:
     """Why the rules of this program are not known."""
     if tool.state == "needs root":
         return _NEEDS_ROOT
@@ -145,7 +145,7 @@ def _worst(port_fates: tuple[Fate, ...]) -> tuple[str, str, Fate | None]:
     return "open", "", None
 
 
-def _unknown(reason: str, tools: tuple[Tool, ...] = ()) -> Firewall:
+def _unknown(reason: str, tools: tuple[ListingTool, ...] = ()) -> Firewall:
     return Firewall("unknown", reason=reason, tools=tools)
 
 
@@ -182,7 +182,7 @@ def parse(
     except ValueError as error:
         return _unknown(str(error), tools)
     packet_filter = Filter(rules, policy.port_range, addresses, networks, ephemeral)
-    return replace(packet_filter.judged(peers), tools=tools, filter=packet_filter)
+    return replace(packet_filter.judge(peers), tools=tools, filter=packet_filter)
 
 
 def among(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
@@ -190,7 +190,7 @@ def among(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
     if observed.filter is None:
         return observed
     return replace(
-        observed.filter.judged(nodes, sure=True), tools=observed.tools, filter=observed.filter
+        observed.filter.judge(nodes, sure=True), tools=observed.tools, filter=observed.filter
     )
 
 
@@ -199,7 +199,7 @@ _MOST_PEERS = 64
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _NetworkFate:
     """What happens to connections with the other nodes of one network.
 
     verdict: as `Firewall` has it, and the ports of that
@@ -212,7 +212,7 @@ class _Seen:
     few: str = ""
 
 
-def _port_count(fate: _Seen) -> int:
+def _port_count(fate: _NetworkFate) -> int:
     """How many ports ``29500, 29502-29510`` are."""
     ranges = (ports_of(part) for part in fate.ports.split(", ") if part)
     return sum(last - first + 1 for first, last in filter(None, ranges))
@@ -245,10 +245,10 @@ class Filter:
         return [(name, text, span) for name, text in self.named if (span := span_of(text))]
 
     @cached_property
-    def own(self) -> list[tuple[int, int, int] | None]:
+    def own_spans(self) -> list[tuple[int, int, int] | None]:
         return [span_of(address) for address in self.addresses]
 
-    def judged(self, peers: tuple[str, ...], *, sure: bool = False) -> Firewall:
+    def judge(self, peers: tuple[str, ...], *, sure: bool = False) -> Firewall:
         """What happens to the connections with these hosts, or with any of the node's networks.
 
         sure: these are the fleet's nodes, and no others
@@ -259,10 +259,12 @@ class Filter:
         @cache
         def other_hosts() -> list[tuple[int, int, int]]:
             # Mostly nobody asks: the rules let everybody in.
-            return [span for span in spans if span not in self.own]
+            return [span for span in spans if span not in self.own_spans]
 
         families = [
-            family for family in (4, 6) if any(span and span[0] == family for span in self.own)
+            family
+            for family in (4, 6)
+            if any(span and span[0] == family for span in self.own_spans)
         ]
         result = self._family(families[0] if families else 4, other_hosts, sure)
         if result.verdict == "open" and families == [4, 6]:
@@ -291,7 +293,7 @@ class Filter:
     ) -> Firewall:
         """The verdict for one version of IP."""
         generic_packet = self._packet(family)
-        generic = self._one(generic_packet)
+        generic = self._packet_fate(generic_packet)
         if generic.verdict == "open":
             return self._firewall(generic)
         peers = [first for version, first, _ in other_hosts() if version == family]
@@ -301,7 +303,7 @@ class Filter:
             index = self._near(family, peer)
             if index is not None:
                 near.setdefault(index, []).append(peer)
-        fates_by_network: dict[str, _Seen] = {}
+        fates_by_network: dict[str, _NetworkFate] = {}
         for index in near or indexes:
             name, text, _ = self.networks[index]
             fates_by_network[f"{text} on {name}"] = self._network(
@@ -311,7 +313,7 @@ class Filter:
             name = self.networks[indexes[0]][0] if len(indexes) == 1 else ""
             packet = changed(generic_packet, interface=name, near=False)
             fates_by_network["other networks"] = self._hosts(
-                packet, self._apart(family, peers), sure
+                packet, self._host_groups(family, peers), sure
             )
         if not fates_by_network:
             return self._firewall(generic)
@@ -334,9 +336,11 @@ class Filter:
         doubted = doubts[0] if doubts else generic
         return replace(self._firewall(doubted), verdict="cannot tell", networks=let_in)
 
-    def _network(self, index: int, generic_packet: Packet, peers: list[int], sure: bool) -> _Seen:
+    def _network(
+        self, index: int, generic_packet: Packet, peers: list[int], sure: bool
+    ) -> _NetworkFate:
         name, _, (family, first, last) = self.networks[index]
-        own_addresses = [span[1] for span in self.own if span and span[0] == family]
+        own_addresses = [span[1] for span in self.own_spans if span and span[0] == family]
         inside = [address for address in own_addresses if first <= address <= last]
         other_interfaces = tuple(
             interface for interface, _, _ in self.networks if interface != name
@@ -348,7 +352,7 @@ class Filter:
             others=other_interfaces,
         )
         if peers:
-            return self._hosts(packet, self._apart(family, peers), sure)
+            return self._hosts(packet, self._host_groups(family, peers), sure)
         hosts = self._any_hosts(family, first, last, own_addresses)
         return self._hosts(packet, [(1, host) for host in hosts], False)
 
@@ -369,7 +373,7 @@ class Filter:
                 hosts.append(host)
         return hosts[:_MOST_PEERS]
 
-    def _apart(self, family: int, peers: list[int]) -> list[tuple[int, int]]:
+    def _host_groups(self, family: int, peers: list[int]) -> list[tuple[int, int]]:
         """How many of the hosts the rules treat alike, and one of them."""
         starts = self.rules.addresses[family == 6]
         groups: dict[int, list[int]] = {}
@@ -377,12 +381,14 @@ class Filter:
             groups.setdefault(bisect_right(starts, peer), []).append(peer)
         return [(len(group), group[0]) for group in groups.values()][:_MOST_PEERS]
 
-    def _hosts(self, packet: Packet, hosts: list[tuple[int, int]], sure: bool) -> _Seen:
+    def _hosts(self, packet: Packet, hosts: list[tuple[int, int]], sure: bool) -> _NetworkFate:
         """The verdict of some hosts together."""
-        host_fates = [(count, self._one(replace(packet, peer=host))) for count, host in hosts]
+        host_fates = [
+            (count, self._packet_fate(replace(packet, peer=host))) for count, host in hosts
+        ]
         verdicts = {host_fate.verdict for _, host_fate in host_fates}
         if not host_fates:
-            return self._one(packet)
+            return self._packet_fate(packet)
         if len(verdicts) == 1:
             # The ports that are shut for each of them, where that is so of some.
             return min((host_fate for _, host_fate in host_fates), key=_port_count)
@@ -392,17 +398,17 @@ class Filter:
         )  # fmt: skip
         if worst.verdict == "dropped" and not sure:
             # Who of the network is a node of the fleet, nobody knows here.
-            doubt = self._one(packet)
+            doubt = self._packet_fate(packet)
             return doubt if doubt.verdict != "open" else replace(worst, verdict="cannot tell")
         affected_count = sum(
             count for count, host_fate in host_fates if host_fate.verdict == worst.verdict
         )
         return replace(worst, few=f"{affected_count} of {sum(count for count, _ in host_fates)}")
 
-    def _one(self, packet: Packet) -> _Seen:
-        return _Seen(*_worst(tuple(fates(self.rules, packet))))
+    def _packet_fate(self, packet: Packet) -> _NetworkFate:
+        return _NetworkFate(*_worst(tuple(fates(self.rules, packet))))
 
-    def _firewall(self, network_fate: _Seen) -> Firewall:
+    def _firewall(self, network_fate: _NetworkFate) -> Firewall:
         cause = network_fate.fate.cause if network_fate.fate else None
         if network_fate.fate is None or cause is None:
             return Firewall(network_fate.verdict, range_text(*self.ports))

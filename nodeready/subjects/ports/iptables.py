@@ -19,13 +19,13 @@ from nodeready.subjects.ports.netfilter import (
     VARYING,
     VARYING_MODULES,
     Chain,
-    Match,
     Rule,
+    RuleMatch,
     Ruleset,
-    counted,
-    limited,
+    connection_limit,
     nat_target,
     number,
+    rate_limit,
 )
 
 #: The hook of each built-in chain that a packet for this node, or from it, passes (iptables(8)).
@@ -122,7 +122,7 @@ _ALONE = {
     "--physdev-is-out": NEVER,
     "--ecn-tcp-cwr": NEVER,
     "--ecn-tcp-ece": NEVER,
-    "--transparent": Match(("socket transparent",), (("1",),)),
+    "--transparent": RuleMatch(("socket transparent",), (("1",),)),
     "--ipvs": NEVER,
     "--vmethod": NEVER,
     "--socket-exists": ALWAYS,
@@ -181,7 +181,7 @@ def parse_ipsets(text: str) -> Sets:
     }
 
 
-def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> Match:
+def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> RuleMatch:
     """``--match-set NAME src,dst``."""
     ipset = sets.get(name)
     if ipset is None or depth > 2:
@@ -194,7 +194,7 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> Match
         if any(not match.selectors for match in inner) or len({m.selectors for m in inner}) > 1:
             return UNCERTAIN if inner else NEVER
         together = tuple(value for match in inner for value in match.values)
-        return Match(inner[0].selectors, together) if inner else NEVER
+        return RuleMatch(inner[0].selectors, together) if inner else NEVER
     if not _SET_TYPES.match(kind) or len(directions) < len(parts):
         return UNCERTAIN
     selectors = []
@@ -213,7 +213,7 @@ def _in_set(name: str, sides: str, ip: str, sets: Sets, depth: int = 0) -> Match
         if ports[1]:
             value[-1] = ports[2]
         values.append(tuple(value))
-    return Match(tuple(selectors), tuple(values))
+    return RuleMatch(tuple(selectors), tuple(values))
 
 
 def _values(text: str, selector: str) -> tuple[tuple[str, ...], ...]:
@@ -229,31 +229,31 @@ def _behind(words: list[str], option: str) -> str:
     return words[at] if at < len(words) else ""
 
 
-def _rate(words: list[str], value: str, burst: str, over: bool) -> Match:
+def _rate(words: list[str], value: str, burst: str, over: bool) -> RuleMatch:
     """A limit of iptables, ``5/sec``; of bytes, ``512kb/s``, is a rate for other traffic."""
     packets_per_second = nft.rate(value, _behind(words, burst))
-    return limited(packets_per_second, over) if packets_per_second is not None else VARYING
+    return rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
 
 
-def _recent(words: list[str]) -> Match:
+def _recent(words: list[str]) -> RuleMatch:
     """``--rcheck`` and ``--update``: how many packets of late is a rate; whether there was any,
     is so of hosts that some other rule lists for what they did, and not of a fleet's nodes.
     """
     hits, seconds = _behind(words, "--hitcount"), _behind(words, "--seconds")
     if not hits:
         return NEVER
-    return limited(int(hits) / int(seconds), True) if seconds not in ("", "0") else VARYING
+    return rate_limit(int(hits) / int(seconds), True) if seconds not in ("", "0") else VARYING
 
 
-def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match | None, int]:
+def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleMatch | None, int]:
     """The condition of one option, and how many values the option has."""
     if word in _SELECTORS:
         selector = _SELECTORS[word].format(ip)
-        return Match((selector,), _values(following, selector)), 1
+        return RuleMatch((selector,), _values(following, selector)), 1
     if word in _COMPARED:
         selector, shape, step = _COMPARED[word]
         bound = str(int(following) + step) if following.isdigit() else "?"
-        return Match((selector,), ((shape.format(bound),),)), 1
+        return RuleMatch((selector,), ((shape.format(bound),),)), 1
     if word in _ALONE:
         return _ALONE[word], 0
     if word in _HOW:
@@ -272,7 +272,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match
         return _rate(words, following, "--hashlimit-burst", word.endswith("above")), 1
     if word in ("--connlimit-above", "--connlimit-upto"):
         over = word.endswith("above")
-        return (counted(int(following), over) if following.isdigit() else VARYING), 1
+        return (connection_limit(int(following), over) if following.isdigit() else VARYING), 1
     if word in ("--rcheck", "--update"):
         return _recent(words), 0
     if word in ("--set", "--remove"):
@@ -285,7 +285,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[Match
     return UNCERTAIN, 0
 
 
-def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[Match]:
+def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[RuleMatch]:
     """The conditions among a rule's words, which come without the rule's target."""
     index, negated, module = 0, False, ""
     while index < len(words):
@@ -296,13 +296,13 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[Match]:
         if word == "!":
             negated = True
             continue
-        condition: Match | None = None
+        condition: RuleMatch | None = None
         if word == "-m":
             module = following
             index += 1
             if following == "rpfilter":
                 inverted = "--invert" in words[index:]
-                condition = Match(("reverse path",), (("missing" if inverted else "exists",),))
+                condition = RuleMatch(("reverse path",), (("missing" if inverted else "exists",),))
                 words = [w for w in words if w not in ("--invert", "--loose", "--validmark")]
             elif following in _LACKED:
                 condition = NEVER
@@ -311,15 +311,17 @@ def _matches(words: list[str], ip: str, sets: Sets) -> Iterator[Match]:
             ):
                 condition = VARYING if following in VARYING_MODULES else UNCERTAIN
         elif word == "--tcp-flags":
-            condition = Match(("tcp flags",), ((f"{third}/{following}",),))
+            condition = RuleMatch(("tcp flags",), ((f"{third}/{following}",),))
             index += 2
         elif word == "--syn":
-            condition = Match(("tcp flags",), ((_ONLY_SYN,),))
+            condition = RuleMatch(("tcp flags",), ((_ONLY_SYN,),))
         elif word == "--match-set":
             condition = _in_set(following, third, ip, sets)
             index += 2
         elif word == "--mark":
-            condition = Match(("ct mark" if module == "connmark" else "mark",), ((following,),))
+            condition = RuleMatch(
+                ("ct mark" if module == "connmark" else "mark",), ((following,),)
+            )
             index += 1
         else:
             if word == "-p" and not negated and following not in ("tcp", "6", "all"):

@@ -57,7 +57,7 @@ _ALL_FLAGS = "fin,syn,rst,psh,ack,urg"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PacketKind:
     """A packet of a connection.
 
     own:     this node opens the connection
@@ -85,14 +85,18 @@ class Kind:
 
 #: The packets that a job needs, the most telling first.
 PACKETS = (
-    Kind(own=False, inbound=True, first=True, syn=True),
-    Kind(own=False, inbound=False, first=False, syn=True, words="the answers from {}"),
-    Kind(own=False, inbound=True, first=False, syn=False, words="what follows to {}"),
-    Kind(own=False, inbound=False, first=False, syn=False, words="what follows from {}"),
-    Kind(own=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"),
-    Kind(own=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"),
-    Kind(own=True, inbound=False, first=False, syn=False, words="what follows to other nodes' {}"),
-    Kind(own=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"),
+    PacketKind(own=False, inbound=True, first=True, syn=True),
+    PacketKind(own=False, inbound=False, first=False, syn=True, words="the answers from {}"),
+    PacketKind(own=False, inbound=True, first=False, syn=False, words="what follows to {}"),
+    PacketKind(own=False, inbound=False, first=False, syn=False, words="what follows from {}"),
+    PacketKind(own=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"),
+    PacketKind(
+        own=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"
+    ),
+    PacketKind(
+        own=True, inbound=False, first=False, syn=False, words="what follows to other nodes' {}"
+    ),
+    PacketKind(own=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"),
 )
 
 
@@ -134,7 +138,7 @@ class Packet:
     near: bool = True
     ephemeral: Range = (32768, 60999)
     others: tuple[str, ...] = ()
-    kind: Kind = PACKETS[0]
+    kind: PacketKind = PACKETS[0]
     state: State = State()
     tracked: bool = True
     lost: bool = False
@@ -505,7 +509,7 @@ _CONNTRACK = -200
 
 
 @dataclass(frozen=True)
-class Match:
+class RuleMatch:
     """One condition: the packet has one of the values, each with a part for every selector.
 
     selectors: (): a condition that is always ``fixed``
@@ -571,10 +575,10 @@ _LONG = 256
 
 #: A condition that cannot be evaluated here; one that varies; one that is always met; one that
 #: never is.
-UNCERTAIN = Match()
-VARYING = Match(varies=True)
-ALWAYS = Match(fixed=YES)
-NEVER = Match(fixed=NO)
+UNCERTAIN = RuleMatch()
+VARYING = RuleMatch(varies=True)
+ALWAYS = RuleMatch(fixed=YES)
+NEVER = RuleMatch(fixed=NO)
 
 #: Selectors that vary, by their last word; and modules of iptables whose condition does.
 _VARYING = {"random", "hour", "day", "time", "bytes", "packets", "avgpkt"}
@@ -587,14 +591,14 @@ FAST_ENOUGH = 20
 MANY_ENOUGH = 16
 
 
-def limited(per_second: float, over: bool) -> Match:
+def rate_limit(per_second: float, over: bool) -> RuleMatch:
     """A rate limit: one so high that jobs stay below it does not concern them."""
     if per_second < FAST_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 
 
-def counted(maximum: int, over: bool) -> Match:
+def connection_limit(maximum: int, over: bool) -> RuleMatch:
     """A limit of connections at a time: the same."""
     if maximum < MANY_ENOUGH:
         return VARYING
@@ -613,7 +617,7 @@ class Rule:
     text:    as the tool prints it
     """
 
-    matches: tuple[Match, ...]
+    matches: tuple[RuleMatch, ...]
     verdict: str
     target: str = ""
     text: str = ""
@@ -743,14 +747,14 @@ class Ruleset:
         return tuple(sorted(starts))
 
 
-def _note_spans(match: Match, index: int, into: tuple[set[int], set[int]]) -> None:
+def _note_spans(match: RuleMatch, index: int, into: tuple[set[int], set[int]]) -> None:
     for value in match.values:
         span = span_of(value[index]) if index < len(value) else None
         if span:
             into[span[0] == 6].update((span[1], span[2] + 1))
 
 
-def _starts(match: Match) -> Iterator[int]:
+def _starts(match: RuleMatch) -> Iterator[int]:
     for index, selector in enumerate(match.selectors):
         if not selector.endswith(("port", "proto-dst", "proto-src")):
             continue
@@ -769,7 +773,7 @@ _MOST_STATES = 16
 
 
 @dataclass(frozen=True)
-class Cause:
+class RuleCause:
     """A rule, or a policy, that decides.
 
     sure: every packet that comes so far meets it
@@ -786,10 +790,10 @@ class Cause:
 
 # What may happen: ("accept", "drop", "elsewhere" or "end": it left the chain alive), and the
 # packet's state then -> the first cause of it.
-_Fates = dict[tuple[str, State], Cause]
+_Fates = dict[tuple[str, State], RuleCause]
 
 
-def _note(fates: _Fates, fate: tuple[str, State], cause: Cause) -> None:
+def _note(fates: _Fates, fate: tuple[str, State], cause: RuleCause) -> None:
     """Keep the first cause of a fate, or the first that is sure."""
     earlier = fates.get(fate)
     if earlier is None or (cause.sure and not earlier.sure):
@@ -826,7 +830,7 @@ def _bounded(states: Collection[State]) -> list[State]:
     return [State((0, 0), (0, 0), untracked) for untracked in {s.untracked for s in states}]
 
 
-class _Walk:
+class _PacketWalk:
     """One packet's possible ways through the chains of a ruleset."""
 
     def __init__(self, rules: Ruleset, packet: Packet) -> None:
@@ -834,14 +838,14 @@ class _Walk:
         self.known: dict[tuple[str, str, State, bool], _Fates] = {}
         self.packets: dict[tuple[State, bool], Packet] = {}
         self.depth = 0
-        self.doubt: Cause | None = None
+        self.doubt: RuleCause | None = None
 
     def chain(self, chain: Chain, state: State, tracked: bool) -> _Fates:
         """What may happen to the packet in the chain."""
         key = (chain.table, chain.name, state, tracked)
         # The kernel refuses loops and more than 16 levels: no ruleset in force has them.
         if key not in self.known:
-            lost = Cause(chain.name, "jumps without end", False)
+            lost = RuleCause(chain.name, "jumps without end", False)
             if self.depth > 16:
                 return {("elsewhere", state): lost}
             self.known[key] = {("elsewhere", state): lost, ("end", state): lost}
@@ -854,7 +858,7 @@ class _Walk:
         fates: _Fates = {}
         name = f"{chain.table} {chain.name}"
         alive = [start]
-        end = Cause(name, "end", True)
+        end = RuleCause(name, "end", True)
         for rule in chain.rules:
             going: dict[State, None] = {}
             for state in alive:
@@ -884,7 +888,7 @@ class _Walk:
                     fate, how = rule.verdict, "dropped by"
                     if fate == "divert":
                         fate, how = self._diverted(rule.target, packet), "led elsewhere by"
-                    _note(fates, (fate, state), Cause(name, rule.text, sure, how))
+                    _note(fates, (fate, state), RuleCause(name, rule.text, sure, how))
                     self._doubt(rule, name, sure)
             alive = _bounded(going)
             if not alive:
@@ -897,7 +901,7 @@ class _Walk:
         """Keep the first rule that cannot be evaluated, or the first that varies."""
         if sure or (self.doubt is not None and (self.doubt.varies or not rule.varies)):
             return
-        self.doubt = Cause(chain, rule.text, sure, varies=rule.varies)
+        self.doubt = RuleCause(chain, rule.text, sure, varies=rule.varies)
 
     def _packet(self, state: State, tracked: bool) -> Packet:
         key = (state, tracked)
@@ -921,14 +925,14 @@ class _Walk:
         packet = self._packet(state, True)
         passage = chain.sees(packet)
         name = f"{chain.table} {chain.name}"
-        passed = Cause(name, "policy accept", True)
+        passed = RuleCause(name, "policy accept", True)
         if passage == NO or (chain.nat and state.untracked):
             return {("accept", state): passed}
         tracked = chain.hook not in ("ingress", "egress") and not (
             chain.hook in ("prerouting", "output") and chain.priority < _CONNTRACK
         )
         fates: _Fates = {}
-        end = Cause(name, f"policy {chain.policy}", True)
+        end = RuleCause(name, f"policy {chain.policy}", True)
         for (fate, after), cause in self.chain(chain, state, tracked).items():
             fate_name, fate_cause = (chain.policy, end) if fate == "end" else (fate, cause)
             _note(
@@ -954,8 +958,8 @@ class Fate:
     first: int
     last: int
     verdict: str
-    cause: Cause | None = None
-    kind: Kind = PACKETS[0]
+    cause: RuleCause | None = None
+    kind: PacketKind = PACKETS[0]
 
     @property
     def varies(self) -> bool:
@@ -964,8 +968,8 @@ class Fate:
 
 def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     """The packet's fate, and what the rules may have made of it in the end."""
-    walk = _Walk(rules, packet)
-    doubt: Cause | None = None
+    walk = _PacketWalk(rules, packet)
+    doubt: RuleCause | None = None
     states = [packet.state]
     for chain in rules.base_chains(packet):
         chain_fates: _Fates = {}
@@ -1002,7 +1006,7 @@ def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fat
     """
     ranges = alike_ranges(rules, packet.first, packet.last)
     if len(ranges) > MOST_PIECES:
-        many = Cause("", f"{len(ranges)} pieces of it", False)
+        many = RuleCause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
     return [_range_fate(rules, changed(packet, first=a, last=b), inbound) for a, b in ranges]
 

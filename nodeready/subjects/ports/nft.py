@@ -19,13 +19,13 @@ from nodeready.subjects.ports.netfilter import (
     VARYING,
     VARYING_MODULES,
     Chain,
-    Match,
     Rule,
+    RuleMatch,
     Ruleset,
-    counted,
-    limited,
+    connection_limit,
     nat_target,
     number,
+    rate_limit,
     span_of,
 )
 
@@ -262,20 +262,20 @@ def _compared(operator: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedObjects:
     """What a table's rules call by name: its sets and maps, and its limits."""
 
     sets: Mapping[str, SetOf]
-    limits: Mapping[str, Match]
+    limits: Mapping[str, RuleMatch]
 
 
 class _RuleReader:
     """Reads one rule of a chain."""
 
-    def __init__(self, tokens: Tokens, named: Named) -> None:
+    def __init__(self, tokens: Tokens, named: NamedObjects) -> None:
         self.tokens = [token for token in tokens if token != "\n"]
         self.named = named
-        self.matches: list[Match] = []
+        self.matches: list[RuleMatch] = []
         self.rules: list[Rule] = []
         self.text = _text(self.tokens)
 
@@ -288,10 +288,12 @@ class _RuleReader:
     def _at(self, at: int) -> str:
         return self.tokens[at] if at < len(self.tokens) else ""
 
-    def _rule(self, verdict: str, target: str = "", extra_matches: tuple[Match, ...] = ()) -> None:
+    def _rule(
+        self, verdict: str, target: str = "", extra_matches: tuple[RuleMatch, ...] = ()
+    ) -> None:
         self.rules.append(Rule((*self.matches, *extra_matches), verdict, target, self.text))
 
-    def _verdict(self, words: Tokens, extra_matches: tuple[Match, ...] = ()) -> None:
+    def _verdict(self, words: Tokens, extra_matches: tuple[RuleMatch, ...] = ()) -> None:
         word = words[0] if words else ""
         target = words[1] if word in ("jump", "goto") and len(words) > 1 else ""
         verdict = {"reject": "drop"}.get(word, "elsewhere" if word in _ELSEWHERE else word)
@@ -330,7 +332,7 @@ class _RuleReader:
         if word in ("add", "update", "delete", "meter") or (
             word == "set" and following in ("add", "update", "delete")
         ):
-            return self._kept(at + 1)
+            return self._set_update(at + 1)
         if word == "flow" and following == "add":
             return at + 3
         if word == "dup":
@@ -385,10 +387,10 @@ class _RuleReader:
         return at
 
     def _count(self, maximum: str, over: bool, at: int) -> int:
-        self.matches.append(counted(int(maximum), over) if maximum.isdigit() else VARYING)
+        self.matches.append(connection_limit(int(maximum), over) if maximum.isdigit() else VARYING)
         return at
 
-    def _kept(self, at: int) -> int:
+    def _set_update(self, at: int) -> int:
         """An element that packets add to a set: what stands beside it may be a limit."""
         while at < len(self.tokens) and self.tokens[at] not in ("{", *_VERDICTS):
             at += 1
@@ -432,12 +434,12 @@ class _RuleReader:
         while at < len(self.tokens) and self.tokens[at] not in _VERDICTS:
             if self.tokens[at] == "vmap" and self._at(at + 1):
                 end = group(self.tokens, at + 1) if self._at(at + 1) == "{" else at + 2
-                self._lookup((), "vmap", self._given(at + 1, end))
+                self._lookup((), "vmap", self._set_at(at + 1, end))
                 return end
             at = group(self.tokens, at) if self.tokens[at] == "{" else at + 1
         return at
 
-    def _given(self, at: int, end: int) -> SetOf | None:
+    def _set_at(self, at: int, end: int) -> SetOf | None:
         """The set at ``at``: in braces, or by its name."""
         if self.tokens[at] == "{":
             return SetOf(elements(self.tokens[at + 1 : end - 1]))
@@ -519,12 +521,12 @@ class _RuleReader:
         token = self.tokens[at]
         if token == "{" or token.startswith("@"):
             end = group(self.tokens, at) if token == "{" else at + 1
-            self._lookup(selectors, operator, self._given(at, end), mask)
+            self._lookup(selectors, operator, self._set_at(at, end), mask)
             return end
         if len(selectors) > 1:
             end = at + 2 * len(selectors) - 1
             values: Values = (key(self.tokens[at:end]),)
-            self.matches.append(Match(selectors, values, operator == "!="))
+            self.matches.append(RuleMatch(selectors, values, operator == "!="))
             return end
         words, at = listed(self.tokens, at)
         while self._at(at) == "|" and self._at(at + 1):
@@ -560,7 +562,7 @@ class _RuleReader:
             is_known = set_elements is not None and selectors
             keys = tuple(parts for parts, _ in set_elements or ())
             self.matches.append(
-                Match(selectors, keys, operator == "!=") if is_known else UNCERTAIN
+                RuleMatch(selectors, keys, operator == "!=") if is_known else UNCERTAIN
             )
             return
         if set_elements is None:
@@ -571,9 +573,9 @@ class _RuleReader:
         others = ("*",)
         keys = tuple(parts for parts, _ in set_elements if parts != others)
         for parts, verdict in sorted(set_elements, key=lambda element: element[0] == others):
-            match = Match(selectors, (parts,))
+            match = RuleMatch(selectors, (parts,))
             if parts == others:
-                match = Match(selectors, keys, negated=True)
+                match = RuleMatch(selectors, keys, negated=True)
             self._verdict(verdict, (match if selectors else UNCERTAIN,))
 
 
@@ -588,7 +590,7 @@ def _masked(value: str, mask: str) -> str:
     return f"{value}/{mask}" if mask else value
 
 
-def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
+def limit_of(words: Tokens, at: int) -> tuple[RuleMatch, int]:
     """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index behind it."""
     over = words[at : at + 1] == ["over"]
     at += over
@@ -605,10 +607,12 @@ def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
         return (NEVER if over else ALWAYS) if many else VARYING, at
     packets_per_second = rate(text, burst)
-    return (limited(packets_per_second, over) if packets_per_second is not None else VARYING), at
+    return (
+        rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
+    ), at
 
 
-def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
+def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
     """A condition on one value, or on a list of flags of which one must be set."""
     values = [word.strip('"') for word in words]
     negated = operator == "!="
@@ -618,29 +622,29 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
             return UNCERTAIN
         if selector == "tcp flags":
             flags = "" if zero else ",".join(values)
-            return Match((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
+            return RuleMatch((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
         if selector in ("mark", "ct mark"):
-            return Match((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
+            return RuleMatch((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
         if selector in _BITS and zero:
-            return Match((selector,), tuple((one,) for one in mask), not negated)
+            return RuleMatch((selector,), tuple((one,) for one in mask), not negated)
         if selector in _BITS and values == mask and len(mask) == 1:
-            return Match((selector,), ((mask[0],),), negated)
+            return RuleMatch((selector,), ((mask[0],),), negated)
         if selector in ("ip frag-off", "ip6 frag-off") and zero:
             # No fragment; what may be set is the flag that forbids to make some (0x4000).
             bits = number(mask[0])
             return (NEVER if negated else ALWAYS) if bits and not bits & 0x4000 else UNCERTAIN
         if selector.endswith(("saddr", "daddr")):
             net = f"{values[0]}/{mask[0]}"
-            return Match((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
+            return RuleMatch((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
         return UNCERTAIN
     if operator in ("<", ">", "<=", ">="):
-        return Match((selector,), ((_compared(operator, values[0]),),))
+        return RuleMatch((selector,), ((_compared(operator, values[0]),),))
     if operator == "!":
-        return Match((selector,), tuple((value,) for value in values), negated=True)
+        return RuleMatch((selector,), tuple((value,) for value in values), negated=True)
     if selector == "tcp flags" and operator:
-        return Match((selector,), ((f"{'' if zero else ','.join(values)}/{','.join(_FLAGS)}",),),
-                     negated)  # fmt: skip
-    return Match((selector,), tuple((value,) for value in values), negated)
+        flags = "" if zero else ",".join(values)
+        return RuleMatch((selector,), ((f"{flags}/{','.join(_FLAGS)}",),), negated)
+    return RuleMatch((selector,), tuple((value,) for value in values), negated)
 
 
 def _text(tokens: Tokens) -> str:
@@ -664,7 +668,7 @@ def _priority(words: Tokens) -> int:
     return _PRIORITIES.get(match[1], 0) + offset
 
 
-def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
+def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
     hook, policy, nat, priority = "", "accept", False, 0
     devices: tuple[str, ...] = ()
     rules: list[Rule] = []
@@ -692,7 +696,7 @@ def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
     return Chain(table, name, tuple(rules), hook, policy, priority, nat, devices)
 
 
-def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, Match]]:
+def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, RuleMatch]]:
     """The limits of a table that have a name."""
     for head, body in inner:
         words = [token for token in body if token not in "\n;"]
@@ -723,7 +727,7 @@ def parse(text: str) -> Ruleset:
             continue
         inner = [block for part in parts if (block := rule_block(part)) and len(block[0]) > 1]
         sets = {head[1]: read_set(body) for head, body in inner if head[0] in _SETS}
-        named = Named(sets, dict(_limits(inner)))
+        named = NamedObjects(sets, dict(_limits(inner)))
         for head, body in inner:
             if head[0] == "chain":
                 chains[table, head[1]] = _chain(table, head[1], body, named)

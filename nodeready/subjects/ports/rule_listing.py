@@ -259,7 +259,7 @@ SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, beside=Tru
 
 
 @dataclass(frozen=True)
-class Tool:
+class ListingTool:
     """A program that lists rules.
 
     state:  ok, missing, needs root, failed or timed out; "no rules": it is missing and the kernel
@@ -297,7 +297,7 @@ def _failed(message: str) -> str:
 _BESIDE = ("nft-nat", "ipset")
 
 
-def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
+def split(output: Output) -> tuple[tuple[ListingTool, ...], list[tuple[str, str]]]:
     """The tools, and (name, text) of each tool that ended well."""
     mark = re.escape(f"@{output.nonce}")
     tools, texts = [], []
@@ -310,14 +310,14 @@ def split(output: Output) -> tuple[tuple[Tool, ...], list[tuple[str, str]]]:
         word = status.strip().partition("\n")[0] if ended else ""
         message = next((line for line in body.splitlines() if line.strip()), "")[:160]
         if not ended:
-            tools.append(Tool(name[:40], "timed out"))
+            tools.append(ListingTool(name[:40], "timed out"))
         elif name in _BESIDE:
             pass
         elif word == "odd":
-            tools.append(Tool(name[:40], "failed", "a table with an odd name"))
+            tools.append(ListingTool(name[:40], "failed", "a table with an odd name"))
         else:
             state = _STATES.get(word) or _failed(message)
-            tools.append(Tool(name[:40], state, "" if state == "ok" else message))
+            tools.append(ListingTool(name[:40], state, "" if state == "ok" else message))
         if ended and word == "0":
             texts.append((name, _DATES.sub("", body)))
     return tuple(dict.fromkeys(tools)), texts
