@@ -51,7 +51,7 @@ WRITTEN_FOLDERS = (
 )
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
-#: So many of the policy's packages at most are asked for their libraries: each costs a process.
+#: Maximum of the policy's packages that are asked for their libraries: each costs a process.
 MAX_LOADED = 8
 #: glibc's loader, on each kind of machine: it says which libraries a program finds, and does not
 #: start the program (ld.so(8), --list).
@@ -221,7 +221,7 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
     return near and barrier.ours and not barrier.members
 
 
-#: Where a package puts its programs; what stands elsewhere was put there by somebody.
+#: Where a package puts its programs; a person put there what stands elsewhere.
 PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 #: A script is smaller than that, a program larger.
 SCRIPT_BYTES = 4096

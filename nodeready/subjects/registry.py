@@ -39,10 +39,10 @@ SUBJECTS: dict[str, Subject] = {
     subject.name: subject for subject in list(vars().values()) if isinstance(subject, Subject)
 }
 
-#: The subjects that a look observes; the other ones are proved by acting.
+#: The subjects that a snapshot observes; proofs need actions.
 LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)
 
-#: The subjects that operations change; the other ones are only looked at.
+#: The subjects that operations change.
 CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 
 #: The subjects from which a policy can be learnt.
@@ -52,7 +52,7 @@ LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 #: The subject "host" tells the boot.
 COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
 
-#: The probes of a snapshot: one of each subject, and the one that reads the files of ours.
+#: The probes of a snapshot: each subject's, and the probe of our own files.
 PROBES: tuple[Probe, ...] = (
     *(subject.probe for subject in SUBJECTS.values() if subject.probe),
     own_files(path for subject in SUBJECTS.values() for path in subject.files),

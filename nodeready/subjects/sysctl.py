@@ -296,7 +296,7 @@ def parse(output: Output) -> SysctlFiles:
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
-    # What a profile includes is said behind it, and applied before it.
+    # An included profile is printed after the profile that includes it, and applied before it.
     tuned = _options(
         line for path in reversed(profiles) for line in section(lines[path], "sysctl")
     )

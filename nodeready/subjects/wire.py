@@ -1,4 +1,4 @@
-"""The one decoder of what a node answers, and the way of an observation there and back.
+"""The decoder of a node's answers, and the encoder of an observation.
 
 A program on a node writes observations as lines, ``NONCE NAME {json}``, and `lines` and `decode`
 make dataclasses of them. Other lines are passed over: a profile or a tool that prints in between
@@ -70,7 +70,7 @@ _TEXTS = {
 
 
 class DecodeError(ProbeError):
-    """An answer that is none of ours. what: the words in brackets, such as ``nested too deep``"""
+    """An answer that makes no sense. what: the words in brackets, such as ``nested too deep``"""
 
     def __init__(self, what: str, evidence: str = "") -> None:
         super().__init__(f"the answer makes no sense ({what})", evidence)
@@ -79,7 +79,7 @@ class DecodeError(ProbeError):
 
 # --- JSON within bounds.
 
-#: Nothing of ours is nested deeper.
+#: Maximum depth of nesting.
 MAX_DEPTH = 32
 #: No time, size or address is larger.
 MAX_NUMBER = 1 << 64
@@ -347,7 +347,7 @@ def _reader(kind: type[Any]) -> Reads:
 
 
 def shown(data: Any) -> str:
-    """The first characters of what was said, however much it was."""
+    """The first characters of the data."""
     if isinstance(data, Mapping):
         return f"{{{', '.join(f'{key[:40]!r}: {_short(data[key])}' for key in [*data][:8])}}}"
     return _short(data)

@@ -29,7 +29,7 @@ GRACE_S = 4
 
 
 def required_programs(observed: Gate) -> dict[str, str]:
-    """The programs of ours that must stay on the node: path -> why.
+    """The programs that must stay on the node: path -> reason.
 
     Slurm drains a node whose Prolog is named in slurm.conf and is not there.
     """

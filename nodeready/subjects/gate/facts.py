@@ -132,7 +132,7 @@ class SlurmConf:
     timeout: str | None = None
 
     def names(self, program: str) -> str:
-        """Where slurm.conf names this program of ours, or "". Prolog may be a pattern."""
+        """Where slurm.conf names this program, or "". Prolog may be a pattern."""
         rows = self.prolog if program == PROLOG else self.health
         return next((source for value, source in rows if fnmatchcase(program, value)), "")
 
@@ -141,9 +141,9 @@ class SlurmConf:
 class Gate:
     """The node's own check, as far as it is installed.
 
-    there:      the files of ours that exist, in the order of FILES
+    there:      our files that exist, in the order of FILES
     digests:    path -> sha256 of these files; None where the policy wants no gate
-    runs:       the programs of ours that may be executed
+    runs:       our programs that may be executed
     systemd:    systemd runs as the init
     cron:       there is an /etc/cron.d
     slurm:      slurmd is installed, or there is a slurm.conf
@@ -154,7 +154,7 @@ class Gate:
     note:       the sha256 of the bundle that was compiled, the sha256 of the compiled program,
                 the magic number; None: there is no note
     exposed:    files that root runs and others than root can write
-    age_s:      seconds since the last verdict; None: there is none
+    age_s:      seconds since the last verdict; None: no verdict yet
     since_s:    seconds since the bundle was installed; None: it is not installed
     """
 
@@ -222,7 +222,7 @@ def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
 
 
 def _note(text: str) -> tuple[str, str, str] | None:
-    """The note of `healthcheck/main.py`; None for a text that is none."""
+    """The note of `healthcheck/main.py`; None for any other text."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
     return (match[1], match[2], match[3]) if match else None
 

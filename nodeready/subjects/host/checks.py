@@ -19,7 +19,7 @@ from nodeready.subjects.host.mounts import FSTAB, TABLE, Mount, is_network
 from nodeready.subjects.host.processes import StuckProcess
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, unknown, warn
 
-#: At most so many findings of one check are named; the other ones are counted.
+#: Maximum of findings of one check that are named; further ones are counted.
 _SHOWN = 4
 
 
@@ -206,7 +206,7 @@ def shm(observed: Host, policy: Policy) -> Result:
 HUNG_S = 60
 #: Seconds that every process of a busy machine may wait for memory, a lock or its disk.
 BUSY_S = 2
-#: So many zombies come of a parent that does not reap, and not of children that just ended.
+#: From this number on, zombies come from a parent that does not reap, not from a short delay.
 ZOMBIES = 50
 
 

@@ -77,7 +77,7 @@ class Clock:
     offset_ms:    how far the clock was from its time server's, where the service tells
     error_ms:     by how much the clock may be off at most, as the service estimates it
     own:          the service follows the node's own clock, and no other
-    detail:       what the service said, in short
+    detail:       the service's message, in short
     """
 
     synchronised: bool | None

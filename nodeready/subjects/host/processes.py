@@ -197,7 +197,7 @@ class StuckProcess:
     wchan:   the kernel function in which the process waits, "" where it is not shown
     seconds: since the process last ran; None: this kernel does not tell, a second at least
     frozen:  a cgroup has frozen the process on purpose; it can be thawed
-    uid:     who started it; None: not told. user: the name in /etc/passwd; "": none there
+    uid:     who started it; None: unknown. user: the name in /etc/passwd; "": none there
     """
 
     pid: int

@@ -170,7 +170,7 @@ _FIRST_PERSON = 1000
 
 
 def _base64_bytes(maximum_bytes: int) -> int:
-    """Bytes of so many whole lines of base64 that more than ``most`` bytes show themselves."""
+    """Bytes of whole lines of base64, enough to show that a file exceeds ``maximum_bytes``."""
     return ((maximum_bytes + 64) // 57 + 1) * 77
 
 
@@ -181,7 +181,7 @@ class PdshUser:
     home:    home directory; "" when the node has no such user
     trouble: why the user can have no ~/.pdshrc, in words, or ""
     pdshrc:  the content of ~/.pdshrc; None: no such file
-    uid:     the user's number; None: not told
+    uid:     the user's number; None: unknown
     """
 
     name: str
@@ -207,7 +207,7 @@ class Pdsh:
     installed:    the command is there
     module:       the file of pdsh's ssh module, or ""
     debian:       pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
-    csh:          the node has start-up files of csh: csh may be somebody's login shell
+    csh:          the node has start-up files of csh: csh may be a user's login shell
     rcmd_default: content of /etc/pdsh/rcmd_default; None: no such file
     environment:  content of /etc/environment; None: no such file
     settings:     the lines of shell start-up files that name the variable

@@ -22,7 +22,7 @@ from nodeready.subjects.ports.firewall import Firewall
 from nodeready.subjects.ports.netfilter import join_ranges, range_text
 from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
 
-#: At most so many holders of ports, and runs of ports, are named.
+#: Maximum of holders of ports, and of ranges of ports, that are named.
 _MOST = 4
 # The users of services: below the first user of login.defs(5), systemd's dynamic users
 # (systemd.exec(5), DynamicUser=), and nobody.

@@ -25,12 +25,12 @@ from nodeready.subjects.ports.netfilter import is_virtual, range_text
 # bootstrap slot of NCCL, and the job hangs.
 # /proc/net/tcp shows what listens and what is connected in the network namespace of the probe
 # (proc(5), Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and
-# neither listens nor is connected; no kernel before 6.8 shows that one to anybody.
+# neither listens nor is connected; no kernel before 6.8 shows such a socket.
 
-#: At most so many sockets of each kind are printed; beyond that, they are counted.
+#: Maximum of sockets of each kind that are printed; further ones are counted.
 MOST = 500
 
-#: At most so many addresses are taken of /etc/hosts, where a fleet's nodes often stand.
+#: Maximum of addresses taken from /etc/hosts, where a fleet's nodes often stand.
 MOST_HOSTS = 512
 
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
@@ -235,7 +235,7 @@ def _end(text: str) -> tuple[str, int]:
 
 
 def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
-    """Inode -> (pid, job, process name): the lowest pid, mostly the parent of the others."""
+    """Inode -> (pid, job, process name): the lowest pid, mostly the parent."""
     owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
         match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)

@@ -1,6 +1,6 @@
 """What a node's packet filters do with new connections to the policy's ports.
 
-The rules in force are judged, whoever made them: firewalld and ufw are not asked for their own
+The rules in force are judged: firewalld and ufw are not asked for their own
 configuration. `rule_listing` lists the rules, `iptables` and `nft` read them, `netfilter`
 evaluates them.
 """
@@ -194,13 +194,13 @@ def among(observed: Firewall, nodes: tuple[str, ...]) -> Firewall:
     )
 
 
-#: So many other nodes are tried of each network: the rules treat few of them in ways of their own.
+#: Maximum of other nodes tried per network: rules treat few nodes differently.
 _MOST_PEERS = 64
 
 
 @dataclass(frozen=True)
 class _NetworkFate:
-    """What happens to connections with the other nodes of one network.
+    """The fate of connections with the peers in one network.
 
     verdict: as `Firewall` has it, and the ports of that
     few:     how many of the known peers it is; "" for all
@@ -258,7 +258,7 @@ class Filter:
 
         @cache
         def other_hosts() -> list[tuple[int, int, int]]:
-            # Mostly nobody asks: the rules let everybody in.
+            # Rarely needed: most rules are open to all.
             return [span for span in spans if span not in self.own_spans]
 
         families = [
@@ -397,7 +397,7 @@ class Filter:
             if host_fate.verdict == verdict
         )  # fmt: skip
         if worst.verdict == "dropped" and not sure:
-            # Who of the network is a node of the fleet, nobody knows here.
+            # Which hosts of the network are nodes of the fleet is unknown here.
             doubt = self._packet_fate(packet)
             return doubt if doubt.verdict != "open" else replace(worst, verdict="cannot tell")
         affected_count = sum(

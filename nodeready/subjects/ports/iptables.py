@@ -127,7 +127,7 @@ _ALONE = {
     "--vmethod": NEVER,
     "--socket-exists": ALWAYS,
 }
-#: Modules without a condition of their own: their options are the conditions.
+#: Modules whose only conditions are their options.
 _PLAIN = {
     "tcp", "udp", "conntrack", "state", "multiport", "addrtype", "pkttype", "mark", "comment",
     "set", "limit", "icmp", "icmp6", "ipv6-icmp", "iprange", "connmark", "owner", "mac", "ttl",
@@ -138,7 +138,7 @@ _PLAIN = {
 #: Modules for headers that the packet does not have, and for what no job does.
 _LACKED = {"rt", "frag", "hbh", "dst", "mh", "ah", "esp", "sctp", "dccp", "srh", "ipcomp", "psd",
            "lscan", "l2tp"}  # fmt: skip
-#: Options that only say how another option is meant, with so many values.
+#: Options that only modify another option -> how many values they take.
 _HOW = {
     "--hashlimit-mode": 1, "--hashlimit-name": 1, "--hashlimit-srcmask": 1, "--name": 1,
     "--hashlimit-dstmask": 1, "--hashlimit-htable-size": 1, "--hashlimit-htable-max": 1,
@@ -278,7 +278,7 @@ def _option(word: str, following: str, words: list[str], ip: str) -> tuple[RuleM
     if word in ("--set", "--remove"):
         return (ALWAYS if word == "--set" else NEVER), 0
     if word in ("--string", "--hex-string"):
-        # Of a handshake no packet has text; what jobs send is not looked for by anybody.
+        # A handshake has no payload, and filters do not search the payload of jobs.
         return NEVER, 1
     if word == "--pol":
         return (ALWAYS if following == "none" else NEVER), 1

@@ -171,7 +171,7 @@ class Packet:
         return "new" if self.kind.first else "established"
 
 
-# What a selector of the packet is: a range of numbers, or None where nobody knows.
+# What a selector of the packet is: a range of numbers, or None when unknown.
 
 
 def number(text: str) -> int | None:
@@ -341,7 +341,7 @@ def _length(packet: Packet) -> Range:
 
 
 def _numbers(selector: str, packet: Packet) -> Range | None:
-    """The numbers that the field may have; None when nobody knows them."""
+    """The numbers that the field may have; None when unknown."""
     kind = packet.kind
     service, chosen = (packet.first, packet.last), packet.ephemeral
     if selector in ("tcp dport", "th dport"):
@@ -375,7 +375,7 @@ def _numbers(selector: str, packet: Packet) -> Range | None:
     return None
 
 
-#: Fields that are 0 in a packet for which nobody has set them.
+#: Fields that are 0 in a packet unless a rule or a program sets them.
 _ZERO = {
     "ip dscp", "ip6 dscp", "ip ecn", "ip6 ecn", "tcp urgptr", "priority", "rtclassid", "iifgroup",
     "oifgroup", "ct zone", "rt classid", "secmark", "socket transparent", "socket mark",
@@ -412,7 +412,7 @@ _SERVICES = re.compile(
 
 
 def _account(value: str) -> int:
-    """Users below 1000 (login.defs(5)) run no jobs; which of the others run them, nobody knows."""
+    """Users below 1000 (login.defs(5)) run no jobs; which higher ones do is unknown."""
     low, dash, high = value.partition("-")
     first, last = number(low), number(high if dash else low)
     if first is None or last is None:
@@ -563,14 +563,14 @@ class RuleMatch:
             return None
         address = packet.own if _sits(self.selectors[0], packet) else packet.peer
         if address is None:
-            # Of a long list, somebody may be in it.
+            # A peer may be in a long list.
             return MAYBE if len(self.values) > _LONG else None
         ranges = self.spans[packet.family == 6]
         at = bisect_right(ranges, (address, 1 << 130)) - 1
         return YES if at >= 0 and ranges[at][0] <= address <= ranges[at][1] else NO
 
 
-#: So many addresses make a list of strangers: each of them alone is of no interest.
+#: A list with more addresses than this is a blocklist: single entries are of no interest.
 _LONG = 256
 
 #: A condition that cannot be evaluated here; one that varies; one that is always met; one that
@@ -585,7 +585,7 @@ _VARYING = {"random", "hour", "day", "time", "bytes", "packets", "avgpkt"}
 VARYING_MODULES = {"connbytes", "connlimit", "hashlimit", "limit", "quota", "rateest", "recent",
                    "statistic", "time"}  # fmt: skip
 
-#: New connections that jobs open at one node: so many per second, so many at a time of one peer.
+#: Connections that jobs open at one node: new ones per second, and at a time from one peer.
 #: Of 8 ranks on a node each connects to the store, and all nodes of a job connect at once.
 FAST_ENOUGH = 20
 MANY_ENOUGH = 16
@@ -705,7 +705,7 @@ class Ruleset:
     chains: Mapping[tuple[str, str], Chain] = field(default_factory=dict)
 
     def merged(self, other: Ruleset) -> Ruleset:
-        """Both rulesets; of a table that both have, the other's chains."""
+        """Both rulesets; ``other`` replaces a table that both have."""
         tables = {table for table, _ in other.chains}
         remaining = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
         return Ruleset({**remaining, **other.chains})
@@ -768,7 +768,7 @@ def _starts(match: RuleMatch) -> Iterator[int]:
 
 #: A range of ports in more pieces than this is not evaluated piece by piece.
 MOST_PIECES = 64
-#: So many states of a packet are told apart; beyond, nothing is known of its marks.
+#: Maximum of a packet's states that are distinguished; beyond it, the marks are unknown.
 _MOST_STATES = 16
 
 
@@ -824,7 +824,7 @@ def _changed(verdict: str, target: str, state: State) -> State:
 
 
 def _bounded(states: Collection[State]) -> list[State]:
-    """The states; without their marks, where they are too many to be told apart."""
+    """The states; without their marks, where there are too many."""
     if len(states) <= _MOST_STATES:
         return list(states)
     return [State((0, 0), (0, 0), untracked) for untracked in {s.untracked for s in states}]
@@ -1024,7 +1024,7 @@ def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
         if fate.verdict == "cannot tell" and (worst.verdict == "open" or fate.varies):
             worst = fate
         if kind.first:
-            # Connection tracking knows no connection whose first packet it was told to pass over.
+            # Connection tracking does not know a connection whose first packet was untracked.
             lost = bool(states) and all(state.untracked for state in states)
         marks = {state.ct_mark for state in states}
         mark = marks.pop() if len(marks) == 1 else (0, 0)

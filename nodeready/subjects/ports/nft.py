@@ -171,7 +171,7 @@ _CT = {
     "proto-dst", "event", "timeout", "expectation", "secmark",
 }  # fmt: skip
 _SETS = ("set", "map")
-#: Of these, several values in a list are flags, of which one must be set.
+#: Selectors whose list of values are flags: one of them must be set.
 _BITS = ("ct state", "ct status", "tcp flags", "ct label")
 #: What stands behind these words of a log statement.
 _LOG = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
@@ -660,7 +660,7 @@ _PRIORITIES = {
 
 
 def _priority(words: Tokens) -> int:
-    """``filter + 10``, ``mangle - 5``, ``-300``; 0 for a text that is none."""
+    """``filter + 10``, ``mangle - 5``, ``-300``; 0 for any other text."""
     match = re.fullmatch(r"([a-z]*)\s*([+-]?)\s*(\d{0,10})", " ".join(words))
     if match is None or (match[1] and match[1] not in _PRIORITIES):
         return 0

@@ -254,7 +254,7 @@ def script(policy: Policy) -> str:
     return _LOOK
 
 
-#: A section that runs beside the others: nft waits for its lock, and a node can have many rules.
+#: A section that runs in parallel: nft waits for its lock, and a node can have many rules.
 SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, beside=True, quick=True)
 
 
