@@ -16,7 +16,7 @@ from nodeready.subjects.debug_tools.facts import (
     PY_SPY,
     PY_SPY_NOTE,
     DebugTools,
-    Unusable,
+    UnusablePackage,
     unusable,
 )
 from nodeready.subjects.snapshot import Snapshot
@@ -103,7 +103,7 @@ def packages(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
         )
 
 
-def _program(trouble: Unusable) -> str:
+def _program(trouble: UnusablePackage) -> str:
     """The program's path where it is one that the policy names; "-": another of its package."""
     folder, _, name = trouble.stuck.path.rpartition("/")
     packages_ = (trouble.package, *COMPANIONS.get(trouble.package, ()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, RunCommand, Script, WriteFile
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.gate.checks import kept, uncompiled
+from nodeready.subjects.gate.checks import required_programs, uncompiled
 from nodeready.subjects.gate.facts import (
     BUNDLE,
     COMPILED,
@@ -57,7 +57,7 @@ def _files(snapshot: Snapshot, policy: Policy, *paths: str) -> Iterator[Action]:
 def leftover(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     """Take the node's own check away, what starts it first; never what slurm.conf still names."""
     gate: Gate = snapshot["gate"]
-    staying = kept(gate)
+    staying = required_programs(gate)
     gone = [path for path in FILES if path in gate.there and path not in staying]
     if gate.systemd and TIMER in gone:
         yield RunCommand(("systemctl", "disable", "--now", "nodeready.timer"))

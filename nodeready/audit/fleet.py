@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from nodeready.audit import counters
 from nodeready.subjects.context import FleetContext, addresses_of
-from nodeready.subjects.registry import COUNTING, Selection
+from nodeready.subjects.registry import COUNTING, CheckSelection
 from nodeready.transport.base import Met
 from nodeready.transport.look import Look
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyinfra.api import Inventory
 
 
-def probed_subjects(selection: Selection) -> tuple[str, ...]:
+def probed_subjects(selection: CheckSelection) -> tuple[str, ...]:
     """The subjects to probe for these checks."""
     subjects = selection.subjects
     has_counters = any(subject in COUNTING for subject in subjects)

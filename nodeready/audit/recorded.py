@@ -35,7 +35,7 @@ from nodeready.audit.verdict import (
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.secrets import redact
-from nodeready.subjects.registry import SUBJECTS, Selection, check_ids
+from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
 from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
 from nodeready.subjects.snapshot import waive
 from nodeready.subjects.ssh_client.facts import clean_address, clean_name
@@ -551,7 +551,7 @@ class Asked(NamedTuple):
 
     policies: Mapping[str, Policy]
     own: Callable[[Policy], Policy]
-    selection: Selection
+    selection: CheckSelection
     everything: bool
     version: str
 
@@ -629,7 +629,7 @@ def _why_not(
     return Result(VERDICT, "unknown", "", why, "", fix, who)
 
 
-def _chosen(selection: Selection) -> Callable[[str], bool]:
+def _chosen(selection: CheckSelection) -> Callable[[str], bool]:
     """Whether a result of this check is shown. What this nodeready does not know is."""
     hidden = {*check_ids(), *(subject.observed.id for subject in SUBJECTS.values())}
     hidden -= {*selection.checks, *(SUBJECTS[name].observed.id for name in selection.subjects)}

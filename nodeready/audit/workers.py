@@ -50,7 +50,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import snapshot
 from nodeready.subjects.context import FleetContext
-from nodeready.subjects.registry import Selection
+from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.text import now
@@ -499,7 +499,7 @@ class AuditWorkers:
         self,
         looks: Sequence[Look],
         context: FleetContext,
-        selection: Selection,
+        selection: CheckSelection,
         started: str,
         groups: Callable[[str], tuple[str, ...]],
         *,

@@ -18,7 +18,7 @@ from nodeready.cli.targets import TargetOptions, Targets, select_targets
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import Options, find, names
 from nodeready.subjects.registry import (
-    Selection,
+    CheckSelection,
     SelectionError,
     select,
 )
@@ -33,7 +33,7 @@ FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
 def audit_document(
     targets: Targets,
     screen: Screen,
-    selection: Selection,
+    selection: CheckSelection,
     looks: list[Look],
     *,
     started: str,

@@ -21,7 +21,7 @@ from nodeready.healthcheck import here
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.secrets import redact, redacted
-from nodeready.subjects.registry import Selection, select
+from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import now
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at
 from nodeready.triage import incident as kept
@@ -77,7 +77,9 @@ def collector(
     )
 
 
-def _audit_alone(looks: list[Look], targets: Targets, selection: Selection, started: str) -> Audit:
+def _audit_alone(
+    looks: list[Look], targets: Targets, selection: CheckSelection, started: str
+) -> Audit:
     """The audit of nodes without an inventory: no peers to compare with, no fleet's host keys."""
     reports = []
     for look in looks:

@@ -22,7 +22,7 @@ from nodeready.cli.values import policy_settings
 from nodeready.policy.policy import PolicyError
 from nodeready.reports.nagios import nagios_code
 from nodeready.reports.registry import find, names
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection, SelectionError, select
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection, SelectionError, select
 from nodeready.text import counted, now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import Look
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _RESERVE_S = 3
 
 
-def _selected(only: str | None, skip: str | None) -> Selection:
+def _selected(only: str | None, skip: str | None) -> CheckSelection:
     try:
         chosen = select(only, skip, SUBJECTS)
     except SelectionError as error:
@@ -44,7 +44,7 @@ def _selected(only: str | None, skip: str | None) -> Selection:
     if any(check.startswith("proof.") for check in checks) and "proof.user" not in checks:
         # Without the user's session the other proofs are na, which would look like success.
         checks = (*checks, "proof.user")
-    return Selection(checks)
+    return CheckSelection(checks)
 
 
 def _prove_fleet(
@@ -92,7 +92,7 @@ def _prove_fleet(
 def _fleet_audit(
     targets: Targets,
     screen: Screen,
-    selection: Selection,
+    selection: CheckSelection,
     workers: AuditWorkers,
     *,
     budget_s: int,
@@ -136,7 +136,7 @@ def _collective(
     return collective_proofs(run.smoke(smoke_task, screen.note, screen.progress))
 
 
-def _local_audit(settings: dict[str, Any], selection: Selection, budget_s: int) -> Audit:
+def _local_audit(settings: dict[str, Any], selection: CheckSelection, budget_s: int) -> Audit:
     """The same on this machine, without any connection."""
     from nodeready.healthcheck import here
 

@@ -29,7 +29,7 @@ from nodeready.policy.policy import digest
 from nodeready.reports.lines import nodes as folded
 from nodeready.subjects.registry import (
     SUBJECTS,
-    Selection,
+    CheckSelection,
 )
 from nodeready.text import counted, now
 from nodeready.transport.local import Local
@@ -88,7 +88,7 @@ def recorded_audit(
     options: TargetOptions,
     place: Source,
     limit_s: int,
-    selection: Selection,
+    selection: CheckSelection,
     *,
     part: bool,
 ) -> tuple[Audit, Targets]:
@@ -99,7 +99,7 @@ def recorded_audit(
     Raises Refused, and ClickException where the verdicts cannot be collected.
     """
     from nodeready.inventory.endpoints import endpoint
-    from nodeready.subjects.gate.files import own
+    from nodeready.subjects.gate.files import node_policy
     from nodeready.subjects.ssh_client.known_hosts import Names
 
     checks_of_nodes = {
@@ -114,7 +114,7 @@ def recorded_audit(
     for name, endpoint_ in endpoints.items():
         if endpoint_.local:
             endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
-    question = Asked(policies, own, selection, everything=not part, version=__version__)
+    question = Asked(policies, node_policy, selection, everything=not part, version=__version__)
     names, total = Names(endpoints), len(loaded)
     try:
         recorded_verdicts, partial = collect(place, names, len(policies), limit_s)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, WriteFile
 from nodeready.subjects.base import beatable, is_own
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.subjects.sysctl import Boot, sets
+from nodeready.subjects.sysctl import BootSetting, sets
 from nodeready.subjects.templates import render
 
 
@@ -66,7 +66,7 @@ def sysctl_name(subject: str) -> str:
 
 
 def sysctl_dropin(
-    snapshot: Snapshot, subject: str, key: str, value: str, boot: Boot
+    snapshot: Snapshot, subject: str, key: str, value: str, boot: BootSetting
 ) -> Iterator[Action]:
     """Our sysctl.d file for one key, named so that it wins at boot over every other file."""
     if (boot.winner is not None and sets(boot.winner.value, value)) or not boot.beatable:

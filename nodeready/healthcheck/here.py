@@ -20,7 +20,7 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, port_range
 from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
-from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, Selection
+from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection
 from nodeready.subjects.result import Result, na
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
@@ -45,19 +45,19 @@ _RESERVE_S = 1.0
 _MARGIN_S = 1
 
 
-def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Audit:
+def audit(policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S) -> Audit:
     """Look at this machine and judge it; done within ``limit_s`` seconds, whatever hangs."""
     return _judged(policy, selection, limit_s, proofs=False)
 
 
-def ready(policy: Policy, selection: Selection, budget_s: int, proofs: bool = True) -> Ready:
+def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
     """Look, prove and judge: the proofs run beside the look, under one budget in seconds."""
     from nodeready.audit.document import Ready
 
     return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
 
 
-def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) -> Audit:
+def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: bool) -> Audit:
     started, began = now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in SEEN]

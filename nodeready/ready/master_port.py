@@ -12,7 +12,7 @@ from nodeready.inventory.nodeset import fold
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.ports import facts as ports_facts
 from nodeready.subjects.ports.facts import Ports, Range, Socket, parse_ranges
-from nodeready.subjects.ports.firewall import shown
+from nodeready.subjects.ports.netfilter import range_text
 
 #: The maximum of reasons why other ports are not chosen.
 _MOST = 6
@@ -113,7 +113,7 @@ def _objection_lines(groups: Objections, first: int, last: int) -> tuple[str, ..
     for (reason, ranges), names in groups.items():
         inside = _within(ranges, first, last)
         if inside:
-            ports = ", ".join(shown(*part) for part in inside[:4])
+            ports = ", ".join(range_text(*part) for part in inside[:4])
             suffix = ", ..." if len(inside) > 4 else ""
             texts.append(f"not {ports}{suffix} on {fold(names)}: {reason}")
     remainder = f"and {len(texts) - _MOST} more reasons against ports"
@@ -135,7 +135,7 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
         by_range: dict[Range, list[str]] = {}
         for name, span in ranges.items():
             by_range.setdefault(span, []).append(name)
-        notes = tuple(f"{shown(*span)} on {fold(names)}" for span, names in by_range.items())
+        notes = tuple(f"{range_text(*span)} on {fold(names)}" for span, names in by_range.items())
         reason = "the nodes' policies have no port in common: --ports FIRST-LAST"
         return PortChoice(None, reason, notes[:_MOST], {})
     unknown = {
@@ -156,7 +156,7 @@ def choose(observed: Mapping[str, Ports | Unknown], ranges: Mapping[str, Range])
         return PortChoice(None, "no node tells which of its ports are free", (), unknown)
     free = _free(first, last, taken)
     lasting = _free(first, last, {**taken, **lent})
-    every = shown(first, last)
+    every = range_text(first, last)
     if not free:
         reason = f"no port of {every} is free on all nodes"
         return PortChoice(None, reason, _objection_lines(taken, first, last), unknown)

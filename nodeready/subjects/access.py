@@ -51,7 +51,7 @@ WRITTEN_FOLDERS = (
 )
 #: Program -> the programs that it cannot do without: Debian's pdsh is a script around pdsh.bin.
 COMPANIONS = {"pdsh": ("pdsh.bin",)}
-#: So many of the policy's packages at most are asked for their libraries: each costs a process.
+#: Maximum of the policy's packages that are asked for their libraries: each costs a process.
 MAX_LOADED = 8
 #: glibc's loader, on each kind of machine: it says which libraries a program finds, and does not
 #: start the program (ld.so(8), --list).
@@ -70,11 +70,11 @@ READ, EXECUTE = 0o4, 0o1
 
 def _access_script(policy: Policy) -> str:
     names = ("ssh", *(name for name in policy.packages if name != "ssh"))
-    programs = tuple(dict.fromkeys(n for one in names for n in (one, *COMPANIONS.get(one, ()))))
+    programs = tuple(dict.fromkeys(n for name in names for n in (name, *COMPANIONS.get(name, ()))))
     plain = " ".join(name for name in programs if _PROGRAM_NAME.fullmatch(name))
     folders = (*WRITTEN_FOLDERS, policy.core_pattern.rpartition("/")[0])
-    ways = (way for one in folders for way in (*parents(one)[1:], one))
-    asked = [way for way in dict.fromkeys(ways) if _FOLDER.fullmatch(way)]
+    paths = (path for folder in folders for path in (*parents(folder)[1:], folder))
+    directories = [path for path in dict.fromkeys(paths) if _FOLDER.fullmatch(path)]
     # Each directory once: /bin is often a link to /usr/bin. ssh is asked itself.
     return rf"""
     nr_loader=
@@ -109,7 +109,7 @@ def _access_script(policy: Policy) -> str:
             esac
         fi
     done
-    nr_folders='{" ".join(asked)}'
+    nr_folders='{" ".join(directories)}'
     nr_rights "$@"
     """
 
@@ -179,19 +179,19 @@ class Access:
             yield Barrier(path, words, ours=False, dangling=True)
             return
         for directory in (*parents(path), *(parents(real) if real else ())):
-            there = self.seen.get(directory)
-            if there is not None and not there.mode & EXECUTE:
-                yield _closed(directory, there, EXECUTE, "enter")
-        there = self.seen.get(path)
-        if there is not None and not there.directory and there.mode & bits != bits:
-            yield _closed(path, there, bits, "run" if bits & EXECUTE else "read")
+            inode = self.seen.get(directory)
+            if inode is not None and not inode.mode & EXECUTE:
+                yield _closed(directory, inode, EXECUTE, "enter")
+        inode = self.seen.get(path)
+        if inode is not None and not inode.directory and inode.mode & bits != bits:
+            yield _closed(path, inode, bits, "run" if bits & EXECUTE else "read")
 
     def programs(self, name: str) -> list[str]:
         """The programs of this name in the directories of PATH, in the order of PATH; behind them
         the links that lead nowhere."""
-        found = dict.fromkeys((*self.seen, *self.links))
+        paths = dict.fromkeys((*self.seen, *self.links))
         return [
-            path for path in found if path.endswith(f"/{name}") and not self._is_directory(path)
+            path for path in paths if path.endswith(f"/{name}") and not self._is_directory(path)
         ]
 
     def _is_directory(self, path: str) -> bool:
@@ -205,13 +205,13 @@ def parents(path: str) -> list[str]:
     return ["/", *("/" + "/".join(words[: count + 1]) for count in range(len(words)))]
 
 
-def _closed(path: str, there: Inode, bits: int, verb: str) -> Barrier:
-    group = there.mode >> 3
-    members = there.gid != 0 and group & bits == bits
-    who = f" of uid {there.uid}" if there.uid else ""
-    only = f": only members of gid {there.gid} can {verb} it" if members else ""
-    words = f"{path}{who} has mode {there.mode & 0o7777:o}{only or f': users cannot {verb} it'}"
-    return Barrier(path, words, members, there.uid == 0)
+def _closed(path: str, inode: Inode, bits: int, verb: str) -> Barrier:
+    group = inode.mode >> 3
+    members = inode.gid != 0 and group & bits == bits
+    owner = f" of uid {inode.uid}" if inode.uid else ""
+    only = f": only members of gid {inode.gid} can {verb} it" if members else ""
+    words = f"{path}{owner} has mode {inode.mode & 0o7777:o}{only or f': users cannot {verb} it'}"
+    return Barrier(path, words, members, inode.uid == 0)
 
 
 def chmod_mends(barrier: Barrier, path: str) -> bool:
@@ -221,7 +221,7 @@ def chmod_mends(barrier: Barrier, path: str) -> bool:
     return near and barrier.ours and not barrier.members
 
 
-#: Where a package puts its programs; what stands elsewhere was put there by somebody.
+#: Where a package puts its programs; a person put there what stands elsewhere.
 PACKAGED = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 #: A script is smaller than that, a program larger.
 SCRIPT_BYTES = 4096
@@ -257,15 +257,15 @@ def stuck(access: Access, program: str) -> Stuck | None:
     """
     first, closed = None, ""
     for path in access.programs(program):
-        there = access.seen.get(path)
+        inode = access.seen.get(path)
         # A shell reads its script.
-        script = there is not None and there.size_bytes < SCRIPT_BYTES
+        script = inode is not None and inode.size_bytes < SCRIPT_BYTES
         barrier = access.barrier(path, EXECUTE | READ if script else EXECUTE)
         if barrier is not None:
             first, closed = (first, closed) if first else (barrier, path)
             continue
         mend = "reinstall" if path.rpartition("/")[0] in PACKAGED else ""
-        if there is not None and not there.size_bytes:
+        if inode is not None and not inode.size_bytes:
             return Stuck(path, f"{path} is empty", mend)
         if path in access.unloaded:
             return Stuck(path, f"{path} does not start: {access.unloaded[path]}", mend)
@@ -288,20 +288,22 @@ def parse_access(outputs: Mapping[str, Output]) -> Access:
 @lru_cache(maxsize=64)
 def _access(output: Output) -> Access:
     # Three subjects read it, and thousands of nodes print the same.
-    seen, links = dict[str, Inode](), dict[str, str]()
+    inodes, links = dict[str, Inode](), dict[str, str]()
     for row in output.all("at"):
         match = _AT.fullmatch(row)
         if match:
             mode, uid, gid, size = int(match[1], 16), int(match[2]), int(match[3]), int(match[4])
-            seen[match[5]] = Inode(mode, uid, gid, size)
+            inodes[match[5]] = Inode(mode, uid, gid, size)
     for row in output.all("link"):
         path, _, real = row.partition(" ")
         links[path] = real
-    said = dict(row.partition(" ")[::2] for row in output.all("unloaded"))
+    reasons = dict(row.partition(" ")[::2] for row in output.all("unloaded"))
     # Of a script the loader says that the script itself is no ELF file.
-    unloaded = {path: why for path, why in said.items() if not why.startswith(f"{path}:")}
-    found: Access = frozen(Access(seen, links, unloaded))
-    return found
+    unloaded = {
+        path: reason for path, reason in reasons.items() if not reason.startswith(f"{path}:")
+    }
+    access: Access = frozen(Access(inodes, links, unloaded))
+    return access
 
 
 ACCESS = Section("access", _access_script, first=True)

@@ -36,13 +36,13 @@ from nodeready.subjects.base import Probe, own_files
 from nodeready.subjects.result import Result
 
 SUBJECTS: dict[str, Subject] = {
-    found.name: found for found in list(vars().values()) if isinstance(found, Subject)
+    subject.name: subject for subject in list(vars().values()) if isinstance(subject, Subject)
 }
 
-#: The subjects that a look observes; the other ones are proved by acting.
+#: The subjects that a snapshot observes; proofs need actions.
 LOOKED_AT = tuple(name for name, subject in SUBJECTS.items() if subject.probe)
 
-#: The subjects that operations change; the other ones are only looked at.
+#: The subjects that operations change.
 CHANGED = tuple(name for name, subject in SUBJECTS.items() if subject.changed)
 
 #: The subjects from which a policy can be learnt.
@@ -52,7 +52,7 @@ LEARNED = tuple(name for name, subject in SUBJECTS.items() if subject.learnable)
 #: The subject "host" tells the boot.
 COUNTING = tuple(name for name, subject in SUBJECTS.items() if subject.counters)
 
-#: The probes of a snapshot: one of each subject, and the one that reads the files of ours.
+#: The probes of a snapshot: each subject's, and the probe of our own files.
 PROBES: tuple[Probe, ...] = (
     *(subject.probe for subject in SUBJECTS.values() if subject.probe),
     own_files(path for subject in SUBJECTS.values() for path in subject.files),
@@ -67,17 +67,19 @@ def check_ids() -> list[str]:
 def page(check: str) -> Page:
     """The page of a check, or of ``SUBJECT.observed``. Raises KeyError for any other id."""
     subject = SUBJECTS[check.partition(".")[0]]
-    return {one.id: one for one in (*subject.checks, subject.observed)}[check]
+    return {entry.id: entry for entry in (*subject.checks, subject.observed)}[check]
 
 
 def meant(word: str) -> str:
     """The id or subject that an unknown word was probably meant to be; "" when none is close."""
-    known: Iterable[str] = [*SUBJECTS, *check_ids()]
+    candidates: Iterable[str] = [*SUBJECTS, *check_ids()]
     subject, _, noun = word.partition(".")
     if noun and subject not in SUBJECTS:
         near = closest_word(subject, SUBJECTS)
-        known = [one for one in known if near and one.startswith(near)] or known
-    return closest_word(word, known, cutoff=0.5)
+        candidates = [
+            candidate for candidate in candidates if near and candidate.startswith(near)
+        ] or candidates
+    return closest_word(word, candidates, cutoff=0.5)
 
 
 # --- Which checks a command makes: ``--only`` and ``--skip``, with ids, subjects and globs.
@@ -88,7 +90,7 @@ class SelectionError(ValueError):
 
 
 @dataclass(frozen=True)
-class Selection:
+class CheckSelection:
     """The chosen checks.
 
     checks: their ids, in the order of the reports
@@ -109,23 +111,25 @@ class Selection:
     @cached_property
     def results(self) -> frozenset[str]:
         """The ids of their results."""
-        return frozenset((*self.checks, *(f"{one}.{OBSERVED}" for one in self.subjects)))
+        return frozenset((*self.checks, *(f"{subject}.{OBSERVED}" for subject in self.subjects)))
 
 
 def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
     """The ids that one option's words, separated by commas, select. Raises SelectionError."""
     ids = _ids(subjects)
-    found: set[str] = set()
+    selected: set[str] = set()
     for word in (part.strip() for part in words.split(",")):
         if not word:
             continue
         pattern = f"{word}.*" if word in subjects else word
         matched = {check for check in ids if fnmatchcase(check, pattern)}
         if option == "--only" and word not in matched:
-            whole = matched & _named(subjects)
-            matched -= whole
-            if whole and not matched:
-                raise SelectionError(f"--only {word}: name it whole: {', '.join(sorted(whole))}")
+            opt_in_ids = matched & _named(subjects)
+            matched -= opt_in_ids
+            if opt_in_ids and not matched:
+                raise SelectionError(
+                    f"--only {word}: name it whole: {', '.join(sorted(opt_in_ids))}"
+                )
         if not matched:
             named = SUBJECTS.get(word.partition(".")[0])
             if named is not None and named.name not in (*subjects, *CHANGED):
@@ -136,10 +140,10 @@ def _matching(option: str, words: str, subjects: Iterable[str]) -> set[str]:
             close = closest_word(word, [*subjects, *ids])
             meant = f"did you mean {close}?" if close else "there are " + ", ".join(subjects)
             raise SelectionError(f"{option} {word}: no such check or subject; {meant}")
-        found |= matched
-    if not found:
+        selected |= matched
+    if not selected:
         raise SelectionError(f"{option}: no check or subject named")
-    return found
+    return selected
 
 
 def _named(subjects: Iterable[str]) -> set[str]:
@@ -148,12 +152,14 @@ def _named(subjects: Iterable[str]) -> set[str]:
 
 
 def _ids(subjects: Iterable[str]) -> list[str]:
-    return [check for name, one in SUBJECTS.items() if name in subjects for check in one.ids()]
+    return [
+        check for name, subject in SUBJECTS.items() if name in subjects for check in subject.ids()
+    ]
 
 
 def select(
     only: str | None = None, skip: str | None = None, subjects: Iterable[str] = LOOKED_AT
-) -> Selection:
+) -> CheckSelection:
     """The selection of ``--only`` and ``--skip``: ids, subjects or globs, with commas. Checks that
     want to be named (`Check.named`) are in it with their whole id alone.
 
@@ -168,7 +174,7 @@ def select(
         chosen -= _matching("--skip", skip, subjects)
     if not chosen:
         raise SelectionError("--skip leaves no check to make")
-    return Selection(tuple(check for check in _ids(subjects) if check in chosen))
+    return CheckSelection(tuple(check for check in _ids(subjects) if check in chosen))
 
 
 def select_whole(only: str | None, subjects: Iterable[str]) -> tuple[str, ...]:

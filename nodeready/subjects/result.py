@@ -117,11 +117,11 @@ def worst(results: Iterable[Result]) -> str:
     return "na"
 
 
-def some(texts: Iterable[str], joint: str = "; ", most: int = 4) -> str:
+def some(texts: Iterable[str], joint: str = "; ", maximum: int = 4) -> str:
     """The first ``most`` texts and how many more there are: ``a; b; c; d and 3 more``."""
     listed = list(texts)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return joint.join(listed[:most]) + more
+    remaining = f" and {len(listed) - maximum} more" if len(listed) > maximum else ""
+    return joint.join(listed[:maximum]) + remaining
 
 
 #: The result that stands for a subject that could not be observed is ``SUBJECT.observed``.
@@ -195,9 +195,9 @@ class Check(Page):
     writes: Writes | None = None
     named: bool = False
 
-    def __call__(self, seen: Any, want: Policy) -> Result:
+    def __call__(self, observed: Any, policy: Policy) -> Result:
         """The result for what was observed of the subject on one node."""
-        return self.judge(seen, want)
+        return self.judge(observed, policy)
 
 
 def check(
@@ -214,7 +214,7 @@ def check(
 
     fix: what a person does; with `deploy`, what a deploy of another subject does
     """
-    acts = tuple(Act(PERSON, one) if isinstance(one, str) else one for one in fix)
+    acts = tuple(Act(PERSON, text) if isinstance(text, str) else text for text in fix)
 
     def wrap(judge: Judge) -> Check:
         meaning = inspect.cleandoc(judge.__doc__ or "")
@@ -223,7 +223,7 @@ def check(
     return wrap
 
 
-def _nothing(seen: Any) -> Mapping[str, Any]:
+def _no_comparison(observed: Any) -> Mapping[str, Any]:
     return {}
 
 
@@ -259,8 +259,8 @@ class Subject:
     doc: str
     checks: tuple[Check, ...]
     probe: Probe | None = None
-    compared: Callable[[Any], Mapping[str, Any]] = _nothing
-    learned: Callable[[Any], Mapping[str, Any]] = _nothing
+    compared: Callable[[Any], Mapping[str, Any]] = _no_comparison
+    learned: Callable[[Any], Mapping[str, Any]] = _no_comparison
     counters: Callable[[Any], dict[str, int]] | None = None
     files: tuple[str, ...] = ()
     alone: bool = True
@@ -279,7 +279,7 @@ class Subject:
     @property
     def learnable(self) -> bool:
         """Whether a part of a policy can be learnt from it."""
-        return self.learned is not _nothing
+        return self.learned is not _no_comparison
 
     @property
     def observed(self) -> Page:

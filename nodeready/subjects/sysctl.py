@@ -125,7 +125,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Boot:
+class BootSetting:
     """What sets one key at the next boot.
 
     winner:    what the node's own boot takes: a line of a file, or of the kernel's command line;
@@ -147,7 +147,7 @@ class Boot:
         return not self.remedy
 
 
-class Option(NamedTuple):
+class SysctlOption(NamedTuple):
     """What the files say of one key or glob: its value (None: excluded), and the line."""
 
     value: str | None
@@ -173,14 +173,14 @@ class SysctlFiles:
 
     order: tuple[str, ...]
     lines: Mapping[str, tuple[Line, ...]]
-    options: Mapping[str, Option]
-    manual: Mapping[str, Option]
+    options: Mapping[str, SysctlOption]
+    manual: Mapping[str, SysctlOption]
     keys: Mapping[str, tuple[str, ...]]
     systemd: bool
     masked: str = ""
-    tuned: Mapping[str, Option] = field(default_factory=dict)
+    tuned: Mapping[str, SysctlOption] = field(default_factory=dict)
     reapply: bool = True
-    ufw: Mapping[str, Option] = field(default_factory=dict)
+    ufw: Mapping[str, SysctlOption] = field(default_factory=dict)
     cmdline: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -198,7 +198,7 @@ def _applied(paths: Iterable[str]) -> list[str]:
 _SWAPPED = str.maketrans("./", "/.")
 
 
-def _below(key: str) -> str:
+def _relative_path(key: str) -> str:
     """The path below /proc/sys of a key as written (systemd's sysctl_normalize).
 
     The first separator of a key decides: behind a dot, dots and slashes are interchanged.
@@ -218,48 +218,48 @@ def _matches(path: str, pattern: str) -> bool:
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _options(lines: Iterable[Line]) -> dict[str, Option]:
+def _options(lines: Iterable[Line]) -> dict[str, SysctlOption]:
     """What systemd-sysctl makes of these lines, in its order (parse_line of its sysctl.c).
 
     A key that is set again moves to the end, unless it gets the value that it has.
     """
-    found: dict[str, Option] = {}
+    options: dict[str, SysctlOption] = {}
     for line in lines:
         name, equals, value = line.text.strip().partition("=")
         if not name or name[0] in "#;" or not (equals or name[0] == "-"):
             continue
-        path = _below(name[name[0] == "-" :].strip())
+        path = _relative_path(name[name[0] == "-" :].strip())
         if not path or len(path) > _MAX_KEY:
             continue
-        given = value.strip() if equals else None
-        if path in found and found[path].value != given:
-            del found[path]
-        found[path] = Option(given, line)
-    return found
+        assigned = value.strip() if equals else None
+        if path in options and options[path].value != assigned:
+            del options[path]
+        options[path] = SysctlOption(assigned, line)
+    return options
 
 
-def _setting(options: Mapping[str, Option], path: str) -> Setting | None:
+def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
     """What sets this path: its own line, else the last glob that names it."""
-    found = options.get(path)
-    if found is None:
+    setting = options.get(path)
+    if setting is None:
         for pattern, option in options.items():
             if option.value is not None and _is_glob(pattern) and _matches(path, pattern):
-                found = option
-    if found is None or found.value is None:
+                setting = option
+    if setting is None or setting.value is None:
         return None
-    return Setting(found.value, found.line.where)
+    return Setting(setting.value, setting.line.where)
 
 
 def section(lines: Iterable[Line], name: str) -> list[Line]:
     """The lines of one section of an ini file."""
-    found, inside = [], ""
+    section_lines, inside = [], ""
     for line in lines:
         text = line.text.strip()
         if text.startswith("["):
             inside = text
         elif inside == f"[{name}]":
-            found.append(line)
-    return found
+            section_lines.append(line)
+    return section_lines
 
 
 def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
@@ -273,12 +273,12 @@ def _is_on(lines: Iterable[Line], name: str, default: bool) -> bool:
 
 def _cmdline(text: str) -> dict[str, str]:
     """The sysctls of a kernel command line (fs/proc/proc_sysctl.c: each dot is a slash)."""
-    found = {}
+    values = {}
     for token in kernel_arguments(text):
         name, equals, value = token.partition("=")
         if equals and re.match(r"sysctl[./]", name):
-            found[name[7:].replace(".", "/")] = value.strip('"')
-    return found
+            values[name[7:].replace(".", "/")] = value.strip('"')
+    return values
 
 
 @lru_cache(maxsize=64)
@@ -290,33 +290,35 @@ def parse(output: Output) -> SysctlFiles:
     text = output.require()
     paths = output.all("file")
     values = output.values()
-    lines = {path: tuple(found) for path, found in by_path(file_lines(text)).items()}
+    lines = {
+        path: tuple(file_contents) for path, file_contents in by_path(file_lines(text)).items()
+    }
     systemd = "reader=systemd" in text.splitlines()
     profiles = [path for path in output.all("tuned") if path in lines]
     reapply = _is_on(lines.get(_TUNED_CONF, ()), "reapply_sysctl", True)
-    # What a profile includes is said behind it, and applied before it.
+    # An included profile is printed after the profile that includes it, and applied before it.
     tuned = _options(
         line for path in reversed(profiles) for line in section(lines[path], "sysctl")
     )
     order = _applied(paths)
     manual = [*order, SYSCTL_CONF] if SYSCTL_CONF in paths else order
     # tuned reads /etc/sysctl.conf last of all, as procps does.
-    own = order if systemd and not (tuned and reapply) else manual
+    boot_order = order if systemd and not (tuned and reapply) else manual
     keys: dict[str, list[str]] = {}
-    for path in own:
+    for path in boot_order:
         for key in _options(lines.get(path, ())):
             keys.setdefault(key, []).append(path)
-    made = {
-        way: _options(line for path in files for line in lines.get(path, ()))
-        for way, files in (("own", own), ("manual", manual))
+    options = {
+        reader: _options(line for path in files for line in lines.get(path, ()))
+        for reader, files in (("own", boot_order), ("manual", manual))
     }
     ufw = _is_on(lines.get(_UFW_CONF, ()), "ENABLED", False)
     return SysctlFiles(
-        tuple(own),
+        tuple(boot_order),
         lines,
-        made["own"],
-        made["manual"],
-        {key: tuple(found) for key, found in keys.items()},
+        options["own"],
+        options["manual"],
+        {key: tuple(setters) for key, setters in keys.items()},
         systemd,
         values.get("masked", "") if systemd else "",
         tuned,
@@ -326,8 +328,8 @@ def parse(output: Output) -> SysctlFiles:
     )
 
 
-def _remove(where: str) -> str:
-    return f"remove the line {where}"
+def _remove(source: str) -> str:
+    return f"remove the line {source}"
 
 
 def _rival(files: SysctlFiles, path: str) -> str:
@@ -340,15 +342,15 @@ def _rival(files: SysctlFiles, path: str) -> str:
     ):
         return _remove(written.line.where)
     for later in (files.ufw, {} if files.reapply else files.tuned):
-        found = _setting(later, path)
-        if found is not None:
-            return _remove(found.where)
+        setting = _setting(later, path)
+        if setting is not None:
+            return _remove(setting.where)
     return ""
 
 
-def boot_value(files: SysctlFiles, key: str) -> Boot:
+def boot_value(files: SysctlFiles, key: str) -> BootSetting:
     """What sets ``key`` at the next boot, and what `sysctl --system` would set instead."""
-    path = _below(key)
+    path = _relative_path(key)
     winner = None if files.masked else _setting(files.options, path)
     tuned = _setting(files.tuned, path)
     if tuned is not None and not (
@@ -358,18 +360,18 @@ def boot_value(files: SysctlFiles, key: str) -> Boot:
     winner = _setting(files.ufw, path) or winner
     if winner is None and path in files.cmdline:
         winner = Setting(files.cmdline[path], CMDLINE)
-    names = [found.rpartition("/")[2] for found in files.keys.get(path, ())]
-    others = [
+    names = [file.rpartition("/")[2] for file in files.keys.get(path, ())]
+    other_names = [
         name
-        for name, found in zip(names, files.keys.get(path, ()))
-        if "nodeready" not in name and beatable(name) and found != SYSCTL_CONF
+        for name, path_of_file in zip(names, files.keys.get(path, ()))
+        if "nodeready" not in name and beatable(name) and path_of_file != SYSCTL_CONF
     ]
     by_hand = _setting(files.manual, path)
     conflict = by_hand if by_hand and by_hand.where.startswith(f"{SYSCTL_CONF}:") else None
-    return Boot(
+    return BootSetting(
         winner,
         conflict if conflict != winner else None,
-        others[-1] if others else "",
+        other_names[-1] if other_names else "",
         _rival(files, path),
     )
 
@@ -390,15 +392,15 @@ def kernel_number(text: str) -> int | None:
         return None
 
 
-def sets(text: str, wanted: str) -> bool:
+def sets(text: str, expected: str) -> bool:
     """Whether the kernel takes this text for the wanted value: ``0 # off`` is 0."""
-    return text == wanted or (wanted.isdigit() and kernel_number(text) == int(wanted))
+    return text == expected or (expected.isdigit() and kernel_number(text) == int(expected))
 
 
-def contradicted(check: str, key: str, boot: Boot, wanted: str) -> Result:
+def contradicted(check: str, key: str, boot: BootSetting, expected_value: str) -> Result:
     """Judge whether a line of /etc/sysctl.conf gives ``key`` another value than ``wanted``."""
     conflict, expected = boot.conflict, "no conflicting line"
-    if conflict is None or sets(conflict.value, wanted):
+    if conflict is None or sets(conflict.value, expected_value):
         return ok(check, expected)
     actual = f"{key} = {conflict.shown} wins under sysctl --system"
     return warn(check, expected, actual, conflict.where, _remove(conflict.where))

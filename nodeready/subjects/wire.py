@@ -1,4 +1,4 @@
-"""The one decoder of what a node answers, and the way of an observation there and back.
+"""The decoder of a node's answers, and the encoder of an observation.
 
 A program on a node writes observations as lines, ``NONCE NAME {json}``, and `lines` and `decode`
 make dataclasses of them. Other lines are passed over: a profile or a tool that prints in between
@@ -70,7 +70,7 @@ _TEXTS = {
 
 
 class DecodeError(ProbeError):
-    """An answer that is none of ours. what: the words in brackets, such as ``nested too deep``"""
+    """An answer that makes no sense. what: the words in brackets, such as ``nested too deep``"""
 
     def __init__(self, what: str, evidence: str = "") -> None:
         super().__init__(f"the answer makes no sense ({what})", evidence)
@@ -79,7 +79,7 @@ class DecodeError(ProbeError):
 
 # --- JSON within bounds.
 
-#: Nothing of ours is nested deeper.
+#: Maximum depth of nesting.
 MAX_DEPTH = 32
 #: No time, size or address is larger.
 MAX_NUMBER = 1 << 64
@@ -107,10 +107,10 @@ def cost(text: str) -> int:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise DecodeError("a key stands there twice")
-    return found
+    return members
 
 
 def _no_number(text: str) -> Any:
@@ -118,8 +118,8 @@ def _no_number(text: str) -> Any:
 
 
 def _float(text: str) -> float:
-    found = float(text)
-    return found if math.isfinite(found) else _no_number(text)
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
 
 
 def _int(text: str) -> int:
@@ -145,7 +145,7 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         _check_cost(text, max_cost)
-        found = _decoded(text)
+        decoded = _decoded(text)
     except DecodeError:
         raise
     except RecursionError:
@@ -156,7 +156,7 @@ def load_json(text: str | bytes, max_cost: int = MAX_COST) -> Any:
         raise DecodeError("no JSON" if isinstance(error, json.JSONDecodeError) else _LARGE) from (
             error
         )
-    return found
+    return decoded
 
 
 _LARGE = "a number is too large"
@@ -182,22 +182,22 @@ def _decoded(text: str) -> Any:
     keys, colons = 0, -1 if surrogates or len(text) > _MOST_SHAPED else _colons(text)
     if colons >= 0:
 
-        def counted(found: dict[str, Any]) -> dict[str, Any]:
+        def counted(members: dict[str, Any]) -> dict[str, Any]:
             nonlocal keys
-            keys += len(found)
-            return found
+            keys += len(members)
+            return members
 
-        found = json.JSONDecoder(
+        decoded = json.JSONDecoder(
             object_hook=counted,
             parse_int=None if _LIMITED else _int,
             parse_float=_float,
             parse_constant=_no_number,
         ).decode(text)
         if keys == colons:
-            return found
-    found = _DECODER.decode(text)
-    _check(found, surrogates)
-    return found
+            return decoded
+    decoded = _DECODER.decode(text)
+    _check(decoded, surrogates)
+    return decoded
 
 
 def _colons(text: str) -> int:
@@ -234,26 +234,26 @@ def _check_cost(text: str, max_cost: int) -> None:
         raise DecodeError("too many members")
 
 
-def _check(found: Any, surrogates: bool) -> None:
+def _check(decoded: Any, surrogates: bool) -> None:
     """Raises DecodeError for what is nested too deep, or has a number or a text that is none."""
-    level: list[Any] = [found]
+    level: list[Any] = [decoded]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         # One plain loop: a comprehension for each type takes twice as long.
-        for one in level:
-            kind = type(one)
+        for value in level:
+            kind = type(value)
             if kind is str:
-                if surrogates and _LONE.search(one):
+                if surrogates and _LONE.search(value):
                     raise DecodeError("a text is no Unicode")
             elif kind is int:
-                if not -MAX_NUMBER <= one <= MAX_NUMBER:
+                if not -MAX_NUMBER <= value <= MAX_NUMBER:
                     raise DecodeError(_LARGE)
             elif kind is list:
-                inner += one
+                inner += value
             elif kind is dict:
-                inner += one.values()
+                inner += value.values()
                 if surrogates:
-                    inner += one
+                    inner += value
         if not inner:
             return
         level = inner
@@ -264,22 +264,22 @@ def unpack(text: str, max_bytes: int) -> bytes:
     """The bytes of base64 text that zlib or gzip packed. Raises DecodeError, also for more."""
     try:
         opening = zlib.decompressobj(32 + zlib.MAX_WBITS)
-        found = opening.decompress(base64.b64decode(text, validate=True), max_bytes)
+        unpacked = opening.decompress(base64.b64decode(text, validate=True), max_bytes)
     except (ValueError, zlib.error, binascii.Error):
         raise DecodeError("damaged") from None
     if opening.unconsumed_tail:
         raise DecodeError(f"more than {max_bytes >> 20} MiB")
     if not opening.eof:
         raise DecodeError("cut off")
-    return found
+    return unpacked
 
 
 # --- A line of an answer, there and back.
 
 
-def line(nonce: str, name: str, seen: Any) -> str:
+def line(nonce: str, name: str, observed: Any) -> str:
     """One observation (a dataclass) as its line."""
-    return f"{nonce} {name} {json.dumps(dataclasses.asdict(seen), separators=(',', ':'))}"
+    return f"{nonce} {name} {json.dumps(dataclasses.asdict(observed), separators=(',', ':'))}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,8 +319,8 @@ def decode(kind: type[Seen], data: Any) -> Seen:
     another shape, or a value that its field cannot have.
     """
     # A class is hashable, whatever its own __hash__ is.
-    found: Seen = _reader(kind)(data)  # type: ignore[arg-type]
-    return found
+    value: Seen = _reader(kind)(data)  # type: ignore[arg-type]
+    return value
 
 
 Reads = Callable[[Any], Any]
@@ -347,47 +347,47 @@ def _reader(kind: type[Any]) -> Reads:
 
 
 def shown(data: Any) -> str:
-    """The first characters of what was said, however much it was."""
+    """The first characters of the data."""
     if isinstance(data, Mapping):
         return f"{{{', '.join(f'{key[:40]!r}: {_short(data[key])}' for key in [*data][:8])}}}"
     return _short(data)
 
 
-def _value(kind: str, module: Mapping[str, Any], where: str) -> Reads:
-    def wrong(data: Any) -> Any:
-        raise DecodeError(f"{where} cannot be {_short(data)}", shown(data))
+def _value(kind: str, module: Mapping[str, Any], source: str) -> Reads:
+    def refuse(data: Any) -> Any:
+        raise DecodeError(f"{source} cannot be {_short(data)}", shown(data))
 
     if kind.endswith(" | None"):
-        some = _value(kind[: -len(" | None")], module, where)
-        return lambda data: None if data is None else some(data)
+        read_value = _value(kind[: -len(" | None")], module, source)
+        return lambda data: None if data is None else read_value(data)
     if kind.startswith("tuple[") and kind.endswith(", ...]"):
-        each = _value(kind[len("tuple[") : -len(", ...]")], module, where)
-        return lambda data: tuple(map(each, data)) if type(data) is list else wrong(data)
+        read_item = _value(kind[len("tuple[") : -len(", ...]")], module, source)
+        return lambda data: tuple(map(read_item, data)) if type(data) is list else refuse(data)
     if kind.startswith("tuple[") and kind.endswith("]"):
-        own = [_value(one, module, where) for one in kind[len("tuple[") : -1].split(", ")]
+        readers = [_value(part, module, source) for part in kind[len("tuple[") : -1].split(", ")]
         return lambda data: (
-            tuple(read(one) for read, one in zip(own, data))
-            if type(data) is list and len(data) == len(own)
-            else wrong(data)
+            tuple(read(item) for read, item in zip(readers, data))
+            if type(data) is list and len(data) == len(readers)
+            else refuse(data)
         )
     kind = kind.rpartition(".")[2]
     if kind in _INTS:
         low, high = _INTS[kind]
-        return lambda data: data if type(data) is int and low <= data <= high else wrong(data)
+        return lambda data: data if type(data) is int and low <= data <= high else refuse(data)
     if kind in _FLOATS:
-        least, most = _FLOATS[kind]
+        minimum, maximum = _FLOATS[kind]
         # NaN is in no order with them.
         return lambda data: (
-            data if type(data) in (int, float) and least <= data <= most else wrong(data)
+            data if type(data) in (int, float) and minimum <= data <= maximum else refuse(data)
         )
     if kind in _TEXTS:
         length = _TEXTS[kind]
-        return lambda data: data if type(data) is str and len(data) <= length else wrong(data)
+        return lambda data: data if type(data) is str and len(data) <= length else refuse(data)
     if kind == "bool":
-        return lambda data: data if type(data) is bool else wrong(data)
+        return lambda data: data if type(data) is bool else refuse(data)
     if dataclasses.is_dataclass(module.get(kind)):
         return _reader(module[kind])
-    raise TypeError(f"{where}: {kind} is no type that an answer can have")
+    raise TypeError(f"{source}: {kind} is no type that an answer can have")
 
 
 def _short(data: Any) -> str:
@@ -408,8 +408,8 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 def field_names(kind: Any) -> tuple[str, ...]:
     """The fields of a dataclass that are shown; () of another type."""
     if kind not in _FIELDS:
-        found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        _FIELDS[kind] = tuple(field.name for field in found if field.repr)
+        fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+        _FIELDS[kind] = tuple(field.name for field in fields if field.repr)
     return _FIELDS[kind]
 
 

@@ -45,7 +45,7 @@ def socket(port: int, process: str = "python3", state: str = "listening", uid: i
 
 
 def ports(*held: Socket, **values: Any) -> Ports:
-    boot = sysctl.Boot(None)
+    boot = sysctl.BootSetting(None)
     known = {
         "listeners": tuple(one for one in held if one.state == "listening"),
         "connections": tuple(one for one in held if one.state != "listening"),

@@ -24,7 +24,7 @@ from functools import partial
 from nodeready.policy import Policy
 from nodeready.shell import library
 from nodeready.subjects.base import Output
-from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall
 
 POLICY = Policy()
@@ -150,7 +150,7 @@ class Pair:
     def looked(self, peers: bool) -> Firewall:
         """What the look tells of the rules."""
         text = self.node.run(
-            "sh", "-c", f"NR={NONCE}\n{library('told')}{firewall.SECTION.script(POLICY)}"
+            "sh", "-c", f"NR={NONCE}\n{library('told')}{rule_listing.SECTION.script(POLICY)}"
         )
         known = tuple(one for some in self.ways.values() for one in some) if peers else ()
         output = Output(text, 0, nonce=NONCE)

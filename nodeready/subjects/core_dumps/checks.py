@@ -15,25 +15,25 @@ _PACKAGED = re.compile(r"\|(?:/usr)?/lib/systemd/systemd-coredump(?: %[A-Za-z]){
 SIZE_LIMITS = ("ProcessSizeMax", "ExternalSizeMax")
 
 
-def _wanted(seen: CoreDumps, want: Policy) -> str:
+def _expected_pattern(observed: CoreDumps, policy: Policy) -> str:
     """The pattern that the policy asks for; "" when systemd-coredump is wanted and missing."""
-    if want.core_handler == "path":
-        return want.core_pattern
-    return packaged(seen)
+    if policy.core_handler == "path":
+        return policy.core_pattern
+    return packaged(observed)
 
 
-def packaged(seen: CoreDumps) -> str:
+def packaged(observed: CoreDumps) -> str:
     """The pattern of systemd-coredump's own file; "" for none, and for one of another program.
 
     The kernel runs that program as root with every crash: nothing but the package's own counts.
     """
-    value = seen.packaged.value if seen.packaged else ""
+    value = observed.packaged.value if observed.packaged else ""
     return value if _PACKAGED.fullmatch(value) else ""
 
 
-def _pattern_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
-    winner = seen.boot.winner
-    right = winner is not None and winner.value == _wanted(seen, want)
+def _pattern_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+    winner = observed.boot.winner
+    right = winner is not None and winner.value == _expected_pattern(observed, policy)
     return () if right else ("/etc/sysctl.d/*nodeready-core_dumps.conf",)
 
 
@@ -49,27 +49,27 @@ def _pattern_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
     ),
     writes=_pattern_written,
 )
-def pattern(seen: CoreDumps, want: Policy) -> Result:
+def pattern(observed: CoreDumps, policy: Policy) -> Result:
     """kernel.core_pattern, live and at the next boot, sends cores where the policy says.
 
     Distributions send them to apport or systemd-coredump, or to ``core`` in whatever directory
     the process had (core(5)). A value set by hand is gone after the next boot.
     """
-    check, wanted = "core_dumps.pattern", _wanted(seen, want)
-    winner = seen.boot.winner
+    check, expected = "core_dumps.pattern", _expected_pattern(observed, policy)
+    winner = observed.boot.winner
     source = winner.where if winner else ""
-    live = seen.live or "empty"
-    if not wanted:
+    live = observed.live or "empty"
+    if not expected:
         return fail(
             check, "|systemd-coredump", live, source, "install the package systemd-coredump"
         )
-    right = winner is not None and winner.value == wanted
-    if seen.live == wanted and right:
-        return ok(check, wanted, wanted, source)
+    right = winner is not None and winner.value == expected
+    if observed.live == expected and right:
+        return ok(check, expected, expected, source)
     actual = f"{live}, next boot {winner.shown if winner else 'unset'}"
-    if not right and seen.boot.remedy:
-        return held(check, wanted, actual, source, seen.boot.remedy)
-    return fixable(check, wanted, actual, source)
+    if not right and observed.boot.remedy:
+        return held(check, expected, actual, source, observed.boot.remedy)
+    return fixable(check, expected, actual, source)
 
 
 @check(
@@ -77,9 +77,11 @@ def pattern(seen: CoreDumps, want: Policy) -> Result:
     settings=("core_handler", "core_pattern"),
     fix=("remove the line WHERE",),
 )
-def sysctl_conf(seen: CoreDumps, want: Policy) -> Result:
+def sysctl_conf(observed: CoreDumps, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts: ``sysctl --system`` reads it after all others."""
-    return contradicted("core_dumps.sysctl_conf", KEY, seen.boot, _wanted(seen, want))
+    return contradicted(
+        "core_dumps.sysctl_conf", KEY, observed.boot, _expected_pattern(observed, policy)
+    )
 
 
 _TMPFILES = "/etc/tmpfiles.d/00-nodeready-cores.conf"
@@ -94,9 +96,9 @@ _BLOCKED = {
 }
 
 
-def _rule_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
-    rule = seen.retention
-    right = rule is not None and rule.path == _TMPFILES and _same_rule(rule.text, want)
+def _rule_written(observed: CoreDumps, policy: Policy) -> tuple[str, ...]:
+    rule = observed.retention
+    right = rule is not None and rule.path == _TMPFILES and _same_rule(rule.text, policy)
     return () if right else (_TMPFILES,)
 
 
@@ -113,7 +115,7 @@ def _rule_written(seen: CoreDumps, want: Policy) -> tuple[str, ...]:
     ),
     writes=_rule_written,
 )
-def directory(seen: CoreDumps, want: Policy) -> Result:
+def directory(observed: CoreDumps, policy: Policy) -> Result:
     """The core directory exists and every user may write to it, but not remove others' files.
 
     The kernel writes the core with the crashing process's rights: no directory, or one that the
@@ -123,37 +125,43 @@ def directory(seen: CoreDumps, want: Policy) -> Result:
     can remove each other's cores, which stops no core: a warning. Access lists and quotas are
     not seen here.
     """
-    check, path = "core_dumps.directory", core_directory(want)
+    check, path = "core_dumps.directory", core_directory(policy)
     expected = f"{path} with mode 1777"
-    if want.core_handler != "path":
+    if policy.core_handler != "path":
         return na(check, "systemd-coredump has a store of its own")
-    mode, (where, kind, uid) = seen.directory_mode, seen.blocked
+    mode, (blocked_path, kind, uid) = observed.directory_mode, observed.blocked
     actual = "no such directory" if mode is None else f"mode {mode:o}"
     if kind:
-        why, remedy = _BLOCKED[kind]
-        return fail(check, expected, f"{where}: {why.format(uid)}", where, remedy.format(where))
-    if seen.closed:
-        names = " ".join(seen.closed)
+        reason, remedy = _BLOCKED[kind]
+        return fail(
+            check,
+            expected,
+            f"{blocked_path}: {reason.format(uid)}",
+            blocked_path,
+            remedy.format(blocked_path),
+        )
+    if observed.closed:
+        names = " ".join(observed.closed)
         return fail(check, expected, f"users cannot enter {names}", names, f"chmod o+x {names}")
     # To make a file takes w and x: nobody needs to list the directory.
     if mode is None or mode & 0o1333 != 0o1333:
-        if mode is not None and seen.directory_owner:
-            actual = f"{actual}, of uid {seen.directory_owner}"
+        if mode is not None and observed.directory_owner:
+            actual = f"{actual}, of uid {observed.directory_owner}"
             return fail(check, expected, actual, path, f"chmod 1777 {path}, as its owner")
         only_sticky = mode is not None and mode & 0o333 == 0o333
         return fixable(check, expected, actual, path, status="warn" if only_sticky else "fail")
     return ok(check, expected, actual, path)
 
 
-def retention_rule(want: Policy) -> str:
+def retention_rule(policy: Policy) -> str:
     """The tmpfiles.d line that makes the directory at boot and removes old cores."""
-    age = f"{want.core_retention_days}d" if want.core_retention_days else "-"
-    return f"d {core_directory(want)} 1777 root root {age}"
+    age = f"{policy.core_retention_days}d" if policy.core_retention_days else "-"
+    return f"d {core_directory(policy)} 1777 root root {age}"
 
 
-def _same_rule(text: str, want: Policy) -> bool:
+def _same_rule(text: str, policy: Policy) -> bool:
     words = ["1777" if word == "1733" else word for word in text.split()]
-    return words == retention_rule(want).split()
+    return words == retention_rule(policy).split()
 
 
 @check(
@@ -163,40 +171,40 @@ def _same_rule(text: str, want: Policy) -> bool:
     fix=("remove the line WHERE",),
     writes=_rule_written,
 )
-def retention(seen: CoreDumps, want: Policy) -> Result:
+def retention(observed: CoreDumps, policy: Policy) -> Result:
     """A tmpfiles.d rule makes the directory at boot and removes cores after the policy's days."""
-    check, wanted = "core_dumps.retention", retention_rule(want)
-    if want.core_handler != "path":
+    check, expected = "core_dumps.retention", retention_rule(policy)
+    if policy.core_handler != "path":
         return na(check, "systemd-coredump has a store of its own")
-    rule = seen.retention
+    rule = observed.retention
     if rule is None:
-        return fixable(check, wanted, "no rule")
-    if _same_rule(rule.text, want):
-        return ok(check, wanted, wanted, rule.where)
+        return fixable(check, expected, "no rule")
+    if _same_rule(rule.text, policy):
+        return ok(check, expected, expected, rule.where)
     name = rule.path.rpartition("/")[2]
     if name < "00-nodeready-cores.conf":
-        return fail(check, wanted, rule.text, rule.where, f"remove the line {rule.where}")
-    return fixable(check, wanted, rule.text, rule.where)
+        return fail(check, expected, rule.text, rule.where, f"remove the line {rule.where}")
+    return fixable(check, expected, rule.text, rule.where)
 
 
 @check(
     "core_dumps.rewriters",
     fixed_by="core_dumps.rewriters",
     fix=("remove UNIT, then systemctl mask NAME",),
-    writes=lambda seen, want: (),
+    writes=lambda observed, policy: (),
 )
-def rewriters(seen: CoreDumps, want: Policy) -> Result:
+def rewriters(observed: CoreDumps, policy: Policy) -> Result:
     """No service rewrites core_pattern when it starts (apport, abrt): they run after sysctl.d.
 
     `systemctl mask` refuses where /etc/systemd/system holds a unit file or a link of that name.
     """
     check = "core_dumps.rewriters"
-    if not seen.rewriters:
+    if not observed.rewriters:
         return ok(check, "none")
-    actual = f"{', '.join(seen.rewriters)} not masked"
-    for unit in seen.in_place:
+    actual = f"{', '.join(observed.rewriters)} not masked"
+    for unit in observed.in_place:
         name = unit.rpartition("/")[2]
-        if name in seen.rewriters:
+        if name in observed.rewriters:
             fix = f"remove {unit}, then systemctl mask {name}"
             return fail(check, "none", f"{actual}; {unit} is in the way of a mask", unit, fix)
     return fixable(check, "none", actual)
@@ -206,9 +214,9 @@ def rewriters(seen: CoreDumps, want: Policy) -> Result:
     "core_dumps.size",
     settings=("core_handler",),
     fixed_by="core_dumps.size",
-    writes=lambda seen, want: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
+    writes=lambda observed, policy: ("/etc/systemd/coredump.conf.d/zz-nodeready.conf",),
 )
-def size(seen: CoreDumps, want: Policy) -> Result:
+def size(observed: CoreDumps, policy: Policy) -> Result:
     """systemd-coredump keeps a core of any size, in a file.
 
     Its defaults cut at 2 GB (systemd 252, coredump.conf(5)): a trainer with a GPU leaves a
@@ -216,21 +224,21 @@ def size(seen: CoreDumps, want: Policy) -> Result:
     JournalSizeMax.
     """
     check = "core_dumps.size"
-    if want.core_handler != "systemd-coredump":
+    if policy.core_handler != "systemd-coredump":
         return na(check, "cores are written by path")
-    wrong = []
+    differences = []
     source = ""
     for name in SIZE_LIMITS:
-        setting = seen.coredump.get(name)
+        setting = observed.coredump.get(name)
         if setting is None or setting.value != "infinity":
-            wrong.append(f"{name}={setting.value if setting else 'default'}")
+            differences.append(f"{name}={setting.value if setting else 'default'}")
             source = source or (setting.where if setting else "")
-    storage = seen.coredump.get("Storage")
+    storage = observed.coredump.get("Storage")
     if storage is not None and storage.value != "external":
-        wrong.append(f"Storage={storage.value}")
+        differences.append(f"Storage={storage.value}")
         source = source or storage.where
-    if wrong:
-        return fixable(check, "infinity, Storage=external", ", ".join(wrong), source)
+    if differences:
+        return fixable(check, "infinity, Storage=external", ", ".join(differences), source)
     return ok(check, "infinity, Storage=external")
 
 

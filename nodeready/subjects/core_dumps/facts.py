@@ -124,7 +124,7 @@ class CoreDumps:
     """
 
     live: str
-    boot: sysctl.Boot
+    boot: sysctl.BootSetting
     directory_mode: int | None
     retention: Line | None
     rewriters: tuple[str, ...]
@@ -153,25 +153,25 @@ def _retention(lines: tuple[Line, ...], directory: str) -> Line | None:
     return min(rules, key=lambda line: line.path.rpartition("/")[2]) if rules else None
 
 
-def _coredump_conf(lines: tuple[Line, ...], there: list[str]) -> dict[str, sysctl.Setting]:
+def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysctl.Setting]:
     """The settings: main file first, then drop-ins by base name; a key's last value counts.
 
     A file masks those of its name in later directories (coredump.conf(5)).
     """
     files: dict[tuple[bool, str], str] = {}
     for directory in _COREDUMP_DIRECTORIES:
-        for path in there:
+        for path in paths:
             parent, _, name = path.rpartition("/")
             if parent in (directory, f"{directory}/coredump.conf.d"):
                 files.setdefault((parent != directory, name), path)
-    found: dict[str, sysctl.Setting] = {}
+    settings: dict[str, sysctl.Setting] = {}
     for order in sorted(files):
-        mine = (line for line in lines if line.path == files[order])
-        for line in sysctl.section(mine, "Coredump"):
+        file_lines = (line for line in lines if line.path == files[order])
+        for line in sysctl.section(file_lines, "Coredump"):
             match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
             if match:
-                found[match[1]] = sysctl.Setting(match[2].strip(), line.where)
-    return found
+                settings[match[1]] = sysctl.Setting(match[2].strip(), line.where)
+    return settings
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
@@ -180,19 +180,19 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     values = output.values()
     if "live" not in values:
         raise ProbeError("/proc/sys/kernel/core_pattern cannot be read")
-    ways: dict[str, tuple[int, int]] = {}
+    modes: dict[str, tuple[int, int]] = {}
     for text in output.all("way"):
         match = re.fullmatch(r"([0-7]{1,5}) (\d{1,10}) (/.*)", text)
         if match is None:
             raise ProbeError("the core directory's mode is no mode", text)
-        ways[match[3]] = int(match[1], 8), int(match[2])
-    own = core_directory(policy)
-    mode, owner = ways.pop(own, (None, 0))
+        modes[match[3]] = int(match[1], 8), int(match[2])
+    directory = core_directory(policy)
+    mode, owner = modes.pop(directory, (None, 0))
     kinds = ("nowhere", "nodir", "fixed")
     blocked = [(values[kind], kind, 0) for kind in kinds if kind in values]
-    theirs = re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", ""))
-    if theirs:
-        blocked.insert(0, (theirs[2], "link", int(theirs[1])))
+    link = re.fullmatch(r"(\d{1,10}) (/.*)", values.get("link", ""))
+    if link:
+        blocked.insert(0, (link[2], "link", int(link[1])))
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(output.lines())
     packaged = [
@@ -209,7 +209,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
         directory_mode=mode,
         directory_owner=owner,
         blocked=blocked[0] if blocked and "root" in values else ("", "", 0),
-        closed=tuple(sorted(path for path, (bits, _) in ways.items() if not bits & 0o1)),
+        closed=tuple(sorted(path for path, (bits, _) in modes.items() if not bits & 0o1)),
         retention=_retention(
             tuple(line for line in lines if "/tmpfiles.d/" in line.path), core_directory(policy)
         ),

@@ -32,7 +32,7 @@ MACHINES = ("x86_64", "aarch64")
         "let every user run PATH, or name in job_user a member of that group",
     ),
 )
-def packages(seen: DebugTools, want: Policy) -> Result:
+def packages(observed: DebugTools, policy: Policy) -> Result:
     """The policy's packages are installed, and every user can run their programs.
 
     A hung job is no time to look for a mirror. A package that the package manager has counts for
@@ -40,27 +40,27 @@ def packages(seen: DebugTools, want: Policy) -> Result:
     users, by its own mode or by that of a directory on the way (path_resolution(7)).
     """
     check = "debug_tools.packages"
-    if not want.packages:
+    if not policy.packages:
         return na(check, "the policy names no package")
-    expected, missing = " ".join(want.packages), " ".join(seen.missing)
-    unusables = tuple(unusable(seen, want))
-    troubles = [one.stuck for one in unusables]
-    if not seen.missing and not troubles:
+    expected, missing = " ".join(policy.packages), " ".join(observed.missing)
+    unusables = tuple(unusable(observed, policy))
+    troubles = [program.stuck for program in unusables]
+    if not observed.missing and not troubles:
         return ok(check, expected)
     words = [f"missing: {missing}"] if missing else []
-    words += dict.fromkeys(one.words for one in troubles)
+    words += dict.fromkeys(trouble.words for trouble in troubles)
     actual, source = some(words), troubles[0].path if troubles else ""
-    mends = {one.mend for one in troubles}
-    if "chmod" in mends or (seen.manager and (missing or "reinstall" in mends)):
+    mends = {trouble.mend for trouble in troubles}
+    if "chmod" in mends or (observed.manager and (missing or "reinstall" in mends)):
         return fixable(check, expected, actual, source)
     if missing:
         fix = f"install {missing} the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
-    one = troubles[0]
-    if one.chosen:
-        fix = f"let every user run {one.path}, or name in job_user a member of that group"
+    trouble = troubles[0]
+    if trouble.chosen:
+        fix = f"let every user run {trouble.path}, or name in job_user a member of that group"
         return warn(check, expected, actual, source, fix)
-    if one.mend == "reinstall":
+    if trouble.mend == "reinstall":
         fix = f"install {unusables[0].package} again the way this distribution does"
         return fail(check, expected, f"{actual}; none of {', '.join(MANAGERS)}", source, fix)
     closed, broken = (
@@ -78,7 +78,7 @@ def packages(seen: DebugTools, want: Policy) -> Result:
     fixed_by="debug_tools.py_spy",
     fix=("chown root PATH; chmod go-w PATH", MAY_EXECUTE.format("PATH")),
 )
-def py_spy(seen: DebugTools, want: Policy) -> Result:
+def py_spy(observed: DebugTools, policy: Policy) -> Result:
     """/usr/local/bin/py-spy is of the policy's version, root's alone, and everybody may run it.
 
     One version on all nodes: its JSON is what the stacks are read from. Jobs attach to their own
@@ -86,33 +86,35 @@ def py_spy(seen: DebugTools, want: Policy) -> Result:
     nobody but root may be able to change it, or a directory on the way to it. The program of a
     version that nodeready knows is told by its sha256, any other by what it says of itself.
     """
-    check, version = "debug_tools.py_spy", want.py_spy_version
+    check, version = "debug_tools.py_spy", policy.py_spy_version
     if not version:
         return na(check, "the policy leaves py-spy alone")
-    if seen.machine not in MACHINES:
-        return na(check, f"no static py-spy for {seen.machine}")
-    if seen.py_spy is None:
+    if observed.machine not in MACHINES:
+        return na(check, f"no static py-spy for {observed.machine}")
+    if observed.py_spy is None:
         return fixable(check, version, "not installed", PY_SPY)
-    if seen.lost:
-        paths = " ".join(map(quote, seen.lost))
+    if observed.lost:
+        paths = " ".join(map(quote, observed.lost))
         fix = f"chown root {paths}; chmod go-w {paths}"
-        return fail(check, version, f"others can change {', '.join(seen.lost)}", PY_SPY, fix)
-    if seen.exposed:
-        actual = f"others can change {', '.join(seen.exposed)}"
+        return fail(check, version, f"others can change {', '.join(observed.lost)}", PY_SPY, fix)
+    if observed.exposed:
+        actual = f"others can change {', '.join(observed.exposed)}"
         return fixable(check, version, actual, PY_SPY)
-    if seen.closed:
-        return fixable(check, version, f"users cannot enter {', '.join(seen.closed)}", PY_SPY)
-    if seen.mode & 0o555 != 0o555:
-        return fixable(check, version, f"{seen.py_spy or '?'} with mode {seen.mode:o}", PY_SPY)
-    if seen.noexec:
+    if observed.closed:
+        return fixable(check, version, f"users cannot enter {', '.join(observed.closed)}", PY_SPY)
+    if observed.mode & 0o555 != 0o555:
+        return fixable(
+            check, version, f"{observed.py_spy or '?'} with mode {observed.mode:o}", PY_SPY
+        )
+    if observed.noexec:
         return fail(check, version, NOEXEC, PY_SPY, MAY_EXECUTE.format(PY_SPY))
-    if seen.py_spy != version:
-        return fixable(check, version, seen.py_spy or "does not run", PY_SPY)
-    known = DIGESTS.get((version, seen.machine))
-    if known is None:
+    if observed.py_spy != version:
+        return fixable(check, version, observed.py_spy or "does not run", PY_SPY)
+    digest = DIGESTS.get((version, observed.machine))
+    if digest is None:
         return ok(check, version, f"{version}, by its own word: its sha256 is not known", PY_SPY)
-    if seen.sha256 != known:
-        actual = f"another program that says {version} (sha256 {seen.sha256[:12]}…)"
+    if observed.sha256 != digest:
+        actual = f"another program that says {version} (sha256 {observed.sha256[:12]}…)"
         return fixable(check, version, actual, PY_SPY)
     return ok(check, version, version, PY_SPY)
 

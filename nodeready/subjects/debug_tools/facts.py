@@ -47,7 +47,12 @@ MANAGERS = ("apt-get", "zypper", "dnf", "yum")
 # not one that its digest has already told. A link whose target is a link counts as another's: who
 # can change what stands in between is not looked at.
 def _py_spy(version: str) -> str:
-    known = "|".join(value for (one, _), value in DIGESTS.items() if one == version) or "none"
+    digests = (
+        "|".join(
+            value for (digest_version, _), value in DIGESTS.items() if digest_version == version
+        )
+        or "none"
+    )
     return rf"""
     nr_line=
     {{ read -r nr_line </proc/sys/kernel/arch; }} 2>/dev/null
@@ -92,7 +97,7 @@ def _py_spy(version: str) -> str:
         if [ -z "$nr_sum" ]; then nr_sum=$(sha256sum <"$nr_file"); nr_sum=${{nr_sum%% *}}; fi
         printf 'sha256=%s\n' "$nr_sum"
         case $nr_sum in
-        {known}) ;;
+        {digests}) ;;
         *)
             if [ -n "$nr_alone" ]; then
                 nr_say version "$(timeout -k 1 2 "$nr_file" --version 2>/dev/null)"
@@ -159,7 +164,7 @@ def _script(policy: Policy) -> str:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenProgram:
     """A program that a package brings and nobody can run.
 
     how: ``gone``; ``empty``; ``mode``: not executable at all
@@ -202,7 +207,7 @@ class DebugTools:
     exposed: tuple[str, ...] = ()
     closed: tuple[str, ...] = ()
     registered: tuple[str, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[BrokenProgram, ...] = ()
     access: Access = field(default_factory=Access)
 
     @property
@@ -233,13 +238,17 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
     if sha256 and not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise ProbeError(f"the sha256 of {PY_SPY} is none", sha256)
     have = output.all("have")
-    said = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
-    named = next((v for (v, m), known in DIGESTS.items() if (m, known) == (machine, sha256)), "")
+    printed = re.fullmatch(r"py-spy (\d[\w.+-]*)", values.get("version", ""))
+    known_version = next(
+        (v for (v, m), digest in DIGESTS.items() if (m, digest) == (machine, sha256)), ""
+    )
     return DebugTools(
         missing=tuple(name for name in policy.packages if name in output.all("missing")),
         manager=next((name for name in MANAGERS if name in have), ""),
         machine=machine,
-        py_spy=(named or (said[1] if said else "")) if rows or "link" in values else None,
+        py_spy=(known_version or (printed[1] if printed else ""))
+        if rows or "link" in values
+        else None,
         mode=rows[-1][2] if rows else 0,
         sha256=sha256,
         linked="link" in values,
@@ -255,57 +264,61 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> DebugTools:
 _BROKEN = re.compile(r"(\S+) (gone|empty|mode) ((?:/usr)?(?:/local)?/s?bin/[^/\s]+)")
 
 
-def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[Broken]:
+def _broken(rows: Iterable[str], names: tuple[str, ...]) -> Iterator[BrokenProgram]:
     for row in rows:
         match = _BROKEN.fullmatch(row)
         if match and match[1] in names:
-            yield Broken(match[1], match[2], match[3])
+            yield BrokenProgram(match[1], match[2], match[3])
 
 
 # --- The programs of the policy's packages, as an ordinary user finds them.
 
 
 @dataclass(frozen=True)
-class Unusable:
+class UnusablePackage:
     """What keeps users from a program of one of the policy's packages."""
 
     package: str
     stuck: Stuck
 
 
-def unusable(seen: DebugTools, want: Policy) -> Iterator[Unusable]:
+def unusable(observed: DebugTools, policy: Policy) -> Iterator[UnusablePackage]:
     """The programs of the policy's packages that are there and that users cannot run."""
-    for name in want.packages:
-        if name in seen.missing:
+    for name in policy.packages:
+        if name in observed.missing:
             continue
-        told = set[str]()
+        reported = set[str]()
         for program in (name, *COMPANIONS.get(name, ())):
-            found = stuck(seen.access, program) or _alone(seen, name, program)
-            if found is not None:
-                told.add(found.path)
-                yield Unusable(name, found)
-        for one in seen.broken:
-            if one.package == name and one.path not in told:
-                how = "is not executable" if one.how == "mode" else f"is {one.how}"
-                yield Unusable(name, Stuck(one.path, f"{one.path} {how}", _mend(one)))
+            problem = stuck(observed.access, program) or _missing_companion(
+                observed, name, program
+            )
+            if problem is not None:
+                reported.add(problem.path)
+                yield UnusablePackage(name, problem)
+        for broken in observed.broken:
+            if broken.package == name and broken.path not in reported:
+                how = "is not executable" if broken.how == "mode" else f"is {broken.how}"
+                yield UnusablePackage(
+                    name, Stuck(broken.path, f"{broken.path} {how}", _mend(broken))
+                )
 
 
-def _alone(seen: DebugTools, package: str, program: str) -> Stuck | None:
+def _missing_companion(observed: DebugTools, package: str, program: str) -> Stuck | None:
     """The companion that a script of Debian's lacks; another program of that name needs none."""
-    if program == package or seen.access.programs(program):
+    if program == package or observed.access.programs(program):
         return None
-    around = next(iter(seen.access.programs(package)), "")
-    there = seen.access.seen.get(around)
-    debians = package in seen.registered and around == f"/usr/bin/{package}"
-    if not debians or there is None or there.size_bytes >= SCRIPT_BYTES:
+    script = next(iter(observed.access.programs(package)), "")
+    inode = observed.access.seen.get(script)
+    debians = package in observed.registered and script == f"/usr/bin/{package}"
+    if not debians or inode is None or inode.size_bytes >= SCRIPT_BYTES:
         return None
     return Stuck(f"/usr/bin/{program}", f"/usr/bin/{program} is gone", "reinstall")
 
 
-def _mend(one: Broken) -> str:
+def _mend(broken: BrokenProgram) -> str:
     """What mends a program that nobody can run: what stands in /usr/local is no package's."""
-    folder, _, name = one.path.rpartition("/")
-    if one.how == "mode" and folder in FOLDERS and name == one.package:
+    folder, _, name = broken.path.rpartition("/")
+    if broken.how == "mode" and folder in FOLDERS and name == broken.package:
         return "chmod"
     return "reinstall" if folder in PACKAGED else ""
 
@@ -361,12 +374,12 @@ printf 'packages=end\n'
 
 
 def _dpkg(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for record in re.split(r"^(?=Package: )|^$", text, flags=re.M):
         fields = dict(re.findall(r"^(Package|Status|Version): (.{1,200})$", record, re.M))
         if fields.get("Status", "").endswith(" installed") and "Version" in fields:
-            found.setdefault(fields.get("Package", ""), fields["Version"])
-    return found
+            versions.setdefault(fields.get("Package", ""), fields["Version"])
+    return versions
 
 
 def parse_versions(text: str) -> dict[str, str]:
@@ -379,14 +392,14 @@ def parse_versions(text: str) -> dict[str, str]:
 def _versions(how: str, text: str) -> tuple[tuple[str, str], ...]:
     # Thousands of nodes have the same packages.
     if how == "dpkg":
-        found = _dpkg(text)
+        versions = _dpkg(text)
     elif how == "apk":
-        found = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
+        versions = dict(re.findall(r"^P:(\S+)\nV:(\S+)$", text, re.M))
     else:
         # Several versions of one package may be installed: the last that rpm names is the newest.
-        found = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
+        versions = dict(re.findall(r"^(\S+) (\S+)$", text, re.M))
     return tuple(
-        (what, next(found[name] for name in names if name in found))
-        for what, names in PACKAGES.items()
-        if any(name in found for name in names)
+        (software, next(versions[name] for name in names if name in versions))
+        for software, names in PACKAGES.items()
+        if any(name in versions for name in names)
     )

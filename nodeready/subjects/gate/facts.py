@@ -132,18 +132,18 @@ class SlurmConf:
     timeout: str | None = None
 
     def names(self, program: str) -> str:
-        """Where slurm.conf names this program of ours, or "". Prolog may be a pattern."""
+        """Where slurm.conf names this program, or "". Prolog may be a pattern."""
         rows = self.prolog if program == PROLOG else self.health
-        return next((where for value, where in rows if fnmatchcase(program, value)), "")
+        return next((source for value, source in rows if fnmatchcase(program, value)), "")
 
 
 @dataclass(frozen=True)
 class Gate:
     """The node's own check, as far as it is installed.
 
-    there:      the files of ours that exist, in the order of FILES
+    there:      our files that exist, in the order of FILES
     digests:    path -> sha256 of these files; None where the policy wants no gate
-    runs:       the programs of ours that may be executed
+    runs:       our programs that may be executed
     systemd:    systemd runs as the init
     cron:       there is an /etc/cron.d
     slurm:      slurmd is installed, or there is a slurm.conf
@@ -154,7 +154,7 @@ class Gate:
     note:       the sha256 of the bundle that was compiled, the sha256 of the compiled program,
                 the magic number; None: there is no note
     exposed:    files that root runs and others than root can write
-    age_s:      seconds since the last verdict; None: there is none
+    age_s:      seconds since the last verdict; None: no verdict yet
     since_s:    seconds since the bundle was installed; None: it is not installed
     """
 
@@ -177,7 +177,7 @@ class Gate:
 def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
     """The values of slurm.conf and its included files; keys in any case, the last line counts."""
     by_file = by_path(lines)
-    found: dict[str, list[tuple[str, str]]] = {}
+    settings: dict[str, list[tuple[str, str]]] = {}
     todo, done = [path], set()
     while todo:
         file = todo.pop(0)
@@ -191,16 +191,16 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
                 continue
             key, value = match[1].lower(), match[2].strip("\"'")
             if key == "include":
-                wanted = value if value.startswith("/") else f"{path.rpartition('/')[0]}/{value}"
-                todo += [other for other in by_file if fnmatchcase(other, wanted)]
+                pattern = value if value.startswith("/") else f"{path.rpartition('/')[0]}/{value}"
+                todo += [other for other in by_file if fnmatchcase(other, pattern)]
             else:
-                found.setdefault(key, []).append((value, line.where))
+                settings.setdefault(key, []).append((value, line.where))
     return SlurmConf(
         path,
-        tuple(found.get("prolog", ())),
-        tuple(found.get("healthcheckprogram", ())),
-        _last(found.get("healthcheckinterval")),
-        _last(found.get("prologepilogtimeout")),
+        tuple(settings.get("prolog", ())),
+        tuple(settings.get("healthcheckprogram", ())),
+        _last(settings.get("healthcheckinterval")),
+        _last(settings.get("prologepilogtimeout")),
     )
 
 
@@ -212,8 +212,8 @@ def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
     """(a Python that is new enough or "", else one that is too old or "", the magic number)."""
     old = ""
     for row in rows:
-        name, _, said = row.partition(" ")
-        version, _, magic = said.partition(" ")
+        name, _, answer = row.partition(" ")
+        version, _, magic = answer.partition(" ")
         match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", version)
         if name in PYTHONS and match and (int(match[1]), int(match[2])) >= OLDEST:
             return name, "", magic if re.fullmatch(r"[0-9a-f]{8}", magic) else ""
@@ -222,7 +222,7 @@ def _pythons(rows: Iterable[str]) -> tuple[str, str, str]:
 
 
 def _note(text: str) -> tuple[str, str, str] | None:
-    """The note of `healthcheck/main.py`; None for a text that is none."""
+    """The note of `healthcheck/main.py`; None for any other text."""
     match = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{64}) ([0-9a-f]{8})", text)
     return (match[1], match[2], match[3]) if match else None
 
@@ -232,29 +232,29 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
     output = outputs["gate"]
     text, values = output.require(), output.values()
     python, old, magic = _pythons(output.all("python"))
-    known = {*FILES, VERDICT}
+    paths = {*FILES, VERDICT}
     digests = {
         match[2]: match[1]
         for match in re.finditer(r"^([0-9a-f]{64})  (/\S+)$", text, re.M)
-        if match[2] in known
+        if match[2] in paths
     }
-    there, runs = {*output.all("there")}, {*output.all("runs")}
+    existing, executable = {*output.all("there")}, {*output.all("runs")}
     written, exposed = {}, []
     for row in output.all("file"):
-        time, _, others = row.partition(" ")
-        rights, _, path = others.partition(" /")
+        time, _, remaining = row.partition(" ")
+        rights, _, path = remaining.partition(" /")
         written[f"/{path}"] = number(time, "a file's time")
         # Only the owner may write, and the owner is root.
         if f"/{path}" in ROOTS and not re.fullmatch("0 [0-7]*[0145][0145]", rights):
             exposed.append(f"/{path}")
-    now = number(values["now"], "the time") if "now" in values else 0
-    if policy.gate and not now:
+    now_s = number(values["now"], "the time") if "now" in values else 0
+    if policy.gate and not now_s:
         raise ProbeError("date +%s printed no time", text)
     conf = values.get("slurm", "")
     return Gate(
-        there=tuple(path for path in FILES if path in there),
+        there=tuple(path for path in FILES if path in existing),
         digests=digests if policy.gate else None,
-        runs=tuple(path for path in PROGRAMS if path in runs),
+        runs=tuple(path for path in PROGRAMS if path in executable),
         systemd="systemd" in values,
         cron="cron" in values,
         slurm="slurmd" in values or bool(conf),
@@ -264,8 +264,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Gate:
         magic=magic,
         note=_note(values.get("note", "")),
         exposed=tuple(exposed),
-        age_s=max(0, now - written[VERDICT]) if VERDICT in written else None,
-        since_s=max(0, now - written[BUNDLE]) if BUNDLE in written else None,
+        age_s=max(0, now_s - written[VERDICT]) if VERDICT in written else None,
+        since_s=max(0, now_s - written[BUNDLE]) if BUNDLE in written else None,
     )
 
 

@@ -53,10 +53,10 @@ def complete(policy: Policy, declared: Policy, program: Callable[[], bytes]) -> 
 
 def contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     """Path -> the bytes of that file under this policy."""
-    return _contents(own(policy), program)
+    return _contents(node_policy(policy), program)
 
 
-def own(policy: Policy) -> Policy:
+def node_policy(policy: Policy) -> Policy:
     """The policy by which the node judges itself: what is left of this one there."""
     return Policy(
         **{f.name: getattr(policy, f.name) for f in fields(Policy) if f.name not in _FLEET}
@@ -65,14 +65,14 @@ def own(policy: Policy) -> Policy:
 
 @lru_cache(maxsize=256)
 def _digests(declared: Policy, program: Callable[[], bytes]) -> tuple[tuple[str, str], ...]:
-    found = contents(declared, program)
-    return tuple((path, hashlib.sha256(data).hexdigest()) for path, data in found.items())
+    files = contents(declared, program)
+    return tuple((path, hashlib.sha256(data).hexdigest()) for path, data in files.items())
 
 
 @lru_cache(maxsize=256)
 def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
     values = _values(policy)
-    made = {
+    files = {
         BUNDLE: program(),
         POLICY: document(policy),
     }
@@ -84,8 +84,8 @@ def _contents(policy: Policy, program: Callable[[], bytes]) -> dict[str, bytes]:
         (TIMER, "nodeready.timer.j2"),
         (CRON, "cron.j2"),
     ):
-        made[path] = render(f"gate/{template}", **values)
-    return made
+        files[path] = render(f"gate/{template}", **values)
+    return files
 
 
 def _values(policy: Policy) -> dict[str, Any]:
@@ -122,5 +122,5 @@ def cron_times(interval_s: int) -> str:
 
 def document(policy: Policy) -> bytes:
     """The policy file of the node: every setting but those that all nodes of a run complete."""
-    found = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
-    return (json.dumps(found, indent=1, sort_keys=True) + "\n").encode()
+    settings = {key: value for key, value in as_data(policy).items() if key not in _FLEET}
+    return (json.dumps(settings, indent=1, sort_keys=True) + "\n").encode()

@@ -27,8 +27,8 @@ from nodeready.subjects.base import (
 )
 from nodeready.subjects.debug_tools.facts import VERSIONS_SCRIPT, parse_versions
 from nodeready.subjects.host import mounts, processes
-from nodeready.subjects.host.mounts import Entry, Mount
-from nodeready.subjects.host.processes import Parent, Stuck
+from nodeready.subjects.host.mounts import FstabEntry, Mount
+from nodeready.subjects.host.processes import Parent, StuckProcess
 from nodeready.subjects.iommu.arguments import option
 from nodeready.subjects.iommu.instincts import MODELS, VENDOR
 
@@ -78,7 +78,7 @@ class Clock:
     offset_ms:    how far the clock was from its time server's, where the service tells
     error_ms:     by how much the clock may be off at most, as the service estimates it
     own:          the service follows the node's own clock, and no other
-    detail:       what the service said, in short
+    detail:       the service's message, in short
     """
 
     synchronised: bool | None
@@ -153,33 +153,35 @@ def _first(text: str) -> str:
 
 def parse_clock(text: str) -> Clock:
     """The clock in what SCRIPT printed; never raises."""
-    pieces = re.split(r"^clock=(\w+)$", text, flags=re.M)
-    found: dict[str, tuple[str, int]] = {}
-    for name, piece in zip(pieces[1::2], pieces[2::2]):
-        said, end, rc = piece.partition("\nclock_rc=")
+    sections = re.split(r"^clock=(\w+)$", text, flags=re.M)
+    answers: dict[str, tuple[str, int]] = {}
+    for name, section in zip(sections[1::2], sections[2::2]):
+        said, end, rc = section.partition("\nclock_rc=")
         status = re.match(r"\d{1,3}$", rc, re.M)
         if end and status:
-            found.setdefault(name, (said[:_MOST], int(status[0])))
-    if "chronyc" in found:
-        return _chrony(*found["chronyc"])
-    if "ntpq" in found:
-        return _ntpd(*found["ntpq"])
-    waiting = found.get("timesyncd")
+            answers.setdefault(name, (said[:_MOST], int(status[0])))
+    if "chronyc" in answers:
+        return _chrony(*answers["chronyc"])
+    if "ntpq" in answers:
+        return _ntpd(*answers["ntpq"])
+    waiting = answers.get("timesyncd")
     if waiting and waiting[0].strip() == "synchronized":
         return Clock(True, "systemd-timesyncd")
     source = "systemd-timesyncd" if waiting else "none"
-    kernel, kernel_rc = found.get("timedatectl", ("", 0))
+    kernel, kernel_rc = answers.get("timedatectl", ("", 0))
     answer = re.search(r"^NTPSynchronized=(yes|no)$", kernel, re.M)
     if answer and answer[1] == "yes":
         return Clock(True, "systemd-timesyncd" if waiting else "kernel")
     if waiting:
         return Clock(False, source, detail="no answer from a time server since it was started")
-    if "none" in found:
+    if "none" in answers:
         if kernel_rc in (124, 137):
             return Clock(None, source, detail="timedatectl timed out")
         return Clock(False, source, detail="nothing synchronises it")
-    asked = pieces[1::2]
-    return Clock(None, detail=f"{asked[-1]} did not end" if asked else "could not be looked at")
+    sources = sections[1::2]
+    return Clock(
+        None, detail=f"{sources[-1]} did not end" if sources else "could not be looked at"
+    )
 
 
 NUMA_BALANCING = "kernel.numa_balancing"
@@ -285,7 +287,7 @@ class Host:
     hugepage_size_kb: int | None
     transparent_hugepage: str
     numa_balancing: int | None
-    numa_balancing_boot: sysctl.Boot
+    numa_balancing_boot: sysctl.BootSetting
     instinct: bool
     file_handles: int | None
     file_handles_max: int | None
@@ -295,11 +297,11 @@ class Host:
     timezone: str
     clock: Clock
     mounts: tuple[Mount, ...]
-    fstab: tuple[Entry, ...]
+    fstab: tuple[FstabEntry, ...]
     looked: str
     table_seen: bool
     processes_looked: bool
-    stuck: tuple[Stuck, ...]
+    stuck: tuple[StuckProcess, ...]
     stuck_unseen: int
     zombies: int
     zombie_parents: tuple[Parent, ...]
@@ -361,8 +363,8 @@ class _Texts:
         self.lines = by_path(file_lines(text))
 
     def __getitem__(self, path: str) -> str:
-        found = self.lines.get(path)
-        return found[0].text.strip() if found else ""
+        lines = self.lines.get(path)
+        return lines[0].text.strip() if lines else ""
 
     def of(self, path: str) -> list[Line]:
         return self.lines.get(path, [])
@@ -388,12 +390,12 @@ _MEMORY = frozenset(
 
 
 def _meminfo(files: _Texts) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+    values: dict[str, int | None] = {}
     for line in files.of("/proc/meminfo"):
         name, _, value = line.text.partition(":")
         if name in _MEMORY:
-            found[name] = _number(value.replace("kB", ""))
-    return found
+            values[name] = _number(value.replace("kB", ""))
+    return values
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
@@ -404,7 +406,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
     if not files[f"{_SYS}/kernel/osrelease"] and not files["/proc/meminfo"]:
         raise ProbeError("nothing of /proc could be read", text)
     slow = outputs.get("host_slow", Output("", None))
-    said, ran = mounts.answers(slow.text), processes.parse(slow.text)
+    mount_answers, process_table = mounts.answers(slow.text), processes.parse(slow.text)
     system = _os_release(files.of("/etc/os-release") or files.of("/usr/lib/os-release"))
     memory = _meminfo(files)
     load, up = files.words("/proc/loadavg"), files.words("/proc/uptime")
@@ -443,15 +445,15 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
         lsm=_lsm(files),
         timezone=_zone(values.get("localtime", ""), files["/etc/timezone"]),
         clock=parse_clock(slow.text),
-        mounts=mounts.fold(table, said, policy),
+        mounts=mounts.fold(table, mount_answers, policy),
         fstab=mounts.parse_fstab(files.of(mounts.FSTAB), table),
-        looked=_why(slow) if not said.ended else "" if table else NO_TABLE,
+        looked=_unknown_reason(slow) if not mount_answers.ended else "" if table else NO_TABLE,
         table_seen=bool(table),
-        processes_looked=ran.looked,
-        stuck=ran.stuck,
-        stuck_unseen=ran.unseen,
-        zombies=ran.zombies,
-        zombie_parents=ran.parents,
+        processes_looked=process_table.looked,
+        stuck=process_table.stuck,
+        stuck_unseen=process_table.unseen,
+        zombies=process_table.zombies,
+        zombie_parents=process_table.parents,
         versions=parse_versions(slow.text),
     )
 
@@ -460,7 +462,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Host:
 NO_TABLE = f"{mounts.TABLE} could not be read"
 
 
-def _why(output: Output) -> str:
+def _unknown_reason(output: Output) -> str:
     try:
         output.require()
     except ProbeError as error:
@@ -486,59 +488,61 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-|([0-9a-f]{2}[:-]){5}[0-9a-f]{2}", 
 
 def shared_cmdline(text: str) -> str:
     """The kernel's command line without the options of one machine alone."""
-    kept = [
+    words = [
         word
         for word in kernel_arguments(text)
         if option(word) not in _OWN and not _UUID.search(word)
     ]
-    return " ".join(kept)
+    return " ".join(words)
 
 
-def compared(seen: Host) -> dict[str, str | int | float]:
+def compared(observed: Host) -> dict[str, str | int | float]:
     """The facts that nodes of a group should share."""
-    network = sorted(mount.path for mount in seen.mounts if mount.network)
-    gib = None if seen.memory_total_mb is None else round(seen.memory_total_mb / 1024)
+    network = sorted(mount.path for mount in observed.mounts if mount.network)
+    gib = None if observed.memory_total_mb is None else round(observed.memory_total_mb / 1024)
     facts: dict[str, str | int | float | None] = {
-        "os": seen.os_release,
-        "kernel": seen.kernel_release,
-        "architecture": seen.architecture,
-        "cmdline": shared_cmdline(seen.cmdline),
-        "cpus": seen.cpus,
-        "cpu_model": seen.cpu_model,
-        "numa_nodes": seen.numa_nodes,
+        "os": observed.os_release,
+        "kernel": observed.kernel_release,
+        "architecture": observed.architecture,
+        "cmdline": shared_cmdline(observed.cmdline),
+        "cpus": observed.cpus,
+        "cpu_model": observed.cpu_model,
+        "numa_nodes": observed.numa_nodes,
         "memory_gib": gib,
-        "swap": None if seen.swap_total_mb is None else ("on" if seen.swap_total_mb else "off"),
-        "hugepages": seen.hugepages_total,
-        "transparent_hugepage": seen.transparent_hugepage,
-        "numa_balancing": seen.numa_balancing,
-        "lsm": seen.lsm,
-        "timezone": same_zone(seen.timezone),
-        "network_mounts": None if seen.looked else " ".join(network) or "none",
-        **seen.versions,
+        "swap": None
+        if observed.swap_total_mb is None
+        else ("on" if observed.swap_total_mb else "off"),
+        "hugepages": observed.hugepages_total,
+        "transparent_hugepage": observed.transparent_hugepage,
+        "numa_balancing": observed.numa_balancing,
+        "lsm": observed.lsm,
+        "timezone": same_zone(observed.timezone),
+        "network_mounts": None if observed.looked else " ".join(network) or "none",
+        **observed.versions,
     }
     return {name: value for name, value in facts.items() if value is not None and value != ""}
 
 
-def learned(seen: Host) -> dict[str, Any]:
+def learned(observed: Host) -> dict[str, Any]:
     """The policy that this node would fit: key of Policy -> value."""
-    found: dict[str, Any] = {
-        "kernel_release": seen.kernel_release,
-        "os_release": seen.os_release,
-        "timezone": same_zone(seen.timezone),
+    settings: dict[str, Any] = {
+        "kernel_release": observed.kernel_release,
+        "os_release": observed.os_release,
+        "timezone": same_zone(observed.timezone),
     }
-    if not seen.looked:
+    if not observed.looked:
         # The paths that a policy accepts (nodeready.policy.fields, PATHS).
-        paths = (m.path for m in seen.mounts if m.network and m.fstype != "autofs")
-        found["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
-    if seen.shm is not None and seen.shm.size_mb:
-        found["shm_min_mb"] = _rounded(seen.shm.size_mb)
-    if seen.memory_total_mb:
-        found["memory_min_mb"] = _rounded(seen.memory_total_mb)
-    if seen.hugepages_total is not None:
-        found["hugepages"] = seen.hugepages_total
-    if seen.swap_total_mb is not None:
-        found["swap"] = "any" if seen.swap_total_mb else "off"
-    return {key: value for key, value in found.items() if value != ""}
+        paths = (m.path for m in observed.mounts if m.network and m.fstype != "autofs")
+        settings["mounts"] = [path for path in paths if re.fullmatch(r"/[^:\s'\"]*", path)]
+    if observed.shm is not None and observed.shm.size_mb:
+        settings["shm_min_mb"] = _rounded(observed.shm.size_mb)
+    if observed.memory_total_mb:
+        settings["memory_min_mb"] = _rounded(observed.memory_total_mb)
+    if observed.hugepages_total is not None:
+        settings["hugepages"] = observed.hugepages_total
+    if observed.swap_total_mb is not None:
+        settings["swap"] = "any" if observed.swap_total_mb else "off"
+    return {key: value for key, value in settings.items() if value != ""}
 
 
 def _rounded(size_mb: int) -> int:

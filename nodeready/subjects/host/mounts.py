@@ -75,8 +75,8 @@ def _read(policy: Policy) -> str:
     """The shell text that reads the table into nr_table, in the form in which nr_lines prints a
     file; what an earlier section of the same shell has read is not read again.
     """
-    wanted = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
-    return f'if [ -z "$nr_table" ]; then nr_table=$(NR_WANTED={wanted} {_READ}); fi\n'
+    paths = shell.quote(f" {' '.join(map(escaped, policy.mounts))} ")
+    return f'if [ -z "$nr_table" ]; then nr_table=$(NR_WANTED={paths} {_READ}); fi\n'
 
 
 def table_script(policy: Policy) -> str:
@@ -185,8 +185,8 @@ def script(policy: Policy) -> str:
     """The shell text. It stands behind that of `nodeready.subjects.host.processes`, which sets
     nr_hung.
     """
-    wanted = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
-    return f"{_read(policy)}{_CHOOSE.replace('@WANTED@', wanted)}{_ASK}"
+    pattern = "|".join(shell.quote(escaped(path)) for path in policy.mounts) or "''"
+    return f"{_read(policy)}{_CHOOSE.replace('@WANTED@', pattern)}{_ASK}"
 
 
 @dataclass(frozen=True)
@@ -238,8 +238,8 @@ class Answers:
     ended: str = ""
 
 
-def _share(part: int, whole: int) -> float | None:
-    return round(100 * part / whole, 1) if whole > 0 else None
+def _share(part: int, total: int) -> float | None:
+    return round(100 * part / total, 1) if total > 0 else None
 
 
 _SIZE = re.compile(rf"{MARK}((?:\d{{1,20}} ){{6}})(/.*)$")
@@ -250,15 +250,15 @@ def answers(text: str) -> Answers:
     """The answers in what the script printed; never raises."""
     sizes: dict[str, Size] = {}
     errors: dict[str, str] = {}
-    asked: dict[str, set[str]] = {"": set(), "begin": set(), "local": set(), "end": set()}
+    asked_by_phase: dict[str, set[str]] = {"": set(), "begin": set(), "local": set(), "end": set()}
     over: set[str] = set()
     ended = ""
     for line in text.split("\n"):
         name, _, value = line.partition("=")
-        if name == "mounts" and value in asked:
+        if name == "mounts" and value in asked_by_phase:
             ended = value
         elif ended and name == "asked":
-            asked[ended].add(value)
+            asked_by_phase[ended].add(value)
         elif ended and name == "over":
             over.add(value)
         elif ended:
@@ -267,8 +267,8 @@ def answers(text: str) -> Answers:
                 sizes[size[2]] = _size(size[1])
             elif error:
                 errors[error[1]] = error[2]
-    together, alone = frozenset(asked["begin"]), frozenset(asked["local"])
-    return Answers(together, alone, frozenset(over), sizes, errors, ended)
+    together, separate = frozenset(asked_by_phase["begin"]), frozenset(asked_by_phase["local"])
+    return Answers(together, separate, frozenset(over), sizes, errors, ended)
 
 
 def _size(numbers: str) -> Size:
@@ -279,59 +279,66 @@ def _size(numbers: str) -> Size:
     return size_mb, _share(available, usable), _share(inodes_free, inodes)
 
 
-def _state(raw: str, path: str, said: Answers) -> tuple[str, str]:
+def _state(raw: str, path: str, answers_read: Answers) -> tuple[str, str]:
     """The state of one mount, and its detail."""
-    error = said.errors.get(path)
-    if path in said.sizes:
+    error = answers_read.errors.get(path)
+    if path in answers_read.sizes:
         return "ok", ""
     if error is not None:
         stale = ("Stale", "Transport endpoint is not connected", "Host is down")
         return ("stale" if error.startswith(stale) else "failed"), error
-    if raw in said.over:
+    if raw in answers_read.over:
         return "not asked", f"more than {MOST} network mounts"
-    if raw in said.alone:
-        if said.ended == "end":
+    if raw in answers_read.alone:
+        if answers_read.ended == "end":
             return "hung", f"no answer in {ANSWER_S} s"
         return "not asked", "the look was cut off"
-    if raw in said.together:
-        if said.ended == "begin":
+    if raw in answers_read.together:
+        if answers_read.ended == "begin":
             return "hung", "this one or another local file system does not answer"
         return "failed", "no answer"
     return "not asked", ""
 
 
-def fold(lines: Iterable[Line], said: Answers, policy: Policy) -> tuple[Mount, ...]:
+def fold(lines: Iterable[Line], answers_read: Answers, policy: Policy) -> tuple[Mount, ...]:
     """The mounts that were to be asked, the policy's and /dev/shm, in the order of the table.
 
     A mount that another one above it hides, so that no path leads there, is left out.
     """
-    chosen = said.together | said.alone | said.over | {escaped(path) for path in policy.mounts}
+    chosen = (
+        answers_read.together
+        | answers_read.alone
+        | answers_read.over
+        | {escaped(path) for path in policy.mounts}
+    )
     chosen |= {"/dev/shm"}
-    found: dict[str, Mount] = {}
+    mounts: dict[str, Mount] = {}
     for line in lines:
         words = line.text.split(" ")
         if len(words) < 4:
             continue
-        above = f"{unescaped(words[1]).rstrip('/')}/"
-        if above != "/":
+        prefix = f"{unescaped(words[1]).rstrip('/')}/"
+        if prefix != "/":
             # The root itself may have been mounted after what stands in it (switch_root(8)).
-            for hidden in [path for path in found if path.startswith(above)]:
-                if found[hidden].detail == "No such file or directory":
-                    del found[hidden]
+            for hidden in [path for path in mounts if path.startswith(prefix)]:
+                if mounts[hidden].detail == "No such file or directory":
+                    del mounts[hidden]
         if words[1] not in chosen:
             continue
         path, device, fstype, options = unescaped(words[1]), words[0], words[2], words[3]
-        state, detail = _state(words[1], path, said)
+        state, detail = _state(words[1], path, answers_read)
         if fstype == "autofs":
             state, detail = "not asked", "mounted when somebody looks into it"
-        size: Size = said.sizes.get(path, (None, None, None)) if state == "ok" else (None,) * 3
+        size: Size = (
+            answers_read.sizes.get(path, (None, None, None)) if state == "ok" else (None,) * 3
+        )
         read_only = "ro" in options.split(",")
         # A later mount over the same path hides the earlier one.
-        found[path] = Mount(
+        mounts[path] = Mount(
             path, unescaped(device), fstype, options, is_network(fstype), read_only,
             state, detail, *size,
         )  # fmt: skip
-    return tuple(found.values())
+    return tuple(mounts.values())
 
 
 def is_network(fstype: str) -> bool:
@@ -353,7 +360,7 @@ _IMAGE_DEVICES = ("composefs", "overlayroot")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FstabEntry:
     """A line that mounts something at a directory.
 
     mounted:   something is mounted at the directory now
@@ -379,14 +386,14 @@ class Entry:
         return not late & set(self.options)
 
 
-def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ...]:
+def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[FstabEntry, ...]:
     """The entries of fstab, each compared with the kernel's table of mounts."""
-    now = {
+    mounted = {
         unescaped(words[1]): (words[0], words[2], words[3].split(","))
         for words in (line.text.split(" ") for line in table)
         if len(words) > 3
     }
-    found = []
+    entries = []
     for line in lines:
         words = line.text.split()
         if len(words) < 3 or words[0].startswith("#") or not words[1].startswith("/"):
@@ -394,8 +401,10 @@ def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[Entry, ..
         path = unescaped(words[1]).rstrip("/") or "/"
         options = tuple(words[3].split(",")) if len(words) > 3 else ()
         device = unescaped(words[0])
-        by, kind, given = now.get(path, ("", "", []))
-        image = kind in _IMAGES or by in _IMAGE_DEVICES
-        read_only = "ro" in given and not image
-        found.append(Entry(path, device, words[2], options, line.where, path in now, read_only))
-    return tuple(found)
+        mounted_device, mounted_fstype, mount_options = mounted.get(path, ("", "", []))
+        image = mounted_fstype in _IMAGES or mounted_device in _IMAGE_DEVICES
+        read_only = "ro" in mount_options and not image
+        entries.append(
+            FstabEntry(path, device, words[2], options, line.where, path in mounted, read_only)
+        )
+    return tuple(entries)

@@ -191,13 +191,13 @@ _NODES = re.compile(
 
 
 @dataclass(frozen=True)
-class Stuck:
+class StuckProcess:
     """A process that waits inside the kernel and that no signal ends.
 
     wchan:   the kernel function in which the process waits, "" where it is not shown
     seconds: since the process last ran; None: this kernel does not tell, a second at least
     frozen:  a cgroup has frozen the process on purpose; it can be thawed
-    uid:     who started it; None: not told. user: the name in /etc/passwd; "": none there
+    uid:     who started it; None: unknown. user: the name in /etc/passwd; "": none there
     """
 
     pid: int
@@ -233,7 +233,7 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class Processes:
+class HostProcesses:
     """What is wrong with the processes of a node.
 
     looked:  whether the look came to its end; if not, the other fields tell nothing
@@ -242,57 +242,59 @@ class Processes:
     """
 
     looked: bool
-    stuck: tuple[Stuck, ...] = ()
+    stuck: tuple[StuckProcess, ...] = ()
     unseen: int = 0
     zombies: int = 0
     parents: tuple[Parent, ...] = ()
 
 
 @dataclass(frozen=True)
-class _Stat:
+class _ProcessStat:
     pid: int
     name: str
     state: str
     cpu: tuple[str, str]
 
 
-def _stats(text: str) -> Iterator[_Stat]:
+def _stats(text: str) -> Iterator[_ProcessStat]:
     for line in text.split("\n"):
         match = _STAT.match(line)
         if match:
             fields = match[4].split()
-            yield _Stat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
+            yield _ProcessStat(int(match[1]), match[2], match[3], (fields[10], fields[11]))
 
 
-def parse(text: str) -> Processes:
+def parse(text: str) -> HostProcesses:
     """The processes in what SCRIPT printed; never raises."""
-    pieces = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
-    parts = dict(zip(pieces[1::2], pieces[2::2]))
-    begun, again = parts.get("1", ""), parts.get("2", "")
+    sections = re.split(r"^processes=(1|2|end)$", text, flags=re.M)
+    parts = dict(zip(sections[1::2], sections[2::2]))
+    begun, second = parts.get("1", ""), parts.get("2", "")
     first = {stat.pid: stat for stat in _stats(begun)}
     names = dict(re.findall(r"^parent_(\d{1,10})=(.*)$", begun, re.M))
     counts = {name: int(n) for name, n in re.findall(r"^(\w+)=(\d{1,10})$", begun, re.M)}
     owners = {int(name[4:]): uid for name, uid in counts.items() if re.match(r"uid_\d+$", name)}
     reapers = [name[6:] for name in counts if re.match(r"reaps_\d+$", name)][:5]
-    users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", again, re.M))
-    ours = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", again, re.M)}
-    ran = {match[1]: int(match[2]) for match in _SCHED.finditer(again)}
-    places = {int(match[1]): match[2] for match in _WCHAN.finditer(again)}
+    users = dict(re.findall(r"^user_(\d{1,10})=([^\n]{1,64})$", second, re.M))
+    own_pids = {int(pid) for pid in re.findall(r"^ours=(\d{1,10})$", second, re.M)}
+    ran = {match[1]: int(match[2]) for match in _SCHED.finditer(second)}
+    places = {int(match[1]): match[2] for match in _WCHAN.finditer(second)}
     stuck = []
-    for stat in _stats(again):
+    for stat in _stats(second):
         before = first.get(stat.pid)
         waits = before is not None and before.state == stat.state == "D" and before.cpu == stat.cpu
-        if not waits or stat.pid in ours:
+        if not waits or stat.pid in own_pids:
             continue
         wchan, uid = places.get(stat.pid, ""), owners.get(stat.pid)
         seconds = None
         if "self" in ran and str(stat.pid) in ran:
             seconds = max(0, ran["self"] - ran[str(stat.pid)]) // 1000
         user = users.get(str(uid), "")
-        stuck.append(Stuck(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user))
-    said = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
-    return Processes(
-        looked="end" in parts and said <= counts.keys(),
+        stuck.append(
+            StuckProcess(stat.pid, stat.name, wchan, seconds, wchan in _FROZEN, uid, user)
+        )
+    counted = set(re.findall(r"^(zombies|unseen|more)=", begun, re.M))
+    return HostProcesses(
+        looked="end" in parts and counted <= counts.keys(),
         stuck=tuple(stuck),
         unseen=counts.get("unseen", 0) + counts.get("more", 0),
         zombies=counts.get("zombies", 0),

@@ -653,7 +653,7 @@ class Limits:
     running: tuple[Running, ...]
     ceiling: Mapping[str, int]
     nr_open: int | None
-    nr_open_boot: sysctl.Boot
+    nr_open_boot: sysctl.BootSetting
     systemd: bool
     defaults: Mapping[str, UnitLimit] = field(default_factory=dict)
     stacks: Mapping[str, Stack] = field(default_factory=dict)

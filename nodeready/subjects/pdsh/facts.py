@@ -108,7 +108,7 @@ def _users_script(policy: Policy) -> str:
     if not policy.pdshrc_users:
         return ":"
     names = " ".join(shell.quote(name) for name in policy.pdshrc_users)
-    most = most_bytes(policy)
+    maximum_bytes = most_bytes(policy)
     return rf"""
     nr_text={shell.quote(shell.minify(_AS_USER))}
     if command -v getent >/dev/null 2>&1; then nr_passwd=$(getent passwd {names})
@@ -126,12 +126,12 @@ def _users_script(policy: Policy) -> str:
     if [ "$nr_setpriv" -ef /bin/busybox ]; then nr_setpriv=; fi
     nr_look() {{
         nr_user=$1
-        set -- sh -c "$nr_text" sh "$nr_home" {most + 1}
+        set -- sh -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}
         if [ "$nr_me" != 0 ]; then :
         elif [ -n "$nr_setpriv" ]; then
             set -- setpriv --reuid="$nr_uid" --regid="$nr_gid" --init-groups -- "$@"
         elif command -v runuser >/dev/null 2>&1; then set -- runuser -u "$nr_user" -- "$@"
-        else set -- su -s /bin/sh "$nr_user" -c "$nr_text" sh "$nr_home" {most + 1}; fi
+        else set -- su -s /bin/sh "$nr_user" -c "$nr_text" sh "$nr_home" {maximum_bytes + 1}; fi
         exec setsid timeout -s KILL {ANSWER_S} env -i PATH="$PATH" LC_ALL=C "$@"
     }}
     nr_rest() {{
@@ -158,7 +158,7 @@ NODEREADY
         }} | timeout -k 1 {ANSWER_S + 1} base64 | {{
             nr_rest "$@" </dev/null
             printf '\nread=%s\n' "$1"
-            exec head -c {_base64_bytes(most)}
+            exec head -c {_base64_bytes(maximum_bytes)}
         }}
     }}
     nr_users {names}
@@ -169,19 +169,19 @@ NODEREADY
 _FIRST_PERSON = 1000
 
 
-def _base64_bytes(most: int) -> int:
-    """Bytes of so many whole lines of base64 that more than ``most`` bytes show themselves."""
-    return ((most + 64) // 57 + 1) * 77
+def _base64_bytes(maximum_bytes: int) -> int:
+    """Bytes of whole lines of base64, enough to show that a file exceeds ``maximum_bytes``."""
+    return ((maximum_bytes + 64) // 57 + 1) * 77
 
 
 @dataclass(frozen=True)
-class User:
+class PdshUser:
     """One of the policy's users.
 
     home:    home directory; "" when the node has no such user
     trouble: why the user can have no ~/.pdshrc, in words, or ""
     pdshrc:  the content of ~/.pdshrc; None: no such file
-    uid:     the user's number; None: not told
+    uid:     the user's number; None: unknown
     """
 
     name: str
@@ -207,7 +207,7 @@ class Pdsh:
     installed:    the command is there
     module:       the file of pdsh's ssh module, or ""
     debian:       pdsh is Debian's wrapper, which reads /etc/pdsh/rcmd_default
-    csh:          the node has start-up files of csh: csh may be somebody's login shell
+    csh:          the node has start-up files of csh: csh may be a user's login shell
     rcmd_default: content of /etc/pdsh/rcmd_default; None: no such file
     environment:  content of /etc/environment; None: no such file
     settings:     the lines of shell start-up files that name the variable
@@ -223,7 +223,7 @@ class Pdsh:
     rcmd_default: bytes | None = None
     environment: bytes | None = None
     settings: tuple[Line, ...] = ()
-    users: tuple[User, ...] = field(default_factory=tuple)
+    users: tuple[PdshUser, ...] = field(default_factory=tuple)
     users_unknown: str = ""
     access: Access = field(default_factory=Access)
 
@@ -238,10 +238,10 @@ def in_environment(content: bytes) -> tuple[str | None, int]:
     for count, raw in enumerate(content.split(b"\n"), 1):
         text = raw.decode("utf-8", "surrogateescape").partition("#")[0].lstrip(" \t")
         text = text[7:] if text.startswith("export ") else text
-        name, equals, rest = text.partition("=")
+        name, equals, assigned_text = text.partition("=")
         if name == VARIABLE and equals:
-            quoted = rest[:1] in ("'", '"')
-            value = rest[1:].rstrip("'\"") if quoted else rest
+            quoted = assigned_text[:1] in ("'", '"')
+            value = assigned_text[1:].rstrip("'\"") if quoted else assigned_text
             number = count
     return value, number
 
@@ -268,56 +268,56 @@ def _read(output: Output) -> dict[str, bytes]:
             into = lines.setdefault(line[5:], [])
         elif _BASE64.fullmatch(line):
             into.append(line)
-    texts = {user: "".join(found) for user, found in lines.items()}
+    texts = {user: "".join(parts) for user, parts in lines.items()}
     # A base64 that was ended by its limit may have ended anywhere.
     return {user: decoded(text[: len(text) // 4 * 4]) for user, text in texts.items()}
 
 
-def _user(name: str, home: str, read: bytes | None, most: int) -> User:
+def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:
     """One user, from what came of the user's process, which may be anything."""
     if read is None:
-        return User(name, home, UNSEEN)
-    if read.endswith(_END) and len(read) <= most + 64:
+        return PdshUser(name, home, UNSEEN)
+    if read.endswith(_END) and len(read) <= maximum_bytes + 64:
         first, _, content = read[: -len(_END)].partition(b"\n")
         state = first.decode("ascii", "replace").strip()
-        if len(content) > most:
-            return User(name, home, f"has a ~/.pdshrc of more than {most} bytes")
+        if len(content) > maximum_bytes:
+            return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
         if state not in _STATES:
-            return User(name, home, UNSEEN)
-        return User(name, home, _STATES[state], content if state.startswith("file") else None)
-    if len(read) > most:
-        return User(name, home, f"has a ~/.pdshrc of more than {most} bytes")
-    return User(name, home, f"{UNSEEN} within {ANSWER_S} s")
+            return PdshUser(name, home, UNSEEN)
+        return PdshUser(name, home, _STATES[state], content if state.startswith("file") else None)
+    if len(read) > maximum_bytes:
+        return PdshUser(name, home, f"has a ~/.pdshrc of more than {maximum_bytes} bytes")
+    return PdshUser(name, home, f"{UNSEEN} within {ANSWER_S} s")
 
 
-def _users(output: Output, policy: Policy) -> tuple[User, ...]:
+def _users(output: Output, policy: Policy) -> tuple[PdshUser, ...]:
     homes = dict(text.partition(" ")[::2] for text in output.all("user"))
     uids = dict(text.partition(" ")[::2] for text in output.all("uid"))
     read = _read(output)
-    found = []
+    users = []
     for name in policy.pdshrc_users:
         home = homes.get(name, "")
         if not home:
-            found.append(User(name, trouble="is no user of the node"))
+            users.append(PdshUser(name, trouble="is no user of the node"))
             continue
         if not re.fullmatch(r"/[^\x00-\x1f]*", home):
             raise ProbeError(f"the home directory of {name} is no path", home)
         user = _user(name, home, read.get(name), most_bytes(policy))
         uid = uids.get(name, "")
-        found.append(replace(user, uid=number(uid, "a user's number")) if uid else user)
-    return tuple(found)
+        users.append(replace(user, uid=number(uid, "a user's number")) if uid else user)
+    return tuple(users)
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
     """The observation. Raises ProbeError when the section failed; the users may fail alone."""
     output = outputs["pdsh"]
     files = output.files()
-    users: tuple[User, ...] = ()
-    why = ""
+    users: tuple[PdshUser, ...] = ()
+    reason = ""
     try:
         users = _users(outputs["pdshrc"], policy)
     except ProbeError as error:
-        why = error.reason
+        reason = error.reason
     return Pdsh(
         installed="pdsh" in output.all("have"),
         module=output.values().get("module", ""),
@@ -327,7 +327,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Pdsh:
         environment=files.get(ENVIRONMENT),
         settings=tuple(_settings(output.lines())),
         users=users,
-        users_unknown=why,
+        users_unknown=reason,
         access=parse_access(outputs),
     )
 

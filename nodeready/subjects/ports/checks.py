@@ -18,10 +18,11 @@ from nodeready.subjects.ports.facts import (
     parse_ranges,
     text_of,
 )
-from nodeready.subjects.ports.firewall import Firewall, shown
+from nodeready.subjects.ports.firewall import Firewall
+from nodeready.subjects.ports.netfilter import join_ranges, range_text
 from nodeready.subjects.result import Result, Subject, check, fail, ok, some, unknown, warn
 
-#: At most so many holders of ports, and runs of ports, are named.
+#: Maximum of holders of ports, and of ranges of ports, that are named.
 _MOST = 4
 # The users of services: below the first user of login.defs(5), systemd's dynamic users
 # (systemd.exec(5), DynamicUser=), and nobody.
@@ -30,41 +31,38 @@ _DYNAMIC = (61184, 65519)
 _NOBODY = 65534
 
 
-def _wanted(want: Policy) -> str:
-    return shown(*want.port_range)
+def _port_range_text(policy: Policy) -> str:
+    return range_text(*policy.port_range)
 
 
-def _is_service(one: Socket) -> bool:
-    dynamic = _DYNAMIC[0] <= one.uid <= _DYNAMIC[1]
-    return one.uid < _FIRST_USER or dynamic or one.uid == _NOBODY
+def _is_service(socket: Socket) -> bool:
+    dynamic = _DYNAMIC[0] <= socket.uid <= _DYNAMIC[1]
+    return socket.uid < _FIRST_USER or dynamic or socket.uid == _NOBODY
 
 
-def _holder(one: Socket) -> str:
+def _holder(holder: Socket) -> str:
     """``python3 (pid 4711, user ada, job 42)``."""
-    user = one.user or f"uid {one.uid}"
-    pid = f"pid {one.pid}, " if one.pid is not None else ""
-    job = f", job {one.job}" if one.job else ""
-    return f"{one.process or 'a process'} ({pid}user {user}{job})"
+    user = holder.user or f"uid {holder.uid}"
+    pid = f"pid {holder.pid}, " if holder.pid is not None else ""
+    job = f", job {holder.job}" if holder.job else ""
+    return f"{holder.process or 'a process'} ({pid}user {user}{job})"
 
 
 def _named(holders: Iterable[Socket]) -> str:
     """``29500-29503 by python3 (...)``: the ports of each holder."""
     by_holder: dict[str, set[int]] = {}
-    for one in holders:
-        by_holder.setdefault(_holder(one), set()).add(one.port)
+    for holder_socket in holders:
+        by_holder.setdefault(_holder(holder_socket), set()).add(holder_socket.port)
     texts = (f"{folded(ports)} by {holder}" for holder, ports in by_holder.items())
-    return some(texts, most=_MOST)
+    return some(texts, maximum=_MOST)
 
 
 def folded(ports: Iterable[int]) -> str:
     """``29500-29502, 29507``."""
-    runs: list[Range] = []
-    for port in sorted(ports):
-        if runs and runs[-1][1] + 1 == port:
-            runs[-1] = (runs[-1][0], port)
-        else:
-            runs.append((port, port))
-    return ", ".join(shown(*run) for run in runs[:_MOST]) + (", ..." if len(runs) > _MOST else "")
+    runs = join_ranges((port, port) for port in ports)
+    return ", ".join(range_text(*run) for run in runs[:_MOST]) + (
+        ", ..." if len(runs) > _MOST else ""
+    )
 
 
 @check(
@@ -76,7 +74,7 @@ def folded(ports: Iterable[int]) -> str:
         "wait for the connection to end; see ports.ephemeral",
     ),
 )
-def range(seen: Ports, want: Policy) -> Result:
+def range(observed: Ports, policy: Policy) -> Result:
     """Every port of the range is free for the next job's rendezvous.
 
     Held is a port on which somebody listens, on whatever address: a job that listens on all of
@@ -86,25 +84,25 @@ def range(seen: Ports, want: Policy) -> Result:
     is not, since rendezvous listen with SO_REUSEADDR. A socket that is bound, and neither listens
     nor is connected, cannot be seen.
     """
-    check, expected = "ports.range", f"{_wanted(want)} free"
-    if seen.listeners is None or seen.connections is None:
+    check, expected = "ports.range", f"{_port_range_text(policy)} free"
+    if observed.listeners is None or observed.connections is None:
         return unknown(check, "/proc/net/tcp cannot be read")
-    first, last = want.port_range
-    listeners = [one for one in seen.listeners if first <= one.port <= last]
-    services = [one for one in listeners if _is_service(one)]
+    first, last = policy.port_range
+    listeners = [socket for socket in observed.listeners if first <= socket.port <= last]
+    services = [socket for socket in listeners if _is_service(socket)]
     if services:
         fix = "stop the service or give it another port, or give jobs another port_range"
         return fail(check, expected, _named(services), "/proc/net/tcp", fix)
     if listeners:
         actual = f"{_named(listeners)}: a job may be running"
         return warn(check, expected, actual, "/proc/net/tcp", "wait for the job, or ask its user")
-    taken = {one.port: one for one in seen.connections}
+    taken = {socket.port: socket for socket in observed.connections}
     if taken:
         texts = (
-            f"{port} by {_holder(one)}, {one.state} to {one.peer or 'nobody'}"
-            for port, one in sorted(taken.items())
+            f"{port} by {_holder(socket)}, {socket.state} to {socket.peer or 'nobody'}"
+            for port, socket in sorted(taken.items())
         )
-        actual = some(texts, most=_MOST)
+        actual = some(texts, maximum=_MOST)
         fix = "wait for the connection to end; see ports.ephemeral"
         return warn(check, expected, actual, "/proc/net/tcp", fix)
     return ok(check, expected)
@@ -113,16 +111,16 @@ def range(seen: Ports, want: Policy) -> Result:
 def _open_to_others(ephemeral: Range, reserved: tuple[Range, ...], ports: Range) -> list[Range]:
     """The parts of ``ports`` that the kernel may give to outgoing connections."""
     start, end = max(ports[0], ephemeral[0]), min(ports[1], ephemeral[1])
-    found = []
+    parts = []
     for first, last in sorted(reserved):
         if start > end:
             break
         if first > start:
-            found.append((start, min(end, first - 1)))
+            parts.append((start, min(end, first - 1)))
         start = max(start, last + 1)
     if start <= end:
-        found.append((start, end))
-    return [one for one in found if one[0] <= one[1]]
+        parts.append((start, end))
+    return [part for part in parts if part[0] <= part[1]]
 
 
 @check(
@@ -133,7 +131,7 @@ def _open_to_others(ephemeral: Range, reserved: tuple[Range, ...], ports: Range)
         "or give jobs another port_range",
     ),
 )
-def ephemeral(seen: Ports, want: Policy) -> Result:
+def ephemeral(observed: Ports, policy: Policy) -> Result:
     """No port of the range is one that the kernel gives to outgoing connections.
 
     It picks those from ip_local_port_range, without ip_local_reserved_ports
@@ -141,22 +139,22 @@ def ephemeral(seen: Ports, want: Policy) -> Result:
     which a job wants to listen. Judged now and at the next boot, where the sysctl files count, or
     the kernel's own values when they say nothing.
     """
-    check, ports = "ports.ephemeral", want.port_range
-    if seen.ephemeral is None:
+    check, ports = "ports.ephemeral", policy.port_range
+    if observed.ephemeral is None:
         return unknown(check, f"{EPHEMERAL} cannot be read")
-    expected = f"{_wanted(want)} outside the ephemeral ports, or reserved"
-    reserved = seen.reserved or ()
-    live = _open_to_others(seen.ephemeral, reserved, ports)
-    range_line, reserved_line = seen.ephemeral_boot.winner, seen.reserved_boot.winner
+    expected = f"{_port_range_text(policy)} outside the ephemeral ports, or reserved"
+    reserved = observed.reserved or ()
+    live = _open_to_others(observed.ephemeral, reserved, ports)
+    range_line, reserved_line = observed.ephemeral_boot.winner, observed.reserved_boot.winner
     range_boot = (parse_range(range_line.value) if range_line else None) or KERNEL_EPHEMERAL
     reserved_boot = (parse_ranges(reserved_line.value) if reserved_line else None) or ()
     boot = _open_to_others(range_boot, reserved_boot, ports)
     source = ", ".join(line.where for line in (range_line, reserved_line) if line)
     actual = (
-        f"ephemeral {shown(*seen.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
-        f"next boot {shown(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
+        f"ephemeral {range_text(*observed.ephemeral)}, reserved {text_of(reserved) or 'none'}; "
+        f"next boot {range_text(*range_boot)}, reserved {text_of(reserved_boot) or 'none'}"
     )
-    line = text_of(_joined((*(reserved if live else reserved_boot or reserved), ports)))
+    line = text_of(tuple(join_ranges((*(reserved if live else reserved_boot or reserved), ports))))
     fix = f"{RESERVED} = {line} in /etc/sysctl.d, and sysctl -w; or give jobs another port_range"
     if live:
         return fail(check, expected, actual, source or f"sysctl {EPHEMERAL}", fix)
@@ -164,43 +162,32 @@ def ephemeral(seen: Ports, want: Policy) -> Result:
         return fail(check, expected, actual, source, fix)
     if boot:
         return warn(check, expected, f"{actual}: no sysctl file keeps the values", source, fix)
-    return ok(check, expected, f"ephemeral {shown(*seen.ephemeral)}", source)
+    return ok(check, expected, f"ephemeral {range_text(*observed.ephemeral)}", source)
 
 
-def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """The ranges sorted, touching ones joined: the sysctl takes all reserved ports at once."""
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
-        else:
-            found.append((first, last))
-    return tuple(found)
-
-
-def _opening(seen: Firewall, ports: str) -> str:
+def _opening(observed: Firewall, ports: str) -> str:
     """How to open the ports to the cluster's network with the tool that made the rules."""
     first, _, last = ports.partition("-")
-    both, manager = f"{first}:{last or first}", seen.manager
-    if seen.how != "dropped by":
+    both_ends, manager = f"{first}:{last or first}", observed.manager
+    if observed.how != "dropped by":
         return f"take {ports} out of that rule, or give jobs another port_range"
-    if "answers" in seen.what or "follows" in seen.what or "send" in seen.what:
+    if "answers" in observed.what or "follows" in observed.what or "send" in observed.what:
         if manager == "iptables":
-            chain = "OUTPUT" if seen.chain.endswith(" OUTPUT") else "INPUT"
+            chain = "OUTPUT" if observed.chain.endswith(" OUTPUT") else "INPUT"
             return f"iptables -I {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
         return "in front of that rule: ct state established,related accept"
-    if "way" in seen.what:
+    if "way" in observed.what:
         if manager == "ufw":
-            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both}"
+            return f"ufw allow out proto tcp to CLUSTER_NETWORK port {both_ends}"
         if manager == "iptables":
-            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {both} -j ACCEPT"
+            return f"iptables -I OUTPUT -p tcp -d CLUSTER_NETWORK --dport {both_ends} -j ACCEPT"
         return f"in front of that rule: ip daddr CLUSTER_NETWORK tcp dport {ports} accept"
     if manager == "firewalld":
         return f"firewall-cmd --permanent --add-port={ports}/tcp; firewall-cmd --reload"
     if manager == "ufw":
-        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {both}"
+        return f"ufw allow proto tcp from CLUSTER_NETWORK to any port {both_ends}"
     if manager == "iptables":
-        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {both} -j ACCEPT"
+        return f"iptables -I INPUT -p tcp -s CLUSTER_NETWORK --dport {both_ends} -j ACCEPT"
     return f"in front of that rule: ip saddr CLUSTER_NETWORK tcp dport {ports} accept"
 
 
@@ -221,7 +208,7 @@ def _opening(seen: Firewall, ports: str) -> str:
         "`nodeready ready` tries it (proof.mesh); where that fails: FIX",
     ),
 )
-def firewall(seen: Ports, want: Policy) -> Result:
+def firewall(observed: Ports, policy: Policy) -> Result:
     """The node's packet filter lets other nodes connect to the range, and the node to theirs.
 
     Judged are the packets of such connections, the first ones and the answers, in and out,
@@ -246,12 +233,12 @@ def firewall(seen: Ports, want: Policy) -> Result:
     (nf_conntrack_count), nftables, firewalld, iptables, netfilter-persistent, shorewall, ferm or
     ufw is enabled; and a table in /proc/net/ip_tables_names, without iptables-save.
     """
-    check, rules = "ports.firewall", seen.firewall
-    expected = f"{_wanted(want)} open to other nodes"
+    check, rules = "ports.firewall", observed.firewall
+    expected = f"{_port_range_text(policy)} open to other nodes"
     if rules.verdict == "unknown":
         return unknown(check, rules.reason)
     source = f"{rules.chain} ({rules.manager})"
-    fix = _opening(rules, _wanted(want))
+    fix = _opening(rules, _port_range_text(policy))
     ports = rules.what.format(rules.ports)
     if rules.verdict == "dropped":
         peers = f" for {rules.peers} known nodes" if rules.peers else ""
@@ -282,12 +269,12 @@ def firewall(seen: Ports, want: Policy) -> Result:
     settings=("port_range",),
     fix=("a port_range from START on, or sysctl net.ipv4.ip_unprivileged_port_start",),
 )
-def privileged(seen: Ports, want: Policy) -> Result:
+def privileged(observed: Ports, policy: Policy) -> Result:
     """Ordinary users may listen on the range: below ip_unprivileged_port_start only root may
     (Documentation/networking/ip-sysctl.rst; 1024 unless somebody changed it)."""
-    check, start = "ports.privileged", seen.privileged_below
-    expected = f"{_wanted(want)} from {start} on"
-    if want.port_range[0] < start:
+    check, start = "ports.privileged", observed.privileged_below
+    expected = f"{_port_range_text(policy)} from {start} on"
+    if policy.port_range[0] < start:
         actual = f"ports below {start} are root's alone"
         fix = f"a port_range from {start} on, or sysctl net.ipv4.ip_unprivileged_port_start"
         return fail(check, expected, actual, "sysctl net.ipv4.ip_unprivileged_port_start", fix)

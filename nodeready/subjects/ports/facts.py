@@ -15,9 +15,9 @@ from typing import Any
 from nodeready.policy import Policy
 from nodeready.subjects import sysctl
 from nodeready.subjects.base import Output, Probe, ProbeError, Section, number
-from nodeready.subjects.ports import firewall
+from nodeready.subjects.ports import firewall, rule_listing
 from nodeready.subjects.ports.firewall import Firewall, among
-from nodeready.subjects.ports.netfilter import is_virtual
+from nodeready.subjects.ports.netfilter import is_virtual, range_text
 
 # --- The sockets: all that listen, and those that hold one of the policy's ports.
 #
@@ -25,12 +25,12 @@ from nodeready.subjects.ports.netfilter import is_virtual
 # bootstrap slot of NCCL, and the job hangs.
 # /proc/net/tcp shows what listens and what is connected in the network namespace of the probe
 # (proc(5), Documentation/networking/proc_net_tcp.rst). It does not show a socket that is bound and
-# neither listens nor is connected; no kernel before 6.8 shows that one to anybody.
+# neither listens nor is connected; no kernel before 6.8 shows such a socket.
 
-#: At most so many sockets of each kind are printed; beyond that, they are counted.
+#: Maximum of sockets of each kind that are printed; further ones are counted.
 MOST = 500
 
-#: At most so many addresses are taken of /etc/hosts, where a fleet's nodes often stand.
+#: Maximum of addresses taken from /etc/hosts, where a fleet's nodes often stand.
 MOST_HOSTS = 512
 
 #: TCP states of the kernel (include/net/tcp_states.h). TIME_WAIT (06) is left out: whoever listens
@@ -235,14 +235,14 @@ def _end(text: str) -> tuple[str, int]:
 
 
 def _owners(output: Output) -> dict[str, tuple[int, str, str]]:
-    """Inode -> (pid, job, process name): the lowest pid, mostly the parent of the others."""
-    found: dict[str, tuple[int, str, str]] = {}
+    """Inode -> (pid, job, process name): the lowest pid, mostly the parent."""
+    owners: dict[str, tuple[int, str, str]] = {}
     for text in output.all("owner"):
         match = re.fullmatch(r"(\d{1,20}) (\d{1,10}) (\d{0,20})[^:]{0,64}: (.{0,64})", text)
         if match:
-            one = (int(match[2]), match[3], match[4])
-            found[match[1]] = min(one, found.get(match[1], one))
-    return found
+            owner = (int(match[2]), match[3], match[4])
+            owners[match[1]] = min(owner, owners.get(match[1], owner))
+    return owners
 
 
 def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
@@ -254,7 +254,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
         return None
     owners = _owners(output)
     users = dict(text.partition(" ")[::2] for text in output.all("user"))
-    found = []
+    sockets = []
     for text in (*output.all("held"), *output.all("socket")):
         match = re.fullmatch(
             r"(tcp6?) ((?:[0-9A-F]{8}){1,4}:[0-9A-F]{4}) ((?:[0-9A-F]{8}){1,4}:[0-9A-F]{4}) "
@@ -268,7 +268,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
         except ValueError:
             raise ProbeError("an address that makes no sense", text) from None
         pid, job, process = owners.get(match[6], (None, "", None))
-        found.append(
+        sockets.append(
             Socket(
                 protocol=match[1],
                 address=address,
@@ -282,7 +282,7 @@ def parse_sockets(output: Output) -> tuple[Socket, ...] | None:
                 job=job,
             )
         )
-    return tuple(found)
+    return tuple(sockets)
 
 
 # --- The kernel's port settings, and all of a node's ports.
@@ -317,8 +317,8 @@ class Ports:
     more: bool
     ephemeral: Range | None
     reserved: tuple[Range, ...] | None
-    ephemeral_boot: sysctl.Boot
-    reserved_boot: sysctl.Boot
+    ephemeral_boot: sysctl.BootSetting
+    reserved_boot: sysctl.BootSetting
     privileged_below: int
     firewall: Firewall
 
@@ -331,23 +331,23 @@ def parse_range(text: str) -> Range | None:
 
 def parse_ranges(text: str) -> tuple[Range, ...] | None:
     """``8080,29500-29510`` as ranges; () for none, None when it makes no sense."""
-    found = []
+    ranges = []
     for part in filter(None, re.split(r"[,\s]+", text)):
         match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
         if match is None:
             return None
-        found.append((int(match[1]), int(match[2] or match[1])))
-    return tuple(found)
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    return tuple(ranges)
 
 
 def text_of(ranges: tuple[Range, ...]) -> str:
     """Ranges as sysctl takes them: ``8080,29500-29510``."""
-    return ",".join(firewall.shown(*one) for one in ranges)
+    return ",".join(range_text(*ports) for ports in ranges)
 
 
 def _addresses(output: Output) -> tuple[str, ...]:
     """The node's addresses without loopback. The script prints IPv6 as 32 digits."""
-    found = []
+    addresses = []
     for text in dict.fromkeys(output.all("local")):
         try:
             raw = bytes.fromhex(text) if re.fullmatch(r"[0-9a-f]{32}", text) else text
@@ -355,8 +355,8 @@ def _addresses(output: Output) -> tuple[str, ...]:
         except ValueError:
             continue
         if not address.is_loopback:
-            found.append(str(address))
-    return tuple(found)
+            addresses.append(str(address))
+    return tuple(addresses)
 
 
 def _networks(output: Output) -> tuple[tuple[str, str], ...]:
@@ -364,7 +364,7 @@ def _networks(output: Output) -> tuple[tuple[str, str], ...]:
     containers and link-local ones. /proc/net/route has networks in the byte order of the host,
     /proc/net/if_inet6 the node's addresses with the length of their prefix.
     """
-    found = []
+    networks = []
     for text in dict.fromkeys(output.all("network")):
         match = re.fullmatch(r"(\S{1,15}) ([0-9A-F]{8}) ([0-9A-F]{8})", text)
         if match and not is_virtual(match[1]):
@@ -372,52 +372,52 @@ def _networks(output: Output) -> tuple[tuple[str, str], ...]:
                 ipaddress.IPv4Address(bytes.fromhex(match[part])[::-1]) for part in (2, 3)
             )
             try:
-                one = ipaddress.IPv4Network(f"{network}/{mask}")
+                connected = ipaddress.IPv4Network(f"{network}/{mask}")
             except ValueError:
                 continue
-            if not one.is_link_local:
-                found.append((match[1], str(one)))
+            if not connected.is_link_local:
+                networks.append((match[1], str(connected)))
     for text in dict.fromkeys(output.all("network6")):
         match = re.fullmatch(r"(\S{1,15}) ([0-9a-f]{32}) ([0-9a-f]{2})", text)
         if match and not is_virtual(match[1]) and int(match[3], 16) <= 128:
             address = (bytes.fromhex(match[2]), int(match[3], 16))
-            found.append((match[1], str(ipaddress.IPv6Network(address, strict=False))))
-    return tuple(dict.fromkeys(found))
+            networks.append((match[1], str(ipaddress.IPv6Network(address, strict=False))))
+    return tuple(dict.fromkeys(networks))
 
 
 def _hosts(output: Output) -> tuple[str, ...]:
     """The addresses of /etc/hosts (hosts(5))."""
-    found = []
+    addresses = []
     for text in dict.fromkeys(output.all("host")):
         try:
-            found.append(str(ipaddress.ip_address(text)))
+            addresses.append(str(ipaddress.ip_address(text)))
         except ValueError:
             continue
-    return tuple(found)
+    return tuple(addresses)
 
 
-def with_peers(seen: Ports, addresses: tuple[str, ...]) -> Ports:
+def with_peers(observed: Ports, addresses: tuple[str, ...]) -> Ports:
     """The observation, with the packet filter judged for these addresses of the run's nodes."""
-    return replace(seen, firewall=among(seen.firewall, addresses))
+    return replace(observed, firewall=among(observed.firewall, addresses))
 
 
-def with_trial(seen: Ports) -> Ports:
+def with_trial(observed: Ports) -> Ports:
     """The observation, after all nodes connected that tried: that decides what the rules left
     open, and nothing else.
     """
-    rules = seen.firewall
+    rules = observed.firewall
     if rules.verdict != "cannot tell":
-        return seen
+        return observed
     # What a few connections show holds for others, but not where a rule counts them.
     verdict = rules.verdict if rules.varies else "open"
-    return replace(seen, firewall=replace(rules, verdict=verdict, tried=True))
+    return replace(observed, firewall=replace(rules, verdict=verdict, tried=True))
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     """The observation. Raises ProbeError when a value of the kernel is no number."""
     output = outputs["ports"]
     values = output.values()
-    seen = parse_sockets(output)
+    sockets = parse_sockets(output)
     first, last = policy.port_range
     ephemeral = parse_range(values["ephemeral"]) if "ephemeral" in values else None
     reserved = parse_ranges(values["reserved"]) if "reserved" in values else None
@@ -427,10 +427,12 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
         raise ProbeError(f"{RESERVED} makes no sense", values["reserved"])
     files = sysctl.parse(outputs["sysctl"])
     listeners = connections = None
-    if seen is not None:
-        listeners = tuple(one for one in seen if one.state == "listening")
+    if sockets is not None:
+        listeners = tuple(socket for socket in sockets if socket.state == "listening")
         connections = tuple(
-            one for one in seen if one.state != "listening" and first <= one.port <= last
+            socket
+            for socket in sockets
+            if socket.state != "listening" and first <= socket.port <= last
         )
     return Ports(
         listeners=listeners,
@@ -452,16 +454,16 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Ports:
     )
 
 
-def compared(seen: Ports) -> dict[str, Any]:
+def compared(observed: Ports) -> dict[str, Any]:
     """What the nodes of a group should have in common."""
-    found: dict[str, Any] = {}
-    if seen.ephemeral is not None:
-        found["ephemeral"] = firewall.shown(*seen.ephemeral)
-    if seen.reserved is not None:
-        found["reserved"] = text_of(seen.reserved) or "none"
-    if seen.firewall.verdict != "unknown":
-        found["firewall"] = seen.firewall.verdict
-    return found
+    values: dict[str, Any] = {}
+    if observed.ephemeral is not None:
+        values["ephemeral"] = range_text(*observed.ephemeral)
+    if observed.reserved is not None:
+        values["reserved"] = text_of(observed.reserved) or "none"
+    if observed.firewall.verdict != "unknown":
+        values["firewall"] = observed.firewall.verdict
+    return values
 
 
-PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, firewall.SECTION), parse)
+PROBE = Probe("ports", (Section("ports", script), sysctl.SECTION, rule_listing.SECTION), parse)

@@ -16,7 +16,7 @@ import ipaddress
 import re
 import socket
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Union
@@ -57,7 +57,7 @@ _ALL_FLAGS = "fin,syn,rst,psh,ack,urg"
 
 
 @dataclass(frozen=True)
-class Kind:
+class PacketKind:
     """A packet of a connection.
 
     own:     this node opens the connection
@@ -85,14 +85,18 @@ class Kind:
 
 #: The packets that a job needs, the most telling first.
 PACKETS = (
-    Kind(own=False, inbound=True, first=True, syn=True),
-    Kind(own=False, inbound=False, first=False, syn=True, words="the answers from {}"),
-    Kind(own=False, inbound=True, first=False, syn=False, words="what follows to {}"),
-    Kind(own=False, inbound=False, first=False, syn=False, words="what follows from {}"),
-    Kind(own=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"),
-    Kind(own=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"),
-    Kind(own=True, inbound=False, first=False, syn=False, words="what follows to other nodes' {}"),
-    Kind(own=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"),
+    PacketKind(own=False, inbound=True, first=True, syn=True),
+    PacketKind(own=False, inbound=False, first=False, syn=True, words="the answers from {}"),
+    PacketKind(own=False, inbound=True, first=False, syn=False, words="what follows to {}"),
+    PacketKind(own=False, inbound=False, first=False, syn=False, words="what follows from {}"),
+    PacketKind(own=True, inbound=False, first=True, syn=True, words="the way to other nodes' {}"),
+    PacketKind(
+        own=True, inbound=True, first=False, syn=True, words="the answers of other nodes' {}"
+    ),
+    PacketKind(
+        own=True, inbound=False, first=False, syn=False, words="what follows to other nodes' {}"
+    ),
+    PacketKind(own=True, inbound=True, first=False, syn=False, words="what other nodes' {} send"),
 )
 
 
@@ -134,7 +138,7 @@ class Packet:
     near: bool = True
     ephemeral: Range = (32768, 60999)
     others: tuple[str, ...] = ()
-    kind: Kind = PACKETS[0]
+    kind: PacketKind = PACKETS[0]
     state: State = State()
     tracked: bool = True
     lost: bool = False
@@ -167,7 +171,7 @@ class Packet:
         return "new" if self.kind.first else "established"
 
 
-# What a selector of the packet is: a range of numbers, or None where nobody knows.
+# What a selector of the packet is: a range of numbers, or None when unknown.
 
 
 def number(text: str) -> int | None:
@@ -180,6 +184,30 @@ def ports_of(value: str) -> Range | None:
     """``22`` or ``1024-65535`` as first and last; None for anything else."""
     match = re.fullmatch(r"(\d{1,19})(?:-(\d{1,19}))?", value)
     return (int(match[1]), int(match[2] or match[1])) if match else None
+
+
+def join_ranges(ranges: Iterable[Range]) -> list[Range]:
+    """The ranges in their order, overlapping and touching ones as one.
+
+    >>> join_ranges([(5, 6), (1, 2), (3, 4), (9, 9)])
+    [(1, 6), (9, 9)]
+    """
+    joined: list[Range] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def range_text(first: int, last: int) -> str:
+    """A range of ports as text.
+
+    >>> range_text(22, 22), range_text(29500, 29510)
+    ('22', '29500-29510')
+    """
+    return str(first) if first == last else f"{first}-{last}"
 
 
 @lru_cache(maxsize=256)
@@ -209,10 +237,10 @@ def is_virtual(interface: str) -> bool:
     return _VIRTUAL.fullmatch(interface) is not None
 
 
-def _within(seen: Range, asked: Range) -> int:
-    if asked[0] <= seen[0] and seen[1] <= asked[1]:
+def _within(actual: Range, expected: Range) -> int:
+    if expected[0] <= actual[0] and actual[1] <= expected[1]:
         return YES
-    return NO if seen[1] < asked[0] or asked[1] < seen[0] else MAYBE
+    return NO if actual[1] < expected[0] or expected[1] < actual[0] else MAYBE
 
 
 def _interface(value: str, packet: Packet) -> int:
@@ -246,58 +274,58 @@ def _address(selector: str, value: str, packet: Packet) -> int:
     family, first, last = span
     if family != packet.family:
         return NO
-    whole = 2 ** (32 if family == 4 else 128) - 1
-    if (first, last) == (0, whole):
+    maximum = 2 ** (32 if family == 4 else 128) - 1
+    if (first, last) == (0, maximum):
         return YES
-    mine = _sits(selector, packet)
-    one = packet.own if mine else packet.peer
-    if one is not None:
-        return YES if first <= one <= last else NO
+    is_own = _sits(selector, packet)
+    address_number = packet.own if is_own else packet.peer
+    if address_number is not None:
+        return YES if first <= address_number <= last else NO
     low = (ipaddress.IPv4Address if family == 4 else ipaddress.IPv6Address)(first)
-    if low.is_loopback or low.is_multicast or low.is_unspecified or first == whole:
+    if low.is_loopback or low.is_multicast or low.is_unspecified or first == maximum:
         return NO
-    own = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
+    own_numbers = [int(address) for address in map(ipaddress.ip_address, packet.addresses)
            if address.version == family]  # fmt: skip
-    if not mine:
-        return NO if first == last and first in own else MAYBE
-    inside = [first <= address <= last for address in own]
+    if not is_own:
+        return NO if first == last and first in own_numbers else MAYBE
+    inside = [first <= address <= last for address in own_numbers]
     return MAYBE if not inside else YES if all(inside) else MAYBE if any(inside) else NO
 
 
 def _flags(value: str, packet: Packet) -> int:
     """``syn``: the flag is set. ``syn/fin,syn,rst,ack``: of the latter, only syn is set."""
-    wanted, slash, mask = value.lower().partition("/")
-    wanted, mask = (_ALL_FLAGS if text == "all" else text for text in (wanted, mask))
+    flag_names, slash, mask = value.lower().partition("/")
+    flag_names, mask = (_ALL_FLAGS if text == "all" else text for text in (flag_names, mask))
     try:
         bits = of = 0
-        for name in wanted.split(","):
+        for name in flag_names.split(","):
             bits |= 0 if name in ("", "none") else _FLAGS[name]
         for name in mask.split(","):
             of |= _FLAGS[name] if name else 0
     except KeyError:
         return MAYBE
     have = packet.kind.flags
-    met = (have & of) == bits if slash else bool(have & bits)
-    return YES if met else NO
+    is_met = (have & of) == bits if slash else bool(have & bits)
+    return YES if is_met else NO
 
 
 def _mark(value: str, mark: Range) -> int:
     """``0x8000/0x8000``: value and mask; ``0x1-0xff``: a range."""
-    have, known = mark
+    have, known_bits = mark
     if "-" in value:
         low, high = (number(part) for part in value.split("-", 1))
-        if low is None or high is None or known != 0xFFFFFFFF:
+        if low is None or high is None or known_bits != 0xFFFFFFFF:
             return MAYBE
         return YES if low <= have <= high else NO
     text, _, of = value.partition("/")
-    wanted, mask = number(text), number(of) if of else 0xFFFFFFFF
-    if wanted is None or mask is None:
+    expected, mask = number(text), number(of) if of else 0xFFFFFFFF
+    if expected is None or mask is None:
         return MAYBE
-    if (have ^ wanted) & known & mask:
+    if (have ^ expected) & known_bits & mask:
         return NO
-    if wanted & ~mask:
+    if expected & ~mask:
         return NO
-    return YES if mask & ~known & 0xFFFFFFFF == 0 else MAYBE
+    return YES if mask & ~known_bits & 0xFFFFFFFF == 0 else MAYBE
 
 
 _DSCP = {"cs0": 0, "be": 0, "ef": 46, "lephb": 1, "df": 0, "va": 44} | {
@@ -313,7 +341,7 @@ def _length(packet: Packet) -> Range:
 
 
 def _numbers(selector: str, packet: Packet) -> Range | None:
-    """The numbers that the field may have; None when nobody knows them."""
+    """The numbers that the field may have; None when unknown."""
     kind = packet.kind
     service, chosen = (packet.first, packet.last), packet.ephemeral
     if selector in ("tcp dport", "th dport"):
@@ -347,7 +375,7 @@ def _numbers(selector: str, packet: Packet) -> Range | None:
     return None
 
 
-#: Fields that are 0 in a packet for which nobody has set them.
+#: Fields that are 0 in a packet unless a rule or a program sets them.
 _ZERO = {
     "ip dscp", "ip6 dscp", "ip ecn", "ip6 ecn", "tcp urgptr", "priority", "rtclassid", "iifgroup",
     "oifgroup", "ct zone", "rt classid", "secmark", "socket transparent", "socket mark",
@@ -356,23 +384,23 @@ _NAMES = {"not-ect": 0, "default": 0, "none": 0, "cosmos": 0}
 
 
 def _number(selector: str, value: str, packet: Packet) -> int:
-    seen = _numbers(selector, packet)
-    if seen is None:
+    actual = _numbers(selector, packet)
+    if actual is None:
         return MAYBE
     if value in _DSCP and selector.endswith("dscp"):
-        asked: Range | None = (_DSCP[value],) * 2
+        expected: Range | None = (_DSCP[value],) * 2
     elif value in _NAMES:
-        asked = (_NAMES[value],) * 2
+        expected = (_NAMES[value],) * 2
     else:
         low, dash, high = value.partition("-")
         first, last = number(low), number(high if dash else low)
-        asked = (first, last) if first is not None and last is not None else None
-        if asked is None and selector.endswith("port"):
-            asked = _service(value)
-    if asked is None:
+        expected = (first, last) if first is not None and last is not None else None
+        if expected is None and selector.endswith("port"):
+            expected = _service(value)
+    if expected is None:
         # A name of a value that is no default, such as a class of packets.
         return NO if selector in _ZERO and re.fullmatch(r"[a-z][\w:-]*", value) else MAYBE
-    return _within(seen, asked)
+    return _within(actual, expected)
 
 
 # Accounts of services, which run no jobs, as Debian and RHEL name them.
@@ -384,7 +412,7 @@ _SERVICES = re.compile(
 
 
 def _account(value: str) -> int:
-    """Users below 1000 (login.defs(5)) run no jobs; which of the others run them, nobody knows."""
+    """Users below 1000 (login.defs(5)) run no jobs; which higher ones do is unknown."""
     low, dash, high = value.partition("-")
     first, last = number(low), number(high if dash else low)
     if first is None or last is None:
@@ -449,13 +477,13 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     if selector in ("protocol", "ether type"):
         return YES if value == ("ip" if packet.family == 4 else "ip6") else NO
     if selector in ("fib daddr type", "fib saddr type"):
-        mine = (selector == "fib daddr type") == kind.inbound
-        return YES if value.lower() == ("local" if mine else "unicast") else NO
+        is_own = (selector == "fib daddr type") == kind.inbound
+        return YES if value.lower() == ("local" if is_own else "unicast") else NO
     if selector == "pkttype":
         return YES if value.lower() in ("host", "unicast") else NO
     if selector in _OPTIONS:
-        there = _OPTIONS[selector] or kind.syn
-        return YES if (value in ("exists", "1")) == there else NO
+        is_present = _OPTIONS[selector] or kind.syn
+        return YES if (value in ("exists", "1")) == is_present else NO
     if selector == "mark":
         return _mark(value, packet.state.mark)
     if selector == "ct mark":
@@ -465,7 +493,9 @@ def holds(selector: str, value: str, packet: Packet) -> int:
     if selector == "mss":
         return _number("tcp option maxseg size", value, packet) if kind.syn else NO
     if selector == "either port":
-        return max(_number(f"tcp {one}", value, packet) for one in ("dport", "sport"))
+        return max(
+            _number(f"tcp {port_field}", value, packet) for port_field in ("dport", "sport")
+        )
     return _number(selector, value, packet)
 
 
@@ -479,7 +509,7 @@ _CONNTRACK = -200
 
 
 @dataclass(frozen=True)
-class Match:
+class RuleMatch:
     """One condition: the packet has one of the values, each with a part for every selector.
 
     selectors: (): a condition that is always ``fixed``
@@ -502,20 +532,13 @@ class Match:
             return None
         if not self.selectors[0].startswith(("ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr")):
             return None
-        found: tuple[list[Range], list[Range]] = ([], [])
+        ranges: tuple[list[Range], list[Range]] = ([], [])
         for value in self.values:
             span = span_of(value[0]) if len(value) == 1 else None
             if span is None:
                 return None
-            found[span[0] == 6].append(span[1:])
-        joined: tuple[list[Range], list[Range]] = ([], [])
-        for ranges, into in zip(found, joined):
-            for first, last in sorted(ranges):
-                if into and first <= into[-1][1] + 1:
-                    into[-1] = (into[-1][0], max(into[-1][1], last))
-                else:
-                    into.append((first, last))
-        return joined
+            ranges[span[0] == 6].append(span[1:])
+        return join_ranges(ranges[0]), join_ranges(ranges[1])
 
     def of(self, packet: Packet) -> int:
         """Whether the packet meets it: YES, NO or MAYBE."""
@@ -538,46 +561,46 @@ class Match:
         """The answer by `spans`, where the packet's address is known."""
         if self.spans is None:
             return None
-        one = packet.own if _sits(self.selectors[0], packet) else packet.peer
-        if one is None:
-            # Of a long list, somebody may be in it.
+        address = packet.own if _sits(self.selectors[0], packet) else packet.peer
+        if address is None:
+            # A peer may be in a long list.
             return MAYBE if len(self.values) > _LONG else None
         ranges = self.spans[packet.family == 6]
-        at = bisect_right(ranges, (one, 1 << 130)) - 1
-        return YES if at >= 0 and ranges[at][0] <= one <= ranges[at][1] else NO
+        at = bisect_right(ranges, (address, 1 << 130)) - 1
+        return YES if at >= 0 and ranges[at][0] <= address <= ranges[at][1] else NO
 
 
-#: So many addresses make a list of strangers: each of them alone is of no interest.
+#: A list with more addresses than this is a blocklist: single entries are of no interest.
 _LONG = 256
 
 #: A condition that cannot be evaluated here; one that varies; one that is always met; one that
 #: never is.
-UNCERTAIN = Match()
-VARYING = Match(varies=True)
-ALWAYS = Match(fixed=YES)
-NEVER = Match(fixed=NO)
+UNCERTAIN = RuleMatch()
+VARYING = RuleMatch(varies=True)
+ALWAYS = RuleMatch(fixed=YES)
+NEVER = RuleMatch(fixed=NO)
 
 #: Selectors that vary, by their last word; and modules of iptables whose condition does.
 _VARYING = {"random", "hour", "day", "time", "bytes", "packets", "avgpkt"}
 VARYING_MODULES = {"connbytes", "connlimit", "hashlimit", "limit", "quota", "rateest", "recent",
                    "statistic", "time"}  # fmt: skip
 
-#: New connections that jobs open at one node: so many per second, so many at a time of one peer.
+#: Connections that jobs open at one node: new ones per second, and at a time from one peer.
 #: Of 8 ranks on a node each connects to the store, and all nodes of a job connect at once.
 FAST_ENOUGH = 20
 MANY_ENOUGH = 16
 
 
-def limited(per_second: float, over: bool) -> Match:
+def rate_limit(per_second: float, over: bool) -> RuleMatch:
     """A rate limit: one so high that jobs stay below it does not concern them."""
     if per_second < FAST_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 
 
-def counted(most: int, over: bool) -> Match:
+def connection_limit(maximum: int, over: bool) -> RuleMatch:
     """A limit of connections at a time: the same."""
-    if most < MANY_ENOUGH:
+    if maximum < MANY_ENOUGH:
         return VARYING
     return NEVER if over else ALWAYS
 
@@ -594,7 +617,7 @@ class Rule:
     text:    as the tool prints it
     """
 
-    matches: tuple[Match, ...]
+    matches: tuple[RuleMatch, ...]
     verdict: str
     target: str = ""
     text: str = ""
@@ -611,9 +634,24 @@ class Rule:
     def varies(self) -> bool:
         """Whether a condition of it does."""
         return any(
-            match.varies or any(one.rpartition(" ")[2] in _VARYING for one in match.selectors)
+            match.varies
+            or any(selector.rpartition(" ")[2] in _VARYING for selector in match.selectors)
             for match in self.matches
         )
+
+
+def nat_target(text: str) -> str:
+    """The target of a ``divert`` rule for the text of a NAT rule.
+
+    One colon alone stands before a port: an address of IPv6 goes without.
+
+    >>> nat_target("10.0.0.1:80"), nat_target("[fd00::1]"), nat_target("[fd00::1]:80")
+    ('10.0.0.1:80', 'fd00::1', '?')
+    """
+    bare = re.fullmatch(r"\[([0-9a-f:]+)\](:[\d-]+)?", text)
+    if bare is None:
+        return text
+    return "?" if bare[2] else bare[1]
 
 
 #: Verdicts that change the packet's state, and let the packet go on.
@@ -656,8 +694,8 @@ class Chain:
         if packet.interface in self.devices:
             return YES
         # The port of a bond or a bridge has no network of its own.
-        known = (*packet.others, "lo")
-        return NO if all(d in known or is_virtual(d) for d in self.devices) else MAYBE
+        other_interfaces = (*packet.others, "lo")
+        return NO if all(d in other_interfaces or is_virtual(d) for d in self.devices) else MAYBE
 
 
 @dataclass(frozen=True)
@@ -667,10 +705,10 @@ class Ruleset:
     chains: Mapping[tuple[str, str], Chain] = field(default_factory=dict)
 
     def merged(self, other: Ruleset) -> Ruleset:
-        """Both rulesets; of a table that both have, the other's chains."""
+        """Both rulesets; ``other`` replaces a table that both have."""
         tables = {table for table, _ in other.chains}
-        kept = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
-        return Ruleset({**kept, **other.chains})
+        remaining = {key: chain for key, chain in self.chains.items() if key[0] not in tables}
+        return Ruleset({**remaining, **other.chains})
 
     def base_chains(self, packet: Packet) -> list[Chain]:
         """The base chains that such a packet passes, in the order of hooks and priorities."""
@@ -680,43 +718,43 @@ class Ruleset:
     @cached_property
     def _ordered(self) -> list[Chain]:
         hooks = (*HOOKS, *HOOKS_OUT)
-        found = [c for c in self.chains.values() if c.hook in hooks]
-        return sorted(found, key=lambda chain: (hooks.index(chain.hook), chain.priority))
+        base_chains = [c for c in self.chains.values() if c.hook in hooks]
+        return sorted(base_chains, key=lambda chain: (hooks.index(chain.hook), chain.priority))
 
     @cached_property
     def addresses(self) -> tuple[list[int], list[int]]:
         """Where the rules begin to treat addresses (IPv4, IPv6) in another way."""
-        found: tuple[set[int], set[int]] = (set(), set())
+        starts: tuple[set[int], set[int]] = (set(), set())
         for chain in self.chains.values():
             for rule in chain.rules:
                 for match in rule.matches:
                     for index, selector in enumerate(match.selectors):
                         if selector.endswith(("saddr", "daddr")):
-                            _note_spans(match, index, found)
-        return sorted(found[0]), sorted(found[1])
+                            _note_spans(match, index, starts)
+        return sorted(starts[0]), sorted(starts[1])
 
     @cached_property
     def ports(self) -> tuple[int, ...]:
         """Where the rules begin to treat ports in another way."""
-        found: set[int] = set()
+        starts: set[int] = set()
         for chain in self.chains.values():
             for rule in chain.rules:
                 for match in rule.matches:
-                    found.update(_starts(match))
+                    starts.update(_starts(match))
                 port = ports_of(rule.target.rpartition(":")[2])
                 if rule.verdict == "divert" and port:
-                    found.update((port[0], port[1] + 1))
-        return tuple(sorted(found))
+                    starts.update((port[0], port[1] + 1))
+        return tuple(sorted(starts))
 
 
-def _note_spans(match: Match, index: int, into: tuple[set[int], set[int]]) -> None:
+def _note_spans(match: RuleMatch, index: int, into: tuple[set[int], set[int]]) -> None:
     for value in match.values:
         span = span_of(value[index]) if index < len(value) else None
         if span:
             into[span[0] == 6].update((span[1], span[2] + 1))
 
 
-def _starts(match: Match) -> Iterator[int]:
+def _starts(match: RuleMatch) -> Iterator[int]:
     for index, selector in enumerate(match.selectors):
         if not selector.endswith(("port", "proto-dst", "proto-src")):
             continue
@@ -730,12 +768,12 @@ def _starts(match: Match) -> Iterator[int]:
 
 #: A range of ports in more pieces than this is not evaluated piece by piece.
 MOST_PIECES = 64
-#: So many states of a packet are told apart; beyond, nothing is known of its marks.
+#: Maximum of a packet's states that are distinguished; beyond it, the marks are unknown.
 _MOST_STATES = 16
 
 
 @dataclass(frozen=True)
-class Cause:
+class RuleCause:
     """A rule, or a policy, that decides.
 
     sure: every packet that comes so far meets it
@@ -752,13 +790,13 @@ class Cause:
 
 # What may happen: ("accept", "drop", "elsewhere" or "end": it left the chain alive), and the
 # packet's state then -> the first cause of it.
-_Fates = dict[tuple[str, State], Cause]
+_Fates = dict[tuple[str, State], RuleCause]
 
 
-def _note(fates: _Fates, fate: tuple[str, State], cause: Cause) -> None:
+def _note(fates: _Fates, fate: tuple[str, State], cause: RuleCause) -> None:
     """Keep the first cause of a fate, or the first that is sure."""
-    known = fates.get(fate)
-    if known is None or (cause.sure and not known.sure):
+    earlier = fates.get(fate)
+    if earlier is None or (cause.sure and not earlier.sure):
         fates[fate] = cause
 
 
@@ -770,20 +808,29 @@ def _changed(verdict: str, target: str, state: State) -> State:
         new, old = state.ct_mark, state.mark
         if verdict == "save":
             new, old = old, new
-        one = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
-        return replace(state, mark=one) if verdict == "restore" else replace(state, ct_mark=one)
+        mixed = ((old[0] & ~mask) | (new[0] & mask), (old[1] & ~mask) | (new[1] & mask))
+        return (
+            replace(state, mark=mixed) if verdict == "restore" else replace(state, ct_mark=mixed)
+        )
     old = state.mark if verdict == "mark" else state.ct_mark
-    kept, _, flipped = target.partition("/")
-    if not flipped:
+    keep_text, _, flip_text = target.partition("/")
+    if not flip_text:
         new = (0, 0)
     else:
-        keep, flip = int(kept, 16), int(flipped, 16)
-        known = (old[1] | ~keep) & 0xFFFFFFFF
-        new = (((old[0] & keep) ^ flip) & known, known)
+        keep, flip = int(keep_text, 16), int(flip_text, 16)
+        known_bits = (old[1] | ~keep) & 0xFFFFFFFF
+        new = (((old[0] & keep) ^ flip) & known_bits, known_bits)
     return replace(state, mark=new) if verdict == "mark" else replace(state, ct_mark=new)
 
 
-class _Walk:
+def _bounded(states: Collection[State]) -> list[State]:
+    """The states; without their marks, where there are too many."""
+    if len(states) <= _MOST_STATES:
+        return list(states)
+    return [State((0, 0), (0, 0), untracked) for untracked in {s.untracked for s in states}]
+
+
+class _PacketWalk:
     """One packet's possible ways through the chains of a ruleset."""
 
     def __init__(self, rules: Ruleset, packet: Packet) -> None:
@@ -791,14 +838,14 @@ class _Walk:
         self.known: dict[tuple[str, str, State, bool], _Fates] = {}
         self.packets: dict[tuple[State, bool], Packet] = {}
         self.depth = 0
-        self.doubt: Cause | None = None
+        self.doubt: RuleCause | None = None
 
     def chain(self, chain: Chain, state: State, tracked: bool) -> _Fates:
         """What may happen to the packet in the chain."""
         key = (chain.table, chain.name, state, tracked)
         # The kernel refuses loops and more than 16 levels: no ruleset in force has them.
         if key not in self.known:
-            lost = Cause(chain.name, "jumps without end", False)
+            lost = RuleCause(chain.name, "jumps without end", False)
             if self.depth > 16:
                 return {("elsewhere", state): lost}
             self.known[key] = {("elsewhere", state): lost, ("end", state): lost}
@@ -811,17 +858,17 @@ class _Walk:
         fates: _Fates = {}
         name = f"{chain.table} {chain.name}"
         alive = [start]
-        end = Cause(name, "end", True)
+        end = RuleCause(name, "end", True)
         for rule in chain.rules:
             going: dict[State, None] = {}
             for state in alive:
                 packet = self._packet(state, tracked)
-                met = rule.of(packet)
-                if met != YES:
+                answer = rule.of(packet)
+                if answer != YES:
                     going[state] = None
-                if met == NO:
+                if answer == NO:
                     continue
-                sure = met == YES
+                sure = answer == YES
                 if rule.verdict in _CHANGES:
                     going[_changed(rule.verdict, rule.target, state)] = None
                 elif rule.verdict == "return":
@@ -841,11 +888,9 @@ class _Walk:
                     fate, how = rule.verdict, "dropped by"
                     if fate == "divert":
                         fate, how = self._diverted(rule.target, packet), "led elsewhere by"
-                    _note(fates, (fate, state), Cause(name, rule.text, sure, how))
+                    _note(fates, (fate, state), RuleCause(name, rule.text, sure, how))
                     self._doubt(rule, name, sure)
-            alive = list(going)
-            if len(alive) > _MOST_STATES:
-                alive = [State((0, 0), (0, 0), one) for one in {s.untracked for s in alive}]
+            alive = _bounded(going)
             if not alive:
                 return fates
         for state in alive:
@@ -856,7 +901,7 @@ class _Walk:
         """Keep the first rule that cannot be evaluated, or the first that varies."""
         if sure or (self.doubt is not None and (self.doubt.varies or not rule.varies)):
             return
-        self.doubt = Cause(chain, rule.text, sure, varies=rule.varies)
+        self.doubt = RuleCause(chain, rule.text, sure, varies=rule.varies)
 
     def _packet(self, state: State, tracked: bool) -> Packet:
         key = (state, tracked)
@@ -878,20 +923,24 @@ class _Walk:
     def base(self, chain: Chain, state: State) -> _Fates:
         """All that may happen to the packet in a base chain."""
         packet = self._packet(state, True)
-        seen = chain.sees(packet)
+        passage = chain.sees(packet)
         name = f"{chain.table} {chain.name}"
-        passed = Cause(name, "policy accept", True)
-        if seen == NO or (chain.nat and state.untracked):
+        passed = RuleCause(name, "policy accept", True)
+        if passage == NO or (chain.nat and state.untracked):
             return {("accept", state): passed}
         tracked = chain.hook not in ("ingress", "egress") and not (
             chain.hook in ("prerouting", "output") and chain.priority < _CONNTRACK
         )
         fates: _Fates = {}
-        end = Cause(name, f"policy {chain.policy}", True)
+        end = RuleCause(name, f"policy {chain.policy}", True)
         for (fate, after), cause in self.chain(chain, state, tracked).items():
-            one, told = (chain.policy, end) if fate == "end" else (fate, cause)
-            _note(fates, (one, after), replace(told, sure=told.sure and seen == YES))
-        if seen == MAYBE:
+            fate_name, fate_cause = (chain.policy, end) if fate == "end" else (fate, cause)
+            _note(
+                fates,
+                (fate_name, after),
+                replace(fate_cause, sure=fate_cause.sure and passage == YES),
+            )
+        if passage == MAYBE:
             _note(fates, ("accept", state), passed)
         return fates
 
@@ -909,8 +958,8 @@ class Fate:
     first: int
     last: int
     verdict: str
-    cause: Cause | None = None
-    kind: Kind = PACKETS[0]
+    cause: RuleCause | None = None
+    kind: PacketKind = PACKETS[0]
 
     @property
     def varies(self) -> bool:
@@ -919,35 +968,33 @@ class Fate:
 
 def _fate(rules: Ruleset, packet: Packet) -> tuple[Fate, list[State]]:
     """The packet's fate, and what the rules may have made of it in the end."""
-    walk = _Walk(rules, packet)
-    doubt: Cause | None = None
+    walk = _PacketWalk(rules, packet)
+    doubt: RuleCause | None = None
     states = [packet.state]
     for chain in rules.base_chains(packet):
-        found: _Fates = {}
+        chain_fates: _Fates = {}
         for state in states:
             for fate, cause in walk.base(chain, state).items():
-                _note(found, fate, cause)
-        drops = [cause for (fate, _), cause in found.items() if fate == "drop"]
-        accepts = [cause for (fate, _), cause in found.items() if fate == "accept"]
-        away = [cause for (fate, _), cause in found.items() if fate == "elsewhere"]
+                _note(chain_fates, fate, cause)
+        drops = [cause for (fate, _), cause in chain_fates.items() if fate == "drop"]
+        accepts = [cause for (fate, _), cause in chain_fates.items() if fate == "accept"]
+        away = [cause for (fate, _), cause in chain_fates.items() if fate == "elsewhere"]
         if drops and not accepts and not away:
             return Fate(packet.first, packet.last, "dropped", drops[0], packet.kind), []
         if drops or away:
             # A sure drop takes all packets that are left: then the accepting rule is in doubt.
             unsure = [cause for cause in (*drops, *accepts) if not cause.sure]
             doubt = doubt or (away or unsure or [walk.doubt or drops[0]])[0]
-        states = list(dict.fromkeys(state for (fate, state) in found if fate == "accept"))
+        states = _bounded(dict.fromkeys(state for fate, state in chain_fates if fate == "accept"))
         if not states:
             break
-        if len(states) > _MOST_STATES:
-            states = [State((0, 0), (0, 0), one) for one in {s.untracked for s in states}]
     verdict = "cannot tell" if doubt else "open"
     if doubt and walk.doubt and walk.doubt.varies:
         doubt = walk.doubt
     return Fate(packet.first, packet.last, verdict, doubt, packet.kind), states
 
 
-def pieces(rules: Ruleset, first: int, last: int) -> list[Range]:
+def alike_ranges(rules: Ruleset, first: int, last: int) -> list[Range]:
     """The pieces of the range within which every rule treats all ports alike."""
     starts: Sequence[int] = [first, *(port for port in rules.ports if first < port <= last)]
     return [(start, end - 1) for start, end in zip(starts, [*starts[1:], last + 1])]
@@ -957,27 +1004,27 @@ def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fat
     """What happens to such connections, for each piece of the packet's ports: the first packet
     that is not sure to pass. With ``inbound`` the first packet of other nodes' connections alone.
     """
-    found = pieces(rules, packet.first, packet.last)
-    if len(found) > MOST_PIECES:
-        many = Cause("", f"{len(found)} pieces of it", False)
+    ranges = alike_ranges(rules, packet.first, packet.last)
+    if len(ranges) > MOST_PIECES:
+        many = RuleCause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    return [_piece(rules, changed(packet, first=a, last=b), inbound) for a, b in found]
+    return [_range_fate(rules, changed(packet, first=a, last=b), inbound) for a, b in ranges]
 
 
-def _piece(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
+def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
     worst = Fate(packet.first, packet.last, "open")
     lost, mark = False, State().ct_mark
     for kind in PACKETS[: 1 if inbound else None]:
         if kind.first:
             lost, mark = False, State().ct_mark
-        one = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
-        fate, states = _fate(rules, one)
+        kind_packet = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
+        fate, states = _fate(rules, kind_packet)
         if fate.verdict == "dropped":
             return fate
         if fate.verdict == "cannot tell" and (worst.verdict == "open" or fate.varies):
             worst = fate
         if kind.first:
-            # Connection tracking knows no connection whose first packet it was told to pass over.
+            # Connection tracking does not know a connection whose first packet was untracked.
             lost = bool(states) and all(state.untracked for state in states)
         marks = {state.ct_mark for state in states}
         mark = marks.pop() if len(marks) == 1 else (0, 0)

@@ -19,12 +19,13 @@ from nodeready.subjects.ports.netfilter import (
     VARYING,
     VARYING_MODULES,
     Chain,
-    Match,
     Rule,
+    RuleMatch,
     Ruleset,
-    counted,
-    limited,
+    connection_limit,
+    nat_target,
     number,
+    rate_limit,
     span_of,
 )
 
@@ -77,22 +78,22 @@ def rule_block(statement: Tokens) -> tuple[Tokens, Tokens] | None:
 
 def _split(words: Tokens, by: str) -> list[Tokens]:
     """Pieces between separators that are not inside braces."""
-    pieces: list[Tokens] = [[]]
+    parts: list[Tokens] = [[]]
     depth = 0
     for token in words:
         depth += (token in "{(") - (token in "})")
         if token == by and depth == 0:
-            pieces.append([])
+            parts.append([])
         elif token != "\n":
-            pieces[-1].append(token)
-    return [piece for piece in pieces if piece]
+            parts[-1].append(token)
+    return [part for part in parts if part]
 
 
 def key(words: Tokens) -> tuple[str, ...]:
     """One element, ``10.0.0.1 . tcp . 80``, as its parts."""
     parts = []
-    for piece in _split(words, "."):
-        words = list(takewhile(lambda word: word not in _ELEMENT_END, piece))
+    for part_words in _split(words, "."):
+        words = list(takewhile(lambda word: word not in _ELEMENT_END, part_words))
         # Flags: ``syn | ack``.
         flags = len(words) > 2 and set(words[1::2]) == {"|"}
         parts.append("|".join(words[::2]) if flags else words[0].strip('"') if len(words) == 1
@@ -102,21 +103,21 @@ def key(words: Tokens) -> tuple[str, ...]:
 
 def elements(inside: Tokens) -> tuple[Element, ...]:
     """What stands between the braces of a set or map."""
-    found: list[Element] = []
-    for piece in _split(inside, ","):
-        halves = _split(piece, ":")
+    listed_elements: list[Element] = []
+    for part in _split(inside, ","):
+        halves = _split(part, ":")
         if halves:
-            found.append((key(halves[0]), halves[1] if len(halves) > 1 else []))
-    return tuple(found)
+            listed_elements.append((key(halves[0]), halves[1] if len(halves) > 1 else []))
+    return tuple(listed_elements)
 
 
 def read_set(inside: Tokens) -> SetOf:
     """The set or map whose block this is."""
-    found: tuple[Element, ...] = ()
+    listed_elements: tuple[Element, ...] = ()
     for statement in statements(inside):
         if statement[0] == "elements" and "{" in statement:
-            found = elements(statement[statement.index("{") + 1 : -1])
-    return SetOf(found)
+            listed_elements = elements(statement[statement.index("{") + 1 : -1])
+    return SetOf(listed_elements)
 
 
 def group(words: Tokens, at: int) -> int:
@@ -134,12 +135,12 @@ def listed(words: Tokens, at: int) -> tuple[Tokens, int]:
     if words[at : at + 1] == ["("]:
         end = group(words, at)
         return [t for t in words[at + 1 : end - 1] if t != "|"], end
-    found = words[at : at + 1]
+    values = words[at : at + 1]
     at += 1
     while words[at : at + 1] == [","] and at + 1 < len(words):
-        found.append(words[at + 1])
+        values.append(words[at + 1])
         at += 2
-    return found, at
+    return values, at
 
 
 # --- The rules of a chain, and the chains of a table.
@@ -170,7 +171,7 @@ _CT = {
     "proto-dst", "event", "timeout", "expectation", "secmark",
 }  # fmt: skip
 _SETS = ("set", "map")
-#: Of these, several values in a list are flags, of which one must be set.
+#: Selectors whose list of values are flags: one of them must be set.
 _BITS = ("ct state", "ct status", "tcp flags", "ct label")
 #: What stands behind these words of a log statement.
 _LOG = ("prefix", "group", "snaplen", "queue-threshold", "level", "flags")
@@ -218,11 +219,11 @@ def _selector(tokens: Tokens, at: int) -> tuple[str, int]:
         end = at + 1
         while end < len(tokens) and tokens[end] not in ("type", "oif", "oifname", "check"):
             end += 1
-        what = [one for one in tokens[at + 1 : end] if one not in (".", "mark", "iif", "oif")]
+        sides = [side for side in tokens[at + 1 : end] if side not in (".", "mark", "iif", "oif")]
         kind = tokens[end] if end < len(tokens) else ""
-        if kind == "type" and what in (["saddr"], ["daddr"]):
-            return f"fib {what[0]} type", end + 1
-        return ("reverse path" if what == ["saddr"] and kind else "fib"), end + 1
+        if kind == "type" and sides in (["saddr"], ["daddr"]):
+            return f"fib {sides[0]} type", end + 1
+        return ("reverse path" if sides == ["saddr"] and kind else "fib"), end + 1
     if word == "tcp" and following == "option":
         end = at + 3 + (tokens[at + 3 : at + 4] in (["size"], ["count"], ["left"], ["right"]))
         name = " ".join(tokens[at:end])
@@ -245,10 +246,13 @@ def _compared(operator: str, value: str) -> str:
         number = span[1]
     if number is None:
         return "?"
-    most = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
+    maximum = 2 ** (63 if not span else 32 if span[0] == 4 else 128) - 1
     low, high = {
-        "<": (0, number - 1), "<=": (0, number), ">": (number + 1, most), ">=": (number, most),
-    }[operator]  # fmt: skip
+        "<": (0, number - 1),
+        "<=": (0, number),
+        ">": (number + 1, maximum),
+        ">=": (number, maximum),
+    }[operator]
     if not 0 <= low <= high:
         return "?"
     if span:
@@ -258,20 +262,20 @@ def _compared(operator: str, value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedObjects:
     """What a table's rules call by name: its sets and maps, and its limits."""
 
     sets: Mapping[str, SetOf]
-    limits: Mapping[str, Match]
+    limits: Mapping[str, RuleMatch]
 
 
 class _RuleReader:
     """Reads one rule of a chain."""
 
-    def __init__(self, tokens: Tokens, named: Named) -> None:
+    def __init__(self, tokens: Tokens, named: NamedObjects) -> None:
         self.tokens = [token for token in tokens if token != "\n"]
         self.named = named
-        self.matches: list[Match] = []
+        self.matches: list[RuleMatch] = []
         self.rules: list[Rule] = []
         self.text = _text(self.tokens)
 
@@ -284,15 +288,17 @@ class _RuleReader:
     def _at(self, at: int) -> str:
         return self.tokens[at] if at < len(self.tokens) else ""
 
-    def _rule(self, verdict: str, target: str = "", more: tuple[Match, ...] = ()) -> None:
-        self.rules.append(Rule((*self.matches, *more), verdict, target, self.text))
+    def _rule(
+        self, verdict: str, target: str = "", extra_matches: tuple[RuleMatch, ...] = ()
+    ) -> None:
+        self.rules.append(Rule((*self.matches, *extra_matches), verdict, target, self.text))
 
-    def _verdict(self, words: Tokens, more: tuple[Match, ...] = ()) -> None:
+    def _verdict(self, words: Tokens, extra_matches: tuple[RuleMatch, ...] = ()) -> None:
         word = words[0] if words else ""
         target = words[1] if word in ("jump", "goto") and len(words) > 1 else ""
         verdict = {"reject": "drop"}.get(word, "elsewhere" if word in _ELSEWHERE else word)
         if verdict in ("accept", "drop", "return", "jump", "goto", "elsewhere"):
-            self._rule(verdict, target, more)
+            self._rule(verdict, target, extra_matches)
 
     def _statement(self, at: int) -> int:
         """Read the statement at ``at``. Returns the index of the next one."""
@@ -326,7 +332,7 @@ class _RuleReader:
         if word in ("add", "update", "delete", "meter") or (
             word == "set" and following in ("add", "update", "delete")
         ):
-            return self._kept(at + 1)
+            return self._set_update(at + 1)
         if word == "flow" and following == "add":
             return at + 3
         if word == "dup":
@@ -380,11 +386,11 @@ class _RuleReader:
         self.matches.append(match)
         return at
 
-    def _count(self, most: str, over: bool, at: int) -> int:
-        self.matches.append(counted(int(most), over) if most.isdigit() else VARYING)
+    def _count(self, maximum: str, over: bool, at: int) -> int:
+        self.matches.append(connection_limit(int(maximum), over) if maximum.isdigit() else VARYING)
         return at
 
-    def _kept(self, at: int) -> int:
+    def _set_update(self, at: int) -> int:
         """An element that packets add to a set: what stands beside it may be a limit."""
         while at < len(self.tokens) and self.tokens[at] not in ("{", *_VERDICTS):
             at += 1
@@ -411,14 +417,13 @@ class _RuleReader:
         words = self.tokens[at:]
         target = ""
         if "to" in words:
-            where = words[words.index("to") + 1 :]
-            target = where[0] if where else "?"
-            if any(one in where for one in ("map", ".", "{")) or not re.match(r"[\d\[:]", target):
+            target_words = words[words.index("to") + 1 :]
+            target = target_words[0] if target_words else "?"
+            if any(word in target_words for word in ("map", ".", "{")) or not re.match(
+                r"[\d\[:]", target
+            ):
                 target = "?"
-            bare = re.fullmatch(r"\[([0-9a-f:]+)\](:[\d-]+)?", target)
-            if bare:
-                # One colon alone stands before a port: an address of IPv6 goes without.
-                target = "?" if bare[2] else bare[1]
+            target = nat_target(target)
         elif word == "dnat":
             target = "?"
         self._rule("divert", target)
@@ -429,12 +434,12 @@ class _RuleReader:
         while at < len(self.tokens) and self.tokens[at] not in _VERDICTS:
             if self.tokens[at] == "vmap" and self._at(at + 1):
                 end = group(self.tokens, at + 1) if self._at(at + 1) == "{" else at + 2
-                self._lookup((), "vmap", self._given(at + 1, end))
+                self._lookup((), "vmap", self._set_at(at + 1, end))
                 return end
             at = group(self.tokens, at) if self.tokens[at] == "{" else at + 1
         return at
 
-    def _given(self, at: int, end: int) -> SetOf | None:
+    def _set_at(self, at: int, end: int) -> SetOf | None:
         """The set at ``at``: in braces, or by its name."""
         if self.tokens[at] == "{":
             return SetOf(elements(self.tokens[at + 1 : end - 1]))
@@ -469,18 +474,20 @@ class _RuleReader:
     def _mark(self, selector: str, at: int) -> int:
         """``meta mark set (mark & 0xff) ^ 0x1``: the bits that are kept, and those flipped."""
         verdict, source, keep, flip = selector.replace(" ", "_"), "", 0, 0
-        begun = False
+        has_value = False
         while at < len(self.tokens):
             word = self.tokens[at]
             if word in "()" or (word == "meta" and self._at(at + 1) == "mark"):
                 at += 1
-            elif not begun and (word == "mark" or (word == "ct" and self._at(at + 1) == "mark")):
-                source, keep, begun = "mark" if word == "mark" else "ct mark", _WHOLE, True
+            elif not has_value and (
+                word == "mark" or (word == "ct" and self._at(at + 1) == "mark")
+            ):
+                source, keep, has_value = "mark" if word == "mark" else "ct mark", _WHOLE, True
                 at += 1 if word == "mark" else 2
-            elif not begun and (constant := number(word)) is not None:
-                flip, begun = constant, True
+            elif not has_value and (constant := number(word)) is not None:
+                flip, has_value = constant, True
                 at += 1
-            elif begun and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
+            elif has_value and word in _OPERATORS and (n := number(self._at(at + 1))) is not None:
                 if word in ("and", "&"):
                     keep, flip = keep & n, flip & n
                 elif word in ("or", "|"):
@@ -490,7 +497,7 @@ class _RuleReader:
                 at += 2
             else:
                 break
-        if not begun or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
+        if not has_value or self._at(at) in (*_OPERATORS, "map", "<<", ">>"):
             self._rule(verdict, "?")
             return self._skip(at)
         if source and source != selector:
@@ -514,12 +521,12 @@ class _RuleReader:
         token = self.tokens[at]
         if token == "{" or token.startswith("@"):
             end = group(self.tokens, at) if token == "{" else at + 1
-            self._lookup(selectors, operator, self._given(at, end), mask)
+            self._lookup(selectors, operator, self._set_at(at, end), mask)
             return end
         if len(selectors) > 1:
             end = at + 2 * len(selectors) - 1
             values: Values = (key(self.tokens[at:end]),)
-            self.matches.append(Match(selectors, values, operator == "!="))
+            self.matches.append(RuleMatch(selectors, values, operator == "!="))
             return end
         words, at = listed(self.tokens, at)
         while self._at(at) == "|" and self._at(at + 1):
@@ -539,28 +546,36 @@ class _RuleReader:
         self,
         selectors: tuple[str, ...],
         operator: str,
-        given: SetOf | None,
+        set_given: SetOf | None,
         mask: Tokens | None = None,
     ) -> None:
-        known = given.elements if given else None
-        if known is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
+        set_elements = set_given.elements if set_given else None
+        if set_elements is not None and selectors in (("tcp flags",), ("mark",), ("ct mark",)):
             of = ",".join(mask) if mask else ",".join(_FLAGS) if "flags" in selectors[0] else ""
-            known = tuple(((_masked(one[0][0], of),), one[1]) if len(one[0]) == 1 else one
-                          for one in known)  # fmt: skip
+            set_elements = tuple(
+                ((_masked(parts[0], of),) if len(parts) == 1 else parts, verdict)
+                for parts, verdict in set_elements
+            )
         elif mask is not None:
             selectors = ()
         if operator != "vmap":
-            found = Match(selectors, tuple(one for one, _ in known or ()), operator == "!=")
-            self.matches.append(found if known is not None and selectors else UNCERTAIN)
+            is_known = set_elements is not None and selectors
+            keys = tuple(parts for parts, _ in set_elements or ())
+            self.matches.append(
+                RuleMatch(selectors, keys, operator == "!=") if is_known else UNCERTAIN
+            )
             return
-        if known is None:
+        if set_elements is None:
             self._rule("elsewhere", "", (UNCERTAIN,))
             return
         # The keys of a map exclude each other: a rule for each key is the same as the map, with
         # the rule for all others at the end.
-        others = tuple(one for one, _ in known if one != ("*",))
-        for one, verdict in sorted(known, key=lambda element: element[0] == ("*",)):
-            match = Match(selectors, others, True) if one == ("*",) else Match(selectors, (one,))
+        others = ("*",)
+        keys = tuple(parts for parts, _ in set_elements if parts != others)
+        for parts, verdict in sorted(set_elements, key=lambda element: element[0] == others):
+            match = RuleMatch(selectors, (parts,))
+            if parts == others:
+                match = RuleMatch(selectors, keys, negated=True)
             self._verdict(verdict, (match if selectors else UNCERTAIN,))
 
 
@@ -575,7 +590,7 @@ def _masked(value: str, mask: str) -> str:
     return f"{value}/{mask}" if mask else value
 
 
-def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
+def limit_of(words: Tokens, at: int) -> tuple[RuleMatch, int]:
     """``over 10/second burst 5 packets``, ``10 mbytes/second``, and the index behind it."""
     over = words[at : at + 1] == ["over"]
     at += over
@@ -591,11 +606,13 @@ def limit_of(words: Tokens, at: int) -> tuple[Match, int]:
     if size:
         many = text.isdigit() and int(text) * _BYTES.get(size[1], 0) >= _MANY_BYTES
         return (NEVER if over else ALWAYS) if many else VARYING, at
-    found = rate(text, burst)
-    return (limited(found, over) if found is not None else VARYING), at
+    packets_per_second = rate(text, burst)
+    return (
+        rate_limit(packets_per_second, over) if packets_per_second is not None else VARYING
+    ), at
 
 
-def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> Match:
+def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> RuleMatch:
     """A condition on one value, or on a list of flags of which one must be set."""
     values = [word.strip('"') for word in words]
     negated = operator == "!="
@@ -605,29 +622,29 @@ def _plain(selector: str, operator: str, words: Tokens, mask: Tokens | None) -> 
             return UNCERTAIN
         if selector == "tcp flags":
             flags = "" if zero else ",".join(values)
-            return Match((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
+            return RuleMatch((selector,), ((f"{flags}/{','.join(mask)}",),), negated)
         if selector in ("mark", "ct mark"):
-            return Match((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
+            return RuleMatch((selector,), ((f"{values[0]}/{mask[0]}",),), negated)
         if selector in _BITS and zero:
-            return Match((selector,), tuple((one,) for one in mask), not negated)
+            return RuleMatch((selector,), tuple((one,) for one in mask), not negated)
         if selector in _BITS and values == mask and len(mask) == 1:
-            return Match((selector,), ((mask[0],),), negated)
+            return RuleMatch((selector,), ((mask[0],),), negated)
         if selector in ("ip frag-off", "ip6 frag-off") and zero:
             # No fragment; what may be set is the flag that forbids to make some (0x4000).
             bits = number(mask[0])
             return (NEVER if negated else ALWAYS) if bits and not bits & 0x4000 else UNCERTAIN
         if selector.endswith(("saddr", "daddr")):
             net = f"{values[0]}/{mask[0]}"
-            return Match((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
+            return RuleMatch((selector,), ((net,),), negated) if span_of(net) else UNCERTAIN
         return UNCERTAIN
     if operator in ("<", ">", "<=", ">="):
-        return Match((selector,), ((_compared(operator, values[0]),),))
+        return RuleMatch((selector,), ((_compared(operator, values[0]),),))
     if operator == "!":
-        return Match((selector,), tuple((value,) for value in values), negated=True)
+        return RuleMatch((selector,), tuple((value,) for value in values), negated=True)
     if selector == "tcp flags" and operator:
-        return Match((selector,), ((f"{'' if zero else ','.join(values)}/{','.join(_FLAGS)}",),),
-                     negated)  # fmt: skip
-    return Match((selector,), tuple((value,) for value in values), negated)
+        flags = "" if zero else ",".join(values)
+        return RuleMatch((selector,), ((f"{flags}/{','.join(_FLAGS)}",),), negated)
+    return RuleMatch((selector,), tuple((value,) for value in values), negated)
 
 
 def _text(tokens: Tokens) -> str:
@@ -643,7 +660,7 @@ _PRIORITIES = {
 
 
 def _priority(words: Tokens) -> int:
-    """``filter + 10``, ``mangle - 5``, ``-300``; 0 for a text that is none."""
+    """``filter + 10``, ``mangle - 5``, ``-300``; 0 for any other text."""
     match = re.fullmatch(r"([a-z]*)\s*([+-]?)\s*(\d{0,10})", " ".join(words))
     if match is None or (match[1] and match[1] not in _PRIORITIES):
         return 0
@@ -651,7 +668,7 @@ def _priority(words: Tokens) -> int:
     return _PRIORITIES.get(match[1], 0) + offset
 
 
-def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
+def _chain(table: str, name: str, inside: Tokens, named: NamedObjects) -> Chain:
     hook, policy, nat, priority = "", "accept", False, 0
     devices: tuple[str, ...] = ()
     rules: list[Rule] = []
@@ -665,10 +682,10 @@ def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
             hook, nat = words[words.index("hook") + 1], words[1] == "nat"
             at = words.index("priority") if "priority" in words else len(words)
             priority = _priority(words[at + 1 :])
-            told = words[words.index("hook") + 2 : at]
+            device_words = words[words.index("hook") + 2 : at]
             devices = tuple(
-                one.strip('"') for one in told
-                if one not in ("device", "devices", "=", "{", "}", ",")
+                device_word.strip('"') for device_word in device_words
+                if device_word not in ("device", "devices", "=", "{", "}", ",")
             )  # fmt: skip
         elif words[0] == "policy":
             policy = words[-1]
@@ -679,7 +696,7 @@ def _chain(table: str, name: str, inside: Tokens, named: Named) -> Chain:
     return Chain(table, name, tuple(rules), hook, policy, priority, nat, devices)
 
 
-def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, Match]]:
+def _limits(inner: list[tuple[Tokens, Tokens]]) -> Iterator[tuple[str, RuleMatch]]:
     """The limits of a table that have a name."""
     for head, body in inner:
         words = [token for token in body if token not in "\n;"]
@@ -696,9 +713,9 @@ def parse(text: str) -> Ruleset:
     a table that makes no sense or has no end.
     """
     chains: dict[tuple[str, str], Chain] = {}
-    found = list(statements(tokens(text)))
-    tables = [statement for statement in found if statement[0] == "table"]
-    if found and not tables:
+    all_statements = list(statements(tokens(text)))
+    tables = [statement for statement in all_statements if statement[0] == "table"]
+    if all_statements and not tables:
         raise ValueError("no table in what nft printed")
     for statement in tables:
         block = rule_block(statement)
@@ -708,9 +725,9 @@ def parse(text: str) -> Ruleset:
         parts = list(statements(block[1]))
         if any(part[0] == "flags" and "dormant" in part for part in parts):
             continue
-        inner = [one for part in parts if (one := rule_block(part)) and len(one[0]) > 1]
+        inner = [block for part in parts if (block := rule_block(part)) and len(block[0]) > 1]
         sets = {head[1]: read_set(body) for head, body in inner if head[0] in _SETS}
-        named = Named(sets, dict(_limits(inner)))
+        named = NamedObjects(sets, dict(_limits(inner)))
         for head, body in inner:
             if head[0] == "chain":
                 chains[table, head[1]] = _chain(table, head[1], body, named)

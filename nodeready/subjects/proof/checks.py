@@ -56,7 +56,7 @@ from nodeready.subjects.result import (
     unknown,
     warn,
 )
-from nodeready.subjects.sysctl import Boot
+from nodeready.subjects.sysctl import BootSetting
 
 _DEPLOY = "nodeready deploy INVENTORY --only"
 
@@ -588,7 +588,7 @@ def _possible(seen: SessionLimits, want: Policy) -> dict[str, int]:
     """Item -> the policy's limit, without the limits that this node's kernel refuses."""
     ceiling = dict(zip(ITEMS, seen.ceiling))
     most = {item: UNLIMITED if value == -1 else value for item, value in ceiling.items()}
-    node = Limits(PamLimits(), {}, (), most, seen.nr_open, Boot(None), systemd=False)
+    node = Limits(PamLimits(), {}, (), most, seen.nr_open, BootSetting(None), systemd=False)
     return wanted(node, want)
 
 

@@ -7,7 +7,7 @@ from nodeready.shell import quote
 from nodeready.subjects.base import Unknown, beatable
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
-from nodeready.subjects.ports.firewall import shown
+from nodeready.subjects.ports.netfilter import range_text
 from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
@@ -220,7 +220,7 @@ _HELD = {"Address already in use", "Address in use"}
 
 def _asked(seen: Mesh) -> str:
     """The ports that were tried: ``29500-29510``, ``32 ports of 20000-30000``."""
-    span, tried = shown(seen.first, seen.last), len(seen.listening) + len(seen.busy)
+    span, tried = range_text(seen.first, seen.last), len(seen.listening) + len(seen.busy)
     return span if tried == seen.last - seen.first + 1 else f"{tried} ports of {span}"
 
 

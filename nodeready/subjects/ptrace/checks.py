@@ -8,9 +8,9 @@ from nodeready.subjects.result import Result, Subject, check, fail, fixable, hel
 from nodeready.subjects.sysctl import contradicted, sets
 
 
-def _written(seen: Ptrace, want: Policy) -> tuple[str, ...]:
-    winner = seen.boot.winner
-    right = winner is not None and sets(winner.value, str(want.ptrace_scope))
+def _written(observed: Ptrace, policy: Policy) -> tuple[str, ...]:
+    winner = observed.boot.winner
+    right = winner is not None and sets(winner.value, str(policy.ptrace_scope))
     return () if right else ("/etc/sysctl.d/*nodeready-ptrace.conf",)
 
 
@@ -25,51 +25,51 @@ def _written(seen: Ptrace, want: Policy) -> tuple[str, ...]:
     ),
     writes=_written,
 )
-def scope(seen: Ptrace, want: Policy) -> Result:
+def scope(observed: Ptrace, policy: Policy) -> Result:
     """Yama's ptrace_scope, live and at the next boot, is the policy's.
 
     At scope 1 only a parent may attach, so py-spy in another shell is refused; at 2 it needs
     CAP_SYS_PTRACE; 3 forbids it to everybody and cannot be lowered before a reboot
     (Documentation/admin-guide/LSM/Yama.rst). A kernel without Yama has the classic rules.
     """
-    check, wanted = "ptrace.scope", str(want.ptrace_scope)
-    if seen.live is None:
+    check, expected = "ptrace.scope", str(policy.ptrace_scope)
+    if observed.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
-    winner = seen.boot.winner
+    winner = observed.boot.winner
     source = winner.where if winner else ""
-    actual = f"{seen.live}, next boot {winner.shown if winner else 'unset'}"
-    boot_wrong = winner is None or not sets(winner.value, wanted)
-    live_wrong = seen.live not in (want.ptrace_scope, 3)
-    if boot_wrong and seen.boot.remedy:
+    actual = f"{observed.live}, next boot {winner.shown if winner else 'unset'}"
+    boot_wrong = winner is None or not sets(winner.value, expected)
+    live_wrong = observed.live not in (policy.ptrace_scope, 3)
+    if boot_wrong and observed.boot.remedy:
         # What is live alone would be gone with the next boot.
-        return held(check, wanted, actual, source, seen.boot.remedy)
+        return held(check, expected, actual, source, observed.boot.remedy)
     if boot_wrong or live_wrong:
-        return fixable(check, wanted, actual, source)
-    if seen.live == 3:
-        return fail(check, wanted, f"{actual}: reboot needed", source, "reboot the node")
-    return ok(check, wanted, str(seen.live), source)
+        return fixable(check, expected, actual, source)
+    if observed.live == 3:
+        return fail(check, expected, f"{actual}: reboot needed", source, "reboot the node")
+    return ok(check, expected, str(observed.live), source)
 
 
 @check("ptrace.sysctl_conf", settings=("ptrace_scope",), fix=("remove the line WHERE",))
-def sysctl_conf(seen: Ptrace, want: Policy) -> Result:
+def sysctl_conf(observed: Ptrace, policy: Policy) -> Result:
     """No line of /etc/sysctl.conf contradicts the policy.
 
     ``sysctl --system`` reads that file after all others: whoever runs it by hand (or a package's
     script) gets the line's value back until the next boot.
     """
     check = "ptrace.sysctl_conf"
-    if seen.live is None:
+    if observed.live is None:
         return na(check, "no Yama in this kernel: the classic rules apply")
-    return contradicted(check, KEY, seen.boot, str(want.ptrace_scope))
+    return contradicted(check, KEY, observed.boot, str(policy.ptrace_scope))
 
 
-@check("ptrace.selinux", fixed_by="ptrace.selinux", writes=lambda seen, want: ())
-def selinux(seen: Ptrace, want: Policy) -> Result:
+@check("ptrace.selinux", fixed_by="ptrace.selinux", writes=lambda observed, policy: ())
+def selinux(observed: Ptrace, policy: Policy) -> Result:
     """SELinux's deny_ptrace is off where SELinux enforces: it stops even root's debugger."""
     check = "ptrace.selinux"
-    if seen.deny_ptrace is None:
+    if observed.deny_ptrace is None:
         return na(check, "no SELinux deny_ptrace on this node")
-    if seen.deny_ptrace:
+    if observed.deny_ptrace:
         return fixable(check, "off", "on", "/sys/fs/selinux/booleans/deny_ptrace")
     return ok(check, "off")
 

@@ -33,7 +33,7 @@ class Ptrace:
     """
 
     live: int | None
-    boot: sysctl.Boot
+    boot: sysctl.BootSetting
     deny_ptrace: bool | None = None
 
 

@@ -33,7 +33,7 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.reports.prometheus import prometheus
 from nodeready.reports.schema import schema
-from nodeready.subjects.gate.files import own
+from nodeready.subjects.gate.files import node_policy
 from nodeready.subjects.registry import select
 from nodeready.subjects.result import Result, fail, na, ok, unknown, warn
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
@@ -41,7 +41,7 @@ from tests.builders.fleets import HOSTILE, outcomes
 from tests.cases import cases
 
 POLICY = Policy(gate=True, gate_directory="/srv/nodeready")
-DIGEST = digest([own(POLICY)])
+DIGEST = digest([node_policy(POLICY)])
 SCOPE = fail("ptrace.scope", "0", "1", "/etc/sysctl.d/10-ptrace.conf:3", "set it")
 WELL = [ok("limits.core", "unlimited"), na("iommu.args", "no GPU")]
 RESULTS = [*WELL, SCOPE]
@@ -57,7 +57,9 @@ def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -
 
 
 def question(policy: Policy = POLICY, only: str | None = None) -> Asked:
-    return Asked(dict.fromkeys(NAMES, policy), own, select(only), only is None, __version__)
+    return Asked(
+        dict.fromkeys(NAMES, policy), node_policy, select(only), only is None, __version__
+    )
 
 
 def judged(records: list[Heard], want: Asked | None = None, at: str = "/srv/nodeready") -> Any:

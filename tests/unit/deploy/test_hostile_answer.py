@@ -32,11 +32,11 @@ from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Iommu
 from nodeready.subjects.iommu.next_boot import Entry
 from nodeready.subjects.limits.facts import Limits, Running, Unit
-from nodeready.subjects.pdsh.facts import Pdsh, User
+from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.ptrace.facts import Ptrace
 from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client.facts import SshClient
-from nodeready.subjects.sysctl import Boot, Setting
+from nodeready.subjects.sysctl import BootSetting, Setting
 from nodeready.transport import bundle
 
 #: `words` are those that steps look for; each of `lies` has EVIL in it; `ours` are files.
@@ -48,9 +48,9 @@ SUBJECTS: dict[str, type] = {
 }  # fmt: skip
 #: What a liar says, too, so that the steps come to their lies.
 PLAUSIBLE: dict[str, dict[str, Any]] = {
-    "ptrace": {"boot": Boot(Setting("2", f"/etc/sysctl.d/{EVIL}.conf:1"))},
+    "ptrace": {"boot": BootSetting(Setting("2", f"/etc/sysctl.d/{EVIL}.conf:1"))},
     "core_dumps": {
-        "boot": Boot(Setting("core", f"/etc/sysctl.d/{EVIL}.conf:1")),
+        "boot": BootSetting(Setting("core", f"/etc/sysctl.d/{EVIL}.conf:1")),
         "blocked": ("", "", 0),
         "closed": (),
         "directory_owner": 0,
@@ -65,7 +65,7 @@ PLAUSIBLE: dict[str, dict[str, Any]] = {
     },
     "pdsh": {
         "installed": True,
-        "users": (User("ml", f"/home/../{EVIL}"), User("bob", "/home/bob")),
+        "users": (PdshUser("ml", f"/home/../{EVIL}"), PdshUser("bob", "/home/bob")),
         "users_unknown": "",
     },
     "gate": {"python": "python3", "digests": {}},

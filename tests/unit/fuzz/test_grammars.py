@@ -37,7 +37,7 @@ from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
 from nodeready.subjects.ports import facts as ports
-from nodeready.subjects.ports import firewall, nft
+from nodeready.subjects.ports import iptables, nft
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.checks import cause_of
@@ -214,8 +214,8 @@ PARSERS: dict[str, Any] = {
     "a look that was kept": (history.parse_sample,),
     "mountinfo": (tail.parse_mounts,),
     "nft's rules": (nft.parse, ValueError),
-    "iptables' rules": (lambda text: firewall.parse_iptables_rules(text, 4), ValueError),
-    "ipset's sets": (firewall.parse_ipsets,),
+    "iptables' rules": (lambda text: iptables.parse_iptables_rules(text, 4), ValueError),
+    "ipset's sets": (iptables.parse_ipsets,),
     "modes of files": (lambda text: parse_access({ACCESS.name: Output(text, 0)}), ProbeError),
     "known_hosts": (known, ValueError),
     "a node's JSON": (wire.load_json, wire.DecodeError),

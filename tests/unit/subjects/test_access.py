@@ -8,7 +8,7 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import READ, WRITTEN_FOLDERS, parse_access, stuck
 from nodeready.subjects.base import Output, ProbeError
-from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
+from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
 from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
@@ -59,7 +59,10 @@ def test_a_registered_package_without_its_program():
     want = Policy(packages=("gdb", "tools"))
     observed = DebugTools(
         registered=("gdb", "tools"),
-        broken=(Broken("tools", "gone", "/usr/bin/other"), Broken("gdb", "mode", "/usr/bin/gdb")),
+        broken=(
+            BrokenProgram("tools", "gone", "/usr/bin/other"),
+            BrokenProgram("gdb", "mode", "/usr/bin/gdb"),
+        ),
     )
     result = {fault.stuck.words: fault.stuck.mend for fault in unusable(observed, want)}
     assert result == {

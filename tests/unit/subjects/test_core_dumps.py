@@ -11,7 +11,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Line, Output, ProbeError
 from nodeready.subjects.core_dumps import checks
 from nodeready.subjects.core_dumps import facts as core_dumps
-from nodeready.subjects.sysctl import Boot, Setting
+from nodeready.subjects.sysctl import BootSetting, Setting
 from tests.builders.judging import by_name
 from tests.builders.printed import grep_lines
 from tests.cases import cases
@@ -22,12 +22,15 @@ PACKAGED = "|/usr/lib/systemd/systemd-coredump %P %u %g %s %t %c %h"
 _OURS = "/etc/sysctl.d/99-zz-nodeready-core_dumps.conf:3"
 _RULE = "d /var/crash 1777 root root 14d"
 GOOD = core_dumps.CoreDumps(
-    live=POLICY.core_pattern, boot=Boot(Setting(POLICY.core_pattern, _OURS)),
+    live=POLICY.core_pattern, boot=BootSetting(Setting(POLICY.core_pattern, _OURS)),
     directory_mode=0o1777, retention=Line("/etc/tmpfiles.d/00-nodeready-cores.conf", 3, _RULE),
     rewriters=(), systemd=True, coredump_binary="", coredump={}, packaged=None,
 )  # fmt: skip
 STORED = replace(
-    GOOD, packaged=Setting(PACKAGED, "/x:1"), live=PACKAGED, boot=Boot(Setting(PACKAGED, "/x:1"))
+    GOOD,
+    packaged=Setting(PACKAGED, "/x:1"),
+    live=PACKAGED,
+    boot=BootSetting(Setting(PACKAGED, "/x:1")),
 )
 
 
@@ -41,7 +44,7 @@ def node(case: dict[str, Any]) -> core_dumps.CoreDumps:
         changes["directory_mode"] = case["mode"] and int(case["mode"], 8)
     if "boot" in case:
         winner, conflict = case["boot"]
-        changes["boot"] = Boot(
+        changes["boot"] = BootSetting(
             winner and Setting(POLICY.core_pattern, winner),
             conflict and Setting("core", conflict),
             remedy=case.get("remedy", ""),

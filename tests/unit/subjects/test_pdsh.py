@@ -16,7 +16,7 @@ from nodeready.subjects import managed_block
 from nodeready.subjects.base import Line, Output
 from nodeready.subjects.pdsh import checks
 from nodeready.subjects.pdsh import facts as pdsh
-from nodeready.subjects.pdsh.facts import Pdsh, User
+from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.snapshot import Snapshot
 from tests.builders import sections
 from tests.builders.judging import by_id, judge_all
@@ -177,7 +177,7 @@ def home(name: str, state: str, content: str = "") -> str:
     ("", "is no user of the node", None),
 ])  # fmt: skip
 def test_a_users_home(printed, trouble, content):
-    user = User("ml", "/home/ml" if printed else "", trouble, content)
+    user = PdshUser("ml", "/home/ml" if printed else "", trouble, content)
     assert replace(node(MODULE, printed, USERS).users[0], uid=None) == user
 
 

@@ -99,7 +99,7 @@ def test_our_file_sorts_behind_every_other():
     }
     found = {}
     for last in names:
-        boot = sysctl.Boot(sysctl.Setting("1", "/x:1"), last_name=last)
+        boot = sysctl.BootSetting(sysctl.Setting("1", "/x:1"), last_name=last)
         change = operation.scope.plan(Snapshot({"ptrace": ptrace.Ptrace(1, boot)}), POLICY)
         found[last] = change.actions[0].path.removeprefix("/etc/sysctl.d/")
     assert found == names
