@@ -23,7 +23,7 @@ from benchmarks.contenders import BIN, Contender, in_turns, pyinfra_exec, yardst
 from benchmarks.measure import BenchmarkError, Sample, median, sample_rows
 from benchmarks.report import Budget, Report, budget_rows
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 
 RANKS = 4
@@ -84,7 +84,7 @@ class Spy:
         return f"{name}, {self.target}", *times, f"{self.peak_kb / 1024:.0f} MiB"
 
 
-def _start(node: Node, rank: int, local: int, world: int, module: str = "") -> None:
+def _start(node: LabNode, rank: int, local: int, world: int, module: str = "") -> None:
     node.write("/run/rank.py", _RANK)
     node.enter(["sh", "-c", _START, "sh", str(rank), str(local), str(world), module])
 
@@ -103,7 +103,7 @@ def _contenders(nodes: Cluster) -> list[Contender]:
     ]
 
 
-def _costs(node: Node, turns: int) -> list[Spy]:
+def _costs(node: LabNode, turns: int) -> list[Spy]:
     """py-spy's costs for the node's first rank, and for a rank with torch if it is installed."""
     targets = [("a plain Python", 0)]
     if _TORCH.exists():

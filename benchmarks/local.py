@@ -16,7 +16,7 @@ from benchmarks.cluster import cluster
 from benchmarks.measure import BenchmarkError
 from benchmarks.report import Budget, Report, budget_rows
 from nodeready import shell
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import make_script
@@ -67,7 +67,7 @@ def _commands(probe: str) -> dict[str, list[str]]:
     }
 
 
-def _samples(node: Node, turns: int) -> dict[str, tuple[float, float]]:
+def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
     """The median wall and CPU seconds of each command. Raises BenchmarkError for another status.
 
     A fresh node is not ready: nodeready's commands say so with exit status 3.

@@ -20,7 +20,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.contenders import Contender
 from benchmarks.report import Budget
 from nodeready import shell
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import make_script
@@ -66,7 +66,7 @@ def probe_cost(nodes: Cluster, audit: Contender, unit: Contender, policy: Policy
     return ProbeCost(_count_processes(nodes.lab.nodes[0], policy), cpu_s_per_node)
 
 
-def _count_processes(node: Node, policy: Policy) -> int:
+def _count_processes(node: LabNode, policy: Policy) -> int:
     """The number of processes that the probe starts, without ssh."""
     script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
     line, stdin = shell.command(script, 60, "nodeready:benchmark")

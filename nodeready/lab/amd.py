@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.lab import hardware
+from nodeready.lab import adapters
 from nodeready.lab.hardware import SERVER, File, Hardware, PciDevice, pci_trees
 
 # --- The output of amd-smi with AMD Instinct MI300X, and a stand-in that prints it.
@@ -222,18 +222,18 @@ def make(
     missing:   GPUs that amd-smi does not show
     unbound:   GPUs that have no driver: amd-smi does not show them either
     unplugged: GPUs that are not even on the PCI bus
-    ports:     RDMA device -> fields of `hardware.Device` that it has instead
-    nics:      interface -> fields of `hardware.NetDevice` that it has instead
+    ports:     RDMA device -> fields of `adapters.Device` that it has instead
+    nics:      interface -> fields of `adapters.NetDevice` that it has instead
     tool:      shell text that amd-smi runs first
     log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
-    devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
+    devices, interfaces = adapters.adapters(adapters.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
-    functions = [*SERVER, *_gpus(gpus, unbound, unplugged), *hardware.pci(devices, interfaces)]
+    functions = [*SERVER, *_gpus(gpus, unbound, unplugged), *adapters.pci(devices, interfaces)]
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **hardware.trees(devices, interfaces),
+            **adapters.trees(devices, interfaces),
             "/sys/module/amdgpu": {"version": "6.12.12\n", "initstate": "live\n"},
         },
         files={
@@ -243,12 +243,12 @@ def make(
         devices={
             "/dev/kfd": 0o666,
             **{f"/dev/dri/renderD{128 + at}": 0o666 for at in range(len(BUSES))},
-            **hardware.device_files(devices),
+            **adapters.device_files(devices),
         },
         sysctls={"kernel/numa_balancing": str(numa_balancing)},
         kernel_log=(
             (11.201544, "[drm] amdgpu kernel modesetting enabled."),
-            *hardware.log_lines(log, BUSES),
+            *adapters.log_lines(log, BUSES),
         ),
     )
 

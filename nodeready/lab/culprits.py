@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from nodeready.lab import boot
+from nodeready.lab import syscalls
 from nodeready.lab.processes import detach
 
 # As <sys/prctl.h> has it: the name in /proc/PID/comm.
@@ -82,7 +82,7 @@ def dead_mount(ready: Callable[[], None], path: str) -> NoReturn:
     os.makedirs(path, exist_ok=True)
     device = _open_device()
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    boot.mount(SOURCE, path, KIND, boot.NOSUID | boot.NODEV, options)
+    syscalls.mount(SOURCE, path, KIND, syscalls.NOSUID | syscalls.NODEV, options)
     while True:
         request = os.read(device, _BUFFER)
         _length, opcode, unique, *_ = _IN_HEADER.unpack_from(request)
@@ -105,12 +105,12 @@ def start(pid: int, kind: str, *words: str) -> int:
     Returns its pid on this machine. Raises OSError.
     """
     for name, flag in (
-        ("pid", boot.NEWPID),
-        ("net", boot.NEWNET),
-        ("mnt", boot.NEWNS),
+        ("pid", syscalls.NEWPID),
+        ("net", syscalls.NEWNET),
+        ("mnt", syscalls.NEWNS),
     ):
         handle = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        boot.setns(handle, flag)
+        syscalls.setns(handle, flag)
         os.close(handle)
     status, child_status = os.pipe()
     culprit = os.fork()

@@ -179,8 +179,8 @@ def _shown(hardware: Hardware) -> dict[str, Content]:
     return files
 
 
-def act(name: str, pid: int) -> None:
-    """Start what this fault needs beside the node's files. Raises LabError."""
+def start_programs(name: str, pid: int) -> None:
+    """Start the programs of this fault on the node. Raises LabError."""
     for module, *words in FAULTS[name].programs:
         done = processes.module(f"nodeready.lab.{module}", str(pid), *words)
         if done.returncode:

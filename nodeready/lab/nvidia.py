@@ -11,8 +11,9 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from nodeready.lab import hardware
-from nodeready.lab.hardware import SERVER, Device, File, Hardware, PciDevice, pci_trees
+from nodeready.lab import adapters
+from nodeready.lab.adapters import Device
+from nodeready.lab.hardware import SERVER, File, Hardware, PciDevice, pci_trees
 
 # --- The output of nvidia-smi, of healthy H100 or A100 GPUs and of faulty ones.
 #
@@ -475,11 +476,11 @@ _SWITCH_BUSES = ("05", "06", "07", "08")
 _GEN5 = "32.0 GT/s PCIe"
 
 SYSTEMS = {
-    "h100": System("h100", "0x2330", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, hardware.h100),
-    "h200": System("h200", "0x2335", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, hardware.h100),
-    "b200": System("b200", "0x2901", _H100_BUSES, "", (), _GEN5, hardware.h100),
+    "h100": System("h100", "0x2330", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, adapters.h100),
+    "h200": System("h200", "0x2335", _H100_BUSES, "0x22a3", _SWITCH_BUSES, _GEN5, adapters.h100),
+    "b200": System("b200", "0x2901", _H100_BUSES, "", (), _GEN5, adapters.h100),
     "l40s": System(
-        "l40s", "0x26b9", _H100_BUSES[:4], "", (), "16.0 GT/s PCIe", hardware.l40s, manager=False
+        "l40s", "0x26b9", _H100_BUSES[:4], "", (), "16.0 GT/s PCIe", adapters.l40s, manager=False
     ),
     "a100": System(
         "a100",
@@ -488,7 +489,7 @@ SYSTEMS = {
         "0x1af1",
         ("c4", "c5", "c6", "c7", "c8", "c9"),
         "16.0 GT/s PCIe",
-        hardware.a100,
+        adapters.a100,
     ),
 }
 
@@ -517,8 +518,8 @@ def make(
     missing:   GPUs that nvidia-smi does not show
     unbound:   GPUs that have no driver: nvidia-smi does not show them either
     unplugged: GPUs that are not even on the PCI bus
-    ports:     RDMA device -> fields of `hardware.Device` that it has instead
-    nics:      interface -> fields of `hardware.NetDevice` that it has instead
+    ports:     RDMA device -> fields of `adapters.Device` that it has instead
+    nics:      interface -> fields of `adapters.NetDevice` that it has instead
     inactive:  NVLinks that are down, as (GPU, link)
     links:     what `nvidia-smi nvlink --status` says instead
     tool:      what nvidia-smi does: of `BEFORE`, or shell text that it runs first
@@ -536,7 +537,7 @@ def make(
         for at, bus in enumerate(system.gpus)
         if at not in hidden
     }
-    devices, interfaces = hardware.adapters(system.ports(), ports, nics)
+    devices, interfaces = adapters.adapters(system.ports(), ports, nics)
     functions = [
         *SERVER,
         *_gpus(system, gpus, unbound, unplugged, module),
@@ -546,7 +547,7 @@ def make(
             )
             for bus in system.switches
         ),
-        *hardware.pci(devices, interfaces),
+        *adapters.pci(devices, interfaces),
     ]
     loaded = {
         "/sys/module/nvidia": {"version": f"{board.driver}\n", "initstate": "live\n"},
@@ -557,7 +558,7 @@ def make(
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **hardware.trees(devices, interfaces),
+            **adapters.trees(devices, interfaces),
             **(loaded if module else {}),
         },
         files={
@@ -568,7 +569,7 @@ def make(
             **{f"/dev/nvidia{at}": 0o666 for at in range(len(system.gpus))},
             **{f"/dev/nvidia{name}": 0o666 for name in ("ctl", "-uvm", "-uvm-tools")},
             **{f"/dev/nvidia-nvswitch{at}": 0o666 for at in range(len(system.switches))},
-            **hardware.device_files(devices),
+            **adapters.device_files(devices),
         },
         sysctls=sysctls,
         kernel_log=(
@@ -577,7 +578,7 @@ def make(
                 "nvidia-nvlink: Nvlink Core is being initialized, major device number 511",
             ),
             (12.912003, f"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  {board.driver}"),
-            *hardware.log_lines([*_xids(system, xids), *log], system.gpus),
+            *adapters.log_lines([*_xids(system, xids), *log], system.gpus),
         ),
         start=_START if manager else "",
     )

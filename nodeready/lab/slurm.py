@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from nodeready.lab import boot, processes, state
+from nodeready.lab import freezer, processes, state
 from nodeready.lab.boot import STASH
 from nodeready.lab.processes import Done
 from nodeready.lab.state import LabError, LabState, NodeState, SlurmState, environment
@@ -50,6 +50,7 @@ _SETTINGS = {
     "UnkillableStepTimeout": "20",
     "SchedulerParameters": "sched_interval=2,bf_interval=2",
 }
+_CGROUP_CONF = f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={freezer.CGROUP_ROOT}\n"
 # As many jobs as that run side by side on a node, whatever this machine has (config_overrides).
 _NODE = "CPUs=4 RealMemory=4096"
 
@@ -101,7 +102,7 @@ done
 def new_slurm(controller: NodeState) -> SlurmState:
     """A Slurm with this controller and a key of its own."""
     key = base64.b64encode(secrets.token_bytes(128)).decode()
-    return SlurmState(controller, key, boot.freezer_available(), [])
+    return SlurmState(controller, key, freezer.is_available(), [])
 
 
 def checked(lines: Sequence[str]) -> list[str]:
@@ -141,10 +142,10 @@ def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, i
     if slurm is None:
         return {}
     daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
-    script = _SCRIPT.format(daemon=daemon, port=port, root=boot.CGROUP_ROOT, stash=STASH)
+    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.CGROUP_ROOT, stash=STASH)
     return {
         CONF: conf(lab, slurm),
-        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={boot.CGROUP_ROOT}\n",
+        "/etc/slurm/cgroup.conf": _CGROUP_CONF,
         "/etc/munge/munge.key": (base64.b64decode(slurm.key), 0o400),
         SCRIPT: script,
     }
@@ -154,7 +155,7 @@ def group(lab: LabState, one: NodeState) -> str:
     """The node's group of the freezer; "" where it needs none."""
     if lab.slurm is None or not lab.slurm.freezer or one is lab.slurm.controller:
         return ""
-    return boot.freezer_group(lab.name, one.name)
+    return freezer.group_path(lab.name, one.name)
 
 
 # --- The running Slurm: its commands, new nodes, new settings.

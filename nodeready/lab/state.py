@@ -89,13 +89,13 @@ class LabState:
     nodes: list[NodeState] = field(default_factory=list)
     slurm: SlurmState | None = None
 
-    def beside(self) -> list[NodeState]:
-        """The machines that are no nodes: Slurm's controller."""
+    def controllers(self) -> list[NodeState]:
+        """The machine of Slurm's controller, which is no node; [] without Slurm."""
         return [self.slurm.controller] if self.slurm else []
 
     def machines(self) -> list[NodeState]:
-        """The nodes, and what is beside them."""
-        return [*self.nodes, *self.beside()]
+        """The nodes and the controller."""
+        return [*self.nodes, *self.controllers()]
 
     def is_current(self) -> bool:
         """Is it a whole lab of this boot of the machine, and not the remains of one?"""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.inventory.nodeset import expand
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Tool, ours, wait_for
 
 #: What a lab cannot show: see inventories/lab.py.
@@ -18,11 +18,11 @@ WAIVED = {"waivers": {"proof.core": "shared kernel", "proof.backtrace": "shared 
 
 @pytest.fixture
 def prepared(
-    fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
-) -> Callable[..., tuple[list[Node], Path]]:
+    fresh_nodes: Callable[..., list[LabNode]], fleet: Callable[..., Path], tool: Tool
+) -> Callable[..., tuple[list[LabNode], Path]]:
     """Nodes after a deploy, and their inventory: ``prepared(3, other={}, key=value)``."""
 
-    def make(count: int, **policy: object) -> tuple[list[Node], Path]:
+    def make(count: int, **policy: object) -> tuple[list[LabNode], Path]:
         nodes = fresh_nodes(count)
         where = fleet(nodes, **{**WAIVED, **policy})
         done = tool("deploy", where, "--yes", "-q")
