@@ -24,26 +24,19 @@ IB_CLASS = "/sys/class/infiniband"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 # Counters of a healthy port; the names are those of the recorded node.
+_ERRORS = (
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+    "local_link_integrity_errors", "excessive_buffer_overrun_errors", "VL15_dropped",
+    "port_xmit_discards",
+)  # fmt: skip
 _COUNTERS = {
-    "symbol_error": "0",
-    "link_error_recovery": "0",
-    "link_downed": "0",
-    "port_rcv_errors": "0",
-    "local_link_integrity_errors": "0",
-    "excessive_buffer_overrun_errors": "0",
-    "VL15_dropped": "0",
-    "port_xmit_discards": "0",
+    **dict.fromkeys(_ERRORS, "0"),
     "port_xmit_wait": "2489603687",
     "port_xmit_data": "230442669431839",
     "port_rcv_data": "230539874932483",
 }
-_HW_COUNTERS = {
-    "rnr_nak_retry_err": "0",
-    "local_ack_timeout_err": "0",
-    "out_of_sequence": "0",
-    "lifespan": "12",
-}
-
+_HW_ERRORS = ("rnr_nak_retry_err", "local_ack_timeout_err", "out_of_sequence")
+_HW_COUNTERS = {**dict.fromkeys(_HW_ERRORS, "0"), "lifespan": "12"}
 
 # PCI device id and link, by hca_type: ConnectX-7, ConnectX-6, BlueField-3.
 _MODELS = {
@@ -57,9 +50,10 @@ _MODELS = {
 class Device:
     """An RDMA device with one port; every text is as sysfs prints it.
 
-    gids:     (GID, type) by index; what follows is empty
+    gids:     (GID, type) by index; further indexes are empty
     counters: counter -> text, over those of a healthy port
-    lanes:    in use, of 16; speed: of each; "": as fast as the model can
+    lanes:    in use, of 16
+    speed:    of each lane; "" is the maximum of the model
     """
 
     name: str
@@ -90,7 +84,7 @@ class Device:
         return self.speed or fastest, self.lanes, fastest, 16
 
     def files(self) -> dict[str, str]:
-        """Its directory: relative path -> line."""
+        """The files of its directory: relative path -> line."""
         port = {
             "state": self.state,
             "phys_state": self.phys_state,
@@ -134,8 +128,7 @@ class Device:
 def ib_tree(devices: Iterable[Device], **changes: Mapping[str, Any]) -> dict[str, str]:
     """The content of /sys/class/infiniband: relative path -> text.
 
-    changes: name of a device -> fields of Device that it has instead. Raises KeyError when there
-    is no such device.
+    changes: name of a device -> fields of Device. Raises KeyError for another name.
     """
     by_name = {device.name: device for device in devices}
     for name, fields in changes.items():
@@ -197,34 +190,20 @@ def h100() -> tuple[Device, ...]:
     return (*(_infiniband(at, bus) for at, bus in enumerate(buses)), ib_bond())
 
 
+_CONNECTX_6 = {"hca_type": "MT4123", "firmware": "20.35.1012"}
+
+
 def a100() -> tuple[Device, ...]:
     """Eight ConnectX-6 with InfiniBand HDR."""
     buses = ("0c", "12", "4b", "54", "8d", "94", "ba", "cc")
-    return tuple(
-        _infiniband(
-            at,
-            bus,
-            hca_type="MT4123",
-            board_id="MT_0000000222",
-            firmware="20.35.1012",
-            rate="200 Gb/sec (4X HDR)",
-        )
-        for at, bus in enumerate(buses)
-    )
+    fields = {**_CONNECTX_6, "board_id": "MT_0000000222", "rate": "200 Gb/sec (4X HDR)"}
+    return tuple(_infiniband(at, bus, **fields) for at, bus in enumerate(buses))
 
 
 def l40s() -> tuple[Device, ...]:
     """One ConnectX-6 with HDR100."""
-    return (
-        _infiniband(
-            0,
-            "18",
-            hca_type="MT4123",
-            board_id="MT_0000000224",
-            firmware="20.35.1012",
-            rate="100 Gb/sec (2X HDR)",
-        ),
-    )
+    fields = {**_CONNECTX_6, "board_id": "MT_0000000224", "rate": "100 Gb/sec (2X HDR)"}
+    return (_infiniband(0, "18", **fields),)
 
 
 def mi300x() -> tuple[Device, ...]:
@@ -245,10 +224,7 @@ def mi300x() -> tuple[Device, ...]:
     )
 
 
-# --- Network interfaces that /sys/class/net alone shows: the ports of a node's adapters.
-#
-# A node's eth0 and lo are real. The others are the netdevs of its RDMA devices, as sysfs shows
-# them; `ip` does not know them.
+# --- Network interfaces of the RDMA devices: /sys/class/net shows them, and `ip` does not.
 
 CLASS = "/sys/class/net"
 
@@ -257,11 +233,7 @@ _STATISTICS = {
     "tx_bytes": 7925521180,
     "rx_packets": 6122310,
     "tx_packets": 5931287,
-    "rx_errors": 0,
-    "tx_errors": 0,
-    "rx_dropped": 0,
-    "tx_dropped": 0,
-    "rx_crc_errors": 0,
+    **dict.fromkeys(("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors"), 0),
 }
 
 
@@ -314,11 +286,11 @@ class NetDevice:
 
 
 def of_device(device: Device, index: int) -> NetDevice:
-    """The interface of an RDMA device, as its port is."""
-    infiniband = device.link_layer == "InfiniBand"
+    """The interface of an RDMA device, in the state of its port."""
+    is_infiniband = device.link_layer == "InfiniBand"
     mac = device.guid.replace(":", "")
     pairs = [mac[at : at + 2] for at in range(0, 16, 2)]
-    if infiniband:
+    if is_infiniband:
         address = ":".join(["00:00:10:29:fe:80:00:00:00:00:00:00", *pairs])
     else:
         address = ":".join([*pairs[:3], *pairs[5:]])
@@ -326,8 +298,8 @@ def of_device(device: Device, index: int) -> NetDevice:
         device.netdev,
         device.pci_address,
         address,
-        kind=32 if infiniband else 1,
-        mtu=4092 if infiniband else 9000,
+        kind=32 if is_infiniband else 1,
+        mtu=4092 if is_infiniband else 9000,
         speed_mbps=int(device.rate.split()[0]) * 1000,
         up=device.state == "4: ACTIVE",
         index=index,
@@ -337,29 +309,27 @@ def of_device(device: Device, index: int) -> NetDevice:
 def bond(
     name: str, address: str, slaves: tuple[str, str], pci: tuple[str, str]
 ) -> list[NetDevice]:
-    """A bond of two ports, and the ports."""
+    """A bond, and its two ports."""
     more: dict[str, str | Link] = {
         "bonding/mode": "802.3ad 4\n",
         "bonding/mii_status": "up\n",
         "bonding/slaves": f"{' '.join(slaves)}\n",
         **{f"lower_{slave}": Link(f"../{slave}") for slave in slaves},
     }
-    made = [
-        NetDevice(
-            name, "", address, speed_mbps=200000, index=30, uevent="DEVTYPE=bond\n", more=more
-        )
+    uevent = "DEVTYPE=bond\n"
+    interfaces = [
+        NetDevice(name, "", address, speed_mbps=200000, index=30, uevent=uevent, more=more)
     ]
     for at, slave in enumerate(slaves):
-        under: dict[str, str | Link] = {
+        files: dict[str, str | Link] = {
             "master": Link(f"../{name}"),
             f"upper_{name}": Link(f"../{name}"),
             "bonding_slave/mii_status": "up\n",
             "bonding_slave/state": "active\n",
         }
-        made.append(
-            NetDevice(slave, pci[at], address, speed_mbps=100000, index=31 + at, more=under)
-        )
-    return made
+        port = NetDevice(slave, pci[at], address, speed_mbps=100000, index=31 + at, more=files)
+        interfaces.append(port)
+    return interfaces
 
 
 def tree(devices: Iterable[NetDevice]) -> dict[str, str | Link]:
@@ -385,65 +355,58 @@ def adapters(
     ports: Mapping[str, Mapping[str, Any]],
     nics: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[Device], list[NetDevice]]:
-    """The RDMA devices and the interfaces of a node, each with its fields that differ.
+    """The RDMA devices and the interfaces of a node, with the fields that differ.
 
-    A device without a PCI address is not there at all. One without a driver is on the bus alone,
-    and has no interface.
+    A device with an empty PCI address is missing. One without a driver is on the bus only, and has
+    no interface.
     """
-    changed = [replace(one, **ports.get(one.name, {})) for one in devices]
-    there = [one for one in changed if one.pci_address]
-    made = []
-    for nic in interfaces([one for one in there if one.driver]):
+    changed = [replace(device, **ports.get(device.name, {})) for device in devices]
+    present = [device for device in changed if device.pci_address]
+    changed_nics = []
+    for nic in interfaces([device for device in present if device.driver]):
         fields = dict(nics.get(nic.name, {}))
         fields["more"] = {**nic.more, **fields.get("more", {})}
-        made.append(replace(nic, **fields))
-    return there, made
-
-
-def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, str]]:
-    """Lines of the kernel's log, an hour after the boot; `{gpu[3]}` is the address of GPU 3."""
-    addresses = [f"0000:{bus}:00" for bus in buses]
-    return [
-        (4711.083342 + at, text.format(gpu=addresses) if "{gpu[" in text else text)
-        for at, text in enumerate(lines)
-    ]
+        changed_nics.append(replace(nic, **fields))
+    return present, changed_nics
 
 
 def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
     """Their netdevs: one for each port, and for a bond its two ports as well."""
-    found: list[NetDevice] = []
+    nics: list[NetDevice] = []
     for at, device in enumerate(devices):
         if device.netdev.startswith("bond"):
             second = f"{device.pci_address[:-1]}1"
             mac = of_device(device, 0).address
-            found += bond(device.netdev, mac, _BOND_PORTS, (device.pci_address, second))
+            nics += bond(device.netdev, mac, _BOND_PORTS, (device.pci_address, second))
         elif device.netdev:
-            found.append(of_device(device, 10 + at))
-    return found
+            nics.append(of_device(device, 10 + at))
+    return nics
 
 
 def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
-    """Their PCI functions; the second port of a bond is one of its own."""
-    made = [_function(device, device.pci_address, nics, _own(device)) for device in devices]
-    have = {device.pci_address for device in devices}
-    for address in sorted({nic.pci_address for nic in nics} - have - {""}):
-        first = next(one for one in devices if one.pci_address[:-1] == address[:-1])
-        made.append(_function(first, address, nics, {}))
-    return made
+    """The PCI functions; the second port of a bond has its own."""
+    functions = [
+        _function(device, device.pci_address, nics, _pci_files(device)) for device in devices
+    ]
+    addresses = {device.pci_address for device in devices}
+    for address in sorted({nic.pci_address for nic in nics} - addresses - {""}):
+        first = next(device for device in devices if device.pci_address[:-1] == address[:-1])
+        functions.append(_function(first, address, nics, {}))
+    return functions
 
 
-def _own(device: Device) -> Tree:
-    """What the RDMA device has in the directory of its PCI function."""
+def _pci_files(device: Device) -> Tree:
+    """The files of the RDMA device in the directory of its PCI function."""
     if not device.driver:
         return {}
     start = f"{device.name}/device/"
-    under: dict[str, str | Link] = {
+    files: dict[str, str | Link] = {
         path.removeprefix(start): text
         for path, text in ib_tree([device]).items()
         if path.startswith(start) and not path.startswith(f"{start}net/")
     }
-    under[f"infiniband/{device.name}"] = Link(f"../../../../../class/infiniband/{device.name}")
-    return under
+    files[f"infiniband/{device.name}"] = Link(f"../../../../../class/infiniband/{device.name}")
+    return files
 
 
 def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tree) -> PciDevice:
@@ -476,13 +439,13 @@ def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tre
     for device in devices:
         ports[f"{device.name}/device"] = Link(f"../../../bus/pci/devices/{device.pci_address}")
         if device.uverbs:
-            where = f"../../bus/pci/devices/{device.pci_address}/infiniband_verbs/{device.uverbs}"
-            verbs[device.uverbs] = Link(where)
+            target = f"../../bus/pci/devices/{device.pci_address}/infiniband_verbs/{device.uverbs}"
+            verbs[device.uverbs] = Link(target)
     return {IB_CLASS: ports, VERBS: verbs, CLASS: tree(nics)}
 
 
 def device_files(devices: Iterable[Device]) -> dict[str, int]:
-    """What user space opens: path -> mode."""
-    there = [device.uverbs for device in devices if device.uverbs and device.driver]
-    names = ["rdma_cm", *there]
+    """The device files for user space: path -> mode."""
+    uverbs = [device.uverbs for device in devices if device.uverbs and device.driver]
+    names = ["rdma_cm", *uverbs]
     return {f"/dev/infiniband/{name}": 0o666 for name in names}

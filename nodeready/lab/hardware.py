@@ -1,4 +1,4 @@
-"""What a node's hardware shows, as data: trees of /sys, files, device files, the kernel's log.
+"""A node's hardware as data: trees of /sys, files, device files, the kernel's log.
 
 Hardware(
     trees={"/sys/class/infiniband": {"mlx5_0/fw_ver": "28.39.1002\\n"}},
@@ -9,15 +9,12 @@ Hardware(
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 DEFAULT_CMDLINE = "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"
 PCI = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
-
-
-# --- What a node's hardware is made of.
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class File:
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link. One that leads to a directory may be what a tool looks for (`driver`)."""
+    """A symbolic link. Tools also read the name that it leads to (`driver`)."""
 
     target: str
 
@@ -42,13 +39,13 @@ Tree = Mapping[str, "str | Link"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a kind of node has.
+    """The hardware of a kind of node.
 
-    trees:      directory of /sys or /proc -> its content; it hides what this machine has there
+    trees:      directory of /sys or /proc -> its content, which hides this machine's
     files:      absolute path -> file, laid over the node's root
     devices:    device files, all of them as harmless as /dev/null; path -> mode
-    sysctls:    path below /proc/sys -> value, where the distribution's default is another
-    kernel_log: what dmesg prints: seconds since boot, message
+    sysctls:    path below /proc/sys -> value that differs from the distribution's default
+    kernel_log: seconds since boot and message, for dmesg
     start:      shell text that root runs at every start of the node, before its sshd
     """
 
@@ -67,8 +64,8 @@ PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_
 class PciDevice:
     """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them.
 
-    driver: the kernel driver that is bound to it; "": none
-    link:   (current speed, current width, greatest speed, greatest width); None: no PCIe link
+    driver: its kernel driver, or ""
+    link:   (current speed, current width, maximum speed, maximum width); None: no PCIe link
     more:   further files of its directory
     """
 
@@ -82,7 +79,7 @@ class PciDevice:
     more: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
-        """Its directory."""
+        """The files of its directory: path -> text or link."""
         bound = f"DRIVER={self.driver}\n" if self.driver else ""
         values: dict[str, str | Link] = {
             "vendor": f"{self.vendor}\n",
@@ -110,9 +107,49 @@ def pci_trees(*devices: PciDevice) -> dict[str, Tree]:
     return {PCI: content, **({DRIVERS: drivers} if drivers else {})}
 
 
-# What any server has: a host bridge, a network card, an NVMe disk.
+# The PCI functions of any server: a host bridge, a network card, an NVMe disk.
 SERVER = (
     PciDevice("0000:00:00.0", "0x1022", "0x14a4", "0x060000"),
     PciDevice("0000:01:00.0", "0x14e4", "0x16d7", "0x020000"),
     PciDevice("0000:02:00.0", "0x144d", "0xa80a", "0x010802"),
 )
+
+
+def accelerators(
+    buses: Sequence[str],
+    *,
+    vendor: str,
+    device: str,
+    pci_class: str,
+    driver: str,
+    speed: str,
+    widths: Mapping[int, int],
+    unbound: Collection[int],
+    unplugged: Collection[int],
+) -> list[PciDevice]:
+    """The PCI functions of a server's accelerators, four per socket.
+
+    widths: PCIe lanes in use, of 16, by index
+    """
+    return [
+        PciDevice(
+            f"0000:{bus}:00.0",
+            vendor,
+            device,
+            pci_class,
+            index // 4,
+            "" if index in unbound else driver,
+            (speed, widths.get(index, 16), speed, 16),
+        )
+        for index, bus in enumerate(buses)
+        if index not in unplugged
+    ]
+
+
+def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, str]]:
+    """Lines of the kernel's log, an hour after the boot; `{gpu[3]}` is the address of GPU 3."""
+    addresses = [f"0000:{bus}:00" for bus in buses]
+    return [
+        (4711.083342 + index, text.format(gpu=addresses) if "{gpu[" in text else text)
+        for index, text in enumerate(lines)
+    ]

@@ -381,7 +381,7 @@ def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> Non
         if os.path.lexists(path) and path not in profile.hardware.files:
             image.hide(path)
     _devices(image)
-    _system(image, profile)
+    _system(image)
     _accounts(image, key)
     _pam(image)
     build_kernel(image, profile)
@@ -429,7 +429,7 @@ def _devices(image: Image) -> None:
     image.directory("/dev/shm", 0o1777)
 
 
-def _system(image: Image, profile: Profile) -> None:
+def _system(image: Image) -> None:
     image.directory("/run/sshd", 0o755)
     image.directory("/run/lock", 0o1777)
     image.directory("/run/user", 0o755)
@@ -449,8 +449,7 @@ def _system(image: Image, profile: Profile) -> None:
         link.symlink_to("../sysctl.conf")
     if os.path.exists("/etc/security/limits.conf"):
         image.file("/etc/security/limits.conf", LIMITS_CONF)
-    lines = (f"{name}={value}\n" for name, value in profile.environment.items())
-    image.file("/etc/environment", "".join(lines))
+    image.file("/etc/environment", "")
     if os.path.isdir("/etc/sudoers.d"):
         image.file(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
 
