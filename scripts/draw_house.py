@@ -151,11 +151,11 @@ def against(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
 
 def plain(graph: Mapping[str, set[str]]) -> Graph:
     """The arrows that no longer way implies. The graph has no circle."""
-    below: Graph = {}
+    targets_below: Graph = {}
     for node in sorted(graph, key=floors(graph).__getitem__):
-        below[node] = graph[node].union(*(below[target] for target in graph[node]))
+        targets_below[node] = graph[node].union(*(targets_below[target] for target in graph[node]))
     return {
-        node: {t for t in targets if not any(t in below[peer] for peer in targets - {t})}
+        node: {t for t in targets if not any(t in targets_below[peer] for peer in targets - {t})}
         for node, targets in graph.items()
     }
 
@@ -179,15 +179,15 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
     storeys: list[list[_Item]] = [
         [n for n in graph if floor[n] == level] for level in range(top + 1)
     ]
-    ways: list[list[_Item]] = []
+    arrows: list[list[_Item]] = []
     for name, targets in plain(graph).items():
         for target in sorted(targets, key=order.index):
             between = range(floor[name] - 1, floor[target], -1)
             passes: list[_Pass] = [(name, target, level) for level in between]
-            ways.append([name, *passes, target])
-            for place in passes:
-                storeys[place[2]].append(place)
-    middle = _middles(storeys, ways)
+            arrows.append([name, *passes, target])
+            for waypoint in passes:
+                storeys[waypoint[2]].append(waypoint)
+    middle = _middles(storeys, arrows)
     level_of = {item: level for level, row in enumerate(storeys) for item in row}
     place = {i: (x, _EDGE + (top - level_of[i]) * _STOREY) for i, x in middle.items()}
     width = round(max(x for x in middle.values()) + _WIDTH / 2 + _EDGE)
@@ -206,16 +206,16 @@ def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: lis
         parts.append(
             f'<text x="{_EDGE}" y="{y:.0f}" font-size="18" fill="{_FAINT}">{level}</text>'
         )
-    parts += [_arrow([place[item] for item in way]) for way in ways]
+    parts += [_arrow([place[item] for item in arrow]) for arrow in arrows]
     parts += [_box(name, rooms[name], about.get(name, ""), *place[name]) for name in graph]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _middles(storeys: list[list[_Item]], ways: list[list[_Item]]) -> dict[_Item, float]:
+def _middles(storeys: list[list[_Item]], arrows: list[list[_Item]]) -> dict[_Item, float]:
     """The middle of each room and pass: near its neighbours by arrows, without overlap."""
     joined: dict[_Item, list[_Item]] = {item: [] for row in storeys for item in row}
-    for way in ways:
-        for upper, lower in pairwise(way):
+    for arrow in arrows:
+        for upper, lower in pairwise(arrow):
             joined[upper].append(lower)
             joined[lower].append(upper)
     middle: dict[_Item, float] = {}
@@ -231,8 +231,8 @@ def _middles(storeys: list[list[_Item]], ways: list[list[_Item]]) -> dict[_Item,
             }
             row.sort(key=wish.__getitem__)
             _spread(row, wish, middle)
-    left = min(middle[item] - _half(item) for item in middle)
-    return {item: x - left + _EDGE + _MARGIN for item, x in middle.items()}
+    left_x = min(middle[item] - _half(item) for item in middle)
+    return {item: x - left_x + _EDGE + _MARGIN for item, x in middle.items()}
 
 
 def _half(item: _Item) -> float:
@@ -272,10 +272,10 @@ def _arrow(points: list[tuple[float, float]]) -> str:
 
 
 def _box(name: str, room: HouseRoom, about: str, x: float, y: float) -> str:
-    left = x - _WIDTH / 2
+    left_x = x - _WIDTH / 2
     files = f"{room.modules} file{'s' if room.modules > 1 else ''}, {room.lines} lines"
     return (
-        f'<rect x="{left:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
+        f'<rect x="{left_x:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
         f'fill="{_PALE}" stroke="{_LINE}"/>'
         f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle" font-size="15" '
         f'font-weight="600" fill="{_INK}">{escape(name)}</text>'
@@ -302,7 +302,7 @@ def table(rooms: Mapping[str, HouseRoom], order: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def piece() -> str:
+def room_table() -> str:
     """The table of today's rooms. Raises SystemExit for an import against the list."""
     (rooms, _), order = read(), list(_rooms())
     if problems := against(rooms, order):

@@ -34,7 +34,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": tables.policy_keys,
     "exit-codes": tables.exit_codes,
     "commands": tables.commands,
-    "house": draw_house.piece,
+    "house": draw_house.room_table,
     "faults": tables.faults,
 }
 
@@ -44,25 +44,25 @@ _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)
 def with_pieces(text: str) -> str:
     """``text`` with every generated piece as the code has it now. Raises KeyError for a name
     that is none of PIECES."""
-    return _PIECE.sub(lambda found: f"{found[1]}{PIECES[found[2]]()}{found[3]}", text)
+    return _PIECE.sub(lambda match: f"{match[1]}{PIECES[match[2]]()}{match[3]}", text)
 
 
-def wanted() -> dict[Path, str]:
+def generated_files() -> dict[Path, str]:
     """Every file that has something generated in it, as it should be."""
-    found = {ROOT / name: page() for name, page in PAGES.items()}
+    texts = {ROOT / name: page() for name, page in PAGES.items()}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         # benchmarks/run writes its tables itself: they are measured.
         if path.name == "benchmarks.md":
             continue
-        if path not in found and path.is_file() and _PIECE.search(text := path.read_text()):
-            found[path] = with_pieces(text)
-    return found
+        if path not in texts and path.is_file() and _PIECE.search(text := path.read_text()):
+            texts[path] = with_pieces(text)
+    return texts
 
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, text in wanted().items():
+    for path, text in generated_files().items():
         if path.is_file() and path.read_text() == text:
             continue
         stale.append(path.relative_to(ROOT))

@@ -225,22 +225,22 @@ def related(mutant: Mutant, tests: dict[str, float]) -> list[str]:
     """Tests whose path names the mutant's module, or its folder."""
     parts = Path(mutant.path).with_suffix("").parts
     for word in (parts[-1].strip("_"), *reversed(parts[1:-1])):
-        found = [
+        related_tests = [
             test for test in tests if re.search(rf"[/_]{word}(?=[/_.s])", test.split("::")[0])
         ]
-        if found:
-            return found
+        if related_tests:
+            return related_tests
     return []
 
 
-def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
+def chosen(mutant: Mutant, test_map: dict[str, Any]) -> list[str]:
     """The tests to run, the quickest first: those of its lines, else related ones.
 
     Of a line that runs at import, those of all lines of its module.
     """
-    seconds = known["seconds"]
+    seconds = test_map["seconds"]
     names = list(seconds)
-    by_line = known["lines"].get(mutant.path, {})
+    by_line = test_map["lines"].get(mutant.path, {})
     tests = {
         names[number]
         for line in (by_line if mutant.at_import else range(mutant.line, mutant.last_line + 1))
@@ -294,9 +294,9 @@ class MutantRun:
 
     def _run(self, tests: list[str]) -> None:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(nothing, number)
+            os.dup2(null, number)
         os.chdir(self.checkout)
         sys.path.insert(0, str(self.checkout))
         os.environ.update(PYTHONPATH=str(self.checkout), PYTHONDONTWRITEBYTECODE="1")
@@ -321,7 +321,7 @@ class MutantRun:
 
 
 def attempts(
-    known: dict[str, Any], mutants: list[Mutant], checkouts: list[Path]
+    test_map: dict[str, Any], mutants: list[Mutant], checkouts: list[Path]
 ) -> Iterator[tuple[Mutant, str]]:
     """Each mutant with its outcome, as they end; one at a time in each checkout."""
     waiting, free = list(mutants), list(checkouts)
@@ -329,11 +329,11 @@ def attempts(
     while waiting or running:
         while waiting and free:
             mutant = waiting.pop(0)
-            tests = chosen(mutant, known)
+            tests = chosen(mutant, test_map)
             if not tests:
                 yield mutant, "untested"
                 continue
-            expected_s = sum(known["seconds"][test] for test in tests)
+            expected_s = sum(test_map["seconds"][test] for test in tests)
             running.append(MutantRun(mutant, tests, expected_s, free.pop()))
         time.sleep(0.02)
         for attempt in list(running):
@@ -343,7 +343,7 @@ def attempts(
                 yield attempt.mutant, outcome
 
 
-def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
+def run(test_map: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
     """Try each; print what no test notices, and the counts at the end."""
     counts: collections.Counter[str] = collections.Counter()
     rows = []
@@ -351,7 +351,7 @@ def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | 
         checkouts = [Path(directory, str(number)) for number in range(jobs)]
         for checkout in checkouts:
             copy_of_checkout(checkout)
-        for mutant, outcome in attempts(known, mutants, checkouts):
+        for mutant, outcome in attempts(test_map, mutants, checkouts):
             counts[outcome] += 1
             rows.append({"place": str(mutant), "outcome": outcome})
             if outcome in ("survived", "untested"):
@@ -377,11 +377,11 @@ def main() -> None:
     running.add_argument("--missed", type=Path)
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("-o", "--output", type=Path)
-    arguments, rest = parser.parse_known_args()
+    arguments, remaining = parser.parse_known_args()
     if arguments.command == "map":
-        sys.exit(make_map(arguments.map, rest))
-    if rest:
-        parser.error(f"unknown: {' '.join(rest)}")
+        sys.exit(make_map(arguments.map, remaining))
+    if remaining:
+        parser.error(f"unknown: {' '.join(remaining)}")
     mutants = draw(arguments.seed, arguments.count, arguments.only)
     if arguments.missed:
         rows = json.loads(arguments.missed.read_text())

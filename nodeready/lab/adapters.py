@@ -243,7 +243,7 @@ class NetDevice:
 
     kind: ARPHRD of <linux/if_arp.h>: 1 is Ethernet, 32 InfiniBand
     up:   whether it has a link
-    more: further files of its directory
+    extra_files: further files of its directory
     """
 
     name: str
@@ -256,7 +256,7 @@ class NetDevice:
     index: int = 10
     carrier_changes: int = 2
     uevent: str = ""
-    more: Tree = field(default_factory=dict)
+    extra_files: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
         """Its directory."""
@@ -281,7 +281,7 @@ class NetDevice:
         content: dict[str, str | Link] = {name: f"{value}\n" for name, value in lines.items()}
         if self.pci_address:
             content["device"] = Link(f"../../../bus/pci/devices/{self.pci_address}")
-        content |= self.more
+        content |= self.extra_files
         return {f"{self.name}/{name}": value for name, value in content.items()}
 
 
@@ -310,7 +310,7 @@ def bond(
     name: str, address: str, slaves: tuple[str, str], pci: tuple[str, str]
 ) -> list[NetDevice]:
     """A bond, and its two ports."""
-    more: dict[str, str | Link] = {
+    bond_files: dict[str, str | Link] = {
         "bonding/mode": "802.3ad 4\n",
         "bonding/mii_status": "up\n",
         "bonding/slaves": f"{' '.join(slaves)}\n",
@@ -318,7 +318,9 @@ def bond(
     }
     uevent = "DEVTYPE=bond\n"
     interfaces = [
-        NetDevice(name, "", address, speed_mbps=200000, index=30, uevent=uevent, more=more)
+        NetDevice(
+            name, "", address, speed_mbps=200000, index=30, uevent=uevent, extra_files=bond_files
+        )
     ]
     for at, slave in enumerate(slaves):
         files: dict[str, str | Link] = {
@@ -327,7 +329,9 @@ def bond(
             "bonding_slave/mii_status": "up\n",
             "bonding_slave/state": "active\n",
         }
-        port = NetDevice(slave, pci[at], address, speed_mbps=100000, index=31 + at, more=files)
+        port = NetDevice(
+            slave, pci[at], address, speed_mbps=100000, index=31 + at, extra_files=files
+        )
         interfaces.append(port)
     return interfaces
 
@@ -365,7 +369,7 @@ def adapters(
     changed_nics = []
     for nic in interfaces([device for device in present if device.driver]):
         fields = dict(nics.get(nic.name, {}))
-        fields["more"] = {**nic.more, **fields.get("more", {})}
+        fields["extra_files"] = {**nic.extra_files, **fields.get("extra_files", {})}
         changed_nics.append(replace(nic, **fields))
     return present, changed_nics
 
@@ -409,7 +413,7 @@ def _pci_files(device: Device) -> Tree:
     return files
 
 
-def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tree) -> PciDevice:
+def _function(device: Device, address: str, nics: Sequence[NetDevice], files: Tree) -> PciDevice:
     model, _ = _MODELS[device.hca_type]
     pci_class = "0x020700" if device.link_layer == "InfiniBand" else "0x020000"
     links = {
@@ -425,7 +429,7 @@ def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tre
         device.numa_node,
         device.driver,
         device.pcie,
-        {**more, **links},
+        {**files, **links},
     )
 
 

@@ -66,7 +66,7 @@ class PciDevice:
 
     driver: its kernel driver, or ""
     link:   (current speed, current width, maximum speed, maximum width); None: no PCIe link
-    more:   further files of its directory
+    extra_files: further files of its directory
     """
 
     address: str
@@ -76,7 +76,7 @@ class PciDevice:
     numa_node: int = 0
     driver: str = ""
     link: tuple[str, int | str, str, int] | None = None
-    more: Tree = field(default_factory=dict)
+    extra_files: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
         """The files of its directory: path -> text or link."""
@@ -87,7 +87,7 @@ class PciDevice:
             "class": f"{self.pci_class}\n",
             "numa_node": f"{self.numa_node}\n",
             "uevent": f"{bound}PCI_SLOT_NAME={self.address}\n",
-            **self.more,
+            **self.extra_files,
         }
         if self.driver:
             values["driver"] = Link(f"../../drivers/{self.driver}")

@@ -92,7 +92,9 @@ def grow(
     dead = [node for node in old if not is_alive(node)]
     # A controller that never ran has no disk to keep.
     new_controllers = [machine for machine in controllers if not machine.pid]
-    dead_controllers = [one for one in controllers if one.pid and not is_alive(one)]
+    dead_controllers = [
+        machine for machine in controllers if machine.pid and not is_alive(machine)
+    ]
     new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
     if new and fault:
         new[-1].fault = fault
@@ -107,7 +109,10 @@ def grow(
             slurm.spread(lab)
         start(lab, new, files, progress)
         if new:
-            _add_hosts([*old, *(one for one in controllers if one not in new_controllers)], new)
+            _add_hosts(
+                [*old, *(machine for machine in controllers if machine not in new_controllers)],
+                new,
+            )
     except BaseException:
         if new:
             processes.end_all(state.directory(lab.name), [node.name for node in new])

@@ -164,15 +164,15 @@ def _yes(value: object) -> str:
     return "Yes" if value else "No"
 
 
-def _temperature(board: Board, now: int) -> dict[str, str]:
+def _temperature(board: Board, gpu_c: int) -> dict[str, str]:
     if board.tlimit:
-        memory, kind = now + 8, "_tlimit_threshold"
-        limit, maximum, slow, gpu, memory_maximum = f"{86 - now} C", -8, -2, 0, 0
+        memory, kind = gpu_c + 8, "_tlimit_threshold"
+        limit, maximum, slow, gpu, memory_maximum = f"{86 - gpu_c} C", -8, -2, 0, 0
     else:
-        memory, kind = now + 6, "_threshold"
+        memory, kind = gpu_c + 6, "_threshold"
         limit, maximum, slow, gpu, memory_maximum = "N/A", 92, 89, 85, 95
     return {
-        "gpu_temp": f"{now} C",
+        "gpu_temp": f"{gpu_c} C",
         "gpu_temp_tlimit": limit,
         f"gpu_temp_max{kind}": f"{maximum} C",
         f"gpu_temp_slow{kind}": f"{slow} C",
