@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready.lab.image import USER
-from nodeready.lab.state import can_raise_limits
+from nodeready.lab.needs import can_raise_limits
 from nodeready.policy import Policy
 
 

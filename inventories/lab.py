@@ -8,7 +8,7 @@ import os
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.lab import Lab, LabError
-from nodeready.lab.state import reachable_limits
+from nodeready.lab.needs import reachable_limits
 
 _name = os.environ.get("NODEREADY_LAB") or "lab"
 try:

@@ -31,8 +31,8 @@ from typing import Any
 import pytest
 
 from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
+from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content
-from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared
 from tests.command import fleet, ours, tool, wait_for

@@ -17,7 +17,7 @@ namespace separates stays this machine's: the kernel's real Yama and core_patter
 
 profiles   the kinds of node: hardware and adapters as data, nvidia, amd
 faults     the faults of nodes by name;  culprits: processes that are a fault
-state      /run/nodeready/lab/NAME, and the errors
+state      /run/nodeready/lab/NAME, and the errors;  needs: what a machine needs for a lab
 network    subnets, addresses
 image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
 slurm      the files for Slurm, and the running Slurm

@@ -16,13 +16,14 @@ from typing import Any
 from nodeready.lab import faults, image, network, state, syscalls
 from nodeready.lab.image import new_key
 from nodeready.lab.machines import Progress, grow, new_controller
+from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.node import LabNode
 from nodeready.lab.processes import Done, Files
 from nodeready.lab.profiles import PROFILES
 from nodeready.lab.removal import clean, down, remove, remove_empty
 from nodeready.lab.running import RunningLab
 from nodeready.lab.slurm import client_conf_path, configure, new_slurm, run_command
-from nodeready.lab.state import LabError, LabState, check_kernel, check_needs
+from nodeready.lab.state import LabError, LabState
 
 # The size of all nodes' writes together, in part of this machine's memory. The tmpfs is empty at
 # first and grows with them.

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from nodeready.lab.boot import REAL_SYS, STASH
 from nodeready.lab.hardware import Link, Tree
+from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
-from nodeready.lab.state import LabError, can_raise_limits
+from nodeready.lab.state import LabError
 
 # --- The files of a fresh node. All paths are those of the node.
 
