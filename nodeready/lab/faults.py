@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,10 @@ class Fault:
     about: str
     profiles: tuple[str, ...]
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    gone: tuple[str, ...] = ()
+    gone: Sequence[str] = ()
     start: str = ""
-    programs: tuple[tuple[str, ...], ...] = ()
-    needs: tuple[str, ...] = ()
+    programs: Sequence[Sequence[str]] = ()
+    needs: Sequence[str] = ()
 
 
 def _numbered(value: Any) -> Any:
@@ -83,17 +83,9 @@ def _read() -> Iterator[Fault]:
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for group, faults in data.items():
         for name, row in faults.items():
-            yield Fault(
-                name=name,
-                group=group,
-                about=row.pop("about"),
-                profiles=tuple(row.pop("profiles", GROUPS[group][1])),
-                hardware=_numbered(row.pop("hardware", {})),
-                gone=tuple(row.pop("gone", ())),
-                programs=tuple(tuple(words) for words in row.pop("programs", ())),
-                needs=tuple(row.pop("needs", ())),
-                **row,
-            )
+            row["profiles"] = tuple(row.get("profiles", GROUPS[group][1]))
+            row["hardware"] = _numbered(row.get("hardware", {}))
+            yield Fault(name, group, **row)
 
 
 # --- All faults by name, and how a node gets one.

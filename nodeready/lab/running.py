@@ -34,7 +34,7 @@ class RunningLab:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Hold the lab's lock, with the state that the last command has left."""
+        """Hold the lab's lock, with its current state. Raises LabError if the lab has ended."""
         with state.locked(self.directory):
             current = state.load(self.name)
             if current is None:
