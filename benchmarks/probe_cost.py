@@ -117,6 +117,6 @@ def _cpu_s(group: Path | None) -> float:
     if group is not None:
         return int((group / "cpuacct.usage").read_text()) / 1e9
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-    # user, nice, system, irq, softirq (proc_stat(5)); the others are not work.
+    # user, nice, system, irq, softirq (proc_stat(5)); the remaining times are no work.
     busy = sum(int(words[number]) for number in (1, 2, 3, 6, 7))
     return busy / os.sysconf("SC_CLK_TCK")

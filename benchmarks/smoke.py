@@ -2,7 +2,7 @@
 
 A simulated fleet with faults at random places answers the tests at once. The benchmark counts
 collective tests, rounds and named nodes. It counts neither tests of a single node nor the sweep of
-plain connections: both are no collectives, and the other two searches have neither.
+plain connections: both are no collectives, and only nodeready has them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def all_pairs(fleet: Fleet) -> SearchResult:
 
 
 def _rounds(nodes: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
-    """All pairs, each node once in a round: one node stays, the others rotate."""
+    """All pairs, each node once in a round: one node stays, its peers rotate."""
     ring = list(nodes)
     half = len(ring) // 2
     for _ in range(len(ring) - 1):
@@ -202,7 +202,7 @@ def rows(count: int, placements: int) -> Iterator[tuple[str, ...]]:
 
 
 def _is_named(fault: tuple[str, ...], named: Named) -> bool:
-    """Whether a fault is named as what it is, or all nodes of a switch one by one."""
+    """Whether a fault is named: itself, or all nodes of a switch one by one."""
     return fault in named or (len(fault) > 2 and all((name,) in named for name in fault))
 
 

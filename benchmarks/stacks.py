@@ -263,7 +263,7 @@ def _measure(mode: str, nodes: int, directory: Path) -> StacksCost:
 
 
 def measure(mode: str, nodes: int) -> StacksCost:
-    """The cost in a process of its own, pinned to one core."""
+    """The cost in a new process, pinned to one core."""
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         if mode == "files":
             for node in range(nodes):

@@ -1,6 +1,6 @@
 """`benchmarks/run start`: what commands import, and their time before they do anything.
 
-`--before DIR` measures another checkout, with a .venv of its own, in turns with this one.
+`--before DIR` measures another checkout, with its own .venv, in turns with this one.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def read(package: Path = PACKAGE) -> tuple[dict[str, HouseRoom], Graph]:
 
 
 def circle(graph: Mapping[str, set[str]]) -> list[str]:
-    """The nodes of a circle, one after the other; [] without one.
+    """The nodes of a circle in their order; [] without one.
 
     >>> circle({"a": {"b"}, "b": set()})
     []

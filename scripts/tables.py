@@ -40,7 +40,7 @@ def value(item: Any) -> str:
 
 
 def policy_keys() -> str:
-    """Every key of the policy: default, what it takes, and why."""
+    """Every key of the policy with its default, its values and its reason."""
     rows = [
         (
             f"`{f.name}`",
@@ -61,7 +61,7 @@ def exit_meanings() -> list[tuple[int, str]]:
 
 
 def exit_codes() -> str:
-    """The exit codes, the one that wins first."""
+    """The exit codes in the order of precedence."""
     return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
 
 
@@ -85,7 +85,7 @@ def about(command: click.Command) -> str:
 
 
 def commands() -> str:
-    """Every command and what it does."""
+    """Every command and the first sentence of its help."""
     rows = ((f"`nodeready {' '.join(words)}`", about(command)) for words, command in leaves())
     return markdown(("Command", "What it does"), rows)
 

@@ -207,7 +207,7 @@ def l40s() -> tuple[Device, ...]:
 
 
 def mi300x() -> tuple[Device, ...]:
-    """Eight ConnectX-7 with 400G Ethernet (RoCE), each in a subnet of its own."""
+    """Eight ConnectX-7 with 400G Ethernet (RoCE), each in its own subnet."""
     buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
     return tuple(
         Device(

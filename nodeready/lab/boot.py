@@ -63,7 +63,7 @@ while :; do sleep 86400 & wait; done
 # may filter bridges (Docker), and its udev never see the nodes.
 SWITCH = "while :; do sleep 86400; done"
 
-# The limits of a service on a fresh distribution, whatever limits this process has.
+# The limits of a service on a fresh distribution; those of this process may differ.
 _INFINITY = resource.RLIM_INFINITY
 LIMITS = {
     resource.RLIMIT_CORE: (0, _INFINITY),

@@ -42,7 +42,7 @@ class Lab(RunningLab):
 
     @classmethod
     def load(cls, name: str = "lab") -> Lab | None:
-        """The lab of this name; None if there is none, or only the remains of one."""
+        """The lab of this name; None without one, or for the remains of one."""
         lab_state = state.load(name)
         return cls(lab_state) if lab_state and lab_state.is_current() else None
 
@@ -117,7 +117,7 @@ class Lab(RunningLab):
         return LabNode(self, self.state_of(name))
 
     def add(self, count: int = 1, files: Files | None = None) -> list[LabNode]:
-        """New nodes, known to the others by /etc/hosts. Raises LabError for too many."""
+        """New nodes, which join /etc/hosts of all nodes. Raises LabError for too many."""
         with self.changing():
             count_before = len(self.state.nodes)
             if count_before + count > network.MAX_NODES:

@@ -2,7 +2,7 @@
 
 All writes of a node are in these layers, a few hundred files. Before a node starts with a fault,
 the layers are copied; when the fault is in place, its changes are noted. At the next start each
-path that is still as the fault made it becomes what it was. So a fault may break any file, a
+path that is still as the fault made it gets its old content. So a fault may break any file, a
 deploy may repair it, and other writes in the meantime stay.
 """
 

@@ -166,7 +166,7 @@ class LabNode:
     def reboot(self, fault: str | None = None) -> None:
         """Power off and on: the disk stays, /run, /tmp and live kernel values do not.
 
-        `fault` is its fault from now on; "" is none, and None keeps the one that it has.
+        `fault` is its fault from now on: "" removes it, None keeps it.
         """
         self.lab.restart_nodes([self.name], keep_disk=True, fault=fault)
 

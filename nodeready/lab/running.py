@@ -53,7 +53,7 @@ class RunningLab:
     ) -> None:
         """Power these nodes off and on, with their disks or with empty ones.
 
-        `fault` is that of all nodes, or by name; "" is none. Without it a fault stays with its
+        `fault` is that of all nodes, or by name; "" removes it. With None a fault stays with its
         disk.
         """
         if fault is None:

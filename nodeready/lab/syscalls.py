@@ -54,7 +54,7 @@ def _check(result: int, doing: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Give this process namespaces of its own (NEWPID: its next children)."""
+    """Move this process into new namespaces (NEWPID: its next children)."""
     _check(_libc.unshare(flags), "new namespaces")
 
 
