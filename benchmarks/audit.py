@@ -27,7 +27,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.measure import Sample, median, sample_rows, say
 from benchmarks.probe_cost import probe_cost
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.policy import Policy
 from nodeready.subjects.registry import LOOKED_AT
 
@@ -62,7 +62,7 @@ def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]
     ]
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables = []
     budgets: dict[int, list[Budget]] = {}
     probe_budgets: list[Budget] = []
@@ -81,7 +81,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
     # The design's limits are for 64 nodes.
     limits = budgets.get(64) or budgets[max(budgets)]
     rows = budget_rows([*limits, *probe_budgets])
-    return Report("Audit", [*tables, ("Audit's budgets", rows)])
+    return BenchmarkReport("Audit", [*tables, ("Audit's budgets", rows)])
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ from benchmarks import command
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import BIN, Contender, in_turns, pyinfra_exec, yardstick
 from benchmarks.measure import BenchmarkError, Sample, median, sample_rows
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.deploy import py_spy_binary
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
@@ -130,7 +130,7 @@ def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]
     ]
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     if arguments.repeat < 2:
         raise BenchmarkError(
             "--repeat: at least 2, for the first run of py-spy has its own column"
@@ -153,7 +153,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
         ("py-spy on a node", [head, *(spy.row() for spy in spies)]),
         ("The stacks' budgets", budget_rows(budgets)),
     ]
-    return Report("Stacks", tables)
+    return BenchmarkReport("Stacks", tables)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks import machine
 from benchmarks.contenders import ROOT, ansible_environment, ansible_version
 from benchmarks.measure import BenchmarkError
-from benchmarks.report import Report, replace_block
+from benchmarks.report import BenchmarkReport, replace_block
 from nodeready.lab import LabError
 
 #: Options that belong to the place of a run rather than to what is measured.
@@ -44,7 +44,7 @@ def options(name: str, about: str | None, **defaults: str | int) -> argparse.Arg
 def main(
     name: str,
     parser: argparse.ArgumentParser,
-    measure: Callable[[argparse.Namespace], Report],
+    measure: Callable[[argparse.Namespace], BenchmarkReport],
     packages: Sequence[str] = (),
     *,
     has_lab: bool = True,

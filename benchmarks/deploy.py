@@ -27,7 +27,7 @@ from benchmarks.contenders import (
 )
 from benchmarks.measure import Sample, median, sample_rows, say
 from benchmarks.probe_cost import probe_cost
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from benchmarks.settings import policy_data
 from nodeready.policy import Policy
 
@@ -89,7 +89,7 @@ def _budgets(size: int, samples: Samples) -> Iterator[Budget]:
         yield Budget(f"Ansible ÷ `nodeready deploy`, {case}: wall", 20, faster, is_maximum=False)
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     for size in arguments.nodes:
         say(f"{size} nodes")
@@ -103,7 +103,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
                 inventory = nodes.pyinfra_inventory("inventory", data)
                 audit_contender, unit = audit(AUDIT, inventory), yardstick(inventory)
                 budgets += probe_cost(nodes, audit_contender, unit, Policy(**data)).budgets()
-    return Report("Deploy", [*tables, ("Budgets", budget_rows(budgets))])
+    return BenchmarkReport("Deploy", [*tables, ("Budgets", budget_rows(budgets))])
 
 
 def main() -> int:

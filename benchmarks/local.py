@@ -14,7 +14,7 @@ import sys
 from benchmarks import command
 from benchmarks.cluster import cluster
 from benchmarks.measure import BenchmarkError
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready import shell
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
@@ -90,7 +90,7 @@ def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
     return samples
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     tables, budgets = [], []
     for profile in ("cpu", "h100"):
         with cluster(1, arguments.name, profile=profile) as nodes:
@@ -107,7 +107,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
                 Budget("audit on an idle node: wall", 0.5, wall_s, " s"),
                 Budget("the same, compiled: wall ÷ that", 0.5, ratio),
             ]
-    return Report("On the node", [*tables, ("The node's budget", budget_rows(budgets))])
+    return BenchmarkReport("On the node", [*tables, ("The node's budget", budget_rows(budgets))])
 
 
 def main() -> int:

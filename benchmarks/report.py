@@ -13,7 +13,7 @@ _WIDTH = 98
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchmarkReport:
     """The result of one benchmark.
 
     tables: (heading, rows); the heading may be ""

@@ -34,7 +34,7 @@ from benchmarks import command
 from benchmarks.cluster import cluster
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready import shell
 from nodeready.audit.reading import Reading
 from nodeready.policy import Policy
@@ -393,7 +393,7 @@ def _run(profile: str, nodes: int, directory: Path, *, facts: bool) -> Simulated
     return Simulated(profile, nodes, facts, count, *times, render, cpu)
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     runs = [
         run
         for profile in arguments.profiles.split(",")
@@ -402,7 +402,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
     ]
     budgets = budget_rows(budget for run in runs for budget in run.budgets())
     tables = [("", [HEAD, *(run.row() for run in runs)]), ("", budgets)]
-    return Report("Answers of a large fleet", tables)
+    return BenchmarkReport("Answers of a large fleet", tables)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import command
-from benchmarks.report import Report
+from benchmarks.report import BenchmarkReport
 from nodeready.smoke.search import CONFIRM, HALF, SWEEP, Test
 from tests.unit.smoke.fleets import Fleet, names
 
@@ -206,7 +206,7 @@ def _is_named(fault: tuple[str, ...], named: Named) -> bool:
     return fault in named or (len(fault) > 2 and all((name,) in named for name in fault))
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     sizes, placements = arguments.nodes, arguments.placements
     table = [HEADER, *(row for size in sizes for row in rows(size, placements))]
     limits = ", ".join(f"{4 * math.sqrt(size) + 20:.0f} at {size}" for size in sizes)
@@ -214,7 +214,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
         f"{placements} random placements of each. The limit for five bad nodes is 4·√N + 20 "
         f"tests: {limits} nodes."
     )
-    return Report("The search of a smoke test", [("", table)], remark, _NOTE)
+    return BenchmarkReport("The search of a smoke test", [("", table)], remark, _NOTE)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks import command
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
-from benchmarks.report import Report
+from benchmarks.report import BenchmarkReport
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
 from nodeready.triage.stacks import document as stack_tree
@@ -280,7 +280,7 @@ def measure(mode: str, nodes: int) -> StacksCost:
     return StacksCost(**json.loads(done.stdout))
 
 
-def _report(arguments: argparse.Namespace) -> Report:
+def _report(arguments: argparse.Namespace) -> BenchmarkReport:
     sizes = arguments.nodes
     plan = [("memory", size) for size in (sizes[0] // 4, *sizes)]
     plan += [(mode, sizes[-1]) for mode in ("files", WITNESSES)]
@@ -295,7 +295,7 @@ def _report(arguments: argparse.Namespace) -> Report:
         f"{large.groups} groups from {SHAPES} shapes of stacks."
     )
     rows = [HEADER, *(cost.row() for cost in costs)]
-    return Report("Stacks of a large fleet", [("", rows)], remark, _NOTE)
+    return BenchmarkReport("Stacks of a large fleet", [("", rows)], remark, _NOTE)
 
 
 def main() -> int:

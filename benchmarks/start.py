@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks import command
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
-from benchmarks.report import Report
+from benchmarks.report import BenchmarkReport
 
 #: What is measured -> the words of the command line, and its environment.
 COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
@@ -75,7 +75,7 @@ def _imports(checkout: Path, name: str) -> tuple[float, int]:
     return sum(times_us) / 1e6, len(times_us)
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     """Each command of all checkouts in turns: medians, and one run of -X importtime."""
     checkouts = {"before": arguments.before} if arguments.before else {}
     checkouts["now"] = ROOT
@@ -90,7 +90,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
             medians = [statistics.median(column) for column in zip(*runs[label], strict=True)]
             times = [f"{seconds * 1000:.0f} ms" for seconds in (*medians, import_s)]
             rows.append((name, label, str(arguments.repeat), *times, str(modules)))
-    return Report("The start", [("", rows)])
+    return BenchmarkReport("The start", [("", rows)])
 
 
 def main() -> int:

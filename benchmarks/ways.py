@@ -26,7 +26,7 @@ from benchmarks.contenders import (
     yardstick,
 )
 from benchmarks.measure import median, sample_rows
-from benchmarks.report import Budget, Report, budget_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.inventory.nodeset import fold
 
 TREE, AUDIT_TREE = "clush true, tree", "nodeready audit, clush, tree"
@@ -85,7 +85,7 @@ def contenders(nodes: Cluster, tree: Path, ansible: Path | None) -> list[Contend
     ]
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
     size = arguments.nodes[0]
     with cluster(size, arguments.name, slurm=True) as nodes:
         tree = make_gateways(nodes, arguments.gateways)
@@ -96,7 +96,7 @@ def _measure(arguments: argparse.Namespace) -> Report:
     ratio = median(samples[AUDIT_TREE]).wall_s / median(samples[TREE]).wall_s
     budget = Budget(f"audit over the tree ÷ {TREE}", 1.2, ratio)
     tables = [("", sample_rows(samples, EXEC, "E", size)), ("", budget_rows([budget]))]
-    return Report(f"The ways to {size} nodes", tables, f"{arguments.gateways} gateways.")
+    return BenchmarkReport(f"The ways to {size} nodes", tables, f"{arguments.gateways} gateways.")
 
 
 def main() -> int:
