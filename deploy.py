@@ -24,11 +24,11 @@ pdsh.pdshrc()
 
 iommu.args()
 
-# What needs the network comes last: a package mirror that is down stops nothing else.
+# Steps that need the network come last: a package mirror that is down stops no other step.
 debug_tools.py_spy()
 debug_tools.packages()
 
-# The node begins to judge itself when everything else is in place.
+# The node checks itself once everything else is in place.
 gate.leftover()
 gate.program()
 gate.timer()

@@ -13,26 +13,25 @@ import json
 import platform
 import statistics
 import sys
-import tempfile
-import textwrap
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import command, report, table
+from benchmarks import command
 from benchmarks.cluster import Cluster, cluster
-from benchmarks.contenders import BIN, EXEC, Contender, yardstick
-from benchmarks.measure import BenchmarkError, Sample, median, run
+from benchmarks.contenders import BIN, Contender, in_turns, pyinfra_exec, yardstick
+from benchmarks.measure import BenchmarkError, Sample, median, sample_rows
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 
 RANKS = 4
-ONE, ALL = "py-spy dump, one rank per node (Y)", "py-spy dump, all ranks"
+ONE = "py-spy dump, one rank per node (Y)"
 ONCE, STACKS = "nodeready stacks --samples 1", "nodeready stacks"
-ORDER = (EXEC, ONE, ALL, ONCE, STACKS)
 
 _SPY = "/usr/local/bin/py-spy"
-# Argument 1: calls below the first one; argument 2: a module to have, "": none.
+# Argument 1: depth of the stack; argument 2: a module to import, or "".
 _RANK = """\
 import importlib, os, sys, time
 def layer(depth):
@@ -45,7 +44,7 @@ with open("/run/up-" + os.environ["LOCAL_RANK"], "w") as file:
     file.write(str(os.getpid()))
 layer(int(sys.argv[1]))
 """
-# Leaves a rank running, and ends when it stands.
+# Starts a rank, and ends when the rank has written its pid.
 _START = """
 rm -f "/run/up-$2"
 RANK=$1 LOCAL_RANK=$2 WORLD_SIZE=$3 MASTER_ADDR=node001 MASTER_PORT=29500 \
@@ -71,7 +70,7 @@ print(json.dumps([walls, peak]))
 
 @dataclass(frozen=True)
 class Spy:
-    """What `py-spy dump` costs on a node. first_s: the first time that it looked so."""
+    """The cost of `py-spy dump` on a node. first_s: of the first run with these options."""
 
     options: str
     target: str
@@ -85,148 +84,81 @@ class Spy:
         return f"{name}, {self.target}", *times, f"{self.peak_kb / 1024:.0f} MiB"
 
 
-@dataclass
-class Report:
-    """Medians by cluster size and contender, how many runs they are of, and py-spy's own costs."""
-
-    turns: int
-    sizes: dict[int, dict[str, Sample]] = field(default_factory=dict)
-    spies: list[Spy] = field(default_factory=list)
-    command: str = ""
-    about: str = ""
-
-    def rows(self, size: int) -> list[tuple[str, ...]]:
-        """The table of one cluster size. Its first row is the head."""
-        found = self.sizes[size]
-        return [
-            ("", "runs", "wall", "÷ Y", "CPU", "CPU/node", "commands", "logins"),
-            *(
-                (
-                    name,
-                    str(self.turns),
-                    f"{found[name].wall_s:.2f} s",
-                    f"{found[name].wall_s / found[ONE].wall_s:.2f}",
-                    f"{found[name].cpu_s:.2f} s",
-                    f"{found[name].cpu_s / size * 1000:.0f} ms",
-                    f"{found[name].sessions:.4g}",
-                    f"{found[name].logins:.4g}",
-                )
-                for name in ORDER
-            ),
-        ]
-
-    def budget_rows(self) -> list[tuple[str, ...]]:
-        """The limits that the design sets, on the largest cluster."""
-        size = max(self.sizes)
-        found = self.sizes[size]
-        budgets = [
-            *(
-                report.Budget(
-                    f"`{name}`, {size} nodes: wall ÷ Y", 3, found[name].wall_s / found[ONE].wall_s
-                )
-                for name in (ONCE, STACKS)
-            ),
-            report.Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, found[ONCE].sessions),
-        ]
-        return [("", "budget", "measured", ""), *(budget.row() for budget in budgets)]
-
-    def spy_rows(self) -> list[tuple[str, ...]]:
-        """What py-spy costs on a node."""
-        return [("", "first", "median", "peak memory"), *(spy.row() for spy in self.spies)]
-
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [f"{size} nodes\n{table.aligned(self.rows(size))}" for size in self.sizes]
-        rest = [table.aligned(rows) for rows in (self.spy_rows(), self.budget_rows())]
-        return "\n\n".join([*parts, *rest, self.about])
-
-    def markdown(self) -> str:
-        """For docs/benchmarks.md."""
-        parts = [f"## Stacks\n\n```\n{self.command}\n```\n\n{textwrap.fill(self.about, 98)}"]
-        parts += [
-            f"### Stacks, {size} nodes\n\n{table.markdown(self.rows(size))}" for size in self.sizes
-        ]
-        parts.append(f"### py-spy on a node\n\n{table.markdown(self.spy_rows())}")
-        parts.append(f"### The stacks' budgets\n\n{table.markdown(self.budget_rows())}")
-        return "\n\n".join(parts)
-
-
-def _start(node: Node, rank: int, local: int, world: int, module: str = "") -> None:
+def _start(node: LabNode, rank: int, local: int, world: int, module: str = "") -> None:
     node.write("/run/rank.py", _RANK)
     node.enter(["sh", "-c", _START, "sh", str(rank), str(local), str(world), module])
 
 
 def _contenders(nodes: Cluster) -> list[Contender]:
+    """All contenders; all but the yardstick must show a stack."""
     inventory = nodes.pyinfra_inventory("inventory", {})
-    by_hand = [str(BIN / "pyinfra"), str(inventory), "exec", "--"]
-    stacks = [str(BIN / "nodeready"), "stacks", str(inventory)]
+    argv = [str(BIN / "nodeready"), "stacks", str(inventory)]
     every = f'for f in /run/up-*; do {_SPY} dump --pid "$(cat $f)" || exit; done'
     return [
         yardstick(inventory),
-        Contender(ONE, [*by_hand, f'{_SPY} dump --pid "$(cat /run/up-0)"'], ""),
-        Contender(ALL, [*by_hand, every], ""),
-        Contender(ONCE, [*stacks, "--samples", "1"], ""),
-        Contender(STACKS, stacks, ""),
+        pyinfra_exec(ONE, inventory, f'{_SPY} dump --pid "$(cat /run/up-0)"', "layer"),
+        pyinfra_exec("py-spy dump, all ranks", inventory, every, "layer"),
+        Contender(ONCE, [*argv, "--samples", "1"], "layer"),
+        Contender(STACKS, argv, "layer"),
     ]
 
 
-def _costs(node: Node, turns: int) -> list[Spy]:
-    """py-spy's own, on the node's first rank and on one with torch where this machine has it."""
+def _costs(node: LabNode, turns: int) -> list[Spy]:
+    """py-spy's costs for the node's first rank, and for a rank with torch if it is installed."""
     targets = [("a plain Python", 0)]
     if _TORCH.exists():
         _start(node, RANKS, RANKS, RANKS + 1, "torch.distributed")
         targets.append(("torch loaded", RANKS))
-    found = []
+    spies = []
     for target, local in targets:
         for options in _MODES:
             words = [f"/run/up-{local}", str(turns), *options.split()]
             done = node.enter(["python3", "-c", _TURNS, *words], timeout=60 * turns)
             walls, peak = json.loads(done.stdout)
-            found.append(Spy(options, target, walls[0], statistics.median(walls[1:]), peak))
-    return found
+            spies.append(Spy(options, target, walls[0], statistics.median(walls[1:]), peak))
+    return spies
 
 
-def _run(nodes: Cluster, contender: Contender) -> Sample:
-    """Raises BenchmarkError unless it showed a stack, where it should."""
-    return run(
-        nodes,
-        contender.argv,
-        contender.environ(),
-        lambda status, output: status == 0 and (contender.name == EXEC or "layer" in output),
-        contender.cwd,
-    )
+def _budgets(size: int, samples: Mapping[str, Sequence[Sample]]) -> list[Budget]:
+    """The limits that the design sets."""
+    one_s = median(samples[ONE]).wall_s
+    once, stacks = median(samples[ONCE]), median(samples[STACKS])
+    return [
+        Budget(f"`{ONCE}`, {size} nodes: wall ÷ Y", 3, once.wall_s / one_s),
+        Budget(f"`{STACKS}`, {size} nodes: wall ÷ Y", 3, stacks.wall_s / one_s),
+        Budget(f"`{ONCE}`, {size} nodes: commands per node", 1, once.sessions),
+    ]
 
 
-def _measure(given: argparse.Namespace, ansible: Path | None) -> Report:
-    if given.repeat < 2:
-        raise BenchmarkError("--repeat: at least 2, the first run of py-spy is told apart")
-    made = Report(given.repeat)
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    if arguments.repeat < 2:
+        raise BenchmarkError(
+            "--repeat: at least 2, for the first run of py-spy has its own column"
+        )
+    tables, budgets, spies = [], [], []
     program = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
-    for size in given.nodes:
-        with (
-            tempfile.TemporaryDirectory(prefix="nr-bench-") as scratch,
-            cluster(size, Path(scratch), given.name) as nodes,
-        ):
+    for size in arguments.nodes:
+        with cluster(size, arguments.name) as nodes:
             for number, node in enumerate(nodes.lab.nodes):
                 node.write(_SPY, program, 0o755)
                 for local in range(RANKS):
                     _start(node, RANKS * number + local, local, RANKS * size)
-            samples: dict[str, list[Sample]] = {}
-            for _ in range(given.repeat):
-                for contender in _contenders(nodes):
-                    sample = _run(nodes, contender)
-                    samples.setdefault(contender.name, []).append(sample)
-                    print(f"  {contender.name}: {sample.wall_s:.2f} s", file=sys.stderr)
-            made.sizes[size] = {name: median(found) for name, found in samples.items()}
-            if size == given.nodes[-1]:
-                made.spies = _costs(nodes.lab.nodes[0], given.repeat)
-    return made
+            samples = in_turns(nodes, _contenders(nodes), arguments.repeat)
+            tables.append((f"Stacks, {size} nodes", sample_rows(samples, ONE, "Y", size)))
+            budgets = _budgets(size, samples)
+            if size == arguments.nodes[-1]:
+                spies = _costs(nodes.lab.nodes[0], arguments.repeat)
+    head = ("", "first", "median", "peak memory")
+    tables += [
+        ("py-spy on a node", [head, *(spy.row() for spy in spies)]),
+        ("The stacks' budgets", budget_rows(budgets)),
+    ]
+    return BenchmarkReport("Stacks", tables)
 
 
 def main() -> int:
     """The command."""
-    parser = command.options("capture", __doc__, "16", 5)
-    parser.set_defaults(without_ansible=True)
+    parser = command.options("capture", __doc__, nodes="16", repeat=5)
     return command.main("capture", parser, _measure, ("pyinfra", "paramiko", "py-spy"))
 
 

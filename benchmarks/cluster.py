@@ -1,9 +1,10 @@
-"""The lab of a benchmark: fresh nodes, inventories of them, and what their sshd counted."""
+"""The lab of a benchmark: fresh nodes, their inventories, and the counts of their sshd."""
 
 from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 
 from nodeready.lab import Lab, down
 
-NAME = "bench"
 #: At this level sshd logs every command and file transfer that a client starts. Container images
 #: forbid apt its cache of packages, which real nodes have: without it, Ansible's apt module alone
 #: costs a second.
@@ -24,14 +24,14 @@ FILES = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the nodes' sshd counted so far, all nodes together.
+    """What the sshd of each node has counted since the node started.
 
-    connections: logins
-    sessions:    commands and file transfers, each a round trip at least
+    logins:   connections
+    sessions: commands and file transfers, each a round trip at least
     """
 
-    connections: int
-    sessions: int
+    logins: list[int]
+    sessions: list[int]
 
 
 class Cluster:
@@ -45,19 +45,12 @@ class Cluster:
         """Every node as fresh as on its first day."""
         self.lab.restart(self.lab.nodes, keep_disk=False, files=FILES)
 
-    def _logs(self) -> list[str]:
-        return [node.log.read_text(errors="replace") for node in self.lab.nodes]
-
-    def logins(self) -> list[int]:
-        """How often each node was logged in to since it started."""
-        return [_logins(log) for log in self._logs()]
-
     def traffic(self) -> Traffic:
-        """The counts of all nodes since they started."""
-        logs = self._logs()
+        """The counts of each node since it started."""
+        logs = [node.log.read_text(errors="replace") for node in self.lab.nodes]
         return Traffic(
-            sum(map(_logins, logs)),
-            sum(len(re.findall(r"^Starting session: ", log, re.M)) for log in logs),
+            [log.count("Accepted publickey for ") for log in logs],
+            [len(re.findall(r"^Starting session: ", log, re.M)) for log in logs],
         )
 
     def pyinfra_inventory(self, stem: str, data: dict[str, Any]) -> Path:
@@ -83,17 +76,15 @@ class Cluster:
         return path
 
 
-def _logins(log: str) -> int:
-    return log.count("Accepted publickey for ")
-
-
 @contextmanager
 def cluster(
-    size: int, directory: Path, name: str = NAME, *, slurm: bool = False
+    size: int, name: str, *, profile: str = "cpu", slurm: bool = False
 ) -> Iterator[Cluster]:
-    """A lab of this many nodes, gone afterwards whatever happens. slurm: with a real Slurm"""
+    """A lab of this many nodes (slurm: with a real Slurm), removed at the end."""
     down(name)
     try:
-        yield Cluster(Lab.up(name, nodes=size, files=FILES, slurm=slurm), directory)
+        with tempfile.TemporaryDirectory(prefix="nr-bench-") as directory:
+            lab = Lab.up(name, size, profile, FILES, slurm=slurm)
+            yield Cluster(lab, Path(directory))
     finally:
         down(name)

@@ -1,4 +1,4 @@
-"""What every benchmark's command does around its measuring: options, clean ends, the document."""
+"""The command line of every benchmark: options, clean ends, the report and its document."""
 
 from __future__ import annotations
 
@@ -9,34 +9,31 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
-from benchmarks import machine, table
+from benchmarks import machine
 from benchmarks.contenders import ROOT, ansible_environment, ansible_version
 from benchmarks.measure import BenchmarkError
+from benchmarks.report import BenchmarkReport, replace_block
 from nodeready.lab import LabError
 
-
-class Report(Protocol):
-    """What a benchmark has measured."""
-
-    command: str
-    about: str
-
-    def text(self) -> str: ...
-
-    def markdown(self) -> str: ...
+#: Options that belong to the place of a run rather than to what is measured.
+_UNNAMED = ("name", "output", "note", "child", "without_ansible")
 
 
 def _sizes(words: str) -> list[int]:
     return [int(word) for word in words.split(",")]
 
 
-def options(name: str, about: str | None, nodes: str, repeat: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks have, with these defaults."""
+def options(name: str, about: str | None, **defaults: str | int) -> argparse.ArgumentParser:
+    """A parser with the common options, and an option for each default: nodes, repeat, …."""
     parser = argparse.ArgumentParser(prog=f"benchmarks/run {name}", description=about)
-    parser.add_argument("--nodes", type=_sizes, default=_sizes(nodes), metavar="N,…")
-    parser.add_argument("--repeat", type=int, default=repeat, help=f"default {repeat}")
+    for option, default in defaults.items():
+        parser.add_argument(
+            f"--{option}",
+            type=_sizes if option == "nodes" else type(default),
+            default=_sizes(str(default)) if option == "nodes" else default,
+            help=f"default {default}",
+        )
     parser.add_argument("--without-ansible", action="store_true")
     parser.add_argument("--name", default="bench", help="of the lab (default bench)")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
@@ -47,40 +44,54 @@ def options(name: str, about: str | None, nodes: str, repeat: int) -> argparse.A
 def main(
     name: str,
     parser: argparse.ArgumentParser,
-    measure: Callable[[argparse.Namespace, Path | None], Report],
-    packages: Sequence[str],
+    measure: Callable[[argparse.Namespace], BenchmarkReport],
+    packages: Sequence[str] = (),
+    *,
+    has_lab: bool = True,
+    has_ansible: bool = False,
 ) -> int:
-    """Run a benchmark, show it and put it into the document.
+    """Run a benchmark, show its report and put it into the document.
 
-    measure: gets the options and where Ansible's commands are, if it takes part
-    packages: whose versions the numbers belong to
+    measure:  its namespace has `ansible`: the directory of Ansible's commands, None without it
+    packages: the distributions whose versions the document names
     Exit status 1 when a run did not do what is measured.
     """
-    given = parser.parse_args()
-    if os.geteuid() != 0:
+    arguments = parser.parse_args()
+    if has_lab and os.geteuid() != 0:
         print("benchmarks: the lab makes network namespaces: run as root", file=sys.stderr)
         return 2
-    commands = None if given.without_ansible else ansible_environment()
-    # So that the lab goes away then, too.
+    words = [f"benchmarks/run {name}", *_words(arguments)]
+    has_ansible = has_ansible and not arguments.without_ansible
+    arguments.ansible = ansible_environment() if has_ansible else None
+    # SIGTERM removes the lab, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load, started = os.getloadavg()[0], time.monotonic()
     try:
-        result = measure(given, commands)
+        report = measure(arguments)
     except (BenchmarkError, LabError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 1
-    names = machine.versions(*packages)
-    if commands:
-        names += f", {ansible_version(commands)}"
-    result.command = f"benchmarks/run {name} --nodes {','.join(map(str, given.nodes))}"
-    result.command += f" --repeat {given.repeat}"
-    result.command += " --without-ansible" if given.without_ansible else ""
-    result.about = (
-        f"{machine.today()}; {machine.describe()}; {names}, {machine.sshd()}. "
-        f"Load average before the run {load:.1f}; the run took "
-        f"{(time.monotonic() - started) / 60:.0f} minutes. {given.note}"
+    versions = [machine.versions(*packages)] if packages else []
+    versions += [ansible_version(arguments.ansible)] if arguments.ansible else []
+    versions += [machine.sshd()] if has_lab else []
+    minutes = (time.monotonic() - started) / 60
+    about = (
+        f"{'; '.join(filter(None, (machine.today(), machine.describe(), ', '.join(versions))))}. "
+        f"Load average before the run {load:.1f}; the run took {minutes:.0f} minutes. "
+        f"{arguments.note}"
     ).rstrip()
-    print(result.text())
-    given.output.parent.mkdir(parents=True, exist_ok=True)
-    table.replace(given.output, name, result.markdown())
+    print(report.text(about))
+    replace_block(arguments.output, name, report.markdown(" ".join(words), about))
     return 0
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """The options that decide what is measured, as on the command line."""
+    values = {key: value for key, value in vars(arguments).items() if key not in _UNNAMED}
+    texts = {
+        key: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in values.items()
+        if value
+    }
+    words = [f"--{key} {text}" for key, text in texts.items()]
+    return [*words, "--without-ansible"] if arguments.without_ansible else words

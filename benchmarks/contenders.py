@@ -1,4 +1,4 @@
-"""What is compared: each a command that sets the same on every node of an inventory."""
+"""The commands that are compared: each does the same on every node of an inventory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cluster import Cluster
-from benchmarks.measure import Sample, run
+from benchmarks.measure import Sample, run, say
 from benchmarks.settings import by_hand, policy_data
 from nodeready import shell
 from nodeready.policy import Policy
@@ -22,11 +22,12 @@ from nodeready.subjects.snapshot import make_script
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-#: Names of the contenders that a budget speaks of.
-EXEC, NODEREADY, PYINFRA = "pyinfra exec -- true (E)", "nodeready deploy", "pyinfra deploy.py"
-LOOK = "pyinfra exec -- the same look"
+#: Names of contenders; the budgets use some of them.
+EXEC, AUDIT = "pyinfra exec -- true (E)", "nodeready audit"
+NODEREADY, PYINFRA = "nodeready deploy", "pyinfra deploy.py"
+PROBE = "pyinfra exec -- the same probe"
 STOCK, ANSIBLE = "stock pyinfra operations", "Ansible playbook"
-#: Below it, Ansible gets an environment of its own: it must not share versions with pyinfra.
+#: Ansible gets a virtual environment below it: it must not share versions with pyinfra.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "nodeready")
 
 
@@ -34,51 +35,79 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(),
 class Contender:
     """One way to do the job.
 
-    argv:        the command, the same for the first deploy and for one with nothing to do
-    unchanged:   pattern of the output of a run that changed nothing
-    good:        exit statuses of a run that did its work
+    argv:        the command
+    pattern:     found in the output of a run that did what is measured
+    good:        its exit statuses
     environment: of the command, beside PATH and HOME
     cwd:         where it runs; pyinfra imports modules from there
     """
 
     name: str
     argv: Sequence[str]
-    unchanged: str
+    pattern: str = ""
     good: tuple[int, ...] = (0,)
     environment: Mapping[str, str] = field(default_factory=dict)
     cwd: Path = ROOT
 
-    def environ(self) -> dict[str, str]:
-        """The whole environment: nothing of the caller's that could make runs differ."""
-        keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        return {**keep, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment}
+    def run(self, cluster: Cluster, *, matches: bool = True) -> Sample:
+        """Run it once. Raises BenchmarkError for another exit status or output.
 
-    def run(self, cluster: Cluster) -> Sample:
-        """Run it once. Raises BenchmarkError unless its exit status is a good one."""
-        return run(
-            cluster, self.argv, self.environ(), lambda status, _: status in self.good, self.cwd
-        )
+        matches: whether the pattern is to be found in its output
+        """
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        environment = {**inherited, "LC_ALL": "C.UTF-8", "TERM": "dumb", **self.environment}
 
-    def did_nothing(self, output: str) -> bool:
-        """Whether this output is that of a run that changed nothing."""
-        return re.search(self.unchanged, output) is not None
+        def accept(status: int, output: str) -> bool:
+            is_found = re.search(self.pattern, output) is not None
+            return status in self.good and is_found == matches
+
+        sample = run(cluster, self.argv, environment, accept, self.cwd)
+        say(f"  {self.name}: {sample.wall_s:.2f} s, CPU {sample.cpu_s:.2f} s")
+        return sample
+
+
+def in_turns(
+    cluster: Cluster, contenders: Sequence[Contender], turns: int
+) -> dict[str, list[Sample]]:
+    """The samples of each contender, by name. Ansible, which takes minutes, runs once."""
+    samples: dict[str, list[Sample]] = {contender.name: [] for contender in contenders}
+    for turn in range(turns):
+        for contender in contenders:
+            if turn == 0 or "Ansible" not in contender.name:
+                samples[contender.name].append(contender.run(cluster))
+    return samples
+
+
+def pyinfra_exec(name: str, inventory: Path, command: str, pattern: str = "") -> Contender:
+    """One command on every node, by pyinfra."""
+    argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", command]
+    return Contender(name, argv, pattern)
 
 
 def yardstick(inventory: Path) -> Contender:
-    """E: one command on every node, by the engine that we use."""
-    argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", "true"]
-    return Contender(EXEC, argv, r"Disconnecting")
+    """E: `true` on every node, by the engine that nodeready uses."""
+    return pyinfra_exec(EXEC, inventory, "true")
 
 
-def look(inventory: Path, policy: Policy) -> Contender:
-    """E with the work of nodeready's look on the nodes: they share this machine's cores."""
+def probe(inventory: Path, policy: Policy) -> Contender:
+    """E with the work of nodeready's probe on the nodes, which share this machine's cores."""
     script = make_script(snapshot.sections(snapshot.probes()), policy, "benchmark")
-    made = shell.command(script, 60, "nodeready:benchmark")
+    line, stdin = shell.command(script, 60, "nodeready:benchmark")
     # pyinfra's `exec` gives a command no input: the script is in the command line here.
-    packed = base64.b64encode(made.stdin.encode()).decode("ascii")
-    command = f"echo {packed}|base64 -d|{made.line} >/dev/null"
-    argv = [str(BIN / "pyinfra"), str(inventory), "exec", "--", command]
-    return Contender(LOOK, argv, r"Disconnecting")
+    packed = base64.b64encode(stdin.encode()).decode("ascii")
+    return pyinfra_exec(PROBE, inventory, f"echo {packed}|base64 -d|{line} >/dev/null")
+
+
+def audit(name: str, inventory: Path, *words: str, **environment: str) -> Contender:
+    """`nodeready audit` with these options."""
+    argv = [str(BIN / "nodeready"), "audit", str(inventory), *words]
+    return Contender(name, argv, "", (0, 3), environment)
+
+
+def clush(name: str, login: str, nodes: str, fan_out: int, **environment: str) -> Contender:
+    """`true` on every node, by ClusterShell's command."""
+    words = ["-S", "-f", str(fan_out), "-o", login, "-w", nodes, "true"]
+    return Contender(name, [str(BIN / "clush"), *words], environment=environment)
 
 
 def nodeready(inventory: Path) -> Contender:
@@ -104,7 +133,7 @@ def stock(inventory: Path) -> Contender:
 
 
 def ansible_environment() -> Path:
-    """Where Ansible's commands are; installed from PyPI when it is the first time."""
+    """The directory of Ansible's commands; the first call installs them from PyPI."""
     directory = _CACHE / f"ansible-py{sys.version_info[0]}{sys.version_info[1]}"
     commands = directory / "bin"
     if not (commands / "ansible-playbook").exists():
@@ -148,25 +177,27 @@ def ansible(inventory: Path, commands: Path, forks: int, scratch: Path) -> Conte
     return Contender(ANSIBLE, argv, r"(?s)\A(?!.*changed=[1-9])", (0,), environment)
 
 
-def ansible_setup(inventory: Path, commands: Path, forks: int, scratch: Path) -> Contender:
-    """Ansible's own facts of every node, without those of other programs."""
+def ansible_setup(cluster: Cluster, commands: Path | None) -> list[Contender]:
+    """Ansible's own facts of every node, without those of other programs; [] without Ansible."""
+    if commands is None:
+        return []
+    inventory = cluster.ansible_inventory({})
     argv = [str(commands / "ansible"), "-i", str(inventory), "all", "-m", "setup"]
     argv += ["-a", "gather_subset=!facter,!ohai"]
-    return Contender(
-        "Ansible setup", argv, "", environment=_ansible_settings(commands, forks, scratch)
-    )
+    settings = _ansible_settings(commands, cluster.size, cluster.directory)
+    return [Contender("Ansible setup", argv, environment=settings)]
 
 
-def contenders(cluster: Cluster, ansible_commands: Path | None) -> list[Contender]:
-    """All of them, nodeready first, with inventories of this cluster."""
+def deploys(cluster: Cluster, ansible_commands: Path | None) -> list[Contender]:
+    """The contenders of a deploy, nodeready first. Their pattern: a run that changed nothing."""
     data = policy_data(f"{cluster.lab.name}*")
-    same = by_hand(data, BIN / "py-spy")
-    made = [
+    values = by_hand(data, BIN / "py-spy")
+    contenders = [
         nodeready(cluster.pyinfra_inventory("inventory", data)),
         pyinfra(cluster.pyinfra_inventory("inventory", data)),
-        stock(cluster.pyinfra_inventory("stock", same)),
+        stock(cluster.pyinfra_inventory("stock", values)),
     ]
     if ansible_commands is not None:
-        inventory = cluster.ansible_inventory(same)
-        made.append(ansible(inventory, ansible_commands, cluster.size, cluster.directory))
-    return made
+        inventory = cluster.ansible_inventory(values)
+        contenders.append(ansible(inventory, ansible_commands, cluster.size, cluster.directory))
+    return contenders

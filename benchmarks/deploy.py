@@ -1,4 +1,4 @@
-"""`benchmarks/run deploy`: the first deploy, and the one that has nothing to do.
+"""`benchmarks/run deploy`: the first deploy, and one that has nothing to do.
 
 In one run, on the same nodes: `nodeready deploy`, `pyinfra … deploy.py`, the same settings as
 pyinfra's own operations and as an Ansible playbook, and the yardstick E, `pyinfra … exec -- true`.
@@ -8,117 +8,108 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import command, report
+from benchmarks import command
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.contenders import (
     ANSIBLE,
+    AUDIT,
+    EXEC,
     NODEREADY,
+    PROBE,
     PYINFRA,
-    Contender,
-    contenders,
-    look,
+    audit,
+    deploys,
+    probe,
     yardstick,
 )
-from benchmarks.measure import Sample, median, run
+from benchmarks.measure import Sample, median, sample_rows, say
 from benchmarks.probe_cost import probe_cost
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from benchmarks.settings import policy_data
 from nodeready.policy import Policy
 
-#: A run of seconds is repeated for each fresh cluster, in turns with the yardstick: what else the
-#: machine does then hits both. Slower ones run once.
+#: Runs with nothing to do for each first deploy, in turns with the yardstick: other load on the
+#: machine then affects both. Slower contenders run once.
 TURNS = 3
+FIRST, NOTHING = "first deploy", "nothing to do"
+
+Samples = dict[str, list[Sample]]
 
 
-class Benchmark:
-    """All samples of one cluster size, by (contender, phase)."""
-
-    def __init__(self, nodes: Cluster, ansible_commands: Path | None) -> None:
-        self.cluster = nodes
-        self.samples: dict[tuple[str, str], list[Sample]] = {}
-        self.contenders = contenders(nodes, ansible_commands)
-        data = policy_data(f"{nodes.lab.name}*")
-        inventory = nodes.pyinfra_inventory("inventory", data)
-        self.yardstick = yardstick(inventory)
-        self.look = look(inventory, Policy(**data))
-
-    def _run(self, contender: Contender, phase: str) -> None:
-        def accept(status: int, output: str) -> bool:
-            nothing = contender.did_nothing(output)
-            right = nothing if phase == report.NOTHING else not nothing
-            return status in contender.good and (right or phase == report.RUN)
-
-        sample = run(self.cluster, contender.argv, contender.environ(), accept, contender.cwd)
-        self.samples.setdefault((contender.name, phase), []).append(sample)
-        say(f"{contender.name}, {phase}: {sample.wall_s:.2f} s, CPU {sample.cpu_s:.2f} s")
-
-    def round(self, slow: bool) -> None:
-        """Each contender on fresh nodes: a first deploy, then nothing to do.
-
-        slow: Ansible takes part
-        """
-        for contender in self.contenders:
-            if contender.name == ANSIBLE and not slow:
+def deploy(nodes: Cluster, rounds: int, ansible: Path | None) -> Samples:
+    """The samples of every contender and phase: each on fresh nodes, then with nothing to do."""
+    contenders = deploys(nodes, ansible)
+    data = policy_data(f"{nodes.lab.name}*")
+    inventory = nodes.pyinfra_inventory("inventory", data)
+    units = [yardstick(inventory), probe(inventory, Policy(**data))]
+    names = [
+        f"{contender.name}, {phase}" for phase in (FIRST, NOTHING) for contender in contenders
+    ]
+    samples: Samples = {name: [] for name in (EXEC, PROBE, *names)}
+    for number in range(rounds):
+        for contender in contenders:
+            if contender.name == ANSIBLE and number:
                 continue
-            self.cluster.reset()
-            self._run(contender, report.FIRST)
-            turns = TURNS if contender.name in (NODEREADY, PYINFRA) else 1
-            for _ in range(turns):
-                self._run(self.yardstick, report.RUN)
-                if contender.name == NODEREADY:
-                    self._run(self.look, report.RUN)
-                self._run(contender, report.NOTHING)
-
-    def medians(self) -> dict[tuple[str, str], Sample]:
-        """The median sample of each (contender, phase)."""
-        return {key: median(samples) for key, samples in self.samples.items()}
+            nodes.reset()
+            first = contender.run(nodes, matches=False)
+            samples[f"{contender.name}, {FIRST}"].append(first)
+            for _ in range(TURNS if contender.name in (NODEREADY, PYINFRA) else 1):
+                for unit in units if contender.name == NODEREADY else units[:1]:
+                    samples[unit.name].append(unit.run(nodes))
+                samples[f"{contender.name}, {NOTHING}"].append(contender.run(nodes))
+    return samples
 
 
-def say(text: str) -> None:
-    """Progress, beside the result."""
-    print(f"  {text}", file=sys.stderr, flush=True)
+def _ratios(samples: Samples) -> dict[str, float]:
+    """Each contender's wall time by nodeready's in the same phase."""
+    return {
+        name: median(runs).wall_s / median(samples[f"{NODEREADY}, {phase}"]).wall_s
+        for name, runs in samples.items()
+        for phase in (FIRST, NOTHING)
+        if name.endswith(f", {phase}")
+    }
 
 
-def measure(
-    sizes: list[int],
-    rounds: int,
-    ansible_commands: Path | None,
-    name: str,
-    note: Callable[[str], None],
-) -> report.Report:
-    """Run everything, one cluster after the other."""
-    made = report.Report()
-    for size in sizes:
-        with tempfile.TemporaryDirectory(prefix="nr-bench-") as scratch:
-            note(f"{size} nodes")
-            with cluster(size, Path(scratch), name) as nodes:
-                benchmark = Benchmark(nodes, ansible_commands)
-                for number in range(rounds):
-                    benchmark.round(slow=number == 0)
-                made.sizes[size] = benchmark.medians()
-                made.runs[size] = {key: len(found) for key, found in benchmark.samples.items()}
-                if size == sizes[-1]:
-                    made.probe = probe_cost(nodes.lab, Policy(**policy_data(f"{name}*")))
-    return made
+def _budgets(size: int, samples: Samples) -> Iterator[Budget]:
+    """The limits that the design sets."""
+    unit_s = median(samples[EXEC]).wall_s
+    deploy_sample = median(samples[f"{NODEREADY}, {NOTHING}"])
+    pyinfra_s = median(samples[f"{PYINFRA}, {NOTHING}"]).wall_s
+    case = f"{size} nodes, {NOTHING}"
+    yield Budget(f"`nodeready deploy`, {case}: wall ÷ E", 1.3, deploy_sample.wall_s / unit_s)
+    yield Budget(f"`pyinfra … deploy.py`, {case}: wall ÷ E", 3, pyinfra_s / unit_s)
+    yield Budget(f"`nodeready deploy`, {case}: commands per node", 1, deploy_sample.sessions)
+    cpu_ms = deploy_sample.cpu_s / size * 1000
+    yield Budget(f"`nodeready deploy`, {case}: CPU per node (audit's budget)", 25, cpu_ms, " ms")
+    if runs := samples.get(f"{ANSIBLE}, {NOTHING}"):
+        faster = median(runs).wall_s / deploy_sample.wall_s
+        yield Budget(f"Ansible ÷ `nodeready deploy`, {case}: wall", 20, faster, is_maximum=False)
 
 
-def _measure(given: argparse.Namespace, ansible: Path | None) -> report.Report:
-    return measure(
-        given.nodes,
-        given.repeat,
-        ansible,
-        given.name,
-        lambda text: print(text, file=sys.stderr),
-    )
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    tables, budgets = [], []
+    for size in arguments.nodes:
+        say(f"{size} nodes")
+        with cluster(size, arguments.name) as nodes:
+            samples = deploy(nodes, arguments.repeat, arguments.ansible)
+            ratios = ("÷ nodeready", _ratios(samples))
+            tables.append((f"{size} nodes", sample_rows(samples, EXEC, "E", size, ratios)))
+            budgets = list(_budgets(size, samples))
+            if size == arguments.nodes[-1]:
+                data = policy_data(f"{arguments.name}*")
+                inventory = nodes.pyinfra_inventory("inventory", data)
+                audit_contender, unit = audit(AUDIT, inventory), yardstick(inventory)
+                budgets += probe_cost(nodes, audit_contender, unit, Policy(**data)).budgets()
+    return BenchmarkReport("Deploy", [*tables, ("Budgets", budget_rows(budgets))])
 
 
 def main() -> int:
     """The command."""
-    parser = command.options("deploy", __doc__, "16,64", 2)
-    return command.main("deploy", parser, _measure, ("pyinfra", "paramiko"))
+    parser = command.options("deploy", __doc__, nodes="16,64", repeat=2)
+    return command.main("deploy", parser, _measure, ("pyinfra", "paramiko"), has_ansible=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`benchmarks/run local`: what the node's own program costs the node, beside a bare Python.
 
-On an idle node of the lab, without ssh, in turns: a Python that does nothing, the look alone as
-the audit from outside runs it, and the bundle's commands.
+On an idle node of the lab, without ssh, in turns: a Python that does nothing, the probe alone as
+an audit from outside runs it, and the bundle's commands.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ import argparse
 import json
 import statistics
 import sys
-import textwrap
-from dataclasses import dataclass, field
-from pathlib import Path
 
-from benchmarks import command, report, table
+from benchmarks import command
+from benchmarks.cluster import cluster
 from benchmarks.measure import BenchmarkError
+from benchmarks.report import BenchmarkReport, Budget, budget_rows
 from nodeready import shell
-from nodeready.lab import Lab, Node, down
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.snapshot import make_script
 from nodeready.transport import bundle
 
-PYTHON, LOOK = "python3 -c pass (P)", "the look alone"
-AUDIT, RECORD = "nodeready.pyz audit", "nodeready.pyz record"
-PROLOG, READY = "nodeready.pyz prolog", "nodeready.pyz ready"
-COMPILED_AUDIT, COMPILED_RECORD = "compiled.pyz audit", "compiled.pyz record"
-COMPILED_PROLOG = "compiled.pyz prolog"
-PROFILES = ("cpu", "h100")
+PYTHON, PROBE = "python3 -c pass (P)", "the probe alone"
+AUDIT, COMPILED_AUDIT = "nodeready.pyz audit", "compiled.pyz audit"
 
-_PLACE = "/usr/local/sbin/nodeready.pyz"
+_BUNDLE = "/usr/local/sbin/nodeready.pyz"
 _COMPILED = "/usr/local/sbin/compiled.pyz"
 # As a deploy compiles it there (nodeready/sh/compile.sh).
 _COMPILE = (
     "import sys; sys.path.insert(0, sys.argv[1]); from nodeready.healthcheck import main; "
     "main.compile_bundle(*sys.argv[1:])"
 )
-#: What the look reads, on the node.
+#: The script of the probe, on the node.
 _SCRIPT = "/tmp/nodeready-benchmark-look"
 # Runs on the node: argument 1 is the commands as JSON (name -> argv), argument 2 how many turns.
 _TURNS = """\
@@ -56,123 +51,68 @@ print(json.dumps(found))
 """
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Medians of one command on one node. cpu_s: user and system time of all its processes."""
-
-    wall_s: float
-    cpu_s: float
-
-
-@dataclass
-class Report:
-    """Profile -> command -> its cost."""
-
-    turns: int
-    found: dict[str, dict[str, Cost]] = field(default_factory=dict)
-    command: str = ""
-    about: str = ""
-
-    def rows(self, profile: str) -> list[tuple[str, ...]]:
-        """The table of one kind of node. Its first row is the head."""
-        found = self.found[profile]
-        unit = found[PYTHON].wall_s
-        return [
-            ("", "runs", "wall", "÷ P", "CPU"),
-            *(
-                (
-                    name,
-                    str(self.turns),
-                    f"{cost.wall_s * 1000:.0f} ms",
-                    f"{cost.wall_s / unit:.1f}",
-                    f"{cost.cpu_s * 1000:.0f} ms",
-                )
-                for name, cost in found.items()
-            ),
-        ]
-
-    def budget_rows(self) -> list[tuple[str, ...]]:
-        """The limit that the design sets."""
-        costs = self.found["cpu"]
-        wall = costs[AUDIT].wall_s
-        ratio = costs[COMPILED_AUDIT].wall_s / wall
-        return [
-            ("", "budget", "measured", ""),
-            report.Budget("audit on an idle node: wall", 0.5, wall, " s").row(),
-            report.Budget("the same, compiled: wall ÷ that", 0.5, ratio).row(),
-        ]
-
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [f"{profile}\n{table.aligned(self.rows(profile))}" for profile in self.found]
-        return "\n\n".join([*parts, table.aligned(self.budget_rows()), self.about])
-
-    def markdown(self) -> str:
-        """For docs/benchmarks.md."""
-        parts = [
-            f"## On the node\n\n```\n{self.command}\n```\n\n{textwrap.fill(self.about, 98)}",
-            *(
-                f"### On a node, profile {profile}\n\n{table.markdown(self.rows(profile))}"
-                for profile in self.found
-            ),
-            f"### The node's budget\n\n{table.markdown(self.budget_rows())}",
-        ]
-        return "\n\n".join(parts)
-
-
-def _commands(look: str) -> dict[str, list[str]]:
+def _commands(probe: str) -> dict[str, list[str]]:
+    """Each command's name and argv; `probe` is the command line that reads the probe's script."""
+    compiled = ["python3", "-I", "-S", _COMPILED]
     return {
         PYTHON: ["python3", "-c", "pass"],
-        LOOK: ["sh", "-c", f"{look} <{_SCRIPT}"],
-        AUDIT: ["python3", _PLACE, "audit"],
-        RECORD: ["python3", _PLACE, "record"],
-        PROLOG: ["python3", _PLACE, "prolog"],
-        COMPILED_AUDIT: ["python3", "-I", "-S", _COMPILED, "audit"],
-        COMPILED_RECORD: ["python3", "-I", "-S", _COMPILED, "record"],
-        COMPILED_PROLOG: ["python3", "-I", "-S", _COMPILED, "prolog"],
-        READY: ["python3", _PLACE, "ready", "--user", "ml"],
+        PROBE: ["sh", "-c", f"{probe} <{_SCRIPT}"],
+        AUDIT: ["python3", _BUNDLE, "audit"],
+        "nodeready.pyz record": ["python3", _BUNDLE, "record"],
+        "nodeready.pyz prolog": ["python3", _BUNDLE, "prolog"],
+        COMPILED_AUDIT: [*compiled, "audit"],
+        "compiled.pyz record": [*compiled, "record"],
+        "compiled.pyz prolog": [*compiled, "prolog"],
+        "nodeready.pyz ready": ["python3", _BUNDLE, "ready", "--user", "ml"],
     }
 
 
-def _costs(node: Node, turns: int) -> dict[str, Cost]:
-    """Each command ``turns`` times, in turns. Raises BenchmarkError when one did not do its work.
+def _samples(node: LabNode, turns: int) -> dict[str, tuple[float, float]]:
+    """The median wall and CPU seconds of each command. Raises BenchmarkError for another status.
 
-    A fresh node is no ready one: all of them say so, with exit status 3.
+    A fresh node is not ready: nodeready's commands say so with exit status 3.
     """
-    node.write(_PLACE, bundle.build(), 0o755)
-    node.enter(["python3", "-I", "-S", "-c", _COMPILE, _PLACE, _COMPILED, _COMPILED])
+    node.write(_BUNDLE, bundle.build(), 0o755)
+    node.enter(["python3", "-I", "-S", "-c", _COMPILE, _BUNDLE, _COMPILED, _COMPILED])
     script = make_script(snapshot.sections(snapshot.probes()), Policy(), "benchmark")
-    look = shell.command(script, 60, "nodeready:benchmark")
-    node.write(_SCRIPT, look.stdin)
-    words = ["python3", "-c", _TURNS, json.dumps(_commands(look.line)), str(turns)]
-    found = json.loads(node.enter(words, timeout=60 + 30 * turns).stdout)
-    for name, runs in found.items():
-        wanted = 0 if name in (PYTHON, LOOK) else 3
-        for *_, status, said in runs:
-            if status != wanted:
-                raise BenchmarkError(f"{name}: exit {status}, not what is measured:\n{said}")
-    return {
-        name: Cost(*(statistics.median(column) for column in list(zip(*runs, strict=True))[:2]))
-        for name, runs in found.items()
-    }
+    line, stdin = shell.command(script, 60, "nodeready:benchmark")
+    node.write(_SCRIPT, stdin)
+    words = ["python3", "-c", _TURNS, json.dumps(_commands(line)), str(turns)]
+    runs_by_name = json.loads(node.enter(words, timeout=60 + 30 * turns).stdout)
+    samples = {}
+    for name, runs in runs_by_name.items():
+        expected = 0 if name in (PYTHON, PROBE) else 3
+        for _, _, status, output in runs:
+            if status != expected:
+                raise BenchmarkError(f"{name}: exit {status}, not what is measured:\n{output}")
+        walls, cpus, *_ = zip(*runs, strict=True)
+        samples[name] = statistics.median(walls), statistics.median(cpus)
+    return samples
 
 
-def _measure(given: argparse.Namespace, ansible: Path | None) -> Report:
-    made = Report(given.repeat)
-    for profile in PROFILES:
-        down(given.name)
-        try:
-            lab = Lab.up(given.name, nodes=1, profile=profile)
-            made.found[profile] = _costs(lab.nodes[0], given.repeat)
-        finally:
-            down(given.name)
-    return made
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    tables, budgets = [], []
+    for profile in ("cpu", "h100"):
+        with cluster(1, arguments.name, profile=profile) as nodes:
+            samples = _samples(nodes.lab.nodes[0], arguments.repeat)
+        rows = [("", "runs", "wall", "÷ P", "CPU")]
+        for name, (wall_s, cpu_s) in samples.items():
+            ratio = wall_s / samples[PYTHON][0]
+            times = f"{wall_s * 1000:.0f} ms", f"{ratio:.1f}", f"{cpu_s * 1000:.0f} ms"
+            rows.append((name, str(arguments.repeat), *times))
+        tables.append((f"On a node, profile {profile}", rows))
+        if profile == "cpu":
+            wall_s, ratio = samples[AUDIT][0], samples[COMPILED_AUDIT][0] / samples[AUDIT][0]
+            budgets = [
+                Budget("audit on an idle node: wall", 0.5, wall_s, " s"),
+                Budget("the same, compiled: wall ÷ that", 0.5, ratio),
+            ]
+    return BenchmarkReport("On the node", [*tables, ("The node's budget", budget_rows(budgets))])
 
 
 def main() -> int:
     """The command."""
-    parser = command.options("local", __doc__, "1", 21)
-    parser.set_defaults(without_ansible=True)
+    parser = command.options("local", __doc__, repeat=21)
     return command.main("local", parser, _measure, ("nodeready",))
 
 

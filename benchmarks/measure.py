@@ -1,4 +1,4 @@
-"""One run of one contender: what it cost here, and what the nodes saw of it."""
+"""One run of one command: its cost on the control machine, and what the nodes saw of it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from benchmarks import timed
 from benchmarks.cluster import Cluster
+from benchmarks.report import Rows
 
 
 class BenchmarkError(Exception):
@@ -22,16 +23,18 @@ class BenchmarkError(Exception):
 class Sample:
     """The cost of one run, or the medians of several.
 
-    wall_s:   from start to exit
-    cpu_s:    user and system time on the control machine, all processes of the run
-    sessions: commands and file transfers, per node
-    logins:   connections, per node
+    wall_s:      from start to exit
+    cpu_s:       user and system time on the control machine, all processes of the run
+    sessions:    commands and file transfers, per node
+    logins:      connections, per node
+    most_logins: connections to the node with most of them
     """
 
     wall_s: float
     cpu_s: float
     sessions: float
     logins: float
+    most_logins: float
 
 
 def run(
@@ -63,24 +66,60 @@ def run(
             process.terminate()
             process.wait()
             raise
-    said = log.read_text(errors="replace")
-    if not accept(status, said):
-        tail = "\n".join(said.splitlines()[-40:])
+    text = log.read_text(errors="replace")
+    if not accept(status, text):
+        tail = "\n".join(text.splitlines()[-40:])
         raise BenchmarkError(f"{' '.join(argv)}: exit {status}, not what is measured:\n{tail}")
     cost, after = json.loads(result.read_text()), cluster.traffic()
+    logins = [later - earlier for earlier, later in zip(before.logins, after.logins, strict=True)]
+    sessions = sum(after.sessions) - sum(before.sessions)
     return Sample(
         cost["wall_s"],
         cost["cpu_s"],
-        (after.sessions - before.sessions) / cluster.size,
-        (after.connections - before.connections) / cluster.size,
+        sessions / cluster.size,
+        sum(logins) / cluster.size,
+        max(logins),
     )
 
 
 def median(samples: Sequence[Sample]) -> Sample:
-    """Each value's median, by itself."""
-    return Sample(
-        *(
-            statistics.median(getattr(sample, name) for sample in samples)
-            for name in ("wall_s", "cpu_s", "sessions", "logins")
+    """The median of each value by itself."""
+    return Sample(*map(statistics.median, zip(*map(astuple, samples), strict=True)))
+
+
+def sample_rows(
+    samples: Mapping[str, Sequence[Sample]],
+    unit: str,
+    letter: str,
+    size: int,
+    ratios: tuple[str, Mapping[str, float]] | None = None,
+) -> Rows:
+    """The table of contenders on a cluster of ``size`` nodes: medians, and ratios to ``unit``.
+
+    letter: what the unit is called in the head
+    ratios: one more column: its head, and the ratio of each contender that has one
+    """
+    unit_s = median(samples[unit]).wall_s
+    head = ("", "runs", "wall", f"÷ {letter}", "CPU", "CPU/node", "commands", "logins", "most")
+    rows = []
+    for name, runs in samples.items():
+        sample = median(runs)
+        row = (
+            name,
+            str(len(runs)),
+            f"{sample.wall_s:.2f} s",
+            f"{sample.wall_s / unit_s:.2f}",
+            f"{sample.cpu_s:.2f} s",
+            f"{sample.cpu_s / size * 1000:.1f} ms",
+            f"{sample.sessions:.4g}",
+            f"{sample.logins:.4g}",
+            f"{sample.most_logins:.0f}",
         )
-    )
+        ratio = ratios[1].get(name) if ratios else None
+        rows.append((*row, *([f"{ratio:.2f}" if ratio else ""] if ratios else [])))
+    return [(*head, *([ratios[0]] if ratios else [])), *rows]
+
+
+def say(text: str) -> None:
+    """Print progress beside the result."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,126 +1,111 @@
-"""The deploy benchmark's result: a table per cluster size, and the budgets beside it."""
+"""What a benchmark measured: tables and budgets, for a terminal and for docs/benchmarks.md."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks import table
-from benchmarks.contenders import ANSIBLE, EXEC, LOOK, NODEREADY, PYINFRA, STOCK
-from benchmarks.measure import Sample
-from benchmarks.probe_cost import ProbeCost
+#: A table; its first row is the head.
+Rows = Sequence[Sequence[str]]
+_WIDTH = 98
 
-#: Phases of a contender; the yardstick has one only.
-FIRST, NOTHING, RUN = "first deploy", "nothing to do", "run"
 
-Key = tuple[str, str]
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """The result of one benchmark.
+
+    tables: (heading, rows); the heading may be ""
+    remark: follows the machine's description
+    note:   explains the columns, below the tables
+    """
+
+    title: str
+    tables: Sequence[tuple[str, Rows]]
+    remark: str = ""
+    note: str = ""
+
+    def text(self, about: str) -> str:
+        """The report for a terminal."""
+        parts = [f"{heading}\n{aligned(rows)}".lstrip() for heading, rows in self.tables]
+        return "\n\n".join([*parts, f"{about} {self.remark}".rstrip()])
+
+    def markdown(self, command: str, about: str) -> str:
+        """The report for the document, with the command that measures it again."""
+        parts = [f"## {self.title}", f"```\n{command}\n```", _filled(f"{about} {self.remark}")]
+        for heading, rows in self.tables:
+            parts += [f"### {heading}"] if heading else []
+            parts.append(markdown_table(rows))
+        return "\n\n".join(filter(None, [*parts, _filled(self.note)]))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A limit that the design sets, and what was measured.
+    """A limit that the design sets, and the measured value.
 
-    most: the measured value is to be at most the limit; else at least
+    is_maximum: the value must be at most the limit; otherwise at least
     """
 
-    what: str
+    name: str
     limit: float
     measured: float
     unit: str = ""
-    most: bool = True
-
-    @property
-    def met(self) -> bool:
-        return self.measured <= self.limit if self.most else self.measured >= self.limit
+    is_maximum: bool = True
 
     def row(self) -> tuple[str, ...]:
-        bound = "≤" if self.most else "≥"
+        """The budget's row in the table of budgets."""
+        sign = 1 if self.is_maximum else -1
         number = f"{self.measured:.2f}".rstrip("0").rstrip(".")
         return (
-            self.what,
-            f"{bound} {self.limit:g}{self.unit}",
+            self.name,
+            f"{'≤' if self.is_maximum else '≥'} {self.limit:g}{self.unit}",
             f"{number}{self.unit}",
-            "met" if self.met else "missed",
+            "met" if sign * self.measured <= sign * self.limit else "missed",
         )
 
 
-@dataclass
-class Report:
-    """Medians by cluster size, then by (contender, phase); how many runs they are of."""
+def budget_rows(budgets: Iterable[Budget]) -> Rows:
+    """The table of these budgets."""
+    return [("", "budget", "measured", ""), *(budget.row() for budget in budgets)]
 
-    sizes: dict[int, dict[Key, Sample]] = field(default_factory=dict)
-    runs: dict[int, dict[Key, int]] = field(default_factory=dict)
-    probe: ProbeCost | None = None
-    command: str = ""
-    about: str = ""
 
-    def rows(self, size: int) -> list[tuple[str, ...]]:
-        """The table of one cluster size. Its first row is the head."""
-        found = self.sizes[size]
-        unit = found[EXEC, RUN].wall_s
-        made: list[tuple[str, ...]] = [
-            ("", "runs", "wall", "÷ E", "÷ nodeready", "CPU", "CPU/node", "commands", "logins")
+def _filled(text: str) -> str:
+    return textwrap.fill(text.strip(), _WIDTH)
+
+
+def _padded(rows: Rows) -> list[list[str]]:
+    """The cells in columns of one width: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        [
+            cell.rjust(width) if index else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        for (name, phase), sample in sorted(found.items(), key=_order):
-            ours = found[NODEREADY, phase].wall_s if phase != RUN else 0.0
-            made.append(
-                (
-                    name if phase == RUN else f"{name}, {phase}",
-                    str(self.runs[size][name, phase]),
-                    f"{sample.wall_s:.2f} s",
-                    f"{sample.wall_s / unit:.2f}",
-                    f"{sample.wall_s / ours:.2f}" if ours else "",
-                    f"{sample.cpu_s:.2f} s",
-                    f"{sample.cpu_s / size * 1000:.0f} ms",
-                    f"{sample.sessions:.4g}",
-                    f"{sample.logins:.4g}",
-                )
-            )
-        return made
-
-    def budgets(self) -> Iterator[Budget]:
-        """What DESIGN asks, on the largest cluster."""
-        size = max(self.sizes)
-        found = self.sizes[size]
-        unit, ours = found[EXEC, RUN].wall_s, found[NODEREADY, NOTHING]
-        at = f"{size} nodes, nothing to do"
-        yield Budget(f"`nodeready deploy`, {at}: wall ÷ E", 1.3, ours.wall_s / unit)
-        wall = found[PYINFRA, NOTHING].wall_s
-        yield Budget(f"`pyinfra … deploy.py`, {at}: wall ÷ E", 3, wall / unit)
-        yield Budget(f"`nodeready deploy`, {at}: commands per node", 1, ours.sessions)
-        yield Budget(
-            f"`nodeready deploy`, {at}: CPU per node (audit's budget)",
-            25,
-            ours.cpu_s / size * 1000,
-            " ms",
-        )
-        if (ANSIBLE, NOTHING) in found:
-            faster = found[ANSIBLE, NOTHING].wall_s / ours.wall_s
-            yield Budget(f"Ansible ÷ `nodeready deploy`, {at}: wall", 20, faster, most=False)
-        if self.probe:
-            yield Budget("one look, on the node: processes started", 48, self.probe.processes)
-            yield Budget("one look beyond `true`, a node: CPU", 54, self.probe.cpu_s * 1000, " ms")
-
-    def budget_rows(self) -> list[tuple[str, ...]]:
-        return [("", "budget", "measured", ""), *(budget.row() for budget in self.budgets())]
-
-    def text(self) -> str:
-        """For a terminal."""
-        parts = [f"{size} nodes\n{table.aligned(self.rows(size))}" for size in self.sizes]
-        return "\n\n".join([*parts, table.aligned(self.budget_rows()), self.about])
-
-    def markdown(self) -> str:
-        """For docs/benchmarks.md."""
-        parts = [f"## Deploy\n\n```\n{self.command}\n```\n\n{textwrap.fill(self.about, 98)}"]
-        parts += [f"### {size} nodes\n\n{table.markdown(self.rows(size))}" for size in self.sizes]
-        parts += [f"### Budgets\n\n{table.markdown(self.budget_rows())}"]
-        return "\n\n".join(parts)
+        for row in rows
+    ]
 
 
-def _order(item: tuple[Key, Sample]) -> tuple[int, int]:
-    (name, phase), _ = item
-    return (
-        (RUN, FIRST, NOTHING).index(phase),
-        (EXEC, LOOK, NODEREADY, PYINFRA, STOCK, ANSIBLE).index(name),
-    )
+def aligned(rows: Rows) -> str:
+    """The table for a terminal."""
+    return "\n".join("  ".join(row).rstrip() for row in _padded(rows))
+
+
+def markdown_table(rows: Rows) -> str:
+    """The table as Markdown, padded so that the source reads as a table, too."""
+    head, *body = _padded(rows)
+    rule = ["-" * len(head[0]), *("-" * (len(cell) - 1) + ":" for cell in head[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *body))
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Put ``text`` between the markers of ``name`` in a document; append them when missing."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    content = path.read_text(encoding="utf-8") if path.exists() else "# Benchmarks\n"
+    block = f"{begin}\n\n{text.strip()}\n\n{end}"
+    if begin in content and end in content:
+        content = content.split(begin)[0] + block + content.split(end, 1)[1]
+    else:
+        content = f"{content.rstrip()}\n\n{block}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""What a large fleet's stacks cost: reading, grouping and rendering, on one core.
+"""`benchmarks/run stacks`: reading, grouping and rendering a large fleet's stacks, on one core.
 
-The fleet is made up: 64 shapes of stacks of a training program, eight ranks per node with three
-samples each and the threads that PyTorch has, most ranks in one collective. Where the fleet has
-witnesses, each rank has the end of its log with a line of the watchdog, and a dump of the flight
-recorder with four process groups; each node has eight GPUs, ten ports and the kernel's log.
+The fleet is simulated: 64 shapes of stacks of a training program, eight ranks per node with three
+samples each and PyTorch's threads, most ranks in one collective. With witnesses, each rank has the
+end of its log with a line of the watchdog, and a dump of the flight recorder with four process
+groups; each node has eight GPUs, ten ports and the kernel's log.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import resource
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine, table
+from benchmarks import command
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
+from benchmarks.report import BenchmarkReport
 from nodeready.reports import json_report, stacks_table
 from nodeready.reports.registry import Options
 from nodeready.triage.stacks import document as stack_tree
@@ -35,43 +35,37 @@ from nodeready.triage.stacks import trace as traces
 RANKS_PER_NODE, SHAPES = 8, 64
 #: The mode in which the ranks and nodes have witnesses.
 WITNESSES = "witnesses"
-_WIDTH, _WRAP = 120, 99
+_WIDTH = 120
 _NOTE = (
     "Seconds are CPU time, user and system, of one process on one core, in the fastest run. Total "
     "is from the JSON texts to the table: reading with every check of the trace, grouping, "
-    "rendering. The tree and the JSON document are for other formats."
+    "rendering. Other formats need the tree and the JSON document."
 )
 
 _HEAD = [
-    ["<module>", "train.py", 412],
-    ["main", "train.py", 398],
+    ["<module>", "train.py", 412], ["main", "train.py", 398],
     ["wrapper", "torch/distributed/elastic/multiprocessing/errors/__init__.py", 355],
-    ["fit", "trainer/loop.py", 120],
-    ["train_epoch", "trainer/loop.py", 188],
+    ["fit", "trainer/loop.py", 120], ["train_epoch", "trainer/loop.py", 188],
     ["train_step", "trainer/step.py", 77],
-]
+]  # fmt: skip
 _WAIT = [
     ["wrapper", "torch/distributed/c10d_logger.py", 81],
     ["all_reduce", "torch/distributed/distributed_c10d.py", 2806],
 ]
-_THREADS = [
-    ["_bootstrap", "threading.py", 1030],
-    ["_bootstrap_inner", "threading.py", 1073],
-    ["run", "threading.py", 1010],
+_BOOTSTRAP = [["_bootstrap", "threading.py", 1030], ["_bootstrap_inner", "threading.py", 1073]]
+_PIN_MEMORY = [
+    *_BOOTSTRAP, ["run", "threading.py", 1010],
     ["_pin_memory_loop", "torch/utils/data/_utils/pin_memory.py", 53],
     ["do_one_step", "torch/utils/data/_utils/pin_memory.py", 30],
-    ["get", "multiprocessing/queues.py", 113],
-    ["poll", "multiprocessing/connection.py", 257],
-    ["wait", "multiprocessing/connection.py", 1136],
-    ["select", "selectors.py", 415],
-    ["run", "tqdm/_monitor.py", 60],
-    ["wait", "threading.py", 359],
-]
+    ["get", "multiprocessing/queues.py", 113], ["poll", "multiprocessing/connection.py", 257],
+    ["wait", "multiprocessing/connection.py", 1136], ["select", "selectors.py", 415],
+]  # fmt: skip
+_MONITOR = [*_BOOTSTRAP, ["run", "tqdm/_monitor.py", 60], ["wait", "threading.py", 359]]
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What so many traces cost one process: seconds of CPU time, user and system."""
+class StacksCost:
+    """The cost of reading these traces in one process: seconds of CPU time, user and system."""
 
     mode: str
     nodes: int
@@ -90,16 +84,12 @@ class Cost:
         return self.read_s + self.group_s + self.table_s
 
     def row(self) -> tuple[str, ...]:
+        times = (self.read_s, self.group_s, self.table_s, self.total_s, self.tree_s, self.json_s)
         return (
             f"{self.nodes:,} ({self.mode})",
             f"{self.nodes * RANKS_PER_NODE:,}",
             f"{self.text_mb:.0f} MB",
-            f"{self.read_s:.2f} s",
-            f"{self.group_s:.2f} s",
-            f"{self.table_s:.2f} s",
-            f"{self.total_s:.2f} s",
-            f"{self.tree_s:.2f} s",
-            f"{self.json_s:.2f} s",
+            *(f"{seconds:.2f} s" for seconds in times),
             f"{self.peak_mb:.0f} MB",
         )
 
@@ -110,18 +100,18 @@ HEADER = (
 
 
 def _shape(number: int) -> list[list[object]]:
-    """The frames of one of the shapes, root to leaf: they part at different depths."""
-    own = [
+    """The frames of a shape, root to leaf; shapes differ from different depths on."""
+    layers = [
         [f"layer_{number % 8}", f"model/block_{number // 8}.py", 100 + number],
         ["forward", "torch/nn/modules/module.py", 1553],
         [f"stage_{number}", "model/stages.py", 10 + number],
         ["_call_impl", "torch/nn/modules/module.py", 1562],
     ]
-    return [*_HEAD[: 3 + number % 4], *own * (1 + number % 4), *(_WAIT if number % 3 else [])]
+    return [*_HEAD[: 3 + number % 4], *layers * (1 + number % 4), *(_WAIT if number % 3 else [])]
 
 
-def _rank_says(rank: int, draw: random.Random, late: bool) -> dict[str, object]:
-    """What the witnesses of one rank say: all wait in a collective, and one has not called it."""
+def _rank_witnesses(rank: int, draw: random.Random, late: bool) -> dict[str, object]:
+    """The witnesses of one rank: all wait in a collective; a late rank has not called it."""
     called = 4710 if late else 4711
     group = rank // RANKS_PER_NODE * RANKS_PER_NODE
     ranks = list(range(group, group + RANKS_PER_NODE))
@@ -145,7 +135,7 @@ def _rank_says(rank: int, draw: random.Random, late: bool) -> dict[str, object]:
         "flight_recorder": {
             "absent": "", "path": f"/tmp/nccl_trace_rank_{rank}", "age_s": draw.randrange(60, 65),
             "version": "2.10", "partial": False,
-            "groups": [dict(zip(_GROUP, one, strict=True)) for one in groups],
+            "groups": [dict(zip(_GROUP, group_values, strict=True)) for group_values in groups],
             "entries": [] if late else [dict(zip(_ENTRY, entry, strict=True))],
         },
     }  # fmt: skip
@@ -156,8 +146,8 @@ _GROUP = ("name", "desc", "ranks", "enqueued", "started", "completed")
 _ENTRY = ("group", "sequence", "is_p2p", "operation", "state", "sizes", "types", "site")
 
 
-def _node_says(node: int, draw: random.Random, pids: list[int]) -> dict[str, object]:
-    """What the witnesses of one node say."""
+def _node_witnesses(node: int, draw: random.Random, pids: list[int]) -> dict[str, object]:
+    """The witnesses of one node."""
     return {
         "gpus": {
             "absent": "",
@@ -201,65 +191,38 @@ def trace(node: int, nodes: int, witnesses: bool = False) -> str:
     processes: list[dict[str, Any]] = []
     for local in range(RANKS_PER_NODE):
         rank = node * RANKS_PER_NODE + local
-        # Every rank in one of two places but for a few hundred, which are anywhere.
+        # Most ranks have one of two shapes; each 32nd rank has a random one.
         shape = rank % 2 if rank % 32 else draw.randrange(SHAPES)
         threads = [
-            ["Thread-1 (_pin_memory_loop)", stack(_THREADS[:9])],
-            ["Thread-2", stack([*_THREADS[:2], _THREADS[9], _THREADS[10]])],
+            ["Thread-1 (_pin_memory_loop)", stack(_PIN_MEMORY)],
+            ["Thread-2", stack(_MONITOR)],
         ]
         sample = {"main": stack(_shape(shape)), "threads": threads, "gil": "", "error": ""}
-        processes.append(
-            {
-                "pid": draw.randrange(2, 4_000_000),
-                "rank": rank,
-                "local_rank": local,
-                "world_size": nodes * RANKS_PER_NODE,
-                "job": "88",
-                "master": "gpu00000:29500",
-                "user": "ada",
-                "command": "/opt/venv/bin/python -u train.py --config configs/large.yaml",
-                "state": "S",
-                "wait_channel": "futex_wait_queue",
-                "kernel_stack": ["futex_wait_queue", "__futex_wait", "futex_wait", "do_futex"],
-                "tracer": 0,
-                "threads": 212,
-                "start_s": round(draw.uniform(1e4, 1e6), 2),
-                "cpu_s": [1000.01, 1000.02, 1000.03],
-                "samples": [sample] * 3,
-                "native": None,
-                "note": "",
-                **_later(rank, nodes, draw, witnesses),
-            }
-        )
-    pids = [one["pid"] for one in processes]
-    return json.dumps(
-        {
-            "schema": traces.SCHEMA,
-            "node": f"gpu{node:05}",
-            "started": "2026-01-01T00:00:00Z",
-            "interval_s": 2.0,
-            "error": "",
-            "frames": [list(frame) for frame in frames],
-            "stacks": [list(one) for one in stacks],
-            "processes": processes,
-            "instead": [],
-            "witnesses": _node_says(node, draw, pids) if witnesses else {},
-        }
-    )
+        late = rank == nodes * RANKS_PER_NODE // 2
+        processes.append({
+            "pid": draw.randrange(2, 4_000_000), "rank": rank, "local_rank": local,
+            "world_size": nodes * RANKS_PER_NODE, "job": "88", "slurm_job": "",
+            "master": "gpu00000:29500", "user": "ada",
+            "command": "/opt/venv/bin/python -u train.py --config configs/large.yaml",
+            "state": "S", "wait_channel": "futex_wait_queue",
+            "kernel_stack": ["futex_wait_queue", "__futex_wait", "futex_wait", "do_futex"],
+            "tracer": 0, "threads": 212, "start_s": round(draw.uniform(1e4, 1e6), 2),
+            "cpu_s": [1000.01, 1000.02, 1000.03], "main_cpu_s": [900.0, 900.01, 900.01],
+            "switches": [5000, 5000, 5001], "samples": [sample] * 3, "native": None, "note": "",
+            "waits_on": "", "below": [], "locals": [],
+            "witnesses": _rank_witnesses(rank, draw, late) if witnesses else {},
+        })  # fmt: skip
+    pids = [process["pid"] for process in processes]
+    return json.dumps({
+        "schema": traces.SCHEMA, "node": f"gpu{node:05}", "started": "2026-01-01T00:00:00Z",
+        "interval_s": 2.0, "error": "", "frames": list(frames), "stacks": list(stacks),
+        "processes": processes, "instead": [],
+        "witnesses": _node_witnesses(node, draw, pids) if witnesses else {},
+    })  # fmt: skip
 
 
-def _later(rank: int, nodes: int, draw: random.Random, witnesses: bool) -> dict[str, object]:
-    """What newer programs on the node tell of a process."""
-    late = rank == nodes * RANKS_PER_NODE // 2
-    return {
-        "slurm_job": "", "switches": [5000, 5000, 5001], "main_cpu_s": [900.0, 900.01, 900.01],
-        "waits_on": "", "below": [], "locals": [],
-        "witnesses": _rank_says(rank, draw, late) if witnesses else {},
-    }  # fmt: skip
-
-
-def _measure(mode: str, nodes: int, directory: Path) -> Cost:
-    """Read alone, then read, group and render; reading's share is taken from the first."""
+def _measure(mode: str, nodes: int, directory: Path) -> StacksCost:
+    """Read the traces alone; then read, group and render them. The first gives the read time."""
     witnesses = mode == WITNESSES
     texts = [] if mode == "files" else [trace(node, nodes, witnesses) for node in range(nodes)]
     size = sum(map(len, texts)) or sum(path.stat().st_size for path in directory.iterdir())
@@ -269,7 +232,7 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
             return traces.load(directory)[0]
         return (traces.parse(text, "memory") for text in texts)
 
-    begun = time.process_time()
+    start = time.process_time()
     for _ in source():
         pass
     read = time.process_time()
@@ -284,8 +247,8 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
         begun_json = time.process_time()
         out.writelines(json_report.render(stacks))
         written = time.process_time() - begun_json
-    reading = read - begun
-    return Cost(
+    reading = read - start
+    return StacksCost(
         mode,
         nodes,
         size / 1e6,
@@ -299,8 +262,8 @@ def _measure(mode: str, nodes: int, directory: Path) -> Cost:
     )
 
 
-def measure(mode: str, nodes: int) -> Cost:
-    """The cost in a process of its own, pinned to one core."""
+def measure(mode: str, nodes: int) -> StacksCost:
+    """The cost in a new process, pinned to one core."""
     with tempfile.TemporaryDirectory(prefix="nodeready-benchmark-") as directory:
         if mode == "files":
             for node in range(nodes):
@@ -314,64 +277,36 @@ def measure(mode: str, nodes: int) -> Cost:
         )
     if done.returncode != 0:
         raise BenchmarkError(f"stacks: {done.stderr.strip()[-2000:]}")
-    return Cost(**json.loads(done.stdout))
+    return StacksCost(**json.loads(done.stdout))
 
 
-def _about(costs: list[Cost]) -> str:
-    """How the cost grows from the smallest to the largest fleet in memory."""
-    alike = [cost for cost in costs if cost.mode == "memory"]
-    small, large = alike[0], alike[-1]
-    return (
-        f"{large.nodes / small.nodes:.0f} times the nodes cost "
+def _report(arguments: argparse.Namespace) -> BenchmarkReport:
+    sizes = arguments.nodes
+    plan = [("memory", size) for size in (sizes[0] // 4, *sizes)]
+    plan += [(mode, sizes[-1]) for mode in ("files", WITNESSES)]
+    costs = [
+        min((measure(*step) for _ in range(arguments.repeat)), key=lambda cost: cost.total_s)
+        for step in plan
+    ]
+    small, large = costs[0], costs[len(sizes)]
+    remark = (
+        f"One core used. {large.nodes / small.nodes:.0f} times the nodes cost "
         f"{large.total_s / small.total_s:.1f} times the time. "
         f"{large.groups} groups from {SHAPES} shapes of stacks."
     )
+    rows = [HEADER, *(cost.row() for cost in costs)]
+    return BenchmarkReport("Stacks of a large fleet", [("", rows)], remark, _NOTE)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks/run stacks", description=__doc__)
-    parser.add_argument("--nodes", type=int, default=16_384)
-    parser.add_argument("--repeat", type=int, default=3, help="the fastest counts (default 3)")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
+    """The command."""
+    if sys.argv[1:2] == ["--child"]:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-        mode, nodes, directory = given.child
+        mode, nodes, directory = sys.argv[2:]
         print(json.dumps(_measure(mode, int(nodes), Path(directory)).__dict__))
         return 0
-    load = os.getloadavg()[0]
-    plan = [
-        ("memory", given.nodes // 4), ("memory", given.nodes), ("files", given.nodes),
-        (WITNESSES, given.nodes),
-    ]  # fmt: skip
-    try:
-        costs = [
-            min((measure(*one) for _ in range(given.repeat)), key=lambda cost: cost.total_s)
-            for one in plan
-        ]
-    except BenchmarkError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    rows = [HEADER, *(cost.row() for cost in costs)]
-    about = (
-        f"{machine.today()}; {machine.describe()}, one core used. "
-        f"Load average before the run {load:.1f}. {_about(costs)}"
-    )
-    print(table.aligned(rows))
-    print(about)
-    command = f"benchmarks/run stacks --nodes {given.nodes} --repeat {given.repeat}"
-    text = f"""## Stacks of a large fleet
-
-`{command}`
-
-{textwrap.fill(about, _WRAP)}
-
-{table.markdown(rows)}
-
-{textwrap.fill(_NOTE, _WRAP)}"""
-    table.replace(given.output, "stacks", text)
-    return 0
+    parser = command.options("stacks", __doc__, nodes="16384", repeat=3)
+    return command.main("stacks", parser, _report, has_lab=False)
 
 
 if __name__ == "__main__":

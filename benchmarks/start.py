@@ -1,6 +1,6 @@
-"""`benchmarks/run start`: what commands import and how long they take before they do anything.
+"""`benchmarks/run start`: what commands import, and their time before they do anything.
 
-`--before DIR` measures another checkout, with a .venv of its own, in turns with this one.
+`--before DIR` measures another checkout, with its own .venv, in turns with this one.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import resource
 import statistics
 import subprocess
 import sys
-import textwrap
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import machine, table
+from benchmarks import command
 from benchmarks.contenders import ROOT
 from benchmarks.measure import BenchmarkError
+from benchmarks.report import BenchmarkReport
 
-_WRAP = 98
 #: What is measured -> the words of the command line, and its environment.
 COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
     "nodeready --version": (["--version"], {}),
@@ -42,25 +40,6 @@ COMMANDS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
 }
 HEADER = ("", "checkout", "runs", "wall", "CPU", "importing", "modules")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The start of one command: medians of wall and CPU time, and one run of -X importtime.
-
-    import_s: the sum of what each module took to import by itself
-    """
-
-    wall_s: float
-    cpu_s: float
-    import_s: float
-    modules: int
-
-    def row(self, name: str, checkout: str, runs: int) -> tuple[str, ...]:
-        times = (
-            f"{seconds * 1000:.0f} ms" for seconds in (self.wall_s, self.cpu_s, self.import_s)
-        )
-        return (name, checkout, str(runs), *times, str(self.modules))
 
 
 def _cpu() -> float:
@@ -87,57 +66,38 @@ def _run(checkout: Path, name: str, *options: str) -> tuple[float, float, str]:
     return wall_s, cpu_s, done.stderr
 
 
-def measure(checkouts: dict[str, Path], repeat: int) -> dict[tuple[str, str], Cost]:
-    """(command, checkout) -> its cost; each command of all checkouts in turns."""
-    found: dict[tuple[str, str], Cost] = {}
+def _imports(checkout: Path, name: str) -> tuple[float, int]:
+    """(seconds, number) of the modules that a command imports."""
+    # The first run compiles what has changed.
+    for _ in range(2):
+        text = _run(checkout, name, "-X", "importtime")[2]
+    times_us = [int(us) for us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
+    return sum(times_us) / 1e6, len(times_us)
+
+
+def _measure(arguments: argparse.Namespace) -> BenchmarkReport:
+    """Each command of all checkouts in turns: medians, and one run of -X importtime."""
+    checkouts = {"before": arguments.before} if arguments.before else {}
+    checkouts["now"] = ROOT
+    rows: list[tuple[str, ...]] = [HEADER]
     for name in COMMANDS:
-        # The first one compiles what was changed since.
-        told = {
-            where: _run(path, name, "-X", "importtime")[2] for where, path in checkouts.items()
-        }
-        told = {
-            where: _run(path, name, "-X", "importtime")[2] for where, path in checkouts.items()
-        }
-        runs: dict[str, list[tuple[float, float]]] = {where: [] for where in checkouts}
-        for _ in range(repeat):
-            for where, path in checkouts.items():
-                runs[where].append(_run(path, name)[:2])
-        for where, text in told.items():
-            own = [int(us) for us in re.findall(r"^import time: +(\d+) \|", text, re.M)]
-            wall_s, cpu_s = (
-                statistics.median(column) for column in zip(*runs[where], strict=True)
-            )
-            found[name, where] = Cost(wall_s, cpu_s, sum(own) / 1e6, len(own))
-    return found
+        imports = {label: _imports(path, name) for label, path in checkouts.items()}
+        runs: dict[str, list[tuple[float, float]]] = {label: [] for label in checkouts}
+        for _ in range(arguments.repeat):
+            for label, path in checkouts.items():
+                runs[label].append(_run(path, name)[:2])
+        for label, (import_s, modules) in imports.items():
+            medians = [statistics.median(column) for column in zip(*runs[label], strict=True)]
+            times = [f"{seconds * 1000:.0f} ms" for seconds in (*medians, import_s)]
+            rows.append((name, label, str(arguments.repeat), *times, str(modules)))
+    return BenchmarkReport("The start", [("", rows)])
 
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="benchmarks/run start", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=15, help="default 15")
+    parser = command.options("start", __doc__, repeat=15)
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "benchmarks.md")
-    given = parser.parse_args()
-    load = os.getloadavg()[0]
-    checkouts = {"before": given.before} if given.before else {}
-    checkouts["now"] = ROOT
-    try:
-        found = measure(checkouts, given.repeat)
-    except BenchmarkError as error:
-        print(f"benchmarks: {error}", file=sys.stderr)
-        return 1
-    rows = [HEADER, *(cost.row(*key, given.repeat) for key, cost in found.items())]
-    about = (
-        f"{machine.today()}; {machine.describe()}; {machine.versions('pyinfra', 'click')}. "
-        f"Load average before the run {load:.1f}."
-    )
-    print(table.aligned(rows))
-    print(about)
-    command = f"benchmarks/run start --repeat {given.repeat}"
-    command += " --before DIR" if given.before else ""
-    text = f"## The start\n\n```\n{command}\n```\n\n{textwrap.fill(about, _WRAP)}\n\n"
-    table.replace(given.output, "start", text + table.markdown(rows))
-    return 0
+    return command.main("start", parser, _measure, ("pyinfra", "click"), has_lab=False)
 
 
 if __name__ == "__main__":

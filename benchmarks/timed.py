@@ -1,10 +1,10 @@
-"""Run one command and write down what it cost: wall time, and the CPU time of all it started.
+"""Run one command and write its cost: wall time, and the CPU time of all its processes.
 
     python timed.py RESULT -- COMMAND...
 
-A process of its own, so that children which outlive the command (ssh connections kept open) come
-back to it and are counted too, and the caller's other children are not. They are ended: the next
-run starts cold. Standard library alone.
+It is a separate process, so that children which outlive the command (open ssh connections) become
+its own and count, too, and the caller's other children do not. It ends them: the next run starts
+cold. It needs the standard library only.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from pathlib import Path
 #: linux/prctl.h
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-#: Seconds for what the command left behind to end by itself after SIGTERM.
+#: Seconds after SIGTERM until the processes that the command left behind are killed.
 PATIENCE_S = 2.0
 
 
 def _children() -> list[int]:
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 stat = (entry / "stat").read_text()
                 if int(stat[stat.rindex(")") + 2 :].split()[1]) == os.getpid():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
-def _end_strays() -> int:
-    """End what the command left behind; how many processes that were."""
-    ended, deadline = 0, time.monotonic() + PATIENCE_S
+def _end_children() -> None:
+    """End the processes that the command left behind, and count their CPU time."""
+    deadline = time.monotonic() + PATIENCE_S
     while strays := _children():
         for pid in strays:
-            last = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
+            number = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, last)
+                os.kill(pid, number)
         time.sleep(0.02)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                ended += 1
-    return ended
+                pass
 
 
 def main(result: str, command: list[str]) -> int:
@@ -63,12 +62,12 @@ def main(result: str, command: list[str]) -> int:
     try:
         started = time.monotonic()
         status = subprocess.call(command)
-        wall = time.monotonic() - started
+        wall_s = time.monotonic() - started
     finally:
-        strays = _end_strays()
+        _end_children()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cost = {"status": status, "wall_s": wall, "cpu_s": used.ru_utime + used.ru_stime}
-    Path(result).write_text(json.dumps({**cost, "strays": strays}))
+    cost = {"wall_s": wall_s, "cpu_s": used.ru_utime + used.ru_stime}
+    Path(result).write_text(json.dumps(cost))
     return status
 
 

@@ -8,7 +8,7 @@ import os
 from pyinfra.api.exceptions import InventoryError
 
 from nodeready.lab import Lab, LabError
-from nodeready.lab.state import reachable_limits
+from nodeready.lab.needs import reachable_limits
 
 _name = os.environ.get("NODEREADY_LAB") or "lab"
 try:
@@ -19,8 +19,9 @@ if _lab is None:
     _option = "" if _name == "lab" else f" --name {_name}"
     raise InventoryError(f"the lab {_name!r} does not run; start it: nodeready lab up{_option}")
 
-# The nodes are processes of this machine: where it cannot raise its own limits, nor can they; and
-# the core_pattern that a node shows and changes is not the one by which this kernel writes cores.
+# The nodes are processes of this machine: they cannot exceed its limits where it may not raise
+# them. Its kernel writes cores by its own core_pattern, not by the one that a node shows and
+# changes.
 _shared = {
     "waivers": {
         "proof.core": "lab nodes share this machine's kernel and its core_pattern",

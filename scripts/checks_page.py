@@ -46,7 +46,9 @@ def page() -> str:
 
 def _contents() -> Iterator[str]:
     for name, subject in SUBJECTS.items():
-        links = ", ".join(f"[{one}](#{one.replace('.', '')})" for one in subject.ids())
+        links = ", ".join(
+            f"[{check_id}](#{check_id.replace('.', '')})" for check_id in subject.ids()
+        )
         yield f"- **{name}**: {links}\n"
 
 

@@ -11,7 +11,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def start() -> webdriver.Chrome:
-    """The browser, to be ended with `quit`. Raises LookupError where there is none."""
+    """The browser, to be ended with `quit`. Raises LookupError without one."""
     browser = next(filter(None, map(shutil.which, NAMES)), None)
     driver = shutil.which("chromedriver")
     if not (browser and driver):

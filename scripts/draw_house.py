@@ -1,14 +1,11 @@
 """Draws the rooms of nodeready/ from their imports: docs/images/house.svg.
 
-A room is what stands directly under nodeready/: a package, or a module. tests/rooms.py lists the
-rooms in their order. An import of a room further down the list is an arrow against the order: with
-one of those, or with a room that is not on the list, nothing is written and the exit status is 1.
-scripts/make_docs.py puts the table of the same imports where a page has the marks of `house`.
+A room is a package or a module directly under nodeready/. tests/rooms.py lists the rooms in their
+order. An import of a room further down the list, or a room that is not on the list, is a problem:
+then nothing is written and the exit status is 1. scripts/make_docs.py writes the table of the same
+imports into the pages.
 
-A room's floor is the longest way down from it: 0 where it imports no other room. The picture has
-the ground floor at the bottom. The floors of modules count what is imported when a module is
-loaded; what is imported inside a function or for types alone is an arrow of the picture, and no
-floor of a module. Modules that import each other when they are loaded are one floor.
+A room's floor is the longest way down from it: 0 where it imports no other room.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -30,12 +28,12 @@ Graph = dict[str, set[str]]
 
 
 @dataclass
-class Room:
-    """A room: its modules (`policy.fields`), its lines of code, and what it imports."""
+class HouseRoom:
+    """A room: its number of modules and of lines, and its imports of other rooms."""
 
     modules: int = 0
     lines: int = 0
-    #: room -> the imports of it, as `file: module`.
+    #: room -> its imports, as `file: module`.
     imports: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -45,16 +43,13 @@ def _module(path: Path, package: Path) -> str:
 
 
 def sources(package: Path = PACKAGE) -> dict[str, Path]:
-    """module (`policy.fields`) -> its file.
-
-    The links to the top level are no rooms, nor are the package's own `__init__` and `__main__`.
-    """
+    """module (`policy.fields`) -> its file; links and the package's `__init__` are left out."""
     links = {path for path in package.iterdir() if path.is_symlink()}
-    own = {package / "__init__.py", package / "__main__.py"}
+    top = {package / "__init__.py", package / "__main__.py"}
     return {
         _module(path, package): path
         for path in sorted(package.rglob("*.py"))
-        if path not in own and not links & set(path.parents)
+        if path not in top and not links & set(path.parents)
     }
 
 
@@ -70,15 +65,15 @@ def _statements(
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, loading
         else:
-            later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            yield from _statements(child, loading and not later and not _for_types(child))
+            is_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _statements(child, loading and not is_later and not _for_types(child))
 
 
 def imported(
     path: Path, modules: Iterable[str], package: str = "nodeready"
 ) -> Iterator[tuple[str, bool]]:
-    """The modules of the package that a file imports, and whether when it is loaded."""
-    known = set(modules)
+    """The modules of the package that a file imports, and whether it does so when it is loaded."""
+    names_of_modules = set(modules)
     for statement, loading in _statements(ast.parse(path.read_text())):
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
@@ -91,80 +86,76 @@ def imported(
                 continue
             # `from nodeready.policy import Policy` imports a module's name, not a module.
             for end in range(len(words), 1, -1):
-                if (module := ".".join(words[1:end])) in known:
+                if (module := ".".join(words[1:end])) in names_of_modules:
                     yield module, loading
                     break
 
 
-def read(package: Path = PACKAGE) -> tuple[dict[str, Room], Graph]:
-    """The rooms, and the modules with what each imports when it is loaded."""
+def read(package: Path = PACKAGE) -> tuple[dict[str, HouseRoom], Graph]:
+    """The rooms, and for each module the modules that it imports when it is loaded."""
     files = sources(package)
-    rooms: dict[str, Room] = {}
+    rooms: dict[str, HouseRoom] = {}
     graph: Graph = {module: set() for module in files}
     for module, path in files.items():
         name = module.split(".")[0]
-        room = rooms.setdefault(name, Room())
+        room = rooms.setdefault(name, HouseRoom())
         room.modules += 1
         room.lines += len(path.read_text().splitlines())
         for target, loading in imported(path, files, package.name):
             if loading:
                 graph[module].add(target)
-            if (other := target.split(".")[0]) != name:
-                where = f"{path.relative_to(package.parent)}: {package.name}.{target}"
-                room.imports.setdefault(other, []).append(where)
+            if (imported_room := target.split(".")[0]) != name:
+                place = f"{path.relative_to(package.parent)}: {package.name}.{target}"
+                room.imports.setdefault(imported_room, []).append(place)
     return rooms, graph
 
 
-def circles(graph: Mapping[str, set[str]]) -> dict[str, str]:
-    """node -> the first of those that it is in a circle with (itself, where it is in none)."""
-    reached: dict[str, set[str]] = {}
-    for start in graph:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            for target in graph[todo.pop()] - seen:
-                seen.add(target)
-                todo.append(target)
-        reached[start] = seen
-    return {
-        node: min([node, *(other for other in reached[node] if node in reached[other])])
-        for node in graph
-    }
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """The nodes of a circle in their order; [] without one.
+
+    >>> circle({"a": {"b"}, "b": set()})
+    []
+    """
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def floors(graph: Mapping[str, set[str]]) -> dict[str, int]:
-    """node -> the longest way down from it, circles as one node."""
-    leader = circles(graph)
-    small: Graph = {name: set() for name in leader.values()}
-    for node, targets in graph.items():
-        small[leader[node]] |= {leader[target] for target in targets} - {leader[node]}
-    found: dict[str, int] = {}
-    while len(found) < len(small):
-        for name, targets in small.items():
-            if name not in found and targets <= found.keys():
-                found[name] = 1 + max((found[target] for target in targets), default=-1)
-    return {node: found[leader[node]] for node in graph}
+    """node -> the longest way down from it. The graph has no circle.
+
+    >>> floors({"a": {"b"}, "b": set()})
+    {'b': 0, 'a': 1}
+    """
+    levels: dict[str, int] = {}
+    for node in TopologicalSorter(graph).static_order():
+        levels[node] = 1 + max((levels[target] for target in graph[node]), default=-1)
+    return levels
 
 
-def against(rooms: Mapping[str, Room], order: list[str]) -> list[str]:
-    """What is wrong, a line each: rooms that are not on the list, imports against its order."""
-    wrong = [f"{name}: not on the list of tests/rooms.py" for name in rooms if name not in order]
+def against(rooms: Mapping[str, HouseRoom], order: list[str]) -> list[str]:
+    """A line for each room that is not on the list, and for each import against its order."""
+    problems = [
+        f"{name}: not on the list of tests/rooms.py" for name in rooms if name not in order
+    ]
     for name, room in rooms.items():
-        for other, places in room.imports.items():
-            if name in order and other in order and order.index(other) > order.index(name):
-                wrong += [
-                    f"{place}: {name} imports {other}, which is below it" for place in places
+        for target, places in room.imports.items():
+            if name in order and target in order and order.index(target) > order.index(name):
+                problems += [
+                    f"{place}: {name} imports {target}, which is below it" for place in places
                 ]
-    return wrong
+    return problems
 
 
 def plain(graph: Mapping[str, set[str]]) -> Graph:
-    """The arrows that no longer way says already. The graph has no circles."""
-    below: Graph = {}
+    """The arrows that no longer way implies. The graph has no circle."""
+    targets_below: Graph = {}
     for node in sorted(graph, key=floors(graph).__getitem__):
-        below[node] = graph[node].union(*(below[target] for target in graph[node]))
+        targets_below[node] = graph[node].union(*(targets_below[target] for target in graph[node]))
     return {
-        node: {t for t in targets if not any(t in below[other] for other in targets - {t})}
+        node: {t for t in targets if not any(t in targets_below[peer] for peer in targets - {t})}
         for node, targets in graph.items()
     }
 
@@ -175,12 +166,12 @@ _WIDTH, _HEIGHT = 190, 58
 _GAP, _STOREY, _EDGE, _MARGIN = 22, 104, 28, 36
 _INK, _PALE, _LINE, _FAINT = "#1c2733", "#f6f8fa", "#4a6785", "#8b9bab"
 
-#: Where an arrow goes through a floor between the two rooms: (room, room that it imports, floor).
+#: The place of an arrow on a floor between two rooms: (room, room that it imports, floor).
 _Pass = tuple[str, str, int]
 _Item = str | _Pass
 
 
-def picture(rooms: Mapping[str, Room], about: Mapping[str, str], order: list[str]) -> str:
+def picture(rooms: Mapping[str, HouseRoom], about: Mapping[str, str], order: list[str]) -> str:
     """The rooms floor by floor, as SVG: an arrow for each import that no longer way implies."""
     graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in order if name in rooms}
     floor = floors(graph)
@@ -188,15 +179,15 @@ def picture(rooms: Mapping[str, Room], about: Mapping[str, str], order: list[str
     storeys: list[list[_Item]] = [
         [n for n in graph if floor[n] == level] for level in range(top + 1)
     ]
-    ways: list[list[_Item]] = []
+    arrows: list[list[_Item]] = []
     for name, targets in plain(graph).items():
         for target in sorted(targets, key=order.index):
             between = range(floor[name] - 1, floor[target], -1)
             passes: list[_Pass] = [(name, target, level) for level in between]
-            ways.append([name, *passes, target])
-            for one in passes:
-                storeys[one[2]].append(one)
-    middle = _middles(storeys, ways)
+            arrows.append([name, *passes, target])
+            for waypoint in passes:
+                storeys[waypoint[2]].append(waypoint)
+    middle = _middles(storeys, arrows)
     level_of = {item: level for level, row in enumerate(storeys) for item in row}
     place = {i: (x, _EDGE + (top - level_of[i]) * _STOREY) for i, x in middle.items()}
     width = round(max(x for x in middle.values()) + _WIDTH / 2 + _EDGE)
@@ -215,16 +206,16 @@ def picture(rooms: Mapping[str, Room], about: Mapping[str, str], order: list[str
         parts.append(
             f'<text x="{_EDGE}" y="{y:.0f}" font-size="18" fill="{_FAINT}">{level}</text>'
         )
-    parts += [_arrow([place[item] for item in way]) for way in ways]
+    parts += [_arrow([place[item] for item in arrow]) for arrow in arrows]
     parts += [_box(name, rooms[name], about.get(name, ""), *place[name]) for name in graph]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _middles(storeys: list[list[_Item]], ways: list[list[_Item]]) -> dict[_Item, float]:
-    """The middle of each room and pass: near what its arrows join it to, nothing on another."""
+def _middles(storeys: list[list[_Item]], arrows: list[list[_Item]]) -> dict[_Item, float]:
+    """The middle of each room and pass: near its neighbours by arrows, without overlap."""
     joined: dict[_Item, list[_Item]] = {item: [] for row in storeys for item in row}
-    for way in ways:
-        for upper, lower in pairwise(way):
+    for arrow in arrows:
+        for upper, lower in pairwise(arrow):
             joined[upper].append(lower)
             joined[lower].append(upper)
     middle: dict[_Item, float] = {}
@@ -240,8 +231,8 @@ def _middles(storeys: list[list[_Item]], ways: list[list[_Item]]) -> dict[_Item,
             }
             row.sort(key=wish.__getitem__)
             _spread(row, wish, middle)
-    left = min(middle[item] - _half(item) for item in middle)
-    return {item: x - left + _EDGE + _MARGIN for item, x in middle.items()}
+    left_x = min(middle[item] - _half(item) for item in middle)
+    return {item: x - left_x + _EDGE + _MARGIN for item, x in middle.items()}
 
 
 def _half(item: _Item) -> float:
@@ -249,7 +240,7 @@ def _half(item: _Item) -> float:
 
 
 def _spread(row: list[_Item], wish: Mapping[_Item, float], middle: dict[_Item, float]) -> None:
-    """Place a row in its order, as near to the wishes as its items' widths let it."""
+    """Place a row in its order, as near to the wishes as the widths allow."""
     right = float("-inf")
     for item in row:
         middle[item] = max(wish[item], right + _GAP + _half(item))
@@ -262,7 +253,7 @@ def _spread(row: list[_Item], wish: Mapping[_Item, float], middle: dict[_Item, f
 def _arrow(points: list[tuple[float, float]]) -> str:
     """From the lower side of the first room, through the passes, to the top of the last."""
     (x1, y1), (x2, y2) = points[0], points[-1]
-    # Arrows of one room spread a little at both ends, so that they can be told apart.
+    # The arrows of a room spread at both ends, so that they stay apart.
     spread = _WIDTH / 3
     x1 += max(-spread, min(spread, (points[1][0] - x1) / 5))
     x2 += max(-spread, min(spread, (points[-2][0] - x2) / 5))
@@ -280,11 +271,11 @@ def _arrow(points: list[tuple[float, float]]) -> str:
     )
 
 
-def _box(name: str, room: Room, about: str, x: float, y: float) -> str:
-    left = x - _WIDTH / 2
+def _box(name: str, room: HouseRoom, about: str, x: float, y: float) -> str:
+    left_x = x - _WIDTH / 2
     files = f"{room.modules} file{'s' if room.modules > 1 else ''}, {room.lines} lines"
     return (
-        f'<rect x="{left:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
+        f'<rect x="{left_x:.0f}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
         f'fill="{_PALE}" stroke="{_LINE}"/>'
         f'<text x="{x:.0f}" y="{y + 20:.0f}" text-anchor="middle" font-size="15" '
         f'font-weight="600" fill="{_INK}">{escape(name)}</text>'
@@ -298,24 +289,24 @@ def _box(name: str, room: Room, about: str, x: float, y: float) -> str:
 # -- the table ----------------------------------------------------------------------------------
 
 
-def table(rooms: Mapping[str, Room], order: list[str]) -> str:
+def table(rooms: Mapping[str, HouseRoom], order: list[str]) -> str:
     """The same as a Markdown table, for docs/architecture.md."""
     graph: Graph = {name: set(rooms[name].imports) & set(rooms) for name in rooms}
     floor = floors(graph)
     names = [name for name in order if name in rooms]
     lines = ["| Room | Floor | Imports |", "| --- | --- | --- |"]
     for name in [*names, *(name for name in rooms if name not in order)]:
-        targets = dict.fromkeys(other for other in [*order, *rooms] if other in graph[name])
-        seen = ", ".join(f"`{other}`" for other in targets)
-        lines.append(f"| `{name}` | {floor[name]} | {seen} |")
+        targets = dict.fromkeys(room for room in [*order, *rooms] if room in graph[name])
+        imports = ", ".join(f"`{target}`" for target in targets)
+        lines.append(f"| `{name}` | {floor[name]} | {imports} |")
     return "\n".join(lines) + "\n"
 
 
-def piece() -> str:
-    """The table of today's rooms. Raises SystemExit when something is against the list."""
+def room_table() -> str:
+    """The table of today's rooms. Raises SystemExit for an import against the list."""
     (rooms, _), order = read(), list(_rooms())
-    if wrong := against(rooms, order):
-        raise SystemExit("\n".join(wrong))
+    if problems := against(rooms, order):
+        raise SystemExit("\n".join(problems))
     return table(rooms, order)
 
 
@@ -326,49 +317,17 @@ def _rooms() -> dict[str, str]:
     return ROOMS
 
 
-def counted(rooms: Mapping[str, Room], graph: Graph) -> str:
-    """How many rooms, modules and floors there are, and the longest way down."""
-    between: Graph = {name: set(room.imports) & set(rooms) for name, room in rooms.items()}
-    leader = circles(graph)
-    circle: dict[str, list[str]] = {}
-    for module in graph:
-        circle.setdefault(leader[module], []).append(module)
-    around = [" <-> ".join(members) for members in circle.values() if len(members) > 1]
-    rounds = circles(between)
-    lines = [
-        f"{len(rooms)} rooms on {1 + max(floors(between).values(), default=-1)} floors",
-        f"{len(graph)} modules on {1 + max(floors(graph).values(), default=-1)} floors",
-        f"the longest way down: {' -> '.join(_longest(graph))}",
-        *(f"a circle when they are loaded: {text}" for text in around),
-    ]
-    if tied := sorted(name for name in between if list(rounds.values()).count(rounds[name]) > 1):
-        lines.append(f"rooms that import each other: {', '.join(tied)}")
-    return "\n".join(lines)
-
-
-def _longest(graph: Graph) -> list[str]:
-    floor = floors(graph)
-    way = [max(floor, key=floor.__getitem__)] if floor else []
-    while way and floor[way[-1]]:
-        members = [node for node in graph if floor[node] == floor[way[-1]]]
-        # A module of a circle may have its way down from another module of the circle.
-        steps = [t for t in graph[way[-1]] if floor[t] == floor[way[-1]] - 1] or [
-            t for node in members for t in graph[node] if floor[t] == floor[node] - 1
-        ]
-        way.append(min(steps))
-    return way
-
-
 def main() -> int:
-    about = _rooms()
-    rooms, graph = read()
-    print(counted(rooms, graph))
-    if wrong := against(rooms, list(about)):
-        print(*wrong, sep="\n", file=sys.stderr)
-        print(f"draw_house: {len(wrong)} against the list: nothing drawn", file=sys.stderr)
+    titles = _rooms()
+    rooms, _ = read()
+    if problems := against(rooms, list(titles)):
+        print(*problems, sep="\n", file=sys.stderr)
+        print(
+            f"draw_house: {len(problems)} imports against the list: nothing drawn", file=sys.stderr
+        )
         return 1
     PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture(rooms, about, list(about)))
+    PICTURE.write_text(picture(rooms, titles, list(titles)))
     print(f"{PICTURE.relative_to(ROOT)}: written")
     return 0
 

@@ -1,17 +1,16 @@
 #!/bin/sh
-# Run a command in a Debian that nobody prepared: what mmdebstrap's minbase has, make, git and
-# ca-certificates, and a copy of this checkout as the working directory.
+# Run a command in a minimal Debian: mmdebstrap's minbase, make, git, ca-certificates, and a copy of
+# this checkout as the working directory.
 # Usage: scripts/fresh.sh SUITE COMMAND...      (SUITE: bookworm or trixie)
 #
-# The command is root in mount, PID, UTS and IPC namespaces of its own. What it writes lies in
-# memory and goes with it, also on Ctrl-C. From this machine it has the network and the way to
-# packages: apt's mirrors and proxies, pip's configuration, the variables for proxies and
-# certificates, the certificates of /usr/local/share/ca-certificates, and the files that any of
-# these names (a file:// index, say).
-# What apt and pip download is kept beside the Debian: it is the same the next time.
-# Two of them at a time would start labs in the same subnet: run one after the other.
+# The command is root in its own mount, PID, UTS and IPC namespaces. Its files lie in memory and
+# vanish with it, also on Ctrl-C. It uses this machine's network and sources of packages: apt's
+# mirrors and proxies, pip's configuration, the variables for proxies and certificates, the
+# certificates of /usr/local/share/ca-certificates, and the files that any of these names (a
+# file:// index). The downloads of apt and pip are kept for the next run. Run one at a time: two
+# would start labs in the same subnet.
 # Exit status: the command's; 1 where no Debian could be made, 2 for wrong usage.
-# The Debian is made at most once a week, by mmdebstrap or debootstrap, and kept in
+# The Debian is made at most once a week, by mmdebstrap, and kept in
 # ${XDG_CACHE_HOME:-~/.cache}/nodeready/fresh-SUITE; removing that is harmless.
 set -eu
 
@@ -54,6 +53,8 @@ apt_mirrors() {
 
 # Make the minimal Debian of suite $1 at $2, with $2.new on the way there.
 make_base() {
+    command -v mmdebstrap >/dev/null ||
+        fail 1 "mmdebstrap is not installed: apt-get install mmdebstrap"
     echo "fresh: making a minimal Debian $1" >&2
     packages=make,git,ca-certificates
     trap 'rm -rf --one-file-system -- "$2.new"' EXIT
@@ -61,19 +62,11 @@ make_base() {
     rm -rf --one-file-system -- "$2" "$2.new"
     apt_mirrors "$1" "" >"$2.mirrors"
     apt_options >"$2.options"
-    if command -v mmdebstrap >/dev/null; then
-        set -- "$1" "$2" mmdebstrap --mode=root --variant=minbase "--include=$packages" \
-            --format=directory
-        while read -r line; do set -- "$@" "--aptopt=$line"; done <"$2.options"
-        set -- "$@" "$1" "$2.new"
-        if [ -s "$2.mirrors" ]; then set -- "$@" "$2.mirrors"; fi
-    elif command -v debootstrap >/dev/null; then
-        mirror=$(sed -n "s/^deb \(\[.*\] \)\{0,1\}\([^ ]*\) $1 .*/\2/p" "$2.mirrors" | head -n 1)
-        set -- "$1" "$2" debootstrap --variant=minbase "--include=$packages" "$1" "$2.new" \
-            ${mirror:+"$mirror"}
-    else
-        fail 1 "neither mmdebstrap nor debootstrap is here: apt-get install mmdebstrap"
-    fi
+    set -- "$1" "$2" mmdebstrap --mode=root --variant=minbase "--include=$packages" \
+        --format=directory
+    while read -r line; do set -- "$@" "--aptopt=$line"; done <"$2.options"
+    set -- "$@" "$1" "$2.new"
+    if [ -s "$2.mirrors" ]; then set -- "$@" "$2.mirrors"; fi
     suite=$1 made=$2
     shift 2
     # In namespaces of its own: when it is interrupted, no mount of it is left.

@@ -1,9 +1,8 @@
 """Writes the generated documentation; with `--check`, only says what is out of date.
 
-docs/checks.md, docs/nodeready.1 and the schemas of the documents are generated whole. In the other
-pages, and in README.md, what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` is: the
-policy keys, the operations' order, the exit codes and the rooms come from the code, so that they
-cannot say something else.
+docs/checks.md, docs/nodeready.1 and the schemas of the documents are generated whole. In README.md
+and the remaining pages the text between `<!-- begin NAME -->` and `<!-- end NAME -->` is
+generated: the policy keys, the exit codes, the commands, the rooms and the lab's faults.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PIECES: dict[str, Callable[[], str]] = {
     "policy-keys": tables.policy_keys,
     "exit-codes": tables.exit_codes,
     "commands": tables.commands,
-    "house": draw_house.piece,
+    "house": draw_house.room_table,
     "faults": tables.faults,
 }
 
@@ -42,27 +41,26 @@ _PIECE = re.compile(r"(<!-- begin ([a-z-]+) -->\n).*?(<!-- end \2 -->)", re.S)
 
 
 def with_pieces(text: str) -> str:
-    """``text`` with every generated piece as the code has it now. Raises KeyError for a name
-    that is none of PIECES."""
-    return _PIECE.sub(lambda found: f"{found[1]}{PIECES[found[2]]()}{found[3]}", text)
+    """``text`` with its generated pieces. Raises KeyError for a name that is not in PIECES."""
+    return _PIECE.sub(lambda match: f"{match[1]}{PIECES[match[2]]()}{match[3]}", text)
 
 
-def wanted() -> dict[Path, str]:
-    """Every file that has something generated in it, as it should be."""
-    found = {ROOT / name: page() for name, page in PAGES.items()}
+def generated_files() -> dict[Path, str]:
+    """Every file with generated text, as it should be."""
+    texts = {ROOT / name: page() for name, page in PAGES.items()}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        # benchmarks/run writes its tables itself: they are measured.
+        # benchmarks/run writes its tables: they are measured.
         if path.name == "benchmarks.md":
             continue
-        if path not in found and path.is_file() and _PIECE.search(text := path.read_text()):
-            found[path] = with_pieces(text)
-    return found
+        if path not in texts and path.is_file() and _PIECE.search(text := path.read_text()):
+            texts[path] = with_pieces(text)
+    return texts
 
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, text in wanted().items():
+    for path, text in generated_files().items():
         if path.is_file() and path.read_text() == text:
             continue
         stale.append(path.relative_to(ROOT))

@@ -60,7 +60,7 @@ def tagged(items: Iterable[tuple[str, str]], font: str = "B") -> list[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Help text; a paragraph that begins with \\b keeps its lines, as click shows it."""
+    """Help text as roff; a paragraph that begins with \\b keeps its lines, as in click."""
     lines: list[str] = []
     for block in re.split(r"\n\s*\n", text.strip()):
         rows = [row.strip() for row in block.splitlines()]
@@ -72,7 +72,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def without_examples(text: str) -> str:
-    """Help text without its examples: they stand in a section of their own."""
+    """Help text without its examples, which have their own section."""
     return "\n\n".join(block for block in re.split(r"\n\s*\n", text) if "Examples:" not in block)
 
 
@@ -85,7 +85,7 @@ def examples(text: str) -> list[str]:
 
 
 def option(parameter: click.Option) -> tuple[str, str]:
-    """An option's names and what it does, with its variable and default."""
+    """An option's names and its help, with its variable and default."""
     names = ", ".join(parameter.opts)
     if isinstance(parameter.type, click.Choice):
         names += " " + "|".join(map(str, parameter.type.choices))

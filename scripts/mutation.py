@@ -4,14 +4,13 @@
     scripts/mutation.py map MAP [PYTEST ARGUMENTS...]
     scripts/mutation.py run MAP [--seed WORD] [--count N] [--only PATH]... [--missed FILE]
                             [--jobs N] [-o FILE]
-    scripts/mutation.py compare FILE FILE
 
 `map` runs the tests once and writes to MAP which test executes which line, also in the processes
 that a test starts. `run` breaks one place at a time in a copy of the checkout (a comparison, a
 constant, a boolean operator, a removed statement, two swapped arguments), runs the tests that
-execute that line, the quickest first, and counts the faults that no test notices. The places are
-drawn by WORD and stay the same when lines move, so that two states can be compared. `--missed`
-takes those that no test noticed in an earlier run: what do the tests of another tier notice?
+execute that line, the quickest first, and counts the faults that no test notices. WORD draws the
+places, which stay the same when lines move. `--missed` takes the places that no test noticed in an
+earlier run, for the tests of another tier.
 
 A line that the map does not know (a program sent to a node as text) is tried with the tests whose
 folder or file is named as its room or module. Python files of nodeready/ and operations/ only.
@@ -58,6 +57,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOWER, GRACE_S = 3, 60
 #: Tests of one mutant: enough for 90 s, the quickest first.
 LIMIT_S = 90
+NOTICED = ("noticed", "late")
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -225,22 +225,22 @@ def related(mutant: Mutant, tests: dict[str, float]) -> list[str]:
     """Tests whose path names the mutant's module, or its folder."""
     parts = Path(mutant.path).with_suffix("").parts
     for word in (parts[-1].strip("_"), *reversed(parts[1:-1])):
-        found = [
+        related_tests = [
             test for test in tests if re.search(rf"[/_]{word}(?=[/_.s])", test.split("::")[0])
         ]
-        if found:
-            return found
+        if related_tests:
+            return related_tests
     return []
 
 
-def chosen(mutant: Mutant, known: dict[str, Any]) -> list[str]:
+def chosen(mutant: Mutant, test_map: dict[str, Any]) -> list[str]:
     """The tests to run, the quickest first: those of its lines, else related ones.
 
     Of a line that runs at import, those of all lines of its module.
     """
-    seconds = known["seconds"]
+    seconds = test_map["seconds"]
     names = list(seconds)
-    by_line = known["lines"].get(mutant.path, {})
+    by_line = test_map["lines"].get(mutant.path, {})
     tests = {
         names[number]
         for line in (by_line if mutant.at_import else range(mutant.line, mutant.last_line + 1))
@@ -273,7 +273,7 @@ def copy_of_checkout(target: Path) -> None:
     (target / ".venv").symlink_to(ROOT / ".venv")
 
 
-class Attempt:
+class MutantRun:
     """One mutant's tests, in a child that is forked from this process with pytest imported."""
 
     def __init__(
@@ -294,9 +294,9 @@ class Attempt:
 
     def _run(self, tests: list[str]) -> None:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(nothing, number)
+            os.dup2(null, number)
         os.chdir(self.checkout)
         sys.path.insert(0, str(self.checkout))
         os.environ.update(PYTHONPATH=str(self.checkout), PYTHONDONTWRITEBYTECODE="1")
@@ -321,20 +321,20 @@ class Attempt:
 
 
 def attempts(
-    known: dict[str, Any], mutants: list[Mutant], checkouts: list[Path]
+    test_map: dict[str, Any], mutants: list[Mutant], checkouts: list[Path]
 ) -> Iterator[tuple[Mutant, str]]:
     """Each mutant with its outcome, as they end; one at a time in each checkout."""
     waiting, free = list(mutants), list(checkouts)
-    running: list[Attempt] = []
+    running: list[MutantRun] = []
     while waiting or running:
         while waiting and free:
             mutant = waiting.pop(0)
-            tests = chosen(mutant, known)
+            tests = chosen(mutant, test_map)
             if not tests:
                 yield mutant, "untested"
                 continue
-            expected_s = sum(known["seconds"][test] for test in tests)
-            running.append(Attempt(mutant, tests, expected_s, free.pop()))
+            expected_s = sum(test_map["seconds"][test] for test in tests)
+            running.append(MutantRun(mutant, tests, expected_s, free.pop()))
         time.sleep(0.02)
         for attempt in list(running):
             if outcome := attempt.outcome():
@@ -343,7 +343,7 @@ def attempts(
                 yield attempt.mutant, outcome
 
 
-def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
+def run(test_map: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | None) -> None:
     """Try each; print what no test notices, and the counts at the end."""
     counts: collections.Counter[str] = collections.Counter()
     rows = []
@@ -351,36 +351,17 @@ def run(known: dict[str, Any], mutants: list[Mutant], jobs: int, output: Path | 
         checkouts = [Path(directory, str(number)) for number in range(jobs)]
         for checkout in checkouts:
             copy_of_checkout(checkout)
-        for mutant, outcome in attempts(known, mutants, checkouts):
+        for mutant, outcome in attempts(test_map, mutants, checkouts):
             counts[outcome] += 1
             rows.append({"place": str(mutant), "outcome": outcome})
             if outcome in ("survived", "untested"):
                 print(f"{outcome}: {mutant}", flush=True)
             if output:
                 output.write_text(json.dumps(rows, indent=0))
-    noticed = counts["noticed"] + counts["late"]
+    noticed = sum(counts[outcome] for outcome in NOTICED)
     share = 100 * noticed / max(1, len(mutants))
     parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
     print(f"{noticed} of {len(mutants)} noticed ({share:.0f} %): {parts}")
-
-
-def read(path: Path) -> dict[str, bool]:
-    """place -> whether a test noticed it."""
-    rows = json.loads(path.read_text())
-    return {row["place"]: row["outcome"] in ("noticed", "late") for row in rows}
-
-
-def compare(first: Path, second: Path) -> None:
-    """The places that only one of the two noticed."""
-    # A line number moves; the rest of a place does not.
-    before, after = (
-        {re.sub(r":[0-9]+:", ":", place, count=1): seen for place, seen in read(path).items()}
-        for path in (first, second)
-    )
-    for place in sorted(before.keys() & after.keys()):
-        if before[place] != after[place]:
-            print(f"{'only before' if before[place] else 'only after'}: {place}")
-    print(f"{sum(before.values())} of {len(before)} before, {sum(after.values())} of {len(after)}")
 
 
 def main() -> None:
@@ -396,23 +377,17 @@ def main() -> None:
     running.add_argument("--missed", type=Path)
     running.add_argument("--jobs", type=int, default=1)
     running.add_argument("-o", "--output", type=Path)
-    comparing = commands.add_parser("compare")
-    comparing.add_argument("files", type=Path, nargs=2)
-    arguments, rest = parser.parse_known_args()
+    arguments, remaining = parser.parse_known_args()
     if arguments.command == "map":
-        sys.exit(make_map(arguments.map, rest))
-    if rest:
-        parser.error(f"unknown: {' '.join(rest)}")
-    if arguments.command == "compare":
-        compare(*arguments.files)
-    else:
-        mutants = draw(arguments.seed, arguments.count, arguments.only)
-        if arguments.missed:
-            missed = {
-                place for place, is_noticed in read(arguments.missed).items() if not is_noticed
-            }
-            mutants = [mutant for mutant in mutants if str(mutant) in missed]
-        run(json.loads(arguments.map.read_text()), mutants, arguments.jobs, arguments.output)
+        sys.exit(make_map(arguments.map, remaining))
+    if remaining:
+        parser.error(f"unknown: {' '.join(remaining)}")
+    mutants = draw(arguments.seed, arguments.count, arguments.only)
+    if arguments.missed:
+        rows = json.loads(arguments.missed.read_text())
+        missed = {row["place"] for row in rows if row["outcome"] not in NOTICED}
+        mutants = [mutant for mutant in mutants if str(mutant) in missed]
+    run(json.loads(arguments.map.read_text()), mutants, arguments.jobs, arguments.output)
 
 
 if __name__ == "__main__":

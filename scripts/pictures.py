@@ -1,17 +1,17 @@
-"""Records the pictures of real runs: docs/images/NAME.svg, from what the commands print; of the
-page of stacks NAME.png, from a browser.
+"""Records pictures of real runs: docs/images/NAME.svg from the output of commands, and NAME.png of
+the page of stacks from a browser.
 
 Usage: scripts/pictures.py [NAME]...
 
-Each scene starts nodes of the lab, breaks what the picture shall show, and runs the command with
-standard output on a terminal of COLUMNS columns. Nothing in a picture is written by hand; what is
-another in every run (times, process ids, the subnet) is made the same. As root, and while no lab
-of the default name runs: only its nodes are called as in the documentation.
+Each scene starts nodes of the lab, breaks them, and runs the command on a terminal of COLUMNS
+columns. Values that differ in every run (times, process ids, the subnet) become constants. It
+needs root, and no lab of the default name: only its nodes have the names of the documentation.
 """
 
 from __future__ import annotations
 
 import fcntl
+import inspect
 import io
 import os
 import pty
@@ -40,8 +40,9 @@ IMAGES = ROOT / "docs/images"
 COLUMNS = 96
 LAB = "lab"
 INVENTORY = "inventories/lab.py"
+NODEREADY = (sys.executable, "-m", "nodeready")
 
-#: What is another in every run -> what stands there in the picture.
+#: A value that differs in every run -> the constant in the picture.
 VOLATILE = (
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-01-01T12:00:00Z"),
     (r"pid \d+", "pid 4711"),
@@ -50,39 +51,18 @@ VOLATILE = (
     (r"\d+\.\d\d s CPU", "0.00 s CPU"),
 )
 
-#: rich's own, without the font that it would fetch from another server.
-FORMAT = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{
-    font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
-    font-size: {char_height}px;
-    line-height: {line_height}px;
-    font-variant-east-asian: full-width;
-}}
-.{unique_id}-title {{
-    font-size: 16px;
-    font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
-}}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix" xml:space="preserve">
-{matrix}
-</g>
-</g>
-</svg>
-"""
+#: rich's own format, without the font that it would fetch from another server.
+FORMAT = re.sub(
+    r" *@font-face \{\{.*?\}\}\n",
+    "",
+    inspect.signature(Console.export_svg).parameters["code_format"].default,
+    flags=re.DOTALL,
+).replace(
+    "font-family: Fira Code, monospace",
+    'font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace',
+)
 
-#: Readable on its dark ground, each colour at 4.5:1 or more (WCAG 2.1, 1.4.3).
+#: Each colour has a contrast of 4.5:1 or more (WCAG 2.1, 1.4.3).
 THEME = TerminalTheme(
     (27, 31, 36),
     (220, 226, 232),
@@ -99,45 +79,28 @@ THEME = TerminalTheme(
 )
 
 
-class Shown:
-    """What a person sees who types commands: each with its output and its exit status."""
+class Terminal:
+    """A terminal of a person who types commands: each with its output."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.text = Text()
+        inherited = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        self.environment = {**inherited, "HOME": str(home), "TERM": "xterm-256color"}
 
-    def run(self, *words: str, status: int) -> None:
-        """Run `nodeready WORDS`. Raises SystemExit when it ends in another way than it should."""
-        said, ended = _on_terminal(self._command(words), self._environment())
-        if ended != status:
-            raise SystemExit(f"pictures: nodeready {' '.join(words)}: exit {ended}\n{said}")
-        if self.text:
-            self.text.append("\n\n")
-        self.text.append("$ ", "bold green").append(f"nodeready {' '.join(words)}\n", "bold")
-        for pattern, same in VOLATILE:
-            said = re.sub(pattern, same, said)
-        self.text.append(Text.from_ansi(said.rstrip()))
+    def run(self, *words: str, status: int = 0, quiet: bool = False) -> None:
+        """Run `nodeready WORDS`. Raises SystemExit for another exit status.
 
-    def quietly(self, *words: str) -> None:
-        """Run `nodeready WORDS` beside the picture. Raises SystemExit when it fails."""
-        said, ended = _on_terminal(self._command(words), self._environment())
-        if ended:
-            raise SystemExit(f"pictures: nodeready {' '.join(words)}: exit {ended}\n{said}")
-
-    def page(self, *words: str) -> str:
-        """What `nodeready WORDS` writes into a pipe. Raises SystemExit when it fails."""
-        command, env = self._command(words), self._environment()
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"pictures: nodeready {' '.join(words)}: {done.stderr.decode()}")
-        return done.stdout.decode()
-
-    def _command(self, words: tuple[str, ...]) -> list[str]:
-        return [sys.executable, "-m", "nodeready", *words]
-
-    def _environment(self) -> dict[str, str]:
-        kept = {k: os.environ[k] for k in ("PATH", "LANG") if k in os.environ}
-        return {**kept, "HOME": str(self.home), "TERM": "xterm-256color"}
+        quiet: the picture does not show it
+        """
+        output, returned = _on_terminal([*NODEREADY, *words], self.environment)
+        if returned != status:
+            raise SystemExit(f"pictures: nodeready {' '.join(words)}: exit {returned}\n{output}")
+        if not quiet:
+            if self.text:
+                self.text.append("\n\n")
+            self.text.append("$ ", "bold green").append(f"nodeready {' '.join(words)}\n", "bold")
+            self.text.append(Text.from_ansi(_constant(output.rstrip())))
 
     def svg(self, name: str) -> str:
         """The picture."""
@@ -150,9 +113,15 @@ class Shown:
         )
 
 
+def _constant(text: str) -> str:
+    """The text with constants for the values that differ in every run."""
+    for pattern, constant in VOLATILE:
+        text = re.sub(pattern, constant, text)
+    return text
+
+
 def _on_terminal(argv: list[str], env: dict[str, str]) -> tuple[str, int]:
-    """Run a command with standard output on a terminal: what it said there and on standard error,
-    in the order in which it came, and its exit status. Its progress bars are not asked for."""
+    """The output of a command on a terminal, with its standard error, and its exit status."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     errors, into = os.pipe()
@@ -161,24 +130,24 @@ def _on_terminal(argv: list[str], env: dict[str, str]) -> tuple[str, int]:
     )
     os.close(slave)
     os.close(into)
-    said, open_ends = b"", {master, errors}
+    output, open_ends = b"", {master, errors}
     while open_ends:
         for end in select.select(open_ends, [], [])[0]:
             try:
                 data = os.read(end, 65536)
-            except OSError:  # EIO: nobody has the terminal any more
+            except OSError:  # EIO: the terminal has no writer
                 data = b""
-            said += data
+            output += data
             if not data:
                 open_ends.discard(end)
                 os.close(end)
-    return said.decode().replace("\r\n", "\n"), started.wait()
+    return output.decode().replace("\r\n", "\n"), started.wait()
 
 
-def _fleet(shown: Shown) -> None:
-    """Eight H100 nodes, deployed, of which four have something since then."""
+def _fleet(terminal: Terminal) -> None:
+    """Start eight H100 nodes, deploy to them, and break four of them."""
     lab = Lab.up(LAB, nodes=8, profile="h100")
-    shown.quietly("deploy", INVENTORY, "--yes")
+    terminal.run("deploy", INVENTORY, "--yes", quiet=True)
     nodes = lab.nodes
     nodes[3].write(
         "/etc/sysctl.d/99-zzz-hardening.conf", "# CIS 1.5\nkernel.yama.ptrace_scope = 2\n"
@@ -189,33 +158,32 @@ def _fleet(shown: Shown) -> None:
     nodes[7].reboot(fault="ib-half-rate")
 
 
-def audit(shown: Shown) -> None:
-    _fleet(shown)
-    shown.run("audit", INVENTORY, status=4)
+def audit(terminal: Terminal) -> None:
+    _fleet(terminal)
+    terminal.run("audit", INVENTORY, status=4)
 
 
-def deploy(shown: Shown) -> None:
-    _fleet(shown)
-    shown.run("deploy", INVENTORY, "--diff", "--yes", status=4)
+def deploy(terminal: Terminal) -> None:
+    _fleet(terminal)
+    terminal.run("deploy", INVENTORY, "--diff", "--yes", status=4)
 
 
-def stacks(shown: Shown) -> None:
+def stacks(terminal: Terminal) -> None:
     job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
     with job.fault(5, "loader"):
-        shown.run("stacks", INVENTORY, status=0)
+        terminal.run("stacks", INVENTORY)
 
 
-def stacks_page(shown: Shown) -> None:
-    """The same as a page in a browser: the picture is what its window shows."""
+def stacks_page(terminal: Terminal) -> None:
+    """The same as a page in a browser, with a picture of its window."""
     import chromium
 
-    page = shown.home / "page.html"
+    page = terminal.home / "page.html"
     job = Job(Lab.up(LAB, nodes=JOB_NODES).nodes)
     with job.fault(5, "loader"):
-        text = shown.page("stacks", INVENTORY, "--format", "html")
-    for pattern, same in VOLATILE:
-        text = re.sub(pattern, same, text)
-    page.write_text(text)
+        command = [*NODEREADY, "stacks", INVENTORY, "--format", "html"]
+        html = subprocess.check_output(command, env=terminal.environment, cwd=ROOT, text=True)
+    page.write_text(_constant(html))
     browser = chromium.start()
     try:
         browser.get(page.as_uri())
@@ -224,7 +192,7 @@ def stacks_page(shown: Shown) -> None:
         browser.quit()
 
 
-SCENES: dict[str, Callable[[Shown], None]] = {
+SCENES: dict[str, Callable[[Terminal], None]] = {
     "audit": audit,
     "deploy": deploy,
     "stacks": stacks,
@@ -243,14 +211,14 @@ def main() -> int:
     IMAGES.mkdir(exist_ok=True)
     for name in names:
         with tempfile.TemporaryDirectory() as home:
-            shown = Shown(Path(home))
+            terminal = Terminal(Path(home))
             try:
-                SCENES[name](shown)
+                SCENES[name](terminal)
             finally:
                 down(LAB)
         path = IMAGES / f"{name}.svg"
-        if shown.text:
-            path.write_text(shown.svg(name))
+        if terminal.text:
+            path.write_text(terminal.svg(name))
         else:  # A scene that has made its picture itself.
             path = path.with_suffix(".png")
         print(f"{path.relative_to(ROOT)}: written")

@@ -41,10 +41,10 @@ def in_site(path: str) -> str:
 def with_links(text: str, page: str) -> str:
     """``text`` of the repository's file ``page``, its relative links as the site needs them."""
 
-    def link(found: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), found[2]))
-        here = posixpath.dirname(in_site(page)) or "."
-        return found[1] + posixpath.relpath(in_site(target), here)
+    def link(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(page), match[2]))
+        directory = posixpath.dirname(in_site(page)) or "."
+        return match[1] + posixpath.relpath(in_site(target), directory)
 
     parts = _BLOCK.split(text)
     parts[::2] = [_LINK.sub(link, part) for part in parts[::2]]
@@ -97,6 +97,6 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     """mkdocs has made a page. Raises PluginError when it would fetch something from elsewhere."""
     from mkdocs.exceptions import PluginError
 
-    if found := _FOREIGN.search(output):
-        raise PluginError(f"{page.file.src_uri}: the page needs another server: {found[0]}")
+    if match := _FOREIGN.search(output):
+        raise PluginError(f"{page.file.src_uri}: the page needs another server: {match[0]}")
     return output

@@ -40,7 +40,7 @@ def value(item: Any) -> str:
 
 
 def policy_keys() -> str:
-    """Every key of the policy: default, what it takes, and why."""
+    """Every key of the policy with its default, its values and its reason."""
     rows = [
         (
             f"`{f.name}`",
@@ -56,12 +56,12 @@ def policy_keys() -> str:
 def exit_meanings() -> list[tuple[int, str]]:
     """(code, when) in the order of precedence, from `exit_code` itself."""
     text = inspect.getdoc(exit_code) or ""
-    found = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
-    return [*((int(code), when) for code, when in found), (OK, "all is well")]
+    rows = re.findall(r"^\w+: +(\d+), (.*)$", text, re.M)
+    return [*((int(code), when) for code, when in rows), (OK, "all is well")]
 
 
 def exit_codes() -> str:
-    """The exit codes, the one that wins first."""
+    """The exit codes in the order of precedence."""
     return markdown(("Code", "When"), ((str(code), when) for code, when in exit_meanings()))
 
 
@@ -85,24 +85,24 @@ def about(command: click.Command) -> str:
 
 
 def commands() -> str:
-    """Every command and what it does."""
+    """Every command and the first sentence of its help."""
     rows = ((f"`nodeready {' '.join(words)}`", about(command)) for words, command in leaves())
     return markdown(("Command", "What it does"), rows)
 
 
 def faults() -> str:
     """The faults of the lab, a table for each group."""
-    pieces = []
+    tables = []
     for group, (title, _) in GROUPS.items():
         rows = [
-            (f"`{fault.name}`", where(fault.profiles), plain(fault.about))
+            (f"`{fault.name}`", profile_names(fault.profiles), plain(fault.about))
             for fault in FAULTS.values()
             if fault.group == group
         ]
-        pieces.append(f"{title}:\n\n{markdown(('Fault', 'Profiles', 'What is wrong'), rows)}")
-    return "\n".join(pieces)
+        tables.append(f"{title}:\n\n{markdown(('Fault', 'Profiles', 'What is wrong'), rows)}")
+    return "\n".join(tables)
 
 
-def where(profiles: tuple[str, ...]) -> str:
+def profile_names(profiles: tuple[str, ...]) -> str:
     """The profiles in words."""
     return "all" if profiles == tuple(PROFILES) else ", ".join(profiles)

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.paths import ROOT
 
 #: Long enough for the deadlines of a node that hangs, on a machine that is busy.
@@ -141,7 +141,7 @@ def fleet(tmp_path: Path) -> Callable[..., Path]:
     """An inventory of these nodes and further hosts: `fleet(nodes, {name: data}, key=value)`."""
 
     def write(
-        nodes: Sequence[Node], more: dict[str, dict[str, Any]] | None = None, **data: Any
+        nodes: Sequence[LabNode], more: dict[str, dict[str, Any]] | None = None, **data: Any
     ) -> Path:
         hosts = [node.inventory_data() for node in nodes]
         hosts = [(name, {**own, **(more or {}).pop(name, {})}) for name, own in hosts]
@@ -158,7 +158,7 @@ def fleet(tmp_path: Path) -> Callable[..., Path]:
 _LOGIN = re.compile(r"upper\d+/(run|tmp|\.lab|var/log|root/\.cache|home/ml/\.cache)(/|$)")
 
 
-def written(node: Node) -> dict[str, tuple[int, int, int]]:
+def written(node: LabNode) -> dict[str, tuple[int, int, int]]:
     """Everything on the node's own layer of its disk by path, but for what a login writes."""
     disks = node.lab.directory / "fs" / "nodes" / node.name
     found = {}
@@ -173,7 +173,7 @@ def written(node: Node) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def ours(node: Node) -> list[str]:
+def ours(node: LabNode) -> list[str]:
     """Processes of ours that still run on the node, and temporary files that were left."""
     look = (
         "ps -eww -o pid,args | grep '[n]odeready:';"
@@ -182,7 +182,7 @@ def ours(node: Node) -> list[str]:
     return node.enter(["sh", "-c", look], check=False).stdout.splitlines()
 
 
-def hang(node: Node, before: str = "") -> None:
+def hang(node: LabNode, before: str = "") -> None:
     """`sysctl -w` never ends on the node; `hangs` tells when it has begun."""
     script = f"""#!/bin/sh
 [ "$1" = -w ] || exec /usr/sbin/sysctl "$@"
@@ -193,7 +193,7 @@ sleep 600
     node.write("/usr/local/sbin/sysctl", script, mode=0o755)
 
 
-def hangs(node: Node) -> bool:
+def hangs(node: LabNode) -> bool:
     return node.enter(["test", "-e", "/run/hanging"], check=False).returncode == 0
 
 

@@ -30,9 +30,9 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, LabUnavailable, Node, down, state
+from nodeready.lab import Lab, LabNode, LabUnavailable, down, state
+from nodeready.lab.needs import check_kernel, check_needs
 from nodeready.lab.processes import Content
-from nodeready.lab.state import check_kernel, check_needs
 from nodeready.subjects.result import Check
 from tests import declared
 from tests.command import fleet, ours, tool, wait_for
@@ -129,7 +129,7 @@ def slurm_lab(lab_machine: None) -> Iterator[Lab]:
 class Login:
     """`srun` and the others as an ordinary user on a node of a lab with Slurm."""
 
-    def __init__(self, node: Node, directory: Path) -> None:
+    def __init__(self, node: LabNode, directory: Path) -> None:
         self.directory, self.node = directory, node
         for name in ("srun", "squeue", "scontrol", "sbatch", "scancel"):
             # When the one here is ended, the one there gets a TERM.
@@ -168,7 +168,9 @@ class NodePool:
     def __init__(self) -> None:
         self.labs: dict[str, Lab] = {}
 
-    def take(self, count: int, files: Files | None, profile: str, taken: set[str]) -> list[Node]:
+    def take(
+        self, count: int, files: Files | None, profile: str, taken: set[str]
+    ) -> list[LabNode]:
         """Pristine nodes that are not among `taken`."""
         if profile not in self.labs:
             self.labs[profile] = Lab.up(_lab_name(profile), count, profile, files)
@@ -198,11 +200,11 @@ def node_pool(lab_machine: None) -> Iterator[NodePool]:
 
 
 @pytest.fixture
-def fresh_nodes(node_pool: NodePool) -> Callable[..., list[Node]]:
+def fresh_nodes(node_pool: NodePool) -> Callable[..., list[LabNode]]:
     """A factory of pristine nodes: `fresh_nodes(count=1, files=None, profile="cpu")`."""
     taken: set[str] = set()
 
-    def take(count: int = 1, files: Files | None = None, profile: str = "cpu") -> list[Node]:
+    def take(count: int = 1, files: Files | None = None, profile: str = "cpu") -> list[LabNode]:
         nodes = node_pool.take(count, files, profile, taken)
         taken.update(node.name for node in nodes)
         return nodes
@@ -211,7 +213,7 @@ def fresh_nodes(node_pool: NodePool) -> Callable[..., list[Node]]:
 
 
 @pytest.fixture
-def fresh_node(fresh_nodes: Callable[..., list[Node]]) -> Node:
+def fresh_node(fresh_nodes: Callable[..., list[LabNode]]) -> LabNode:
     """One pristine node."""
     return fresh_nodes(1)[0]
 
@@ -220,7 +222,7 @@ def fresh_node(fresh_nodes: Callable[..., list[Node]]) -> Node:
 def inventory(tmp_path: Path) -> Callable[..., Path]:
     """A factory of inventory files: `inventory(nodes, name=value)`, the values for all nodes."""
 
-    def write(nodes: Sequence[Node], **data: Any) -> Path:
+    def write(nodes: Sequence[LabNode], **data: Any) -> Path:
         path = tmp_path / "inventory.py"
         hosts = [node.inventory_data() for node in nodes]
         path.write_text(f"lab = ({hosts!r}, {data!r})\n")

@@ -15,8 +15,8 @@ def known_hosts() -> list[str]:
     with _lock:
         if not _lines:
             hosts = list(inventory)
-            for found in Pool(len(hosts)).map(_lines_of, hosts):
-                _lines.extend(found)
+            for lines in Pool(len(hosts)).map(_lines_of, hosts):
+                _lines.extend(lines)
             _lines.sort()
     return _lines
 

@@ -1,7 +1,7 @@
 """The policy of every node. The lines below are nodeready's defaults: uncomment what differs.
 
-A file named after a group (`h100.py`) holds what that group has otherwise. Misspelt keys and
-wrong values are refused before any node is touched.
+A file named after a group (`h100.py`) holds the values that differ for that group. nodeready
+refuses misspelt keys and wrong values before it contacts a node.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ from __future__ import annotations
 # gate_directory = ""
 # gate_drain = False
 
-# What the nodes are looked at for, beside what a deploy sets up. `nodeready learn` writes these
-# for a group, from what most of its nodes have.
+# Settings that an audit checks and a deploy does not change. `nodeready learn` writes these for a
+# group, from the values of most of its nodes.
 
 # The GPUs of every node. None and "" and () judge nothing; "any" neither.
 # gpu_count = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-# PAM limits never reach a job that slurmd starts: slurmd gets a drop-in of its own.
+# PAM limits never reach a job that slurmd starts: slurmd gets a drop-in.
 limit_services = ("slurmd",)
 # A running slurmd with an old limit is reported as pending. To let a deploy restart it (jobs
-# survive: slurmstepd is a process of its own):
+# survive in slurmstepd, a separate process):
 # restart_services = ("slurmd",)
 
 # mpirun, pdsh and torchrun go from node to node.

@@ -15,8 +15,8 @@ from nodeready.exit_codes import exit_code
 from nodeready.inventory.nodeset import fold
 from nodeready.lab import PROFILES, Lab, LabError, down, state
 from nodeready.lab.faults import FAULTS, GROUPS
+from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.network import MAX_NODES
-from nodeready.lab.state import can_raise_limits
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,28 +11,28 @@
     lab.slurm_run("sinfo")                 # where it was started with slurm=True
     lab.down()
 
-Each node has an overlay of this machine's root file system, namespaces of its own (mount, PID,
-network, UTS, IPC), an address on a bridge, its own /proc/sys and a real sshd. What is not a
-namespace's to separate stays this machine's: the kernel's real Yama and core_pattern, memory
-and CPUs.
+Each node has an overlay of this machine's root file system, its own namespaces (mount, PID,
+network, UTS, IPC), an address on a bridge, its own /proc/sys and a real sshd. What no
+namespace separates stays this machine's: the kernel's real Yama and core_pattern, memory and CPUs.
 
-needs     what the machine must have
-profiles  the kinds of node: hardware as data, nvidia, amd
-faults    what can be wrong with a node, by name;  culprits: processes that are a fault
-state     /run/nodeready/lab/NAME, and the errors
-network   subnets, addresses
-image     the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
-slurm     the files for Slurm, and the running Slurm
-boot      the process that starts nodes: cgroups, what each does at its start;  syscalls
-processes recognising a lab's processes; running others, with our end of the one that starts nodes
-cluster   Lab, and its end;  node: starting nodes, Node
+profiles   the kinds of node: hardware and adapters as data, nvidia, amd
+faults     the faults of nodes by name;  culprits: processes that are a fault
+state      /run/nodeready/lab/NAME, and the errors;  needs: what a machine needs for a lab
+network    subnets, addresses
+image      the layer that makes an overlay a fresh node, with its /proc, /sys and kernel log
+slurm      the files for Slurm, and the running Slurm
+boot       the process that starts nodes;  freezer: cgroups;  syscalls
+processes  the processes of a lab, and programs that its commands run
+machines   starts and stops nodes;  disk: a node's disk, before and after a fault
+running    a running lab;  node: LabNode;  cluster: Lab;  removal: ends a lab
 """
 
 from __future__ import annotations
 
-from nodeready.lab.cluster import Lab, down
-from nodeready.lab.node import Node
+from nodeready.lab.cluster import Lab
+from nodeready.lab.node import LabNode
 from nodeready.lab.profiles import PROFILES, Profile
+from nodeready.lab.removal import down
 from nodeready.lab.state import LabError, LabUnavailable
 
-__all__ = ["PROFILES", "Lab", "LabError", "LabUnavailable", "Node", "Profile", "down"]
+__all__ = ["PROFILES", "Lab", "LabError", "LabNode", "LabUnavailable", "Profile", "down"]

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.lab import hardware
-from nodeready.lab.hardware import SERVER, File, Hardware, PciDevice, pci_trees
+from nodeready.lab import adapters
+from nodeready.lab.hardware import SERVER, File, Hardware, accelerators, log_lines, pci_trees
 
 # --- The output of amd-smi with AMD Instinct MI300X, and a stand-in that prints it.
 #
@@ -25,12 +25,12 @@ BUSES = ("05", "29", "49", "65", "85", "a5", "c5", "e5")
 
 @dataclass(frozen=True)
 class Mi300x:
-    """What can differ between two MI300X; the defaults are a healthy one that has nothing to do.
+    """The values that may differ between two MI300X; the defaults are a healthy, idle GPU.
 
     xgmi_uncorrectable: errors of its links that RAS counts
     down:               the GPUs to which its link is down
     violation:          ``prochot``, ``socket_thermal``, ``vr_thermal`` or ``hbm_thermal``
-    static, metric:     what these subcommands show instead, at any depth
+    static, metric:     other values of these subcommands, at any depth
     """
 
     model: str = "AMD Instinct MI300X"
@@ -51,12 +51,12 @@ class Mi300x:
     metric: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _merged(shown: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown, with these values instead, at any depth."""
-    merged = dict(shown)
+def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, with these changes at any depth."""
+    merged = dict(values)
     for name, value in changes.items():
-        deep = isinstance(value, Mapping) and isinstance(shown.get(name), Mapping)
-        merged[name] = _merged(shown[name], value) if deep else value
+        is_deep = isinstance(value, Mapping) and isinstance(values.get(name), Mapping)
+        merged[name] = _merged(values[name], value) if is_deep else value
     return merged
 
 
@@ -164,17 +164,16 @@ def outputs(
     """What ``amd-smi static``, ``metric`` and ``xgmi`` print with ``--json``, by subcommand.
 
     changes: number of a GPU -> fields of Mi300x that differ
-    missing: GPUs that the driver does not have; the others are numbered anew, as the tool does
+    missing: GPUs that the driver does not have; the tool numbers the remaining ones from 0
     """
     changed = changes or {}
-    all_gpus = [replace(Mi300x(), **changed.get(at, {})) for at in range(len(buses))]
-    kept = [at for at in range(len(buses)) if at not in missing]
+    present = [slot for slot in range(len(buses)) if slot not in missing]
     static, metric, table, status = [], [], [], []
-    for index, at in enumerate(kept):
-        gpu, address = all_gpus[at], f"0000:{buses[at]}:00.0"
-        static.append(_merged(_static(index, buses[at], gpu), gpu.static))
+    for index, slot in enumerate(present):
+        gpu, address = replace(Mi300x(), **changed.get(slot, {})), f"0000:{buses[slot]}:00.0"
+        static.append(_merged(_static(index, buses[slot], gpu), gpu.static))
         metric.append(_merged(_metric(index, gpu), gpu.metric))
-        words = ["X" if peer == at else "D" if peer in gpu.down else "U" for peer in kept]
+        words = ["X" if peer == slot else "D" if peer in gpu.down else "U" for peer in present]
         table.append({"gpu": index, "bdf": address, "link_metrics": {"link_type": "XGMI"}})
         status.append({"gpu": index, "bdf": address, "link_status": words})
     return {
@@ -185,7 +184,7 @@ def outputs(
 
 
 def stand_in(printed: Mapping[str, str], before: str = "") -> str:
-    """The text of a program that prints, for each subcommand, what it is given here.
+    """The text of a program that prints the text of its subcommand.
 
     before: shell text that it runs first
     """
@@ -197,11 +196,9 @@ def stand_in(printed: Mapping[str, str], before: str = "") -> str:
     )
 
 
-_VENDOR = "0x1002"
-
-# The answers of the tool are in a program of their own, where a fault can put others.
+# The tool runs a second program with the answers, which a fault can replace.
 _ANSWERS = "/.lab/amd-smi"
-_TOOL = f'#!/bin/sh\n# A stand-in: prints what was recorded.\nexec {_ANSWERS} "$@"\n'
+_TOOL = f'#!/bin/sh\n# A stand-in: prints recorded answers.\nexec {_ANSWERS} "$@"\n'
 
 
 def make(
@@ -216,24 +213,37 @@ def make(
     numa_balancing: int = 0,
     log: Sequence[str] = (),
 ) -> Hardware:
-    """A node with eight MI300X, with what differs from a healthy one.
+    """A node with eight MI300X, with its differences from a healthy one.
 
-    gpus:      index -> fields of `Mi300x` that it has instead
+    gpus:      index -> fields of `Mi300x`
     missing:   GPUs that amd-smi does not show
     unbound:   GPUs that have no driver: amd-smi does not show them either
-    unplugged: GPUs that are not even on the PCI bus
-    ports:     RDMA device -> fields of `hardware.Device` that it has instead
-    nics:      interface -> fields of `hardware.NetDevice` that it has instead
+    unplugged: GPUs that are not on the PCI bus
+    ports:     RDMA device -> fields of `adapters.Device`
+    nics:      interface -> fields of `adapters.NetDevice`
     tool:      shell text that amd-smi runs first
     log:       further lines of the kernel's log; {gpu[3]} is the address of GPU 3
     """
-    devices, interfaces = hardware.adapters(hardware.mi300x(), ports, nics)
+    devices, interfaces = adapters.adapters(adapters.mi300x(), ports, nics)
     hidden = {*missing, *unbound, *unplugged}
-    functions = [*SERVER, *_gpus(gpus, unbound, unplugged), *hardware.pci(devices, interfaces)]
+    widths = {index: gpu["pcie_width"] for index, gpu in gpus.items() if "pcie_width" in gpu}
+    # Class 0x1200 is "processing accelerator", the class of Instinct boards.
+    cards = accelerators(
+        BUSES,
+        vendor="0x1002",
+        device="0x74a1",
+        pci_class="0x120000",
+        driver="amdgpu",
+        speed="32.0 GT/s PCIe",
+        widths=widths,
+        unbound=unbound,
+        unplugged=unplugged,
+    )
+    functions = [*SERVER, *cards, *adapters.pci(devices, interfaces)]
     return Hardware(
         trees={
             **pci_trees(*functions),
-            **hardware.trees(devices, interfaces),
+            **adapters.trees(devices, interfaces),
             "/sys/module/amdgpu": {"version": "6.12.12\n", "initstate": "live\n"},
         },
         files={
@@ -242,27 +252,12 @@ def make(
         },
         devices={
             "/dev/kfd": 0o666,
-            **{f"/dev/dri/renderD{128 + at}": 0o666 for at in range(len(BUSES))},
-            **hardware.device_files(devices),
+            **{f"/dev/dri/renderD{128 + index}": 0o666 for index in range(len(BUSES))},
+            **adapters.device_files(devices),
         },
         sysctls={"kernel/numa_balancing": str(numa_balancing)},
         kernel_log=(
             (11.201544, "[drm] amdgpu kernel modesetting enabled."),
-            *hardware.log_lines(log, BUSES),
+            *log_lines(log, BUSES),
         ),
     )
-
-
-def _gpus(
-    gpus: Mapping[int, Mapping[str, Any]], unbound: Collection[int], unplugged: Collection[int]
-) -> list[PciDevice]:
-    speed = "32.0 GT/s PCIe"
-    made = []
-    for at, bus in enumerate(BUSES):
-        link = (speed, gpus.get(at, {}).get("pcie_width", 16), speed, 16)
-        driver = "" if at in unbound else "amdgpu"
-        address = f"0000:{bus}:00.0"
-        # Class 0x1200: processing accelerator, the one that Instinct boards bear.
-        if at not in unplugged:
-            made.append(PciDevice(address, _VENDOR, "0x74a1", "0x120000", at // 4, driver, link))
-    return made

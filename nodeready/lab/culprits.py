@@ -1,7 +1,7 @@
-"""Processes that are a node's fault: one hangs, one has a job's port, one serves a dead mount.
+"""Processes that are a fault of a node: one hangs, one has a job's port, one serves a dead mount.
 
 `python -m nodeready.lab.culprits PID stuck`, `… PID listener PORT` or `… PID dead_mount PATH`
-starts the process on the node whose process 1 is PID, waits until it is there, and prints its pid
+starts the process on the node whose process 1 is PID, waits until it is ready, and prints its pid
 on this machine. The process dies with the node.
 """
 
@@ -17,18 +17,18 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from nodeready.lab import boot
+from nodeready.lab import syscalls
 from nodeready.lab.processes import detach
 
-# As <sys/prctl.h> has it: the name in /proc/PID/comm.
+# <sys/prctl.h>: the name in /proc/PID/comm.
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None)
 
-#: What the mount shows in /proc/mounts: a kind that every site calls a network file system.
+#: The mount in /proc/mounts: a type that every site calls a network file system.
 KIND = "fuse.sshfs"
 SOURCE = "nas:/export"
 
-# <linux/fuse.h>: the greeting and the layout of its answer, protocol 7.31.
+# <linux/fuse.h>: the first request and the layout of its answer, protocol 7.31.
 _INIT = 26
 _IN_HEADER = struct.Struct("=IIQQIIIHH")
 _OUT_HEADER = struct.Struct("=IiQ")
@@ -38,22 +38,22 @@ _DEVICE = os.makedev(10, 229)
 
 
 def stuck(ready: Callable[[], None]) -> NoReturn:
-    """A process in state D, for good.
+    """Stay in state D.
 
-    A parent waits in state D until its vfork(2) child runs a program or ends, which this one
-    does not. SIGKILL ends it, as it should: what cannot be killed would outlive the lab.
+    A parent waits in state D until its vfork(2) child runs a program or ends, which this child
+    does not. SIGKILL ends it: a process that cannot be killed would outlive the lab.
     """
     _name("train")
     ready()
     if _libc.vfork() == 0:
-        # Nothing but sleep: the memory is the parent's.
+        # It only sleeps: the memory is the parent's.
         while True:
             time.sleep(86400)
     os._exit(0)
 
 
 def listener(ready: Callable[[], None], port: str) -> NoReturn:
-    """Somebody's forgotten server on a port that jobs want."""
+    """Listen, as a forgotten server does, on a port of jobs."""
     _name("tensorboard")
     with socket.create_server(("", int(port))):
         ready()
@@ -62,27 +62,27 @@ def listener(ready: Callable[[], None], port: str) -> NoReturn:
 
 
 def _open_device() -> int:
-    """/dev/fuse; a node may have none, so through one of our own that is gone again at once."""
-    own = f"/run/.fuse-{os.getpid()}"
-    os.mknod(own, stat.S_IFCHR | 0o600, _DEVICE)
+    """A descriptor of /dev/fuse, through a temporary device file: a node may have none."""
+    path = f"/run/.fuse-{os.getpid()}"
+    os.mknod(path, stat.S_IFCHR | 0o600, _DEVICE)
     try:
-        return os.open(own, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     finally:
-        os.unlink(own)
+        os.unlink(path)
 
 
 def dead_mount(ready: Callable[[], None], path: str) -> NoReturn:
-    """A network mount whose server has died: a process that asks it hangs, and cannot be killed.
+    """Serve a network mount whose server has died: a process that uses it hangs in state D.
 
-    This process mounts a FUSE file system, answers the kernel's greeting, reads every request from
-    then on and answers none. Nobody can give up a request that the server has read (Linux,
-    fs/fuse/dev.c, request_wait_answer): its process stays in state D, as with a hard NFS mount.
-    When this server or its node is killed, the kernel ends all requests with ENOTCONN.
+    This process mounts a FUSE file system, answers the kernel's first request, and reads every
+    later one without an answer. A process cannot give up a request that the server has read
+    (Linux, fs/fuse/dev.c, request_wait_answer), as with a hard NFS mount. When this server or its
+    node is killed, the kernel ends all requests with ENOTCONN.
     """
     os.makedirs(path, exist_ok=True)
     device = _open_device()
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other"
-    boot.mount(SOURCE, path, KIND, boot.NOSUID | boot.NODEV, options)
+    syscalls.mount(SOURCE, path, KIND, syscalls.NOSUID | syscalls.NODEV, options)
     while True:
         request = os.read(device, _BUFFER)
         _length, opcode, unique, *_ = _IN_HEADER.unpack_from(request)
@@ -100,17 +100,14 @@ CULPRITS: dict[str, Callable[..., NoReturn]] = {
 
 
 def start(pid: int, kind: str, *words: str) -> int:
-    """Start a culprit in the node of this process 1, and wait until it is there.
+    """Start a culprit in the node of this process 1, and wait until it is ready.
 
     Returns its pid on this machine. Raises OSError.
     """
-    for name, flag in (
-        ("pid", boot.NEWPID),
-        ("net", boot.NEWNET),
-        ("mnt", boot.NEWNS),
-    ):
+    namespaces = {"pid": syscalls.NEWPID, "net": syscalls.NEWNET, "mnt": syscalls.NEWNS}
+    for name, flag in namespaces.items():
         handle = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        boot.setns(handle, flag)
+        syscalls.setns(handle, flag)
         os.close(handle)
     status, child_status = os.pipe()
     culprit = os.fork()
@@ -119,7 +116,7 @@ def start(pid: int, kind: str, *words: str) -> int:
             os.close(status)
             detach()
             CULPRITS[kind](lambda: _report(child_status, b"ready"), *words)
-        except Exception as error:  # noqa: BLE001 - its last words, whatever they are
+        except Exception as error:  # noqa: BLE001 - the caller reports any error
             _report(child_status, str(error).encode())
         finally:
             os._exit(1)
@@ -130,8 +127,8 @@ def start(pid: int, kind: str, *words: str) -> int:
     return culprit
 
 
-def _report(pipe: int, what: bytes) -> None:
-    os.write(pipe, what)
+def _report(pipe: int, message: bytes) -> None:
+    os.write(pipe, message)
     os.close(pipe)
 
 

@@ -1,15 +1,15 @@
-"""What can be wrong with a node, by name: `nodeready lab up --profile h100 --fault ib-half-rate`.
+"""The faults of nodes by name: `nodeready lab up --profile h100 --fault ib-half-rate`.
 
-A fault is data, and the node's disk is without it again at the first start without the fault. The
-faults are in faults.toml beside this module, a table for each, `[GROUP.NAME]`. To add one, add a
-table there, and a row to the table of tests/lab/faults/test_fault_table.py.
+The first start without a fault removes its changes from the node's disk. Each fault is a table
+`[GROUP.NAME]` of faults.toml. To add one, add a table there, and a row to the table of
+tests/lab/faults/test_fault_table.py.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ else:
 #: All profiles.
 ALL = tuple(PROFILES)
 
-#: What the faults are of, in the order of faults.toml: the words for it, and the profiles that
-#: have such faults, where a fault names none itself.
+#: Group of faults, in the order of faults.toml -> its title, and the profiles of its faults that
+#: name none.
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "nvidia": ("NVIDIA's GPUs and their links", ("h100", "a100")),
     "amd": ("AMD's GPUs and their links", ("mi300x",)),
@@ -54,17 +54,10 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong with a node.
+    """A fault of a node; faults.toml describes the other fields.
 
-    group:    what it is of (`GROUPS`)
-    about:    what is wrong, in one line
-    profiles: the kinds of node that can have it
-    hardware: what its hardware has instead: arguments of the function that makes the profile's
-    gone:     files and directories that are missing
-    start:    shell text that root runs on the node before its sshd; what it changes on the disk is
-              taken back at the next start
-    programs: modules of nodeready.lab to run beside, each with its words after the node's pid
-    needs:    programs that this machine must have
+    group: a key of `GROUPS`
+    start: its changes on the disk are undone at the next start
     """
 
     name: str
@@ -72,35 +65,27 @@ class Fault:
     about: str
     profiles: tuple[str, ...]
     hardware: Mapping[str, Any] = field(default_factory=dict)
-    gone: tuple[str, ...] = ()
+    gone: Sequence[str] = ()
     start: str = ""
-    programs: tuple[tuple[str, ...], ...] = ()
-    needs: tuple[str, ...] = ()
+    programs: Sequence[Sequence[str]] = ()
+    needs: Sequence[str] = ()
 
 
 def _numbered(value: Any) -> Any:
-    """The same value, where a key that is a number is one: TOML has only text."""
+    """The value with numbers for keys that are digits: TOML has only text."""
     if not isinstance(value, dict):
         return value
     return {int(key) if key.isdigit() else key: _numbered(inner) for key, inner in value.items()}
 
 
 def _read() -> Iterator[Fault]:
-    """The faults of faults.toml. Raises KeyError for a group, TypeError for a field unknown."""
+    """The faults of faults.toml. Raises KeyError for an unknown group, TypeError for a field."""
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for group, faults in data.items():
         for name, row in faults.items():
-            yield Fault(
-                name=name,
-                group=group,
-                about=row.pop("about"),
-                profiles=tuple(row.pop("profiles", GROUPS[group][1])),
-                hardware=_numbered(row.pop("hardware", {})),
-                gone=tuple(row.pop("gone", ())),
-                programs=tuple(tuple(words) for words in row.pop("programs", ())),
-                needs=tuple(row.pop("needs", ())),
-                **row,
-            )
+            row["profiles"] = tuple(row.get("profiles", GROUPS[group][1]))
+            row["hardware"] = _numbered(row.get("hardware", {}))
+            yield Fault(name, group, **row)
 
 
 # --- All faults by name, and how a node gets one.
@@ -109,7 +94,7 @@ FAULTS: dict[str, Fault] = {fault.name: fault for fault in _read()}
 
 
 def find(name: str, profile: str) -> Fault:
-    """The fault of this name. Raises LabError where a node of the profile cannot have it."""
+    """The fault of this name. Raises LabError if a node of the profile cannot have it."""
     fault = FAULTS.get(name)
     if fault is None:
         raise LabError(f"no fault {name!r}; see `nodeready lab up --fault list`")
@@ -119,50 +104,52 @@ def find(name: str, profile: str) -> Fault:
             f"there it is: --profile {' or '.join(fault.profiles)}"
         )
     path = environment()["PATH"]
-    if missing := [one for one in fault.needs if not shutil.which(one, path=path)]:
+    if missing := [program for program in fault.needs if not shutil.which(program, path=path)]:
         raise LabError(f"the fault {name} needs {', '.join(missing)}, which is not installed here")
     return fault
 
 
 def changes(name: str, profile: str) -> tuple[dict[str, Content], list[str]]:
-    """The files of a node with this fault, and what it does not have. Raises LabError."""
+    """The files that this fault changes, and those that it removes. Raises LabError."""
     fault = find(name, profile)
     files: dict[str, Content] = {}
     gone = list(fault.gone)
     if fault.hardware:
-        kind = PROFILES[profile]
-        made = kind.make(**fault.hardware)
-        gone += _lost(kind.hardware, made)
-        healthy, broken = _shown(kind.hardware), _shown(made)
-        files |= {path: text for path, text in broken.items() if healthy.get(path) != text}
+        healthy, broken = PROFILES[profile].hardware, PROFILES[profile].make(**fault.hardware)
+        gone += _lost(healthy, broken)
+        old = _files(healthy)
+        files |= {path: text for path, text in _files(broken).items() if old.get(path) != text}
     if fault.start:
         files[f"{STASH}/fault"] = fault.start
     return files, gone
 
 
 def _lost(healthy: Hardware, broken: Hardware) -> Iterator[str]:
-    """What only a healthy node has: its directories, files and links, and its device files."""
-    had, has = _paths(healthy), _paths(broken)
-    yield from sorted(path for path in had - has if str(Path(path).parent) not in had - has)
+    """The paths that only a healthy node has."""
+    lost = _paths(healthy) - _paths(broken)
+    yield from sorted(path for path in lost if str(Path(path).parent) not in lost)
     yield from healthy.devices.keys() - broken.devices.keys()
 
 
 def _paths(hardware: Hardware) -> set[str]:
     """Everything below its trees and its files, with the directories that lead there."""
-    found = set(hardware.files)
+    paths = set(hardware.files)
     for tree, contents in hardware.trees.items():
         top = Path(STASH + tree)
-        found.add(str(top))
-        for path in contents:
-            inner = top / path
-            found |= {str(inner), *(str(one) for one in inner.parents if top in one.parents)}
+        paths.add(str(top))
+        for name in contents:
+            path = top / name
+            paths |= {
+                str(path),
+                *(str(parent) for parent in path.parents if top in parent.parents),
+            }
     if hardware.start:
-        found.add(f"{STASH}/start")
-    return found
+        paths.add(f"{STASH}/start")
+    return paths
 
 
-def _shown(hardware: Hardware) -> dict[str, Content]:
-    """All its files by their path on a node, below STASH where they are laid over the kernel's."""
+def _files(hardware: Hardware) -> dict[str, Content]:
+    """All its files by their path on a node; those over the kernel's are below STASH."""
     files: dict[str, Content] = {
         f"{STASH}{tree}/{path}": content
         for tree, contents in hardware.trees.items()
@@ -179,8 +166,8 @@ def _shown(hardware: Hardware) -> dict[str, Content]:
     return files
 
 
-def act(name: str, pid: int) -> None:
-    """Start what this fault needs beside the node's files. Raises LabError."""
+def start_programs(name: str, pid: int) -> None:
+    """Start the programs of this fault on the node. Raises LabError."""
     for module, *words in FAULTS[name].programs:
         done = processes.module(f"nodeready.lab.{module}", str(pid), *words)
         if done.returncode:

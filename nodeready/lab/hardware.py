@@ -1,4 +1,4 @@
-"""What a node's hardware shows, as data: trees of /sys, files, device files, the kernel's log.
+"""A node's hardware as data: trees of /sys, files, device files, the kernel's log.
 
 Hardware(
     trees={"/sys/class/infiniband": {"mlx5_0/fw_ver": "28.39.1002\\n"}},
@@ -9,16 +9,12 @@ Hardware(
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 DEFAULT_CMDLINE = "BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"
 PCI = "/sys/bus/pci/devices"
 DRIVERS = "/sys/bus/pci/drivers"
-
-
-# --- What a node's hardware is made of.
 
 
 @dataclass(frozen=True)
@@ -31,7 +27,7 @@ class File:
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link. One that leads to a directory may be what a tool looks for (`driver`)."""
+    """A symbolic link. Tools also read the name that it leads to (`driver`)."""
 
     target: str
 
@@ -43,13 +39,13 @@ Tree = Mapping[str, "str | Link"]
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a kind of node has.
+    """The hardware of a kind of node.
 
-    trees:      directory of /sys or /proc -> its content; it hides what this machine has there
+    trees:      directory of /sys or /proc -> its content, which hides this machine's
     files:      absolute path -> file, laid over the node's root
     devices:    device files, all of them as harmless as /dev/null; path -> mode
-    sysctls:    path below /proc/sys -> value, where the distribution's default is another
-    kernel_log: what dmesg prints: seconds since boot, message
+    sysctls:    path below /proc/sys -> value that differs from the distribution's default
+    kernel_log: seconds since boot and message, for dmesg
     start:      shell text that root runs at every start of the node, before its sshd
     """
 
@@ -61,16 +57,16 @@ class Hardware:
     start: str = ""
 
 
-_PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+PCIE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
 
 
 @dataclass(frozen=True)
 class PciDevice:
     """A PCI function as `/sys/bus/pci/devices/ADDRESS` shows it; numbers as sysfs prints them.
 
-    driver: the kernel driver that is bound to it; "": none
-    link:   (current speed, current width, greatest speed, greatest width); None: no PCIe link
-    more:   further files of its directory
+    driver: its kernel driver, or ""
+    link:   (current speed, current width, maximum speed, maximum width); None: no PCIe link
+    extra_files: further files of its directory
     """
 
     address: str
@@ -80,10 +76,10 @@ class PciDevice:
     numa_node: int = 0
     driver: str = ""
     link: tuple[str, int | str, str, int] | None = None
-    more: Tree = field(default_factory=dict)
+    extra_files: Tree = field(default_factory=dict)
 
     def content(self) -> dict[str, str | Link]:
-        """Its directory."""
+        """The files of its directory: path -> text or link."""
         bound = f"DRIVER={self.driver}\n" if self.driver else ""
         values: dict[str, str | Link] = {
             "vendor": f"{self.vendor}\n",
@@ -91,12 +87,12 @@ class PciDevice:
             "class": f"{self.pci_class}\n",
             "numa_node": f"{self.numa_node}\n",
             "uevent": f"{bound}PCI_SLOT_NAME={self.address}\n",
-            **self.more,
+            **self.extra_files,
         }
         if self.driver:
             values["driver"] = Link(f"../../drivers/{self.driver}")
         if self.link:
-            values |= {name: f"{value}\n" for name, value in zip(_PCIE, self.link, strict=True)}
+            values |= {name: f"{value}\n" for name, value in zip(PCIE, self.link, strict=True)}
         return {f"{self.address}/{name}": value for name, value in values.items()}
 
 
@@ -111,7 +107,7 @@ def pci_trees(*devices: PciDevice) -> dict[str, Tree]:
     return {PCI: content, **({DRIVERS: drivers} if drivers else {})}
 
 
-# What any server has: a host bridge, a network card, an NVMe disk.
+# The PCI functions of any server: a host bridge, a network card, an NVMe disk.
 SERVER = (
     PciDevice("0000:00:00.0", "0x1022", "0x14a4", "0x060000"),
     PciDevice("0000:01:00.0", "0x14e4", "0x16d7", "0x020000"),
@@ -119,481 +115,41 @@ SERVER = (
 )
 
 
-# --- RDMA devices: healthy trees of /sys/class/infiniband, and what to change in them.
-#
-#     ib_tree(h100())
-#     ib_tree(h100(), mlx5_3={"state": "1: DOWN", "phys_state": "2: Polling"})
-#     ib_tree(a100(), mlx5_0={"rate": "100 Gb/sec (2X HDR)", "counters": {"link_downed": "3"}})
-#
-# Modelled on a recorded tree of an 8-way H100 node (leptonai/gpud, Apache-2.0,
-# components/accelerator/nvidia/infiniband/class/testdata) and on what the kernel prints
-# (drivers/infiniband/core/sysfs.c). In a real tree ``device`` is a link to the PCI function.
+def accelerators(
+    buses: Sequence[str],
+    *,
+    vendor: str,
+    device: str,
+    pci_class: str,
+    driver: str,
+    speed: str,
+    widths: Mapping[int, int],
+    unbound: Collection[int],
+    unplugged: Collection[int],
+) -> list[PciDevice]:
+    """The PCI functions of a server's accelerators, four per socket.
 
-#: The directory of /sys that a tree is the content of.
-IB_CLASS = "/sys/class/infiniband"
-
-NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
-
-# Counters of a healthy port; the names are those of the recorded node.
-_COUNTERS = {
-    "symbol_error": "0",
-    "link_error_recovery": "0",
-    "link_downed": "0",
-    "port_rcv_errors": "0",
-    "local_link_integrity_errors": "0",
-    "excessive_buffer_overrun_errors": "0",
-    "VL15_dropped": "0",
-    "port_xmit_discards": "0",
-    "port_xmit_wait": "2489603687",
-    "port_xmit_data": "230442669431839",
-    "port_rcv_data": "230539874932483",
-}
-_HW_COUNTERS = {
-    "rnr_nak_retry_err": "0",
-    "local_ack_timeout_err": "0",
-    "out_of_sequence": "0",
-    "lifespan": "12",
-}
-
-
-# PCI device id and link, by hca_type: ConnectX-7, ConnectX-6, BlueField-3.
-_MODELS = {
-    "MT4129": ("0x1021", "32.0 GT/s PCIe"),
-    "MT4123": ("0x101b", "16.0 GT/s PCIe"),
-    "MT41692": ("0xa2dc", "32.0 GT/s PCIe"),
-}
-
-
-@dataclass(frozen=True)
-class Device:
-    """An RDMA device with one port; every text is as sysfs prints it.
-
-    gids:     (GID, type) by index; what follows is empty
-    counters: counter -> text, over those of a healthy port
-    lanes:    in use, of 16; speed: of each; "": as fast as the model can
+    widths: PCIe lanes in use, of 16, by index
     """
-
-    name: str
-    pci_address: str
-    guid: str
-    numa_node: int = 0
-    hca_type: str = "MT4129"
-    board_id: str = "MT_0000000838"
-    firmware: str = "28.41.1000"
-    driver: str = "mlx5_core"
-    link_layer: str = "InfiniBand"
-    rate: str = "400 Gb/sec (4X NDR)"
-    state: str = "4: ACTIVE"
-    phys_state: str = "5: LinkUp"
-    lid: str = "0x0"
-    sm_lid: str = "0x0"
-    netdev: str = ""
-    gids: tuple[tuple[str, str], ...] = ()
-    counters: Mapping[str, str] = field(default_factory=dict)
-    uverbs: str = ""
-    lanes: int | str = 16
-    speed: str = ""
-
-    @property
-    def pcie(self) -> tuple[str, int | str, str, int]:
-        """The PCIe link, as `PciDevice` has it."""
-        fastest = _MODELS[self.hca_type][1] if self.hca_type in _MODELS else "16.0 GT/s PCIe"
-        return self.speed or fastest, self.lanes, fastest, 16
-
-    def files(self) -> dict[str, str]:
-        """Its directory: relative path -> line."""
-        port = {
-            "state": self.state,
-            "phys_state": self.phys_state,
-            "rate": self.rate,
-            "link_layer": self.link_layer,
-            "lid": self.lid,
-            "sm_lid": self.sm_lid,
-        }
-        for index, (gid, kind) in enumerate(self.gids):
-            port[f"gids/{index}"] = gid
-            port[f"gid_attrs/types/{index}"] = kind
-            if self.netdev:
-                port[f"gid_attrs/ndevs/{index}"] = self.netdev
-        for index in range(len(self.gids), 6):
-            port[f"gids/{index}"] = NO_GID
-        for names, folder in ((_COUNTERS, "counters"), (_HW_COUNTERS, "hw_counters")):
-            port |= {f"{folder}/{name}": self.counters.get(name, names[name]) for name in names}
-        files = {
-            "fw_ver": self.firmware,
-            "hca_type": self.hca_type,
-            "board_id": self.board_id,
-            "node_guid": self.guid,
-            "node_type": "1: CA",
-            "node_desc": f"node {self.name}",
-            "device/numa_node": str(self.numa_node),
-            "device/uevent": f"DRIVER={self.driver}\nPCI_SLOT_NAME={self.pci_address}",
-            **{f"ports/1/{name}": value for name, value in port.items()},
-        }
-        files |= {
-            f"device/{name}": f"{value}" for name, value in zip(_PCIE, self.pcie, strict=True)
-        }
-        if self.netdev:
-            up = self.state == "4: ACTIVE"
-            files[f"device/net/{self.netdev}/operstate"] = "up" if up else "down"
-            files[f"device/net/{self.netdev}/carrier"] = "1" if up else "0"
-        if self.uverbs:
-            files[f"device/infiniband_verbs/{self.uverbs}/ibdev"] = self.name
-        return files
-
-
-def ib_tree(devices: Iterable[Device], **changes: Mapping[str, Any]) -> dict[str, str]:
-    """The content of /sys/class/infiniband: relative path -> text.
-
-    changes: name of a device -> fields of Device that it has instead. Raises KeyError when there
-    is no such device.
-    """
-    by_name = {device.name: device for device in devices}
-    for name, fields in changes.items():
-        by_name[name] = replace(by_name[name], **fields)
-    return {
-        f"{name}/{path}": f"{text}\n"
-        for name, device in by_name.items()
-        for path, text in device.files().items()
-    }
-
-
-def _guid(at: int) -> str:
-    return f"946d:ae03:00f4:{at:02x}a6"
-
-
-def _infiniband(at: int, bus: str, **fields: Any) -> Device:
-    """The compute port number `at` of a node, in an InfiniBand fabric with a subnet manager."""
-    return Device(
-        name=f"mlx5_{at}",
-        pci_address=f"0000:{bus}:00.0",
-        guid=_guid(at),
-        numa_node=at // 4,
-        lid=f"{0x2A0 + at:#x}",
-        sm_lid="0x1",
-        netdev=f"ib{at}",
-        gids=((f"fe80:0000:0000:0000:{_guid(at)}", "IB/RoCE v1"),),
-        uverbs=f"uverbs{at}",
-        **fields,
-    )
-
-
-def _roce_gids(at: int, subnet: int) -> tuple[tuple[str, str], ...]:
-    """The four GIDs of a port with one IPv4 address."""
-    local = f"fe80:0000:0000:0000:966d:aeff:fef4:{at:02x}a6"
-    ipv4 = f"0000:0000:0000:0000:0000:ffff:0a{subnet:02x}:{at:02x}0b"
-    return tuple((gid, kind) for gid in (local, ipv4) for kind in ("IB/RoCE v1", "RoCE v2"))
-
-
-def ib_bond() -> Device:
-    """The management interface of a GPU node: two ports of a BlueField as one Ethernet device."""
-    return Device(
-        name="mlx5_bond_0",
-        pci_address="0000:29:00.0",
-        guid="b8e9:2403:00c1:5e10",
-        hca_type="MT41692",
-        board_id="MT_0000000884",
-        firmware="32.38.3056",
-        link_layer="Ethernet",
-        rate="200 Gb/sec (2X NDR)",
-        netdev="bond0",
-        gids=_roce_gids(0, 0),
-        uverbs="uverbs8",
-    )
-
-
-def h100() -> tuple[Device, ...]:
-    """Eight ConnectX-7 with InfiniBand NDR, and the management bond."""
-    buses = ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc")
-    return (*(_infiniband(at, bus) for at, bus in enumerate(buses)), ib_bond())
-
-
-def a100() -> tuple[Device, ...]:
-    """Eight ConnectX-6 with InfiniBand HDR."""
-    buses = ("0c", "12", "4b", "54", "8d", "94", "ba", "cc")
-    return tuple(
-        _infiniband(
-            at,
-            bus,
-            hca_type="MT4123",
-            board_id="MT_0000000222",
-            firmware="20.35.1012",
-            rate="200 Gb/sec (4X HDR)",
+    return [
+        PciDevice(
+            f"0000:{bus}:00.0",
+            vendor,
+            device,
+            pci_class,
+            index // 4,
+            "" if index in unbound else driver,
+            (speed, widths.get(index, 16), speed, 16),
         )
-        for at, bus in enumerate(buses)
-    )
-
-
-def l40s() -> tuple[Device, ...]:
-    """One ConnectX-6 with HDR100."""
-    return (
-        _infiniband(
-            0,
-            "18",
-            hca_type="MT4123",
-            board_id="MT_0000000224",
-            firmware="20.35.1012",
-            rate="100 Gb/sec (2X HDR)",
-        ),
-    )
-
-
-def mi300x() -> tuple[Device, ...]:
-    """Eight ConnectX-7 with 400G Ethernet (RoCE), each in a subnet of its own."""
-    buses = ("09", "2d", "4d", "69", "89", "a9", "c9", "e9")
-    return tuple(
-        Device(
-            name=f"mlx5_{at}",
-            pci_address=f"0000:{bus}:00.0",
-            guid=_guid(at),
-            numa_node=at // 4,
-            link_layer="Ethernet",
-            netdev=f"eth{at + 1}",
-            gids=_roce_gids(at, at + 1),
-            uverbs=f"uverbs{at}",
-        )
-        for at, bus in enumerate(buses)
-    )
-
-
-# --- Network interfaces that /sys/class/net alone shows: the ports of a node's adapters.
-#
-# A node's eth0 and lo are real. The others are the netdevs of its RDMA devices, as sysfs shows
-# them; `ip` does not know them.
-
-CLASS = "/sys/class/net"
-
-_STATISTICS = {
-    "rx_bytes": 8129044213,
-    "tx_bytes": 7925521180,
-    "rx_packets": 6122310,
-    "tx_packets": 5931287,
-    "rx_errors": 0,
-    "tx_errors": 0,
-    "rx_dropped": 0,
-    "tx_dropped": 0,
-    "rx_crc_errors": 0,
-}
-
-
-@dataclass(frozen=True)
-class NetDevice:
-    """An interface; numbers and words as sysfs prints them.
-
-    kind: ARPHRD of <linux/if_arp.h>: 1 is Ethernet, 32 InfiniBand
-    up:   whether it has a link
-    more: further files of its directory
-    """
-
-    name: str
-    pci_address: str
-    address: str
-    kind: int = 1
-    mtu: int = 9000
-    speed_mbps: int = 400000
-    up: bool = True
-    index: int = 10
-    carrier_changes: int = 2
-    uevent: str = ""
-    more: Tree = field(default_factory=dict)
-
-    def content(self) -> dict[str, str | Link]:
-        """Its directory."""
-        lines: dict[str, object] = {
-            "type": self.kind,
-            "flags": "0x1003",
-            "operstate": "up" if self.up else "down",
-            "carrier": int(self.up),
-            "carrier_changes": self.carrier_changes,
-            "speed": self.speed_mbps if self.up else -1,
-            "duplex": "full" if self.up else "unknown",
-            "mtu": self.mtu,
-            "address": self.address,
-            "ifindex": self.index,
-            "iflink": self.index,
-            "dev_id": "0x0",
-            "dev_port": "0",
-            "tx_queue_len": 1000,
-            "uevent": f"{self.uevent}INTERFACE={self.name}\nIFINDEX={self.index}",
-            **{f"statistics/{name}": value for name, value in _STATISTICS.items()},
-        }
-        content: dict[str, str | Link] = {name: f"{value}\n" for name, value in lines.items()}
-        if self.pci_address:
-            content["device"] = Link(f"../../../bus/pci/devices/{self.pci_address}")
-        content |= self.more
-        return {f"{self.name}/{name}": value for name, value in content.items()}
-
-
-def of_device(device: Device, index: int) -> NetDevice:
-    """The interface of an RDMA device, as its port is."""
-    infiniband = device.link_layer == "InfiniBand"
-    mac = device.guid.replace(":", "")
-    pairs = [mac[at : at + 2] for at in range(0, 16, 2)]
-    if infiniband:
-        address = ":".join(["00:00:10:29:fe:80:00:00:00:00:00:00", *pairs])
-    else:
-        address = ":".join([*pairs[:3], *pairs[5:]])
-    return NetDevice(
-        device.netdev,
-        device.pci_address,
-        address,
-        kind=32 if infiniband else 1,
-        mtu=4092 if infiniband else 9000,
-        speed_mbps=int(device.rate.split()[0]) * 1000,
-        up=device.state == "4: ACTIVE",
-        index=index,
-    )
-
-
-def bond(
-    name: str, address: str, slaves: tuple[str, str], pci: tuple[str, str]
-) -> list[NetDevice]:
-    """A bond of two ports, and the ports."""
-    more: dict[str, str | Link] = {
-        "bonding/mode": "802.3ad 4\n",
-        "bonding/mii_status": "up\n",
-        "bonding/slaves": f"{' '.join(slaves)}\n",
-        **{f"lower_{slave}": Link(f"../{slave}") for slave in slaves},
-    }
-    made = [
-        NetDevice(
-            name, "", address, speed_mbps=200000, index=30, uevent="DEVTYPE=bond\n", more=more
-        )
+        for index, bus in enumerate(buses)
+        if index not in unplugged
     ]
-    for at, slave in enumerate(slaves):
-        under: dict[str, str | Link] = {
-            "master": Link(f"../{name}"),
-            f"upper_{name}": Link(f"../{name}"),
-            "bonding_slave/mii_status": "up\n",
-            "bonding_slave/state": "active\n",
-        }
-        made.append(
-            NetDevice(slave, pci[at], address, speed_mbps=100000, index=31 + at, more=under)
-        )
-    return made
-
-
-def tree(devices: Iterable[NetDevice]) -> dict[str, str | Link]:
-    """The content of /sys/class/net, with the node's real interfaces."""
-    content: dict[str, str | Link] = {
-        name: Link(f"../../devices/virtual/net/{name}") for name in ("eth0", "lo")
-    }
-    for device in devices:
-        content |= device.content()
-    return content
-
-
-# --- RDMA adapters in every class of /sys where they show: PCI, RDMA, network.
-
-VERBS = "/sys/class/infiniband_verbs"
-_VENDOR = "0x15b3"
-
-_BOND_PORTS = ("ens1f0np0", "ens1f1np1")
-
-
-def adapters(
-    devices: Iterable[Device],
-    ports: Mapping[str, Mapping[str, Any]],
-    nics: Mapping[str, Mapping[str, Any]],
-) -> tuple[list[Device], list[NetDevice]]:
-    """The RDMA devices and the interfaces of a node, each with its fields that differ.
-
-    A device without a PCI address is not there at all. One without a driver is on the bus alone,
-    and has no interface.
-    """
-    changed = [replace(one, **ports.get(one.name, {})) for one in devices]
-    there = [one for one in changed if one.pci_address]
-    made = []
-    for nic in interfaces([one for one in there if one.driver]):
-        fields = dict(nics.get(nic.name, {}))
-        fields["more"] = {**nic.more, **fields.get("more", {})}
-        made.append(replace(nic, **fields))
-    return there, made
 
 
 def log_lines(lines: Iterable[str], buses: Sequence[str]) -> list[tuple[float, str]]:
     """Lines of the kernel's log, an hour after the boot; `{gpu[3]}` is the address of GPU 3."""
     addresses = [f"0000:{bus}:00" for bus in buses]
     return [
-        (4711.083342 + at, text.format(gpu=addresses) if "{gpu[" in text else text)
-        for at, text in enumerate(lines)
+        (4711.083342 + index, text.format(gpu=addresses) if "{gpu[" in text else text)
+        for index, text in enumerate(lines)
     ]
-
-
-def interfaces(devices: Iterable[Device]) -> list[NetDevice]:
-    """Their netdevs: one for each port, and for a bond its two ports as well."""
-    found: list[NetDevice] = []
-    for at, device in enumerate(devices):
-        if device.netdev.startswith("bond"):
-            second = f"{device.pci_address[:-1]}1"
-            mac = of_device(device, 0).address
-            found += bond(device.netdev, mac, _BOND_PORTS, (device.pci_address, second))
-        elif device.netdev:
-            found.append(of_device(device, 10 + at))
-    return found
-
-
-def pci(devices: Sequence[Device], nics: Sequence[NetDevice]) -> list[PciDevice]:
-    """Their PCI functions; the second port of a bond is one of its own."""
-    made = [_function(device, device.pci_address, nics, _own(device)) for device in devices]
-    have = {device.pci_address for device in devices}
-    for address in sorted({nic.pci_address for nic in nics} - have - {""}):
-        first = next(one for one in devices if one.pci_address[:-1] == address[:-1])
-        made.append(_function(first, address, nics, {}))
-    return made
-
-
-def _own(device: Device) -> Tree:
-    """What the RDMA device has in the directory of its PCI function."""
-    if not device.driver:
-        return {}
-    start = f"{device.name}/device/"
-    under: dict[str, str | Link] = {
-        path.removeprefix(start): text
-        for path, text in ib_tree([device]).items()
-        if path.startswith(start) and not path.startswith(f"{start}net/")
-    }
-    under[f"infiniband/{device.name}"] = Link(f"../../../../../class/infiniband/{device.name}")
-    return under
-
-
-def _function(device: Device, address: str, nics: Sequence[NetDevice], more: Tree) -> PciDevice:
-    model, _ = _MODELS[device.hca_type]
-    pci_class = "0x020700" if device.link_layer == "InfiniBand" else "0x020000"
-    links = {
-        f"net/{nic.name}": Link(f"../../../../../class/net/{nic.name}")
-        for nic in nics
-        if nic.pci_address == address
-    }
-    return PciDevice(
-        address,
-        _VENDOR,
-        model,
-        pci_class,
-        device.numa_node,
-        device.driver,
-        device.pcie,
-        {**more, **links},
-    )
-
-
-def trees(devices: Sequence[Device], nics: Sequence[NetDevice]) -> dict[str, Tree]:
-    """The classes of /sys that show them."""
-    devices = [device for device in devices if device.driver]
-    ports: dict[str, str | Link] = {
-        path: text for path, text in ib_tree(devices).items() if path.split("/")[1] != "device"
-    }
-    verbs: dict[str, str | Link] = {}
-    for device in devices:
-        ports[f"{device.name}/device"] = Link(f"../../../bus/pci/devices/{device.pci_address}")
-        if device.uverbs:
-            where = f"../../bus/pci/devices/{device.pci_address}/infiniband_verbs/{device.uverbs}"
-            verbs[device.uverbs] = Link(where)
-    return {IB_CLASS: ports, VERBS: verbs, CLASS: tree(nics)}
-
-
-def device_files(devices: Iterable[Device]) -> dict[str, int]:
-    """What user space opens: path -> mode."""
-    there = [device.uverbs for device in devices if device.uverbs and device.driver]
-    names = ["rdma_cm", *there]
-    return {f"/dev/infiniband/{name}": 0o666 for name in names}

@@ -1,10 +1,10 @@
-"""The layer that every node of a lab shares: what makes an overlay of this machine a FRESH node.
+"""The layer that every node of a lab shares: it makes an overlay of this machine a FRESH node.
 
-`build` writes it once per lab; the nodes use it as the middle of their overlay, between their
-own writes and this machine's root. A directory marked opaque hides this machine's; a whiteout
-hides one file. So nothing that was ever configured here (ssh, sysctl, limits, home directories)
-reaches a node. The packages installed here do, save what would make a node look other than on
-another machine (Slurm's daemons, a vendor's GPU tool, csh's settings).
+`build` writes it once per lab; it is the middle layer of the nodes' overlays, between their writes
+and this machine's root. An opaque directory hides this machine's; a whiteout hides one file. So no
+configuration of this machine (ssh, sysctl, limits, home directories) reaches a node. Its packages
+do, except those that differ between machines (Slurm's daemons, a vendor's GPU tool, csh's
+settings).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from pathlib import Path
 
 from nodeready.lab.boot import REAL_SYS, STASH
 from nodeready.lab.hardware import Link, Tree
+from nodeready.lab.needs import can_raise_limits
 from nodeready.lab.profiles import Profile
-from nodeready.lab.state import LabError, can_raise_limits
+from nodeready.lab.state import LabError
 
-# --- Data: what makes a node fresh. All paths are those of the node.
+# --- The files of a fresh node. All paths are those of the node.
 
-# The ordinary user of every node, for what must work without root. There the user may become root,
-# and root of a node is close to root of this machine: nobody of this machine has the number.
+# The ordinary user of every node, who may become root there. Root of a node is close to root of
+# this machine: no user of this machine has this user's number.
 USER = "ml"
 USER_IDS = range(2000, 60000)
 
-# Directories that a node has for itself, with their modes.
+# Directories of a node that hide this machine's, with their modes.
 FRESH = {
     "/root": 0o700,
     "/home": 0o755,
@@ -51,8 +52,8 @@ FRESH = {
     "/etc/profile.d": 0o755,
 }
 
-# Directories of services that are empty on a new machine, where this one has them; and what a
-# package that is installed here, or another release, sets in the kernel at boot.
+# Directories of services that are empty on a new machine, where this one has them; and the kernel
+# settings of packages that are installed here.
 EMPTY = (
     "/etc/munge",
     "/etc/slurm",
@@ -65,7 +66,7 @@ EMPTY = (
 # Files and directories of this machine that a node must not have.
 HIDDEN = (
     "/.dockerenv",
-    # The csh that is installed here, or not, would be one more shell with settings.
+    # csh may be installed here: its settings would differ between machines.
     "/etc/csh.cshrc",
     "/etc/csh.login",
     "/etc/csh.logout",
@@ -82,20 +83,19 @@ HIDDEN = (
     "/var/lib/systemd/coredump",
 )
 
-# Where programs are, in the order of the nodes' PATH.
+# Directories of programs, in the order of the nodes' PATH.
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/opt/rocm/bin")
 
-# Programs that a node has when its profile gives them to it: those of this machine would tell of
-# its own GPUs and clock.
+# Programs that a node has from its profile only: this machine's would show its own GPUs and clock.
 TOOLS = ("nvidia-smi", "amd-smi", "rocm-smi", "chronyc", "ntpq")
 
-# Slurm's daemons and their services, which a node that is not Slurm's has not.
+# Slurm's daemons and their services, which a node without Slurm does not have.
 SLURM = (
     *(os.path.realpath(f"/lib/systemd/system/slurm{d}.service") for d in ("d", "ctld", "dbd")),
     *(f"/usr/sbin/slurm{which}" for which in ("d", "ctld", "stepd", "dbd")),
 )
 
-# Below these, whatever bears our name.
+# Directories with files of nodeready.
 OURS = ("/etc", "/usr/local", "/var/lib", "/var/cache")
 
 # /dev/NAME: major, minor (Documentation/admin-guide/devices.txt).
@@ -132,7 +132,7 @@ FSTAB = """\
 /dev/sda1  /  ext4  errors=remount-ro  0  1
 """
 
-# As Debian's libpam-modules ships it, less its explanations.
+# As Debian's libpam-modules ships it, without its explanations.
 LIMITS_CONF = """\
 # /etc/security/limits.conf: see limits.conf(5)
 # End of file
@@ -144,7 +144,7 @@ SYSCTL_CONF = """\
 #kernel.sysrq=438
 """
 
-# Where distributions have it.
+# The paths of distributions.
 SFTP_SERVERS = (
     "/usr/lib/openssh/sftp-server",
     "/usr/libexec/openssh/sftp-server",
@@ -152,7 +152,7 @@ SFTP_SERVERS = (
     "/usr/libexec/sftp-server",
 )
 
-# What a freshly booted distribution kernel has, whatever was set on this machine.
+# The values of a distribution's kernel after a boot.
 KERNEL_DEFAULTS = {
     "kernel/yama/ptrace_scope": "1",
     "kernel/core_pattern": "core",
@@ -161,10 +161,10 @@ KERNEL_DEFAULTS = {
     "fs/suid_dumpable": "0",
 }
 
-# Without it a clock is not synchronised (systemd-timesyncd.service(8)).
+# Present while the clock is synchronised (systemd-timesyncd.service(8)).
 CLOCK = "/run/systemd/timesync/synchronized"
 
-# The program, for a node's own record.
+# dmesg, for the log of the node.
 DMESG = """\
 #!/bin/sh
 log=/.lab/kernel.log
@@ -182,7 +182,7 @@ case " $* " in
 esac
 """
 
-# What any kernel says when it boots: seconds since then, message.
+# The log of any kernel at boot: seconds since then, message.
 KERNEL_LOG = (
     (0.0, "Command line: BOOT_IMAGE=/boot/vmlinuz root=/dev/sda1 ro quiet"),
     (1.204511, "pci 0000:01:00.0: [14e4:16d7] type 00 class 0x020000 PCIe Endpoint"),
@@ -203,33 +203,33 @@ class Image:
         base.mkdir(mode=0o755)
 
     def directory(self, path: str, mode: int | None = None, opaque: bool = False) -> Path:
-        """A directory; with no mode, parents and itself look like this machine's."""
-        made = self.base / path.lstrip("/")
-        if not made.is_dir():
+        """A directory. Without a mode, it and its parents get this machine's attributes."""
+        path_in_layer = self.base / path.lstrip("/")
+        if not path_in_layer.is_dir():
             self.directory(os.path.dirname(path))
-            made.mkdir(mode=0o755)
+            path_in_layer.mkdir(mode=0o755)
             if os.path.isdir(path):
-                shutil.copystat(path, made)
-                like = os.stat(path)
-                os.chown(made, like.st_uid, like.st_gid)
+                shutil.copystat(path, path_in_layer)
+                status = os.stat(path)
+                os.chown(path_in_layer, status.st_uid, status.st_gid)
         if mode is not None:
-            made.chmod(mode)
+            path_in_layer.chmod(mode)
         if opaque:
-            os.setxattr(made, "trusted.overlay.opaque", b"y")
-        return made
+            os.setxattr(path_in_layer, "trusted.overlay.opaque", b"y")
+        return path_in_layer
 
     def file(self, path: str, content: str, mode: int = 0o644, owner: int = 0) -> None:
         """A regular file."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        made.write_text(content)
-        made.chmod(mode)
-        os.chown(made, owner, owner)
+        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        path_in_layer.write_text(content)
+        path_in_layer.chmod(mode)
+        os.chown(path_in_layer, owner, owner)
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link, unless something is there."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        if not os.path.lexists(made):
-            made.symlink_to(target)
+        """A symbolic link, unless the path exists."""
+        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        if not os.path.lexists(path_in_layer):
+            path_in_layer.symlink_to(target)
 
     def tree(self, path: str, tree: Tree) -> None:
         """A directory with this content."""
@@ -243,28 +243,28 @@ class Image:
                 self.file(f"{path}/{name}", content)
 
     def device(self, path: str, mode: int = 0o666) -> None:
-        """A device file that is as harmless as /dev/null."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        os.mknod(made, stat.S_IFCHR, os.makedev(*DEVICES["null"]))
-        made.chmod(mode)
+        """A device file that behaves as /dev/null."""
+        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(*DEVICES["null"]))
+        path_in_layer.chmod(mode)
 
     def hide(self, path: str) -> None:
-        """Nothing at this path, whatever the machine has there."""
-        made = self.directory(os.path.dirname(path)) / os.path.basename(path)
-        if not os.path.lexists(made):
-            os.mknod(made, stat.S_IFCHR, os.makedev(0, 0))
+        """Hide this path of this machine."""
+        path_in_layer = self.directory(os.path.dirname(path)) / os.path.basename(path)
+        if not os.path.lexists(path_in_layer):
+            os.mknod(path_in_layer, stat.S_IFCHR, os.makedev(0, 0))
 
 
-# --- The node's own /proc, /sys and kernel log.
+# --- The node's /proc, /sys and kernel log.
 #
 # They lie below STASH in the lab's layer; nodeready.lab.boot lays them over the real ones.
 
-# A node shows none of these of this machine.
+# Directories of this machine that a node does not show.
 _HIDDEN = ("/sys/class/infiniband", "/sys/class/infiniband_verbs")
 
 
 def build_kernel(image: Image, profile: Profile) -> None:
-    """Write it to the layer."""
+    """Write /proc, /sys and the kernel log to the layer."""
     hardware = profile.hardware
     image.directory(STASH, 0o755)
     image.file(f"{STASH}/proc/cmdline", profile.cmdline + "\n", 0o444)
@@ -280,40 +280,40 @@ def build_kernel(image: Image, profile: Profile) -> None:
             _complete(image, target)
     if hardware.start:
         image.file(f"{STASH}/start", hardware.start)
-    # The kernel's log is one for the whole machine.
+    # The real kernel's log is that of the whole machine.
     image.file("/usr/bin/dmesg", DMESG, 0o755)
     image.file(f"{STASH}/kernel.log", kernel_log(*hardware.kernel_log))
 
 
-def kernel_log(*more: tuple[float, str]) -> str:
-    """What dmesg prints on a node: what any kernel says when it boots, and more."""
-    return "".join(f"[{at:12.6f}] {text}\n" for at, text in sorted([*KERNEL_LOG, *more]))
+def kernel_log(*lines: tuple[float, str]) -> str:
+    """The output of dmesg on a node: the log of any kernel at boot, and these lines."""
+    return "".join(f"[{at:12.6f}] {text}\n" for at, text in sorted([*KERNEL_LOG, *lines]))
 
 
 def trees(profile: Profile) -> dict[str, Tree]:
-    """What is laid over directories of /sys and /proc, by path."""
+    """The trees over directories of /sys and /proc, by path."""
     over: dict[str, Tree] = {path: {} for path in _HIDDEN if os.path.isdir(path)}
     return {**over, **profile.hardware.trees}
 
 
 def targets(profile: Profile) -> list[str]:
-    """The directories of this machine that are hidden: each tree, or what there is above it.
+    """The hidden directories of this machine: each tree, or its closest parent that exists.
 
-    Without a directory above it in /proc, a tree is left out: nothing can be added there.
+    A tree directly below /proc or /sys is left out: nothing can be added there.
     """
-    found = set()
+    directories = set()
     for tree in trees(profile):
         target = tree
         while not os.path.isdir(target):
             target = os.path.dirname(target)
-        found.add(target)
-    return sorted(found - {"/proc", "/sys"})
+        directories.add(target)
+    return sorted(directories - {"/proc", "/sys"})
 
 
 def _complete(image: Image, target: str) -> None:
-    """A directory that is hidden only to add to it: links to all else that it really has.
+    """Fill a directory that is hidden only for an addition, with links to its real entries.
 
-    The kernel lets nobody add to /sys, so what is above the addition is replaced.
+    The kernel allows no additions to /sys, so the directory above the addition is replaced.
     """
     image.directory(REAL_SYS)
     for name in os.listdir(target):
@@ -340,7 +340,7 @@ def _sysctls() -> dict[str, str]:
     return values
 
 
-# --- SSH keys, made in this process: an `ssh-keygen` per node would cost more than the node.
+# --- SSH keys, made in this process: an `ssh-keygen` per node costs more than the node.
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class Key:
 
 def new_key(comment: str) -> Key:
     """A fresh key pair."""
-    # Imported when needed: it takes longer than all the rest of `nodeready lab status`.
+    # This import takes longer than all of `nodeready lab status`.
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -369,7 +369,7 @@ def new_key(comment: str) -> Key:
 def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> None:
     """Write the layer to `base`, which must not exist. Raises OSError.
 
-    slurm: the nodes are Slurm's; else no service of it is on them, whatever is installed here
+    slurm: the nodes belong to Slurm; without it no service of Slurm is on them
     """
     image = Image(base)
     for path, mode in FRESH.items():
@@ -377,11 +377,11 @@ def build(base: Path, profile: Profile, key: Key, *, slurm: bool = False) -> Non
     for path in filter(os.path.isdir, EMPTY):
         image.directory(path, opaque=True)
     tools = (f"{directory}/{name}" for directory in PATH for name in TOOLS)
-    for path in (*HIDDEN, *_ours(), *tools, *(() if slurm else SLURM)):
+    for path in (*HIDDEN, *_nodeready_paths(), *tools, *(() if slurm else SLURM)):
         if os.path.lexists(path) and path not in profile.hardware.files:
             image.hide(path)
     _devices(image)
-    _system(image, profile)
+    _system(image)
     _accounts(image, key)
     _pam(image)
     build_kernel(image, profile)
@@ -407,7 +407,7 @@ def submounts() -> list[str]:
     )
 
 
-def _ours() -> Iterable[str]:
+def _nodeready_paths() -> Iterable[str]:
     for top in OURS:
         yield from glob.glob(f"{top}/**/*nodeready*", recursive=True)
 
@@ -429,7 +429,7 @@ def _devices(image: Image) -> None:
     image.directory("/dev/shm", 0o1777)
 
 
-def _system(image: Image, profile: Profile) -> None:
+def _system(image: Image) -> None:
     image.directory("/run/sshd", 0o755)
     image.directory("/run/lock", 0o1777)
     image.directory("/run/user", 0o755)
@@ -449,16 +449,15 @@ def _system(image: Image, profile: Profile) -> None:
         link.symlink_to("../sysctl.conf")
     if os.path.exists("/etc/security/limits.conf"):
         image.file("/etc/security/limits.conf", LIMITS_CONF)
-    lines = (f"{name}={value}\n" for name, value in profile.environment.items())
-    image.file("/etc/environment", "".join(lines))
+    image.file("/etc/environment", "")
     if os.path.isdir("/etc/sudoers.d"):
         image.file(f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440)
 
 
 def free_id() -> int:
-    """A number that no user and no group of this machine has, but for the lab's user itself.
+    """A number that no user and no group of this machine has.
 
-    Whoever had it could trace the lab user's processes, and take the lab's key from them. Raises
+    A user with it could trace the lab user's processes, and take the lab's key from them. Raises
     LabError when all are taken.
     """
     for number in USER_IDS:
@@ -473,10 +472,13 @@ def free_id() -> int:
 
 
 def without_password(line: str) -> str:
-    """A line of shadow(5) that no password fits; unlike "!", "*" does not lock an account."""
-    name, mark, rest = line.partition(":")
-    password, end, more = rest.partition(":")
-    return line if password[:1] in ("!", "*") else f"{name}{mark}*{end}{more}"
+    """The line of shadow(5) without its password; unlike "!", "*" does not lock an account.
+
+    >>> without_password("ml:$y$j9T:19000:0:99999:7:::")
+    'ml:*:19000:0:99999:7:::'
+    """
+    name, password, *fields = line.split(":")
+    return line if password[:1] in ("!", "*") else ":".join((name, "*", *fields))
 
 
 def _accounts(image: Image, key: Key) -> None:
@@ -484,25 +486,25 @@ def _accounts(image: Image, key: Key) -> None:
     account = f"{USER}:x:{number}:{number}::/home/{USER}:/bin/bash"
     _with_line(image, "/etc/passwd", account)
     _with_line(image, "/etc/group", f"{USER}:x:{number}:")
-    # A password of this machine opens nothing on a node, whatever this machine's sshd takes.
+    # A password of this machine is not valid on a node.
     _with_line(image, "/etc/shadow", f"{USER}:*:19000:0:99999:7:::", without_password)
     for home, owner in (("/root", 0), (f"/home/{USER}", number)):
-        made = image.directory(home)
-        os.chown(made, owner, owner)
+        path_in_layer = image.directory(home)
+        os.chown(path_in_layer, owner, owner)
         for name in (".bashrc", ".profile"):
             skeleton = Path("/etc/skel", name)
             if skeleton.is_file():
                 image.file(f"{home}/{name}", skeleton.read_text(), owner=owner)
         os.chown(image.directory(f"{home}/.ssh", 0o700), owner, owner)
         image.file(f"{home}/.ssh/authorized_keys", key.public + "\n", 0o600, owner)
-        # Nodes reach each other with the lab's key, and know no host key: asking about those
-        # is the trouble that nodeready removes.
+        # Nodes reach each other with the lab's key, and know no host key: nodeready distributes
+        # those.
         image.file(f"{home}/.ssh/id_ed25519", key.private, 0o600, owner)
         image.file(f"{home}/.ssh/id_ed25519.pub", key.public + "\n", 0o644, owner)
 
 
 def _pam(image: Image) -> None:
-    """Let people in also where a limit of theirs cannot be raised; elsewhere change nothing."""
+    """Allow logins also where PAM cannot raise a limit; change nothing where it can."""
     if can_raise_limits():
         return
     for path in (*glob.glob("/etc/pam.d/*"), *glob.glob("/usr/lib/pam.d/*")):
@@ -515,15 +517,15 @@ def _pam(image: Image) -> None:
 
 
 def _with_line(image: Image, path: str, line: str, changed: Callable[[str], str] = str) -> None:
-    """This machine's table of accounts, with this account instead of one of its name.
+    """Write this machine's table of accounts with this account.
 
-    changed: what becomes of each of the other lines
+    changed: applied to each other line
     """
     table = Path(path)
     if not table.exists():
         return
     name = line.split(":", 1)[0] + ":"
-    kept = [changed(old) for old in table.read_text().splitlines() if not old.startswith(name)]
-    like = table.stat()
-    image.file(path, "\n".join([*kept, line, ""]), stat.S_IMODE(like.st_mode))
-    os.chown(image.base / path.lstrip("/"), like.st_uid, like.st_gid)
+    lines = [changed(old) for old in table.read_text().splitlines() if not old.startswith(name)]
+    status = table.stat()
+    image.file(path, "\n".join([*lines, line, ""]), stat.S_IMODE(status.st_mode))
+    os.chown(image.base / path.lstrip("/"), status.st_uid, status.st_gid)

@@ -1,4 +1,4 @@
-"""Where a lab lives on the network: a number, from which its subnet and interface follow."""
+"""A lab's network: its subnet, interface and addresses follow from its number."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import json
 import socket
 import subprocess
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from nodeready.lab.state import ROOT, LabError, environment, locked, write
 
-# Private (RFC 1918), and away from what Docker, libvirt and home routers take by default.
+# Private (RFC 1918), and none that Docker, libvirt and home routers use by default.
 _RANGE = ipaddress.IPv4Network("10.213.0.0/16")
 
-# 510 addresses: 256 nodes, and room for those that tests add.
+# 510 addresses: 500 nodes, and room for Slurm's controller.
 _PREFIX = 23
 _SUBNETS = list(_RANGE.subnets(new_prefix=_PREFIX))
 
 MAX_NODES = 500
 
-# A route as wide as this is somebody's "everything private goes there" (a VPN's 10.0.0.0/8),
-# and ours, being narrower, wins for its own addresses. A narrower one is a network in use.
+# A route as wide as this is a VPN's for all private addresses (10.0.0.0/8); the lab's narrower
+# route wins for its own addresses. A narrower route is a network in use.
 _BROAD = 12
 
-# The hard limit of the kernel's table of neighbours; a container may not see it. What it was.
+# The hard limit of the kernel's table of neighbours, which a container may not see; its old value.
 _NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 _NEIGHBOURS_BEFORE = ROOT / ".neighbours"
 
@@ -37,7 +37,7 @@ def subnet(index: int) -> ipaddress.IPv4Network:
 
 
 def interface(index: int) -> str:
-    """The one interface that the lab has on this machine (at most 15 characters)."""
+    """The interface of the lab on this machine (at most 15 characters)."""
     return f"nrlab{index}"
 
 
@@ -52,23 +52,21 @@ def address(index: int, number: int) -> ipaddress.IPv4Interface:
 
 
 def port(number: int) -> str:
-    """The end of its wire at the lab's bridge."""
+    """The end of the node's wire at the lab's bridge."""
     return f"n{number}"
 
 
 def mac(index: int, number: int) -> str:
-    """Its Ethernet address: the same after a restart, so that no cache of ours goes stale.
-
-    02 marks a locally administered address.
-    """
+    """The node's Ethernet address, the same after a restart: caches of neighbours stay right."""
+    # 02 marks a locally administered address.
     return f"02:6e:72:{index:02x}:{number >> 8:02x}:{number & 0xFF:02x}"
 
 
-def free_index(taken: Iterable[int]) -> int:
+def free_index(taken: Collection[int]) -> int:
     """A number whose subnet and interface nothing on this machine uses. Raises LabError.
 
-    Systems that share a network and not their files (containers) do not see which labs the others
-    are about to start: each begins to look at a place of its own, by its host name.
+    Containers that share a network, but no files, do not see which labs their peers are about to
+    start: each begins its search at a number that depends on its host name.
     """
     start = zlib.crc32(socket.gethostname().encode()) % len(_SUBNETS)
     interfaces = {link["ifname"] for link in _ip("link", "show")}
@@ -78,35 +76,33 @@ def free_index(taken: Iterable[int]) -> int:
             network = ipaddress.IPv4Network(route["dst"], strict=False)
             if network.prefixlen > _BROAD:
                 used.append(network)
-    unavailable = set(taken)
     indexes: list[int] = [*range(start, len(_SUBNETS)), *range(start)]
     for index in indexes:
-        candidate = _SUBNETS[index]
-        if index in unavailable or interface(index) in interfaces:
+        if index in taken or interface(index) in interfaces:
             continue
-        if not any(candidate.overlaps(network) for network in used):
+        if not any(_SUBNETS[index].overlaps(network) for network in used):
             return index
     raise LabError(f"no free subnet in {_RANGE}; `nodeready lab down --all` ends all labs")
 
 
 def make_room(nodes: int) -> None:
-    """Let this machine's kernel know as many neighbours (ARP) as such a lab has, each node all.
+    """Raise the kernel's limit of neighbours (ARP) so that each node can know all others.
 
-    That table is one for all network namespaces, and 1,024 entries by default: in a lab of more
-    than 32 nodes packets were lost as if a wire did it. The last lab's end puts the limit back.
+    All network namespaces share this table, with 1,024 entries by default: a lab of more than 32
+    nodes would lose packets. The end of the last lab restores the limit.
     """
     with locked(ROOT), contextlib.suppress(OSError):
-        known = int(_NEIGHBOURS.read_text())
+        limit = int(_NEIGHBOURS.read_text())
         # Half of it is for other labs and for the machine itself.
-        wanted = 2 * nodes * nodes
-        if known < wanted:
+        needed = 2 * nodes * nodes
+        if limit < needed:
             if not _NEIGHBOURS_BEFORE.exists():
-                write(_NEIGHBOURS_BEFORE, f"{known}\n")
-            _NEIGHBOURS.write_text(f"{wanted}\n")
+                write(_NEIGHBOURS_BEFORE, f"{limit}\n")
+            _NEIGHBOURS.write_text(f"{needed}\n")
 
 
-def give_room_back() -> None:
-    """The limit of neighbours that was there before the first lab."""
+def restore_neighbour_limit() -> None:
+    """Restore the limit of neighbours from before the first lab."""
     with contextlib.suppress(FileNotFoundError):
         before = _NEIGHBOURS_BEFORE.read_text()
         with contextlib.suppress(OSError):
@@ -122,8 +118,8 @@ def delete_interface(index: int) -> None:
 def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> None:
     """Run `ip` commands as one batch, in a process's network namespace or the caller's.
 
-    With `force`, a command that fails does not stop the others and is no error. Else it raises
-    OSError.
+    With `force`, a command that fails does not stop the next ones and is no error; without it, it
+    raises OSError.
     """
     argv = ["ip", *(["-force"] if force else []), "-batch", "-"]
     if namespace_of:
@@ -141,7 +137,7 @@ def ip(commands: Iterable[str], namespace_of: int = 0, force: bool = False) -> N
 
 
 def listening(pid: int) -> bool:
-    """Is something listening on port 22 in the network namespace of this process?"""
+    """Whether a server listens on port 22 in the network namespace of this process."""
     try:
         sockets = Path(f"/proc/{pid}/net/tcp").read_text()
     except OSError:

@@ -1,5 +1,6 @@
-"""The processes of a lab: recognised by what they are, never by a number alone; and those that we
-run: the helper that starts nodes (nodeready.lab.boot), nsenter, any command.
+"""The processes of a lab, recognised by their command lines, and those that its commands run.
+
+The commands run the helper that starts nodes (nodeready.lab.boot), nsenter and other programs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DEATH_S = 20.0
 
 
 def detach() -> None:
-    """Cut this process off from who started it: session, terminal, streams, directory."""
+    """Separate this process from its parent: session, terminal, streams, directory."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     null = os.open("/dev/null", os.O_RDWR)
@@ -42,7 +43,8 @@ def detach() -> None:
 def started_at(pid: int) -> int | None:
     """When this process began, in clock ticks since boot; None when it is gone or a zombie.
 
-    With the pid it identifies a process: pids are used again (proc(5), stat, field 22).
+    It identifies a process together with the pid, which another process may get later (proc(5),
+    stat, field 22).
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -57,15 +59,13 @@ def of_lab(directory: Path, names: Collection[str] = ()) -> list[int]:
 
     With `names`, the inits of these nodes alone.
     """
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    pids = []
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path("/proc", entry, "cmdline").read_bytes().decode(errors="replace")
             if _belongs(words.split("\0"), str(directory), names):
-                found.append(int(entry))
-    return found
+                pids.append(int(entry))
+    return pids
 
 
 def _belongs(words: list[str], directory: str, names: Collection[str]) -> bool:
@@ -77,22 +77,22 @@ def _belongs(words: list[str], directory: str, names: Collection[str]) -> bool:
 def end_all(directory: Path, names: Collection[str] = ()) -> None:
     """Kill every process of the lab (or of these nodes), and wait until none is left.
 
-    A process may fork while we look, so only a look that finds nothing ends it. Raises LabError
-    when one does not end.
+    A process may fork meanwhile, so only a search that finds none ends it. Raises LabError when
+    one does not end.
     """
     deadline = time.monotonic() + DEATH_S
-    while found := [pid for pid in of_lab(directory, names) if started_at(pid) is not None]:
+    while pids := [pid for pid in of_lab(directory, names) if started_at(pid) is not None]:
         if time.monotonic() > deadline:
             raise LabError(
-                f"process {found[0]} of the lab does not end; look at /proc/{found[0]}/stack"
+                f"process {pids[0]} of the lab does not end; look at /proc/{pids[0]}/stack"
             )
-        for pid in found:
+        for pid in pids:
             end(pid, wait_s=0.0)
         time.sleep(0.01)
 
 
 def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Kill this process, do something, and wait at most this long until it has ended."""
+    """Kill this process, call `meanwhile`, and wait at most `wait_s` until it has ended."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
@@ -107,30 +107,31 @@ def end(pid: int, wait_s: float = DEATH_S, meanwhile: Callable[[], None] = lambd
         os.close(handle)
 
 
-# --- Those that we run.
+# --- Those that the lab's commands run.
 
-# What a file of a node may be given as: text, bytes, or either with its mode.
+# The content of a file of a node: text, bytes, or either with its mode.
 Content = str | bytes | tuple[str | bytes, int]
-# What the helper says when it breaks, in the lab's directory.
+Files = Mapping[str, Content]
+# The helper's standard error, in the lab's directory.
 LOG = "boot.log"
 Done = subprocess.CompletedProcess[str]
 
 
 def spec(
     index: int,
-    one: NodeState,
-    files: Mapping[str, Content],
+    node: NodeState,
+    files: Files,
     gone: Sequence[str] = (),
     freezer: str = "",
 ) -> dict[str, Any]:
-    """What the helper must know about a node of lab number `index`: what it has, and has not."""
+    """The helper's plan for a node of lab number `index`, with the files that it has and lacks."""
     return {
-        "name": one.name,
-        "address": str(network.address(index, one.number)),
-        "mac": network.mac(index, one.number),
-        "port": network.port(one.number),
-        "generation": f"g{one.generation}",
-        "files": {path: _encoded(item) for path, item in files.items()},
+        "name": node.name,
+        "address": str(network.address(index, node.number)),
+        "mac": network.mac(index, node.number),
+        "port": network.port(node.number),
+        "generation": f"g{node.generation}",
+        "files": {path: _json_file(item) for path, item in files.items()},
         "gone": list(gone),
         "freezer": freezer,
     }
@@ -149,7 +150,7 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
 ) -> Done:
-    """Run a program here; what it says as text, and bytes that are none as surrogates."""
+    """Run a program here; its output is text, with surrogates for invalid bytes."""
     return subprocess.run(
         argv,
         input=data,
@@ -177,7 +178,7 @@ def _module_environment() -> dict[str, str]:
 
 
 def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any], None, None]:
-    """Start the nodes of these `spec`s; its answers as they come. It ends with us."""
+    """Start the helper with these `spec`s; yields its answers. It ends with this process."""
     directory = state.directory(lab.name)
     plan = {
         "parent": os.getpid(),
@@ -191,7 +192,7 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
     argv = [sys.executable, "-m", "nodeready.lab.boot", str(directory)]
     with (
         open(directory / LOG, "ab") as log,
-        # A session of its own: Ctrl-C reaches us, and we decide.
+        # In its own session: Ctrl-C reaches this process only.
         subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
@@ -215,7 +216,13 @@ def boot(lab: LabState, specs: list[dict[str, Any]]) -> Generator[dict[str, Any]
             process.kill()
 
 
-def _encoded(item: Content) -> dict[str, Any]:
+def encoded(item: Content) -> tuple[bytes, int]:
+    """The bytes and the mode of a file."""
     content, mode = item if isinstance(item, tuple) else (item, 0o644)
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    return data, mode
+
+
+def _json_file(item: Content) -> dict[str, Any]:
+    data, mode = encoded(item)
     return {"data": base64.b64encode(data).decode(), "mode": mode}

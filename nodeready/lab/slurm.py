@@ -1,8 +1,8 @@
-"""Slurm on a lab: the files that its machines have for it, and the running Slurm.
+"""Slurm on a lab: the files of its machines, and the running Slurm.
 
 The controller is a machine of the lab beside its nodes, so that Slurm's daemons see the nodes'
-users and files, and this machine's /etc/slurm, /etc/munge and services stay as they are. It is no
-node of the lab: no inventory has it.
+users and files, and this machine's /etc/slurm, /etc/munge and services do not change. It is no
+node of the lab, and in no inventory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from nodeready.lab import boot, processes, state
+from nodeready.lab import freezer, processes, state
 from nodeready.lab.boot import STASH
 from nodeready.lab.processes import Done
 from nodeready.lab.state import LabError, LabState, NodeState, SlurmState, environment
@@ -29,7 +29,7 @@ CONTROLLER_NUMBER = 509
 _SLURMCTLD = ("slurmctld", "1AA1")
 _SLURMD = ("slurmd", "1AA2")
 
-# What differs from Slurm's defaults, for a lab: few cores, and tests that wait for seconds.
+# Settings for a lab that differ from Slurm's defaults: few cores, and tests that wait for seconds.
 _SETTINGS = {
     "SlurmUser": "root",
     "StateSaveLocation": "/var/lib/slurm/slurmctld",
@@ -50,17 +50,18 @@ _SETTINGS = {
     "UnkillableStepTimeout": "20",
     "SchedulerParameters": "sched_interval=2,bf_interval=2",
 }
-# As many jobs as that run side by side on a node, whatever this machine has (config_overrides).
+_CGROUP_CONF = f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={freezer.CGROUP_ROOT}\n"
+# Jobs use these numbers rather than those of this machine (config_overrides).
 _NODE = "CPUs=4 RealMemory=4096"
 
-# Those of lines that may be there several times.
+# Settings that may have several lines.
 _REPEATED = {"nodename", "partitionname", "downnodes", "nodeset"}
 
 _SETTING = re.compile(r"([A-Za-z]+)=[^\n]*")
 
-# Starts the daemons, or starts Slurm's again, then not as a child of process 1: hence the group.
-# A root that a fault makes read-only must have no files open, which mounts of their own hold.
-# The limits are those of Debian's slurmd.service.
+# Starts the daemons, or restarts Slurm's; then the daemon is no child of process 1 and has to join
+# the group. A fault may make the root read-only, which needs mounts for directories with open
+# files. The limits are those of Debian's slurmd.service.
 _SCRIPT = """\
 daemon={daemon}
 cd /
@@ -99,13 +100,13 @@ done
 
 
 def new_slurm(controller: NodeState) -> SlurmState:
-    """A Slurm with this controller and a key of its own."""
+    """A Slurm with this controller and a new key."""
     key = base64.b64encode(secrets.token_bytes(128)).decode()
-    return SlurmState(controller, key, boot.freezer_available(), [])
+    return SlurmState(controller, key, freezer.is_available(), [])
 
 
 def checked(lines: Sequence[str]) -> list[str]:
-    """Lines for slurm.conf. Raises LabError for what is none."""
+    """Lines for slurm.conf. Raises LabError for a line without a setting."""
     for line in lines:
         if not _SETTING.fullmatch(line):
             raise LabError(f"{line!r} is no line of slurm.conf: it takes Name=value")
@@ -124,7 +125,7 @@ def conf(lab: LabState, slurm: SlurmState) -> str:
     replaced = {line.partition("=")[0].lower() for line in slurm.lines} - _REPEATED
     lines = [f"{name}={value}" for name, value in settings.items() if name.lower() not in replaced]
     lines += slurm.lines
-    lines += [f"NodeName={one.name} NodeAddr={one.address} {_NODE}" for one in lab.nodes]
+    lines += [f"NodeName={node.name} NodeAddr={node.address} {_NODE}" for node in lab.nodes]
     lines += ["PartitionName=batch Nodes=ALL Default=YES"]
     return "\n".join([*lines, ""])
 
@@ -135,26 +136,26 @@ def client_conf(lab: LabState, slurm: SlurmState) -> str:
     return conf(lab, slurm) + f"AuthInfo=socket={socket}\n"
 
 
-def files(lab: LabState, one: NodeState) -> dict[str, str | tuple[str | bytes, int]]:
-    """What a machine has for Slurm at every start; nothing in a lab without."""
+def files(lab: LabState, machine: NodeState) -> dict[str, str | tuple[str | bytes, int]]:
+    """A machine's files for Slurm, at every start; none in a lab without it."""
     slurm = lab.slurm
     if slurm is None:
         return {}
-    daemon, port = _SLURMCTLD if one is slurm.controller else _SLURMD
-    script = _SCRIPT.format(daemon=daemon, port=port, root=boot.CGROUP_ROOT, stash=STASH)
+    daemon, port = _SLURMCTLD if machine is slurm.controller else _SLURMD
+    script = _SCRIPT.format(daemon=daemon, port=port, root=freezer.CGROUP_ROOT, stash=STASH)
     return {
         CONF: conf(lab, slurm),
-        "/etc/slurm/cgroup.conf": f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={boot.CGROUP_ROOT}\n",
+        "/etc/slurm/cgroup.conf": _CGROUP_CONF,
         "/etc/munge/munge.key": (base64.b64decode(slurm.key), 0o400),
         SCRIPT: script,
     }
 
 
-def group(lab: LabState, one: NodeState) -> str:
-    """The node's group of the freezer; "" where it needs none."""
-    if lab.slurm is None or not lab.slurm.freezer or one is lab.slurm.controller:
+def group(lab: LabState, node: NodeState) -> str:
+    """The node's group of the freezer, or ""."""
+    if lab.slurm is None or not lab.slurm.freezer or node is lab.slurm.controller:
         return ""
-    return boot.freezer_group(lab.name, one.name)
+    return freezer.group_path(lab.name, node.name)
 
 
 # --- The running Slurm: its commands, new nodes, new settings.
@@ -174,7 +175,7 @@ def run_command(lab: LabState, argv: Sequence[str], timeout: float = 60) -> Done
     """Run one of Slurm's commands of this machine on the lab. Raises LabError."""
     if lab.slurm is None:
         raise LabError(NONE.format(lab=lab.name))
-    # What is set where a job runs, or by its user, is not about the lab.
+    # Variables of a job or of its user are not about the lab.
     env = {name: value for name, value in environment().items() if not _is_slurms(name)}
     env["SLURM_CONF"] = str(client_conf_path(lab.name))
     return processes.run(argv, timeout=timeout, env=env)
@@ -185,16 +186,18 @@ def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
     if lab.slurm is None:
         return
     state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
-    # A fault may well be that it never answers.
-    waiting = {one.name for one in started if one in lab.nodes and not one.fault}
+    # A node with a fault may never answer.
+    waiting = {node.name for node in started if node in lab.nodes and not node.fault}
     deadline = time.monotonic() + READY_S
     while waiting:
         done = run_command(lab, ["sinfo", "-h", "-a", "-N", "-o", "%N %T"])
         if done.returncode:
-            return  # somebody has stopped the controller: the nodes wait for it, we do not
+            return  # the controller was stopped: the nodes wait for it
         words = (line.split() for line in done.stdout.splitlines())
         # The asterisk: it does not answer, or has not yet (sinfo(1)).
-        waiting -= {name for name, what in words if what.strip("*") == what != "unknown"}
+        waiting -= {
+            name for name, node_state in words if node_state.strip("*") == node_state != "unknown"
+        }
         if waiting and time.monotonic() > deadline:
             raise LabError(
                 f"Slurm gets no answer from {min(waiting)}; see /var/log/slurm there and on "
@@ -204,7 +207,7 @@ def wait_until_known(lab: LabState, started: Collection[NodeState]) -> None:
 
 
 def configure(lab: LabState, lines: Sequence[str]) -> None:
-    """Have these lines in slurm.conf. Raises LabError when Slurm refuses; then it has the old."""
+    """Add these lines to slurm.conf. Raises LabError when Slurm refuses them; it keeps the old."""
     if lab.slurm is None:
         raise LabError(NONE.format(lab=lab.name))
     old, lab.slurm.lines = lab.slurm.lines, checked(lines)
@@ -219,31 +222,35 @@ def configure(lab: LabState, lines: Sequence[str]) -> None:
 
 
 def spread(lab: LabState) -> None:
-    """Have every machine that runs take slurm.conf as it is now. Raises LabError."""
+    """Give slurm.conf to all running machines, and restart Slurm there. Raises LabError."""
     if lab.slurm is None:
         return
-    alive = [one for one in lab.machines() if processes.started_at(one.pid) == one.started]
+    alive = [
+        machine
+        for machine in lab.machines()
+        if processes.started_at(machine.pid) == machine.started
+    ]
     controller = lab.slurm.controller
     state.write(client_conf_path(lab.name), client_conf(lab, lab.slurm))
     content = conf(lab, lab.slurm)
-    for one in alive:
-        processes.enter(one.pid, ["sh", "-c", f"cat >{CONF}"], content)
-    # A slurmctld takes new nodes only when it starts, and the others obey when they please:
-    # starting them again is what has certainly happened when this returns.
-    for one in sorted(alive, key=lambda one: one is not controller):
-        _restart(one)
+    for machine in alive:
+        processes.enter(machine.pid, ["sh", "-c", f"cat >{CONF}"], content)
+    # A slurmctld takes new nodes only when it starts, and the daemons reread the file at a time of
+    # their own: a restart is complete when this returns.
+    for machine in sorted(alive, key=lambda machine: machine is not controller):
+        _restart(machine)
     if controller in alive:
-        wait_until_known(lab, [one for one in alive if one is not controller])
+        wait_until_known(lab, [machine for machine in alive if machine is not controller])
 
 
-def _restart(one: NodeState) -> None:
-    """Start its daemon again, as process 1 would: what runs in jobs goes on."""
+def _restart(machine: NodeState) -> None:
+    """Restart its daemon, as process 1 would; jobs go on."""
     path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     argv = ["nsenter", "-t", "1", "-C", "env", "-i", path, "sh", "-e", SCRIPT]
-    done = processes.enter(one.pid, argv)
+    done = processes.enter(machine.pid, argv)
     if done.returncode:
-        said = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
-        raise LabError(f"{one.name}: Slurm does not start: {said}")
+        reason = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[0]
+        raise LabError(f"{machine.name}: Slurm does not start: {reason}")
 
 
 def _is_slurms(name: str) -> bool:

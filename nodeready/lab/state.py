@@ -1,11 +1,11 @@
-"""What is known about a lab, in /run/nodeready/lab/NAME.
+"""The state of a lab, in /run/nodeready/lab/NAME.
 
     state.json    this module
-    ssh/          key, known_hosts, ssh_config for whoever wants to log in
+    ssh/          key, known_hosts and ssh_config for logins
     fs/           a tmpfs: base (the shared layer), nodes/NAME (each node's writes, its log)
 
-The directory itself is locked (flock) while a command changes the lab, so there is no lock file
-to leave behind.
+The directory itself is locked (flock) while a command changes the lab, so that no lock file can
+remain.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ import fcntl
 import json
 import os
 import re
-import resource
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -37,10 +34,10 @@ ROOT = Path("/run/nodeready/lab")
 # A lab's name begins its nodes' names; with three digits and a dash it stays a host name.
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
-# Whoever can read a directory can hold its lock; the files in it have modes of their own.
+# A user who can read a directory could hold its lock; its files have their own modes.
 _MODE = 0o711
 
-# As long as 256 nodes may take to start on a slow machine.
+# The time in which 256 nodes start on a slow machine.
 LOCK_S = 120.0
 
 
@@ -49,7 +46,7 @@ class NodeState:
     """One node. `pid` and `started` identify its init; `generation` counts its disks.
 
     `host_key` is the private half of its key pair: a node keeps its key over a reset.
-    `fault` is the name of what is wrong with it; "": nothing.
+    `fault` is the name of its fault, or "".
     """
 
     name: str
@@ -89,21 +86,21 @@ class LabState:
     nodes: list[NodeState] = field(default_factory=list)
     slurm: SlurmState | None = None
 
-    def beside(self) -> list[NodeState]:
-        """The machines that are no nodes: Slurm's controller."""
+    def controllers(self) -> list[NodeState]:
+        """The machine of Slurm's controller, which is no node; [] without Slurm."""
         return [self.slurm.controller] if self.slurm else []
 
     def machines(self) -> list[NodeState]:
-        """The nodes, and what is beside them."""
-        return [*self.nodes, *self.beside()]
+        """The nodes and the controller."""
+        return [*self.nodes, *self.controllers()]
 
     def is_current(self) -> bool:
-        """Is it a whole lab of this boot of the machine, and not the remains of one?"""
+        """Whether it is a whole lab of this boot of the machine, and not the remains of one."""
         return self.complete and self.boot_id == boot_id()
 
 
 def directory(name: str) -> Path:
-    """The lab's directory. Raises LabError for what cannot be a lab's name."""
+    """The lab's directory. Raises LabError for a bad name."""
     if not _NAME.fullmatch(name) or name.endswith("-"):
         raise LabError(
             f"{name!r} is no name for a lab: small letters, digits and '-', "
@@ -120,10 +117,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> LabState | None:
-    """What was last saved; None when there is no such lab or it was never saved.
-
-    Raises LabError for what cannot be understood.
-    """
+    """The state that was last saved; None without one. Raises LabError for a damaged file."""
     path = directory(name) / "state.json"
     try:
         data = json.loads(path.read_text())
@@ -135,20 +129,20 @@ def load(name: str) -> LabState | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        # Cut off by a full disk, or of another version.
+        # A full disk has cut it off, or another version wrote it.
         raise LabError(
             f"{path} cannot be understood; clean up: nodeready lab down --name {name}"
         ) from None
 
 
 def taken() -> list[int]:
-    """The numbers of all labs; one that cannot be read still has its interface and its route."""
-    found = []
+    """The numbers of all labs whose state can be read."""
+    numbers = []
     for name in names():
         with contextlib.suppress(LabError):
-            if known := load(name):
-                found.append(known.index)
-    return found
+            if lab_state := load(name):
+                numbers.append(lab_state.index)
+    return numbers
 
 
 def save(state: LabState) -> None:
@@ -167,12 +161,12 @@ def write(path: Path, content: str, mode: int = 0o644) -> None:
 
 
 def boot_id() -> str:
-    """Which boot of this machine this is: what a former one left has no processes any more."""
+    """The id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def is_locked(path: Path) -> bool:
-    """Is a command changing the lab in this directory?"""
+    """Whether a command is changing the lab in this directory."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -188,17 +182,17 @@ def is_locked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
-    """Make the directory if need be and hold it alone. Raises LabError when others keep it.
+    """Make the directory, and hold its lock. Raises LabError when another command keeps it.
 
-    `down` removes the directory while it holds it: whoever waited then makes a new one.
+    `down` removes the directory while it holds the lock: a waiting command then makes a new one.
     """
     deadline = time.monotonic() + wait_s
     while True:
         path.mkdir(mode=_MODE, parents=True, exist_ok=True)
         try:
-            for one in (ROOT, path):
-                if one.exists() and one.stat().st_mode & 0o044:
-                    one.chmod(_MODE)
+            for directory in (ROOT, path):
+                if directory.exists() and directory.stat().st_mode & 0o044:
+                    directory.chmod(_MODE)
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
@@ -223,111 +217,7 @@ def locked(path: Path, wait_s: float = LOCK_S) -> Iterator[None]:
         os.close(handle)
 
 
-# Program: its package on Debian and Ubuntu, on Fedora and RHEL, on SUSE.
-_PROGRAMS = {
-    "ip": ("iproute2", "iproute", "iproute2"),
-    "sshd": ("openssh-server", "openssh-server", "openssh-server"),
-    "ssh": ("openssh-client", "openssh-clients", "openssh-clients"),
-    "nsenter": ("util-linux", "util-linux-core", "util-linux"),
-}
-# What Slurm on a lab needs besides.
-_SLURM_PROGRAMS = {
-    "slurmctld": ("slurmctld", "slurm-slurmctld", "slurm"),
-    "slurmd": ("slurmd", "slurm-slurmd", "slurm-node"),
-    "sinfo": ("slurm-client", "slurm", "slurm"),
-    "munged": ("munge", "munge", "munge"),
-}
-_INSTALLERS = (("apt-get", 0), ("dnf", 1), ("zypper", 2))
-
-# <linux/capability.h>
-_CAP_SYS_RESOURCE = 24
-
-# Everything that a node needs from the kernel, in namespaces that vanish with the trial.
-_TRIAL = """
-mount -t tmpfs lab /mnt && mkdir /mnt/u /mnt/w /mnt/m || { echo 'mount a tmpfs'; exit 1; }
-mount -t overlay lab -o lowerdir=/,upperdir=/mnt/u,workdir=/mnt/w /mnt/m ||
-    { echo 'mount an overlay of /'; exit 1; }
-mount -t proc lab /mnt/m/proc || { echo 'mount /proc'; exit 1; }
-ip link add name lab0 type bridge && ip link add name lab1 type veth peer name lab2 ||
-    { echo 'make a bridge'; exit 1; }
-"""
-
-
 def environment() -> dict[str, str]:
-    """Our environment, with the administrator's programs on the path also after a plain `su`."""
+    """The environment, with the administrator's programs on the path also after a plain `su`."""
     path = os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"
     return {**os.environ, "PATH": path, "LC_ALL": "C"}
-
-
-def missing_programs(slurm: bool = False) -> list[str]:
-    """The programs of a lab (and of Slurm) that are not installed."""
-    path = environment()["PATH"]
-    names = [*_PROGRAMS, *(_SLURM_PROGRAMS if slurm else ())]
-    return [name for name in names if not shutil.which(name, path=path)]
-
-
-def check_needs(slurm: bool = False) -> None:
-    """Raise LabUnavailable, in one line, unless this machine can run a lab (with Slurm)."""
-    if os.geteuid() != 0:
-        raise LabUnavailable("the lab makes namespaces and mounts: run it as root (sudo)")
-    missing = missing_programs(slurm)
-    if missing:
-        installer, column = next(
-            (
-                (name, at)
-                for name, at in _INSTALLERS
-                if shutil.which(name, path=environment()["PATH"])
-            ),
-            ("", 0),
-        )
-        known = {**_PROGRAMS, **_SLURM_PROGRAMS}
-        packages = sorted({known[name][column] for name in missing})
-        how = f"{installer} install" if installer else "install"
-        raise LabUnavailable(f"not installed: {', '.join(missing)}; {how} {' '.join(packages)}")
-
-
-def check_kernel() -> None:
-    """Raise LabUnavailable unless the kernel lets us make what a node is made of."""
-    flags = ["--mount", "--pid", "--net", "--uts", "--ipc", "--fork"]
-    done = subprocess.run(
-        ["unshare", *flags, "sh", "-c", _TRIAL],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(),
-    )
-    if done.returncode:
-        what = done.stdout.strip() or "make namespaces"
-        why = done.stderr.strip().splitlines()
-        raise LabUnavailable(
-            f"this machine does not let root {what}"
-            f" ({why[-1] if why else 'no reason given'}); a lab needs a real or virtual machine"
-            " or a privileged container"
-        )
-
-
-def can_raise_limits() -> bool:
-    """May root here raise a hard limit? Not without CAP_SYS_RESOURCE, as in some sandboxes.
-
-    Then a node's sessions cannot get more than this machine's own hard limits.
-    """
-    words = Path("/proc/self/status").read_text().split()
-    return bool(int(words[words.index("CapEff:") + 1], 16) >> _CAP_SYS_RESOURCE & 1)
-
-
-def reachable_limits() -> dict[str, int]:
-    """Policy settings that the nodes of a lab here can reach: none where root may raise limits.
-
-    Without CAP_SYS_RESOURCE they are this machine's own hard limits, where those are lower than
-    the policy's defaults.
-    """
-    if can_raise_limits():
-        return {}
-    found: dict[str, int] = {}
-    _, nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
-    _, memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if nofile != resource.RLIM_INFINITY:
-        found["limit_nofile"] = min(nofile, 1048576)
-    if memlock != resource.RLIM_INFINITY:
-        found["limit_memlock"] = memlock // 1024
-    return found

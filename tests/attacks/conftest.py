@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 
 Done = subprocess.CompletedProcess[str]
 
@@ -47,7 +47,7 @@ def reached_by_all(mode: int) -> Iterator[Path]:
 class Person:
     """An ordinary user of a node; what she started ends with the test."""
 
-    node: Node
+    node: LabNode
     name: str
     uid: int
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Person:
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def person(node: Node, name: str, uid: int) -> Person:
+def person(node: LabNode, name: str, uid: int) -> Person:
     """An ordinary user, made on this node."""
     add = f"""
         groupadd -g {uid} {name} && useradd -m -u {uid} -g {uid} -s /bin/bash {name}
@@ -108,7 +108,7 @@ def person(node: Node, name: str, uid: int) -> Person:
 
 
 @pytest.fixture
-def mallory(fresh_node: Node) -> Iterator[Person]:
+def mallory(fresh_node: LabNode) -> Iterator[Person]:
     """Who attacks."""
     one = person(fresh_node, "mallory", 4001)
     yield one
@@ -116,7 +116,7 @@ def mallory(fresh_node: Node) -> Iterator[Person]:
 
 
 @pytest.fixture
-def bob(fresh_node: Node) -> Iterator[Person]:
+def bob(fresh_node: LabNode) -> Iterator[Person]:
     """Whose things she must not reach."""
     one = person(fresh_node, "bob", 4002)
     yield one

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nodeready import shell
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
 from nodeready.subjects.proof import facts as proved
@@ -121,7 +121,7 @@ _USERS = {"pdshrc_users": ["mallory", "bob"]}
 
 @pytest.fixture
 def audited(
-    tool: Tool, fleet: Callable[..., Path], fresh_node: Node, mallory: Person, bob: Person
+    tool: Tool, fleet: Callable[..., Path], fresh_node: LabNode, mallory: Person, bob: Person
 ) -> Callable[[], _Audited]:
     """An audit of the node: its row, and its results by check."""
     inventory = fleet([fresh_node], **_USERS)

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.attacks.test_transport import MOST_KB, STILL, results
 from tests.command import Terminal, Tool
 from tests.lab.rows import rows
@@ -27,7 +27,7 @@ def evil(fresh_nodes):
     """A function that gives a node's sshd another behaviour; it ends with the test."""
     running = []
 
-    def turn(node: Node, how: str) -> subprocess.Popen[bytes]:
+    def turn(node: LabNode, how: str) -> subprocess.Popen[bytes]:
         key = f"/proc/{node.pid}/root/etc/ssh/ssh_host_ed25519_key"
         node.stop_sshd()
         argv = ["nsenter", "-t", str(node.pid), "-n", "--", sys.executable, str(SSHD), how, key]

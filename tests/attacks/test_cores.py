@@ -9,7 +9,7 @@ import struct
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.command import Done, ours, wait_for, written
@@ -21,7 +21,7 @@ SECRET = "s3cr3t-of-root"
 
 
 @pytest.fixture
-def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
+def node(fresh_node: LabNode, mallory: Person, bob: Person) -> LabNode:
     """A node with a core directory that everybody may write to, as one is, and a secret."""
     fresh_node.write("/proc/sys/kernel/core_pattern", f"{PATTERN}\n")
     fresh_node.enter(["install", "-d", "-m", "1777", CORES])

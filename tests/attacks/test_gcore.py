@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.attacks.opens import opened
 from tests.command import ours, wait_for
 
@@ -54,7 +54,7 @@ os.execv("/usr/bin/su", ["su", "root", "-c", "true"])
 
 
 @pytest.fixture
-def node(fresh_node: Node) -> Node:
+def node(fresh_node: LabNode) -> LabNode:
     """A node where cores go to a directory in which everybody may write."""
     fresh_node.write("/proc/sys/kernel/core_pattern", f"{CRASH}/core.%e.%P.%h.%t\n")
     fresh_node.enter(["install", "-d", "-m", "1777", CRASH])
@@ -68,7 +68,7 @@ def pid_of(person) -> str:
     return person.run("cat pid; rm pid").stdout.strip()
 
 
-def left(node: Node) -> str:
+def left(node: LabNode) -> str:
     """Everything in the core directory, with its mode and its owner."""
     return node.enter(["find", CRASH, "-mindepth", "1", "-printf", "%p %m %U\\n"]).stdout
 
@@ -296,7 +296,7 @@ for pid in find(kind) if sys.argv[3:] != ["look"] else ():
 """
 
 
-def whole(node: Node, path: str) -> bool:
+def whole(node: LabNode, path: str) -> bool:
     """Whether the file has all that its program headers promise, by readelf's words."""
     said = node.enter(["sh", "-c", f"readelf -lW {path} 2>/dev/null; stat -c %s {path}"]).stdout
     parts = re.findall(r"^ +(?:LOAD|NOTE) +0x(\w+) 0x\w+ 0x\w+ 0x(\w+)", said, re.M)
@@ -304,7 +304,7 @@ def whole(node: Node, path: str) -> bool:
     return bool(ends) and max(ends) <= int(said.splitlines()[-1])
 
 
-def state(node: Node, pid: str) -> list[str]:
+def state(node: LabNode, pid: str) -> list[str]:
     """The letter of the process's state, and its tracer."""
     text = node.read(f"/proc/{pid}/status")
     return [re.findall(rf"^{name}:\s+(\S)", text, re.M)[0] for name in ("State", "TracerPid")]

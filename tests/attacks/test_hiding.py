@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened_here
 from tests.attacks.test_cores import CORES, PATTERN, cores_of, name, names_program
@@ -28,7 +28,7 @@ LOGS = "/var/log/train"
 
 
 @pytest.fixture
-def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
+def node(fresh_node: LabNode, mallory: Person, bob: Person) -> LabNode:
     """A node with a core and a log directory that everybody may write to."""
     fresh_node.write("/proc/sys/kernel/core_pattern", f"{PATTERN}\n")
     fresh_node.enter(["install", "-d", "-m", "1777", CORES, LOGS])
@@ -36,7 +36,7 @@ def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
 
 
 @pytest.fixture
-def look(node: Node, tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Done]:
+def look(node: LabNode, tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Done]:
     """A command over the node; what it says is JSON."""
     where = fleet([node])
     return lambda command, *words: tool(command, where, "--format", "json", *words)

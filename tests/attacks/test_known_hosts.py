@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Tool
 
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
@@ -17,20 +17,20 @@ ONLY = ("--only", "ssh_client", "--yes")
 LOGIN, STORAGE = "192.0.2.10", "fd00:9::7"
 
 
-def known(node: Node, host: str) -> set[str]:
+def known(node: LabNode, host: str) -> set[str]:
     """The keys that ssh on the node has for a host, each ``type base64``."""
     said = node.enter(["ssh-keygen", "-F", host, "-f", KNOWN_HOSTS], check=False).stdout
     lines = [line.split() for line in said.splitlines() if not line.startswith("#")]
     return {" ".join(words[1:3]) for words in lines}
 
 
-def keys(node: Node) -> set[str]:
+def keys(node: LabNode) -> set[str]:
     """The host keys in the node's own files."""
     text = node.enter(["sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub"]).stdout
     return {" ".join(line.split()[:2]) for line in text.splitlines()}
 
 
-def claim(node: Node, name: str, *addresses: str) -> None:
+def claim(node: LabNode, name: str, *addresses: str) -> None:
     """The node calls itself this, in full and in short, and has these addresses."""
     node.enter(["hostname", name])
     node.write("/etc/hostname", f"{name}\n")

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.attacks.conftest import Person
 from tests.attacks.opens import opened
 from tests.builders.proof import put_py_spy
@@ -19,7 +19,7 @@ SECRET = "s3cr3t-of-root"
 
 
 @pytest.fixture
-def node(fresh_node: Node, mallory: Person, bob: Person) -> Node:
+def node(fresh_node: LabNode, mallory: Person, bob: Person) -> LabNode:
     """A node with a log directory that everybody may write to, bob's log in it, and secrets."""
     fresh_node.enter(["install", "-d", "-m", "1777", LOGS])
     fresh_node.enter(["sh", "-c", f"echo {SECRET} >/etc/shadow; chmod 600 /etc/shadow"])

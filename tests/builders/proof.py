@@ -7,7 +7,7 @@ import secrets
 
 from nodeready import shell
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
@@ -36,7 +36,7 @@ WELL = Proved(
 )
 
 
-def put_py_spy(node: Node) -> None:
+def put_py_spy(node: LabNode) -> None:
     """The real one, as a deploy puts it."""
     node.write(SPY, py_spy_binary.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
 
@@ -52,7 +52,7 @@ def line(config: proved.Config) -> shell.ShellCommand:
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 
-def prove(node: Node, login="root", **how) -> Proved:
+def prove(node: LabNode, login="root", **how) -> Proved:
     """What the program sees there, in the session of the job's user; and it leaves nothing."""
     config = configured(**how)
     before = processes(node)
@@ -63,7 +63,7 @@ def prove(node: Node, login="root", **how) -> Proved:
     return proved.read(done.stdout, config)
 
 
-def processes(node: Node) -> list[str]:
+def processes(node: LabNode) -> list[str]:
     """What runs on the node, but for the logins that just end."""
     rows = node.enter(["ps", "-eww", "-o", "pid,comm,args"]).stdout.splitlines()[1:]
     return [row[:90] for row in rows if row.split()[1] not in ("ps", "sshd")]

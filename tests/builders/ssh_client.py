@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects.snapshot import judge
@@ -20,7 +20,7 @@ def key(number: int) -> str:
     return f"ssh-ed25519 {base64.b64encode(blob).decode()}"
 
 
-def inside(node: Node) -> Runner:
+def inside(node: LabNode) -> Runner:
     """A runner without ssh: these tests are about files."""
 
     def run(command: str, stdin: str = "") -> Done:
@@ -29,7 +29,7 @@ def inside(node: Node) -> Runner:
     return run
 
 
-def deploy(node: Node, want: Policy) -> int:
+def deploy(node: LabNode, want: Policy) -> int:
     """How many actions it took; afterwards nothing is left to do."""
     changes = plan(observe(inside(node), want, ["ssh_client"]), want, STEPS)
     apply(inside(node), changes)
@@ -39,5 +39,5 @@ def deploy(node: Node, want: Policy) -> int:
     return sum(len(change.actions) for change in changes)
 
 
-def content(node: Node, path: str) -> bytes:
+def content(node: LabNode, path: str) -> bytes:
     return base64.b64decode(node.enter(["base64", path]).stdout)

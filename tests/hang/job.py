@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from tests.command import ours, wait_for
 
@@ -43,7 +43,7 @@ class Stand:
 class Job:
     """The job, and what can be done to it."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[LabNode]) -> None:
         self.nodes = nodes
         tool = py_spy_binary.binary(Policy().py_spy_version, platform.machine())
         program = Path(__file__).with_name("train.py").read_text()
@@ -59,7 +59,7 @@ class Job:
         except AssertionError:
             raise AssertionError("\n".join(node.read(f"{HERE}/log") for node in nodes)) from None
 
-    def node(self, rank: int) -> Node:
+    def node(self, rank: int) -> LabNode:
         return self.nodes[rank // PER_NODE]
 
     def file(self, rank: int, name: str) -> Path:
@@ -112,7 +112,7 @@ class Job:
         self.goes_on()
 
     @contextlib.contextmanager
-    def cut_off(self, node: Node) -> Iterator[None]:
+    def cut_off(self, node: LabNode) -> Iterator[None]:
         """The node's cable is pulled."""
         node.freeze()
         self.hangs("reduce")

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nodeready.deploy.step import DeployStep
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 
-def judged(node: Node, policy: Policy, *subjects: str) -> dict[str, Result]:
+def judged(node: LabNode, policy: Policy, *subjects: str) -> dict[str, Result]:
     """The results of these subjects' checks."""
     seen = observe(on(node), policy, subjects)
     return {result.check: result for result in judge(seen, policy, subjects)}
 
 
-def statuses(node: Node, policy: Policy, *subjects: str) -> dict[str, str]:
+def statuses(node: LabNode, policy: Policy, *subjects: str) -> dict[str, str]:
     return {check: result.status for check, result in judged(node, policy, *subjects).items()}
 
 
-def deploy(node: Node, policy: Policy, steps: Iterable[DeployStep], *subjects: str) -> list[str]:
+def deploy(
+    node: LabNode, policy: Policy, steps: Iterable[DeployStep], *subjects: str
+) -> list[str]:
     """Do what is to do; which steps that was."""
     changes = plan(observe(on(node), policy, subjects), policy, steps)
     apply(on(node), changes)

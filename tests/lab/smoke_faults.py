@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 
 #: The job's ports: the policy's default.
 FIRST, LAST = 29500, 29510
@@ -46,10 +46,10 @@ class Placed:
     meanwhile: Callable[[], object] = lambda: None
 
 
-Fault = Callable[[Sequence[Node], Random], Placed]
+Fault = Callable[[Sequence[LabNode], Random], Placed]
 
 
-def _filtered(node: Node, way: str, rule: str = "") -> Callable[[], object]:
+def _filtered(node: LabNode, way: str, rule: str = "") -> Callable[[], object]:
     """Drop this of the node's TCP on its way in or out, by one table of a packet filter.
 
     rule: what; "": all
@@ -61,7 +61,7 @@ def _filtered(node: Node, way: str, rule: str = "") -> Callable[[], object]:
         kind, spared = "inet", f'iifname "lo" accept; {_SPARED}'
         where, pid = "type filter hook input priority 0;", node.pid
     else:
-        kind, spared, pid = "netdev", _SPARED, node.lab._state.switch
+        kind, spared, pid = "netdev", _SPARED, node.lab.state.switch
         where = f'type filter hook ingress device "n{node.number}" priority 0;'
     chain = f"{where} {spared} ip protocol tcp {rule} drop;"
     _nft(pid, f"table {kind} smoke {{ chain one {{ {chain} }}; }}")
@@ -75,49 +75,49 @@ def _nft(pid: int, words: str) -> None:
     assert not done.returncode, done.stderr
 
 
-def _node(node: Node) -> Suspects:
+def _node(node: LabNode) -> Suspects:
     return (("node", (node.name,)),)
 
 
-def _pair(one: Node, other: Node) -> Suspects:
+def _pair(one: LabNode, other: LabNode) -> Suspects:
     return (("pair", tuple(sorted((one.name, other.name)))),)
 
 
-def one_direction(nodes: Sequence[Node], choose: Random) -> Placed:
+def one_direction(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """Everything that comes to the node, or everything that goes out, is dropped."""
     node, way = choose.choice(nodes), choose.choice(WAYS)
     return Placed(_node(node), f"{way} of {node.name}", _filtered(node, way))
 
 
-def one_port(nodes: Sequence[Node], choose: Random) -> Placed:
+def one_port(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """One of the job's ports is dropped on the way in."""
     node, port = choose.choice(nodes), choose.randint(FIRST, LAST)
     undo = _filtered(node, IN, f"tcp dport {port}")
     return Placed(_node(node), f"{port} of {node.name}", undo, says=str(port))
 
 
-def a_pair(nodes: Sequence[Node], choose: Random) -> Placed:
+def a_pair(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """Two nodes do not hear each other, and all others do."""
     one, other = choose.sample(nodes, 2)
     undo = _filtered(one, IN, f"ip saddr {other.address}")
     return Placed(_pair(one, other), f"{one.name} and {other.name}", undo)
 
 
-def black_hole(nodes: Sequence[Node], choose: Random) -> Placed:
+def black_hole(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """Full packets are dropped, and no ICMP says so: an MTU that is too large."""
     node, way = choose.choice(nodes), choose.choice(WAYS)
     undo = _filtered(node, way, "ip length > 1000")
     return Placed(_node(node), f"{way} of {node.name}", undo)
 
 
-def loss(nodes: Sequence[Node], choose: Random) -> Placed:
+def loss(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """5 % of the packets are lost."""
     node, way = choose.choice(nodes), choose.choice(WAYS)
     undo = _filtered(node, way, "numgen random mod 100 < 5")
     return Placed(_node(node), f"{way} of {node.name}", undo, says="TCP segments sent again")
 
 
-def slow(nodes: Sequence[Node], choose: Random) -> Placed:
+def slow(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """1 Mbit/s on the way out; ssh goes there, too, and needs little."""
     node = choose.choice(nodes)
     words = "root tbf rate 1mbit burst 32k latency 400ms"
@@ -126,7 +126,7 @@ def slow(nodes: Sequence[Node], choose: Random) -> Placed:
     return Placed(_node(node), node.name, lambda: node.enter(undo), says="Mbit/s from ")
 
 
-def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:
+def wrong_name(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """On one node, the name of a second leads to a third."""
     one, other, third = choose.sample(nodes, 3)
     old = one.read("/etc/hosts")
@@ -137,7 +137,7 @@ def wrong_name(nodes: Sequence[Node], choose: Random) -> Placed:
     return Placed(_pair(one, other), where, undo, says=third.address)
 
 
-def freezes(nodes: Sequence[Node], choose: Random) -> Placed:
+def freezes(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """In the middle of the tests, everything of the run on one node stops."""
     node, after_s = choose.choice(nodes), choose.uniform(0.0, 3.0)
 
@@ -178,19 +178,19 @@ os.register_at_fork(after_in_child=spoil)
 """
 
 
-def _patched(nodes: Sequence[Node], choose: Random, code: str) -> Placed:
+def _patched(nodes: Sequence[LabNode], choose: Random, code: str) -> Placed:
     node = choose.choice(nodes)
     node.write(f"{PATCHES}/sitecustomize.py", code)
     undo = ["rm", "-rf", PATCHES]
     return Placed(_node(node), node.name, lambda: node.enter(undo))
 
 
-def rank_dies(nodes: Sequence[Node], choose: Random) -> Placed:
+def rank_dies(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """Each rank of the node dies at its start."""
     return _patched(nodes, choose, _DIES)
 
 
-def wrong_sum(nodes: Sequence[Node], choose: Random) -> Placed:
+def wrong_sum(nodes: Sequence[LabNode], choose: Random) -> Placed:
     """The sums of the node's ranks are wrong, and nothing else is."""
     return _patched(nodes, choose, _WRONG)
 

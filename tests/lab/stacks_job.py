@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from tests.command import wait_for
 
@@ -38,7 +38,7 @@ class Job:
     #: Further variables of a rank, further words of its command line, and where its output goes.
     environment, words, log = "", "", "/dev/null"
 
-    def __init__(self, nodes: Sequence[Node], train: str = TRAIN, slurm_job: str = "") -> None:
+    def __init__(self, nodes: Sequence[LabNode], train: str = TRAIN, slurm_job: str = "") -> None:
         self.nodes = nodes
         if slurm_job:
             self.environment = f"SLURM_JOB_ID={slurm_job} "
@@ -55,7 +55,7 @@ class Job:
     def name(self) -> str:
         return f"{self.nodes[0].name}:{PORT}"
 
-    def node(self, rank: int) -> Node:
+    def node(self, rank: int) -> LabNode:
         return self.nodes[rank // PER_NODE]
 
     def start(self, rank: int, where: str = "all_reduce") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeready import shell
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.node import payload
 from nodeready.node.stacks import program as answer
 from nodeready.triage.stacks.trace import read
@@ -29,7 +29,7 @@ def waits_here():
 WAIT = WAITS + "waits_here()"
 
 
-def start(node: Node, *argv: str, user: str = "root", up: bool = True, **values: object) -> int:
+def start(node: LabNode, *argv: str, user: str = "root", up: bool = True, **values: object) -> int:
     """Start it in a session of its own, with these in its environment; its number on the node.
 
     up: it tells when it has come up, as WAIT does
@@ -45,7 +45,7 @@ def start(node: Node, *argv: str, user: str = "root", up: bool = True, **values:
     return int(done.stdout)
 
 
-def put_python(node: Node, version: str) -> str:
+def put_python(node: LabNode, version: str) -> str:
     """A Python of ~/.pyenv, without most of its library, on a node: where; "": there is none."""
     found = sorted(Path.home().glob(f".pyenv/versions/{version}.*"))
     if not found:
@@ -59,7 +59,7 @@ def put_python(node: Node, version: str) -> str:
     return f"/opt/{found[0].name}"
 
 
-def status(node: Node, pid: int) -> tuple[str, int]:
+def status(node: LabNode, pid: int) -> tuple[str, int]:
     """The state of a process and who traces it; "": it is gone."""
     text = node.enter(["cat", f"/proc/{pid}/status"], check=False).stdout
     found = re.search(r"^State:\s+(\S).*^TracerPid:\s+(\d+)", text, re.M | re.S)
@@ -77,7 +77,7 @@ def line(config: answer.Config) -> shell.ShellCommand:
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)
 
 
-def capture(node: Node, login: str = "root", **how: Any) -> dict[str, Any]:
+def capture(node: LabNode, login: str = "root", **how: Any) -> dict[str, Any]:
     """The node's trace; the program leaves nothing, and complains of nothing."""
     config = configured(**how)
     before = processes(node)

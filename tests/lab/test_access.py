@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import debug_tools, pdsh, ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result
@@ -26,12 +26,12 @@ KNOWN, DROPIN = "/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_config.d/00-nodeready.
 PROFILE, MODULES = "/etc/profile.d/zz-nodeready-pdsh.sh", "/usr/lib/*/pdsh"
 
 
-def bad(node: Node, *subjects: str) -> dict[str, Result]:
+def bad(node: LabNode, *subjects: str) -> dict[str, Result]:
     results = looks.judged(node, WANT, *(subjects or SUBJECTS))
     return {check: result for check, result in results.items() if result.bad}
 
 
-def deploy(node: Node, *subjects: str) -> dict[str, Result]:
+def deploy(node: LabNode, *subjects: str) -> dict[str, Result]:
     """As `nodeready deploy` does: until nothing is left, or three times. What is bad then."""
     for _ in range(3):
         if not looks.deploy(node, WANT, STEPS, *(subjects or SUBJECTS)):
@@ -39,13 +39,13 @@ def deploy(node: Node, *subjects: str) -> dict[str, Result]:
     return bad(node, *subjects)
 
 
-def as_user(node: Node, command: str) -> int:
+def as_user(node: LabNode, command: str) -> int:
     words = ["setpriv", "--reuid=2000", "--regid=2000", "--clear-groups", "sh", "-c", command]
     return node.enter(words, check=False).returncode
 
 
 @pytest.fixture
-def node(fresh_node: Node) -> Node:
+def node(fresh_node: LabNode) -> LabNode:
     """A node as the policy wants it, with one package whose mirror is the node itself."""
     own_mirror(fresh_node, "nr-alpha")
     fresh_node.write("/etc/ssh/ssh_config", INCLUDE)
@@ -71,7 +71,7 @@ CLOSED = {
 }  # fmt: skip
 
 
-def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: Node) -> None:
+def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: LabNode) -> None:
     for fault, (check, words, user) in CLOSED.items():
         node.enter(["sh", "-c", fault])
         # The programs are opened by the step of the tools.
@@ -84,7 +84,7 @@ def test_what_is_closed_to_users_or_gone_is_named_and_a_deploy_repairs_it(node: 
 
 
 def test_what_a_deploy_cannot_mend_names_node_check_and_reason(
-    node: Node, inventory, tool
+    node: LabNode, inventory, tool
 ) -> None:
     # A library of nobody's mirror.
     library = node.enter(["sh", "-c", "readlink -f /usr/lib/*/libmpfr.so.6"]).stdout.strip()

@@ -18,7 +18,7 @@ import pytest
 from pyinfra.api import Config
 
 from nodeready.inventory import load as inventory_load
-from nodeready.lab import Lab, Node, processes
+from nodeready.lab import Lab, LabNode, processes
 from nodeready.transport.base import Answer, Carrier, Failure, Reply, Request, once
 from nodeready.transport.clush.carrier import Clush
 from tests.command import ours, wait_for
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.xdist_group("clush")
 
 
 @pytest.fixture(scope="module")
-def machines(lab_machine: None) -> Iterator[list[Node]]:
+def machines(lab_machine: None) -> Iterator[list[LabNode]]:
     name = _lab_name("clush")
     try:
         lab = Lab.up(name, nodes=NODES)
@@ -47,7 +47,7 @@ def machines(lab_machine: None) -> Iterator[list[Node]]:
         down(name)
 
 
-def make_gateway(node: Node) -> None:
+def make_gateway(node: LabNode) -> None:
     """ClusterShell for the node's python3; host keys that it does not know are taken."""
     source = Path(ClusterShell.__file__).parent
     pack = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-c", source.name]
@@ -60,7 +60,7 @@ def make_gateway(node: Node) -> None:
 class Cluster:
     """The nodes, and carriers to them. `told`: what a carrier said of its gateways."""
 
-    def __init__(self, nodes: list[Node], directory: Path) -> None:
+    def __init__(self, nodes: list[LabNode], directory: Path) -> None:
         self.nodes, self.directory, self.told = nodes, directory, list[str]()
         self.names = [node.name for node in nodes]
         self.addresses = [str(node.inventory_data()[1]["ssh_hostname"]) for node in nodes]
@@ -94,7 +94,7 @@ class Cluster:
         answers = asked(carrier, 'echo "$SSH_CONNECTION"')
         return {name: answer.stdout.split()[0] for name, answer in answers.items()}
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> LabNode:
         return self.nodes[self.names.index(name)]
 
     def left(self) -> list[str]:
@@ -110,7 +110,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(machines: list[Node], tmp_path: Path) -> Iterator[Cluster]:
+def cluster(machines: list[LabNode], tmp_path: Path) -> Iterator[Cluster]:
     """Nothing of a test is left on the nodes, which are whole again afterwards."""
     cluster = Cluster(machines, tmp_path)
     yield cluster
@@ -167,19 +167,19 @@ HANGUP = "kill -HUP $(cat /run/sshd.pid); sleep 1"
 NEW_KEY = "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 
 
-def does(script: str) -> Callable[[Node], object]:
+def does(script: str) -> Callable[[LabNode], object]:
     return lambda node: node.enter(["sh", "-c", script])
 
 
 #: What is done to a node, what undoes it, and words of it behind a gateway.
-TROUBLES: list[tuple[Callable[[Node], object], Callable[[Node], object], str]] = [
+TROUBLES: list[tuple[Callable[[LabNode], object], Callable[[LabNode], object], str]] = [
     (
         does(f"mv {KEYS} {KEYS}.away"),
         does(f"mv {KEYS}.away {KEYS}"),
         r"refused user root with any key of gateway \S+$",
     ),
-    (Node.kill, Node.reboot, "no route to the node|no answer in 15 s"),
-    (Node.pause_sshd, Node.resume_sshd, "accepts connections but sends no SSH banner"),
+    (LabNode.kill, LabNode.reboot, "no route to the node|no answer in 15 s"),
+    (LabNode.pause_sshd, LabNode.resume_sshd, "accepts connections but sends no SSH banner"),
     (
         does(f"cd /etc/ssh; mkdir away; mv ssh_host_* away; {NEW_KEY}; {HANGUP}"),
         does(f"cd /etc/ssh; mv away/* .; rmdir away; {HANGUP}"),
@@ -275,8 +275,8 @@ def once_all_run(cluster: Cluster, names: Iterable[str], act: Callable[[], objec
 
 
 #: What takes a gateway away while its nodes run something.
-DEATHS: dict[str, Callable[[Node], object]] = {
-    "power": Node.kill,
+DEATHS: dict[str, Callable[[LabNode], object]] = {
+    "power": LabNode.kill,
     "its program": lambda node: node.enter(["pkill", "-KILL", "-f", "zlib"]),
     "its sshd": lambda node: node.enter(["pkill", "-KILL", "-x", "sshd"]),
 }

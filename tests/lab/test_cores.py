@@ -8,17 +8,17 @@ from collections.abc import Callable
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Terminal, ours, written
 from tests.lab.targets import WAIT, start, status
 from tests.lifecycle.test_job import crash
 
 
 @pytest.fixture
-def crash_nodes(fresh_nodes: Callable[..., list[Node]]) -> Callable[[int], list[Node]]:
+def crash_nodes(fresh_nodes: Callable[..., list[LabNode]]) -> Callable[[int], list[LabNode]]:
     """A factory of pristine nodes whose cores go to /var/crash: `crash_nodes(2)`."""
 
-    def take(count: int) -> list[Node]:
+    def take(count: int) -> list[LabNode]:
         nodes = fresh_nodes(count)
         for node in nodes:
             node.write("/proc/sys/kernel/core_pattern", "/var/crash/core.%e.%P.%h.%t\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.deploy import py_spy_binary
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import debug_tools
 from nodeready.policy import Policy
 from tests.lab import looks
@@ -28,16 +28,16 @@ def want(*packages: str, wait_s: int = 30) -> Policy:
     return Policy(packages=packages, package_lock_wait_s=wait_s)
 
 
-def deploy(node: Node, policy: Policy) -> int:
+def deploy(node: LabNode, policy: Policy) -> int:
     """Of the packages; the number of changes."""
     return len(looks.deploy(node, policy, [debug_tools.packages], "debug_tools"))
 
 
-def status(node: Node, policy: Policy) -> str:
+def status(node: LabNode, policy: Policy) -> str:
     return looks.statuses(node, policy, "debug_tools")["debug_tools.packages"]
 
 
-def refused(node: Node, policy: Policy) -> str:
+def refused(node: LabNode, policy: Policy) -> str:
     """The one line with which a deploy of the packages fails."""
     with pytest.raises(AssertionError) as failure:
         deploy(node, policy)
@@ -69,12 +69,12 @@ printf 'Date: Thu, 01 Jan 2026 00:00:00 UTC\nSHA256:\n %s %s Packages\n' \
 """
 
 
-def make_deb(node: Node, name: str, extra: str = "") -> None:
+def make_deb(node: LabNode, name: str, extra: str = "") -> None:
     """A package with one command of its name, in the node's own repository."""
     node.enter(["sh", "-c", MAKE_DEB, "sh", name, extra])
 
 
-def own_mirror(node: Node, *names: str) -> None:
+def own_mirror(node: LabNode, *names: str) -> None:
     """These packages, and no mirror but the node itself."""
     node.run("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists/*")
     for name in names:
@@ -84,13 +84,13 @@ def own_mirror(node: Node, *names: str) -> None:
 
 
 @pytest.fixture
-def apt(fresh_node: Node) -> Node:
+def apt(fresh_node: LabNode) -> LabNode:
     """A node with an apt repository of its own, and a count of the refreshes of the index."""
     own_mirror(fresh_node, *NAMES)
     return fresh_node
 
 
-def refreshes(node: Node) -> int:
+def refreshes(node: LabNode) -> int:
     return node.run("cat /var/log/refreshed 2>/dev/null || :").stdout.count("refreshed")
 
 
@@ -106,7 +106,7 @@ time.sleep(int(sys.argv[2]))
 """
 
 
-def hold(node: Node, path: str, seconds: int) -> int:
+def hold(node: LabNode, path: str, seconds: int) -> int:
     """A process on the node holds apt's lock on a file, for so many seconds; its pid."""
     node.write("/usr/local/bin/unattended.py", HOLD)
     words = f"python3 /usr/local/bin/unattended.py {path} {seconds} </dev/null &"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodeready.lab import Lab, LabUnavailable, Node, down
+from nodeready.lab import Lab, LabNode, LabUnavailable, down
 from nodeready.subjects.gate import facts as probe
 from tests.builders.proof import put_py_spy
 from tests.command import wait_for
@@ -45,7 +45,7 @@ def cluster(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def good(cluster: Lab) -> Iterator[Node]:
+def good(cluster: Lab) -> Iterator[LabNode]:
     """The node, and afterwards as it was."""
     (node,) = cluster.nodes
     told(node, "reset")
@@ -58,14 +58,14 @@ def slurm(lab: Lab, *words: str) -> str:
     return lab.slurm_run(*words).stdout
 
 
-def reason(node: Node) -> str:
+def reason(node: LabNode) -> str:
     """Why Slurm gives this node no jobs; "" when it does."""
     state = slurm(node.lab, "sinfo", "-h", "-N", "-n", node.name, "-o", "%T|%E").strip()
     what, _, why = state.partition("|")
     return why if what.startswith(("drain", "down")) else ""
 
 
-def told(node: Node, how: str, wanted: str = "") -> None:
+def told(node: LabNode, how: str, wanted: str = "") -> None:
     """Tell Slurm about the node, as an administrator does."""
     words = {"reset": ["State=RESUME"], "disk swap": ["State=DRAIN", "Reason=disk swap"]}[how]
     if how != "reset" or reason(node):
@@ -73,34 +73,34 @@ def told(node: Node, how: str, wanted: str = "") -> None:
     wait_for(lambda: reason(node) == wanted)
 
 
-def healthcheck(node: Node) -> None:
+def healthcheck(node: LabNode) -> None:
     """What slurmd runs every HealthCheckInterval, and as it runs it."""
     node.run(f"env -i SLURMD_NODENAME={node.name} {probe.HEALTH_CHECK}")
 
 
-def job(node: Node, command: str = "hostname") -> str:
+def job(node: LabNode, command: str = "hostname") -> str:
     """Submit a job to the node; its number."""
     where = ("-w", node.name, "-o", "/tmp/job-%j.out", "-D", "/tmp")
     return slurm(node.lab, "sbatch", "--parsable", *where, "--wrap", command).strip()
 
 
-def ran(node: Node, number: str) -> str:
+def ran(node: LabNode, number: str) -> str:
     """What the job printed, once it is done."""
     job = ("scontrol", "show", "job", number)
     wait_for(lambda: "JobState=COMPLETED " in slurm(node.lab, *job))
     return node.run(f"cat /tmp/job-{number}.out").stdout
 
 
-def breaks(node: Node, scope: int = 1) -> None:
+def breaks(node: LabNode, scope: int = 1) -> None:
     """Somebody changes the node by hand: attaching without sudo is over."""
     node.run(f"sysctl -qw kernel.yama.ptrace_scope={scope}")
 
 
-def repaired(node: Node) -> None:
+def repaired(node: LabNode) -> None:
     breaks(node, 0)
 
 
-def is_drained(node: Node) -> bool:
+def is_drained(node: LabNode) -> bool:
     return reason(node).startswith("nodeready: ptrace.scope: ")
 
 
@@ -138,11 +138,11 @@ def test_a_node_that_fails_is_drained_before_the_job_lands_and_comes_back(good):
 PLACE = "/var/lib/nodeready/incidents"
 
 
-def evidence(node: Node) -> list[str]:
+def evidence(node: LabNode) -> list[str]:
     return node.run(f"ls {PLACE}", check=False).stdout.split()
 
 
-def drained_with_evidence(node: Node) -> str:
+def drained_with_evidence(node: LabNode) -> str:
     """Have the node drained; the whole evidence of that.
 
     It has eight seconds, at the lowest priority: on a machine that is full, the stacks may be

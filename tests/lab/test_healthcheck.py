@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nodeready.healthcheck import gate
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy.policy import make_policy
 from nodeready.subjects.snapshot import judge
 from nodeready.transport import bundle
@@ -32,7 +32,7 @@ TEXTFILE = "/var/lib/prometheus/node-exporter/nodeready.prom"
 def put() -> Callable[..., Callable[..., Done]]:
     """Puts a bundle on a node: `put(node, gate_budget_s=5)` returns its runner."""
 
-    def on(node: Node, **settings: Any) -> Callable[..., Done]:
+    def on(node: LabNode, **settings: Any) -> Callable[..., Done]:
         node.write(PLACE, bundle.build(make_policy({**LAB, **settings})), 0o755)
 
         def run(words: str, user: str = "root") -> Done:

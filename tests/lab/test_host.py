@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects.host.facts import Host
 from tests.builders.host import judged, wrong
@@ -18,19 +18,19 @@ NAS = "/mnt/na s"
 END_MOUNT = "kill -9 $(grep -las '[d]ead_mount' /proc/[0-9]*/cmdline | cut -d/ -f3)"
 
 
-def look(node: Node, policy: Policy | None = None) -> Host:
+def look(node: LabNode, policy: Policy | None = None) -> Host:
     seen: Host = observe(on(node), policy or Policy(), ("host",))["host"]
     assert isinstance(seen, Host), seen
     return seen
 
 
-def dead_mount(node: Node) -> None:
+def dead_mount(node: LabNode) -> None:
     """Mount what never answers; its server is a process of the node."""
     argv = [sys.executable, "-m", "nodeready.lab.culprits", str(node.pid), "dead_mount", NAS]
     subprocess.run(argv, check=True, capture_output=True, timeout=30)
 
 
-def looks_in_state_d(node: Node) -> list[str]:
+def looks_in_state_d(node: LabNode) -> list[str]:
     """Our own looks that hang in the kernel on the node."""
     ours = "$(grep -las nr_fs= /proc/[0-9]*/cmdline)"
     look = f"for one in {ours}; do grep ') D ' ${{one%cmdline}}stat; done"
@@ -38,7 +38,7 @@ def looks_in_state_d(node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("sh", ["dash", pytest.param("busybox sh", marks=pytest.mark.nightly)])
-def test_a_dead_mount_is_named_and_holds_nobody(fresh_node: Node, sh: str) -> None:
+def test_a_dead_mount_is_named_and_holds_nobody(fresh_node: LabNode, sh: str) -> None:
     if sh != "dash":
         fresh_node.run("command -v busybox && ln -sf $(command -v busybox) /bin/sh")
     fresh_node.run("mkdir /scratch; mount -t tmpfs -o size=1g scratch /scratch")

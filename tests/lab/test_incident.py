@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import ours, wait_for
 from tests.lab.stacks_job import HERE, Job
 
@@ -48,7 +48,7 @@ class Moving(Job):
 
 
 @pytest.fixture
-def job(fresh_nodes: Callable[..., list[Node]]) -> Iterator[Moving]:
+def job(fresh_nodes: Callable[..., list[LabNode]]) -> Iterator[Moving]:
     made = Moving(fresh_nodes(2), TRAIN)
     yield made
     assert not [row for node in made.nodes for row in ours(node)]

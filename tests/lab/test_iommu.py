@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import iommu
 from nodeready.policy import Policy
 from tests.lab.looks import deploy, statuses
@@ -24,7 +24,7 @@ TOOLS = {
 }
 
 
-def boots(node: Node, prints: str) -> None:
+def boots(node: LabNode, prints: str) -> None:
     """The kernel was started with what this prints."""
     script = (
         f"{prints} >/tmp/cmdline; umount /proc/cmdline; mount --bind /tmp/cmdline /proc/cmdline"
@@ -33,10 +33,10 @@ def boots(node: Node, prints: str) -> None:
 
 
 @pytest.fixture
-def node(fresh_nodes: Callable[..., list[Node]]) -> Callable[..., Node]:
+def node(fresh_nodes: Callable[..., list[LabNode]]) -> Callable[..., LabNode]:
     """A factory: a node of a distribution with its boot loader tools and these files."""
 
-    def make(release: str, *tools: str, **files: str | bytes) -> Node:
+    def make(release: str, *tools: str, **files: str | bytes) -> LabNode:
         made = fresh_nodes(1, profile="mi300x")[0]
         # As the kernel was started before anybody set its arguments.
         boots(made, "sed 's/ intel_iommu=on iommu=pt//' /proc/cmdline")
@@ -55,18 +55,18 @@ ROCKY = 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.5"\n'
 SLES = 'ID="sles"\nID_LIKE="suse"\nVERSION_ID="15.6"\n'
 
 
-def calls(node: Node) -> list[str]:
+def calls(node: LabNode) -> list[str]:
     return node.run("cat /var/log/boot-tools.log 2>/dev/null || :").stdout.splitlines()
 
 
-def arguments(node: Node, path: str = "/boot/grub/grub.cfg") -> list[str]:
+def arguments(node: LabNode, path: str = "/boot/grub/grub.cfg") -> list[str]:
     """The first kernel's arguments, apart from root, as a person would read them."""
     line = re.search(r"^\s*linux\s+\S+ root=\S+ (.*)$", node.read(path), re.M)
     assert line
     return re.findall(r'(?:[^\s"]|"[^"]*")+', line[1])
 
 
-def expected(node: Node) -> list[str]:
+def expected(node: LabNode) -> list[str]:
     """iommu=pt, and on an Intel host (this machine's CPU shows through) intel_iommu=on."""
     intel = "GenuineIntel" in node.read("/proc/cpuinfo")
     return ["intel_iommu=on", "iommu=pt"] if intel else ["iommu=pt"]

@@ -234,7 +234,7 @@ def test_the_kernel_knows_all_neighbours_of_a_large_lab(
         network.make_room(nodes)
         assert int(limit.read_text()) == room
     for _ in range(2):
-        network.give_room_back()
+        network.restore_neighbour_limit()
         assert (limit.read_text(), before.exists()) == ("1024\n", False)
     # In a container that has no such file nothing is changed, and nothing is wrong.
     limit.unlink()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, Node, image, state
+from nodeready.lab import Lab, LabNode, image, state
 from nodeready.lab.image import new_key
 from nodeready.lab.profiles import PROFILES
 from tests.command import wait_for
 
-Fresh = Callable[..., list[Node]]
+Fresh = Callable[..., list[LabNode]]
 
 
 def test_sysctls_are_the_nodes_own(fresh_nodes: Fresh) -> None:
@@ -54,7 +54,7 @@ def test_processes_and_files_are_the_nodes_own(lab: Lab) -> None:
     assert node.run("echo x > /sys/kernel/profiling", check=False).returncode == 1
 
 
-def test_orphans_are_reaped(fresh_node: Node) -> None:
+def test_orphans_are_reaped(fresh_node: LabNode) -> None:
     def gone() -> bool:
         states = fresh_node.enter(["ps", "-eo", "state,args"]).stdout
         return "Z " not in states and "sleep 0.11" not in states
@@ -67,7 +67,7 @@ def test_orphans_are_reaped(fresh_node: Node) -> None:
     wait_for(gone)
 
 
-def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node) -> None:
+def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: LabNode) -> None:
     if not any(Path(p, "systemd/systemd-sysctl").exists() for p in ("/usr/lib", "/lib")):
         pytest.skip("this machine has no systemd-sysctl")
     fresh_node.write("/etc/sysctl.d/50-first.conf", "kernel.yama.ptrace_scope = 3\n")
@@ -79,7 +79,7 @@ def test_reboot_keeps_the_disk_and_reads_sysctls_as_a_boot_does(fresh_node: Node
     assert left == ["/root:", "x", "/tmp:"]
 
 
-def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -> None:
+def test_a_reset_node_is_as_on_the_first_day(fresh_node: LabNode, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     shutil.copy(fresh_node.lab.known_hosts, known)
     fresh_node.run("rm -rf /etc/ssh/ssh_config.d /usr/bin/python3 && echo x > /etc/environment")
@@ -97,7 +97,7 @@ def test_a_reset_node_is_as_on_the_first_day(fresh_node: Node, tmp_path: Path) -
     assert "Host key verification failed" in refused.stderr
 
 
-def test_labs_do_not_meet(lab: Lab, fresh_node: Node) -> None:
+def test_labs_do_not_meet(lab: Lab, fresh_node: LabNode) -> None:
     assert fresh_node.lab.subnet != lab.subnet
     there = lab.nodes[0].address
     tried = fresh_node.run(f"ssh -o ConnectTimeout=2 root@{there} true", check=False)

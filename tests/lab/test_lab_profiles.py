@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, Node
+from nodeready.lab import Lab, LabError, LabNode
 from nodeready.lab.faults import FAULTS, find
 from nodeready.lab.profiles import PROFILES
 from tests.command import Terminal, Tool
 from tests.helpers import nodeready
 from tests.paths import DOCS
 
-Fresh = Callable[..., list[Node]]
+Fresh = Callable[..., list[LabNode]]
 
 
 def test_what_a_profile_does_not_have_stays_real(fresh_nodes: Fresh) -> None:
@@ -35,7 +35,7 @@ def test_what_a_profile_does_not_have_stays_real(fresh_nodes: Fresh) -> None:
     assert node.run("nvidia-smi --nosuch", check=False).returncode == 6
 
 
-def rates(node: Node) -> list[str]:
+def rates(node: LabNode) -> list[str]:
     text = node.run("cat /sys/class/infiniband/mlx5_[0-7]/ports/1/rate").stdout
     return [line.split()[0] for line in text.splitlines()]
 
@@ -117,14 +117,14 @@ chmod 700 /etc/mode
 """
 
 
-def disk(node: Node) -> str:
+def disk(node: LabNode) -> str:
     look = "cat /etc/security/limits.conf; stat -c '%n %a %U %F' /etc/was /usr/bin/gdb /etc/mode"
     look += " /etc/mode/inside /etc/security/limits.d /etc/security/limits.d/*"
     return node.run(f"{look}; ls /etc/new /etc/broken", check=False).stdout
 
 
 def test_what_a_fault_changes_on_the_disk_is_taken_back(
-    fresh_node: Node, monkeypatch: pytest.MonkeyPatch
+    fresh_node: LabNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = fresh_node
     node.run("echo 1 >/etc/was; mkdir -m 750 /etc/mode; echo 2 >/etc/mode/inside")

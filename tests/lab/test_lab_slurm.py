@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, LabUnavailable, Node, boot, processes, slurm, state
+from nodeready.lab import Lab, LabError, LabNode, LabUnavailable, freezer, processes, slurm, state
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.test_lab import loaded, traces
 
 
-def state_of(node: Node) -> str:
+def state_of(node: LabNode) -> str:
     """What Slurm says about the node, in the words of scontrol: DOWN+NOT_RESPONDING, IDLE+DRAIN.
 
     sinfo (22.05) shows `mixed` for good where a job ends in the second in which its node changed.
@@ -24,7 +24,7 @@ def state_of(node: Node) -> str:
 
 def groups(name: str) -> str:
     """The directories of a lab in the machine's freezer."""
-    script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{boot.freezer_group(name)}" -type d'
+    script = f'mount -t cgroup -o freezer f /mnt && find "/mnt{freezer.group_path(name)}" -type d'
     argv = ["unshare", "--mount", "sh", "-c", script]
     return subprocess.run(argv, capture_output=True, text=True, check=False).stdout
 
@@ -68,7 +68,7 @@ def test_a_node_that_dies_with_a_frozen_job_comes_back(slurm_lab: Lab) -> None:
     batch = ["sbatch", "--parsable", "--no-requeue", "-o", "/dev/null", "-w", node.name]
     job = slurm_lab.slurm_run(*batch, "--wrap", "sleep 1234").stdout.strip()
     frozen = ["pgrep", "-x", "sleep"]
-    if boot.freezer_group_of(node.pid):
+    if freezer.group_of(node.pid):
         step = f"/sys/fs/cgroup/freezer/slurm_{node.name}/uid_0/job_{job}/step_batch"
         frozen = ["sh", "-c", f"grep . {step}/cgroup.procs && echo FROZEN >{step}/freezer.state"]
     wait_for(lambda: node.enter(frozen, check=False).returncode == 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import limits as steps
 from nodeready.policy import Policy
 from tests.lab.looks import deploy, judged, statuses
@@ -13,16 +13,16 @@ from tests.lab.looks import deploy, judged, statuses
 POLICY = Policy(limit_memlock="1024", limit_nofile=4096)
 STEPS = (steps.logins, steps.services, steps.restart)
 CONF = "/etc/security/limits.conf"
-Fresh = Callable[..., list[Node]]
+Fresh = Callable[..., list[LabNode]]
 
 
-def ulimits(node: Node, user: str) -> list[str]:
+def ulimits(node: LabNode, user: str) -> list[str]:
     """What a new session gets: core, memlock and nofile, soft and hard."""
     text = "; ".join(f"ulimit -{kind}{item}" for item in "cln" for kind in "SH")
     return node.run(text, user=user).stdout.split()
 
 
-def files(node: Node) -> set[str]:
+def files(node: LabNode) -> set[str]:
     """Every file of /etc with its digest, mode and owner, and every link."""
     text = "find /etc -type f -exec sha256sum {} + ; find /etc ! -type d -printf '%p %m %u %l\\n'"
     return {line.strip() for line in node.run(text).stdout.splitlines()}

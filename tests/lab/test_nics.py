@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects.nics.facts import Nics
 from nodeready.subjects.snapshot import judge
@@ -13,14 +13,14 @@ from tests.helpers import observe, on
 GOOD = ("ok", "na")
 
 
-def look(node: Node, **policy: Any) -> tuple[Nics, dict[str, str]]:
+def look(node: LabNode, **policy: Any) -> tuple[Nics, dict[str, str]]:
     """The node's network, and check -> status of what is neither ok nor na."""
     want = Policy(**policy)
     seen = observe(on(node), want, ("nics",))
     return seen["nics"], {r.check: r.status for r in judge(seen, want) if r.status not in GOOD}
 
 
-def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: Node) -> None:
+def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: LabNode) -> None:
     pairs = [
         f"link add veth{at:08x} type veth peer name cali{at:011x}\nlink set veth{at:08x} up\n"
         for at in range(100)
@@ -44,7 +44,7 @@ def test_interfaces_of_containers_are_counted_and_cost_no_report(fresh_node: Nod
     assert bad == {"nics.link": "fail"}
 
 
-def test_no_tool_is_needed(fresh_node: Node) -> None:
+def test_no_tool_is_needed(fresh_node: LabNode) -> None:
     before, _ = look(fresh_node)
     fresh_node.run("rm -f $(command -v ip ethtool)", check=False)
     after, bad = look(fresh_node)

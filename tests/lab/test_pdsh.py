@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import pdsh as steps
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -22,7 +22,7 @@ NO_QUESTION = "export PDSH_SSH_ARGS_APPEND='-oStrictHostKeyChecking=no -oBatchMo
 BLOCK = managed_block.put(b"", b"PDSH_RCMD_TYPE=ssh\n", "end")
 
 
-def reads(node: Node, path: str) -> bytes:
+def reads(node: LabNode, path: str) -> bytes:
     """A file's bytes: what comes over a text connection loses its CRs."""
     return base64.b64decode(node.run(f"base64 {path}").stdout)
 
@@ -65,7 +65,7 @@ ENVIRONMENTS = (
 )
 
 
-def test_etc_environment_keeps_the_lines_of_others(fresh_node: Node) -> None:
+def test_etc_environment_keeps_the_lines_of_others(fresh_node: LabNode) -> None:
     node = fresh_node
     node.write("/etc/pdsh/rcmd_default", "rsh\n")
     node.run(f"mv {ENVIRONMENT} /srv/environment; ln -s /srv/environment {ENVIRONMENT}")
@@ -131,7 +131,7 @@ def test_a_users_own_pdshrc_is_kept(fresh_nodes, own):
     assert reads(node, PDSHRC) == content + b"AFTER=1\n"
 
 
-def test_a_link_in_a_home_leads_nowhere_new(fresh_node: Node) -> None:
+def test_a_link_in_a_home_leads_nowhere_new(fresh_node: LabNode) -> None:
     policy = Policy(pdshrc_users=("ml",))
     fresh_node.run("cp -a /etc/shadow /srv/shadow; ln -s /etc/shadow /home/ml/.pdshrc")
     seen = observe(on(fresh_node), policy, ("pdsh",))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodeready.lab import Lab, Node
+from nodeready.lab import Lab, LabNode
 from nodeready.policy import Policy
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
@@ -34,7 +34,7 @@ while True:
 """
 
 
-def looked(node: Node) -> dict[str, Result]:
+def looked(node: LabNode) -> dict[str, Result]:
     return judged(node, POLICY, "ports")
 
 
@@ -42,13 +42,13 @@ def statuses(results: dict[str, Result]) -> dict[str, str]:
     return {check: result.status for check, result in results.items()}
 
 
-def soon(node: Node, command: str) -> None:
+def soon(node: LabNode, command: str) -> None:
     """Until the command says yes: it waits for another process."""
     wait_for(lambda: node.run(command, check=False).returncode == 0)
 
 
 @contextmanager
-def listener(node: Node, user: str, address: str, port: int) -> Iterator[str]:
+def listener(node: LabNode, user: str, address: str, port: int) -> Iterator[str]:
     """A program that listens; gives the file in which it says who came."""
     said = f"/tmp/{user}-{port}"
     node.write("/tmp/listener.py", LISTENER, 0o644)
@@ -65,12 +65,12 @@ def listener(node: Node, user: str, address: str, port: int) -> Iterator[str]:
 
 
 @pytest.fixture
-def node(lab: Lab) -> Node:
+def node(lab: Lab) -> LabNode:
     """A node that other tests share: each leaves it as it was."""
     return lab.nodes[0]
 
 
-def test_a_listener_is_named_and_never_touched(node: Node) -> None:
+def test_a_listener_is_named_and_never_touched(node: LabNode) -> None:
     for user, address, status in (("ml", "::", "warn"), ("root", "0.0.0.0", "fail")):
         with listener(node, user, address, 29504) as log:
             results = looked(node)
@@ -87,7 +87,7 @@ def test_a_listener_is_named_and_never_touched(node: Node) -> None:
         assert statuses(looked(node)) == GOOD
 
 
-def test_another_user_sees_the_port_but_not_its_process(node: Node) -> None:
+def test_another_user_sees_the_port_but_not_its_process(node: LabNode) -> None:
     with listener(node, "root", "0.0.0.0", 29510):
         seen = observe(lambda c, i="": node.run(c, "ml", i, False), POLICY, ("ports",))
     results = {result.check: result for result in judge(seen, POLICY, ("ports",))}
@@ -95,7 +95,7 @@ def test_another_user_sees_the_port_but_not_its_process(node: Node) -> None:
     assert results["ports.firewall"].status in ("unknown", "ok")
 
 
-def test_what_nft_drops_is_found_and_stays(node: Node) -> None:
+def test_what_nft_drops_is_found_and_stays(node: LabNode) -> None:
     """What rules mean is asked of connections, in test_ports_traffic."""
     state = "nft list ruleset; ls /tmp /run; sysctl net.ipv4 2>/dev/null | grep port; ss -Hltn"
     base = "add table inet t; add chain inet t in { type filter hook input priority 0; }"
@@ -115,7 +115,7 @@ def test_what_nft_drops_is_found_and_stays(node: Node) -> None:
     assert statuses(looked(node)) == GOOD
 
 
-def test_the_tables_of_all_families_are_seen_and_busyboxs_find_does(fresh_node: Node) -> None:
+def test_the_tables_of_all_families_are_seen_and_busyboxs_find_does(fresh_node: LabNode) -> None:
     fresh_node.write("/usr/local/bin/find", '#!/bin/sh\nexec busybox find "$@"\n', 0o755)
     with listener(fresh_node, "ml", "0.0.0.0", 29500):
         assert "29500 by python3 (pid " in looked(fresh_node)["ports.range"].actual
@@ -144,7 +144,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("script", rows(BROKEN, _ODD))
-def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str) -> None:
+def test_a_broken_nft_costs_the_firewall_alone(fresh_node: LabNode, script: str) -> None:
     fresh_node.write("/usr/local/bin/nft", f"#!/bin/sh\n{script}\n", 0o755)
     results = looked(fresh_node)
     assert statuses(results) == {**GOOD, "ports.firewall": "unknown"}
@@ -153,13 +153,13 @@ def test_a_broken_nft_costs_the_firewall_alone(fresh_node: Node, script: str) ->
 
 
 @pytest.fixture
-def without_nft(fresh_node: Node) -> Node:
+def without_nft(fresh_node: LabNode) -> LabNode:
     """A node on which nothing lists rules; its /root/nft is for making them."""
     fresh_node.run("mv /usr/sbin/nft /root/nft; rm -f /usr/sbin/*tables*-save")
     return fresh_node
 
 
-def test_without_nft_the_kernel_says_whether_there_are_rules(without_nft: Node) -> None:
+def test_without_nft_the_kernel_says_whether_there_are_rules(without_nft: LabNode) -> None:
     results = looked(without_nft)
     assert statuses(results) == GOOD
     assert results["ports.firewall"].actual == "open, no rules"
@@ -182,7 +182,7 @@ ENABLED = {
 
 
 @pytest.mark.parametrize("what", rows(ENABLED, "nftables"))
-def test_without_nft_and_python_a_sign_of_rules_is_enough(without_nft: Node, what: str) -> None:
+def test_without_nft_and_python_a_sign_of_rules_is_enough(without_nft: LabNode, what: str) -> None:
     python = without_nft.run("readlink -f /usr/bin/python3").stdout.strip()
     without_nft.run(f"mv {python} {python}.gone")
     if without_nft.run("test -d /sys/module/nf_tables", check=False).returncode == 0:
@@ -201,7 +201,7 @@ def test_without_nft_and_python_a_sign_of_rules_is_enough(without_nft: Node, wha
     assert looked(without_nft)["ports.firewall"].actual == reason
 
 
-def test_the_kernel_may_give_the_range_away(fresh_node: Node) -> None:
+def test_the_kernel_may_give_the_range_away(fresh_node: LabNode) -> None:
     key = "net.ipv4.ip_local_port_range"
     fresh_node.run(f"sysctl -w {key}='20000 60999'")
     results = looked(fresh_node)

@@ -10,7 +10,7 @@ from subprocess import Popen
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Done, Tool, ours, wait_for
 from tests.lab.rows import rows
 
@@ -24,7 +24,7 @@ ONLY = ("--only", "proof.ports,proof.mesh", "--format", "json")
 def start(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., Popen[bytes]]:
     """`ready` over these nodes, running."""
 
-    def begin(nodes: Sequence[Node], *words: object, **data: object) -> Popen[bytes]:
+    def begin(nodes: Sequence[LabNode], *words: object, **data: object) -> Popen[bytes]:
         user = () if "_sudo" in data else ("--user", "root")
         return tool.start("ready", fleet(nodes, **data), *user, *ONLY, *words)
 
@@ -42,7 +42,7 @@ def not_ok(done: Done, check: str = "proof.mesh") -> dict[str, tuple[str, str]]:
     }
 
 
-def drop(node: Node, rule: str, hook: str = "input") -> None:
+def drop(node: LabNode, rule: str, hook: str = "input") -> None:
     """The node's packet filter drops this, in this direction."""
     node.enter(["nft", "add", "table", "inet", "test"])
     chain = f"{{ type filter hook {hook} priority 0; }}"
@@ -50,7 +50,7 @@ def drop(node: Node, rule: str, hook: str = "input") -> None:
     node.enter(["nft", f"add rule inet test {hook} {rule} drop"])
 
 
-def listening(node: Node) -> set[int]:
+def listening(node: LabNode) -> set[int]:
     """The ports of the range on which somebody listens."""
     sockets = node.enter(["cat", "/proc/net/tcp", "/proc/net/tcp6"]).stdout.splitlines()
     words = [row.split() for row in sockets]
@@ -58,11 +58,11 @@ def listening(node: Node) -> set[int]:
     return {port for port in ports if FIRST <= port <= LAST}
 
 
-def all_listen(nodes: Sequence[Node]) -> bool:
+def all_listen(nodes: Sequence[LabNode]) -> bool:
     return all(listening(node) == {*range(FIRST, LAST + 1)} for node in nodes)
 
 
-def nothing_left(nodes: Sequence[Node]) -> bool:
+def nothing_left(nodes: Sequence[LabNode]) -> bool:
     return not any(ours(node) or listening(node) for node in nodes)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Tool, ours
 
 KNOWN = "/etc/ssh/ssh_known_hosts"
@@ -33,7 +33,7 @@ def introduce(nodes):
 def bad(tool: Tool, fleet: Callable[..., Path]) -> Callable[..., dict[str, dict[str, str]]]:
     """``{node: {check: actual}}`` of what is not well, for the job's user on these nodes."""
 
-    def ask(nodes: Sequence[Node]) -> dict[str, dict[str, str]]:
+    def ask(nodes: Sequence[LabNode]) -> dict[str, dict[str, str]]:
         done = tool("ready", fleet(nodes), "--user", USER, *ONLY)
         assert done.out, done
         found = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nodeready.inventory.nodeset import expand
-from nodeready.lab import Node
-from nodeready.lab.state import reachable_limits
+from nodeready.lab import LabNode
+from nodeready.lab.needs import reachable_limits
 from tests.cases import cases
 from tests.command import Tool, ours, wait_for
 
@@ -20,11 +20,11 @@ WAIVED = {"waivers": {"proof.core": "shared kernel", "proof.backtrace": "shared 
 
 @pytest.fixture
 def prepared(
-    fresh_nodes: Callable[..., list[Node]], fleet: Callable[..., Path], tool: Tool
-) -> Callable[..., tuple[list[Node], Path]]:
+    fresh_nodes: Callable[..., list[LabNode]], fleet: Callable[..., Path], tool: Tool
+) -> Callable[..., tuple[list[LabNode], Path]]:
     """Nodes after a deploy, and their inventory: ``prepared(3, other={}, key=value)``."""
 
-    def make(count: int, **policy: object) -> tuple[list[Node], Path]:
+    def make(count: int, **policy: object) -> tuple[list[LabNode], Path]:
         nodes = fresh_nodes(count)
         where = fleet(nodes, **{**WAIVED, **policy})
         done = tool("deploy", where, "--yes", "-q")

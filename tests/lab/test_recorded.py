@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, Node, down
+from nodeready.lab import Lab, LabNode, down
 from nodeready.subjects.gate import facts as gate
 from tests.command import wait_for
 from tests.helpers import nodeready, project
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LabNode]]:
     name = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}-{os.getpid()}-recorded"
     path = tmp_path_factory.mktemp("inventory") / "inventory.py"
     try:
@@ -51,13 +51,15 @@ def nodes(lab_machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture
-def gated(nodes: list[Node], inventory: Callable[..., Path]) -> Iterator[tuple[list[Node], Path]]:
+def gated(
+    nodes: list[LabNode], inventory: Callable[..., Path]
+) -> Iterator[tuple[list[LabNode], Path]]:
     """The nodes, which are as the policy wants them, and the inventory with their addresses."""
     yield nodes, inventory(nodes, **SETTINGS)
     nodes[1].run("sysctl -qw kernel.yama.ptrace_scope=0")
 
 
-def judge(node: Node) -> str:
+def judge(node: LabNode) -> str:
     """Have the node's timer do its work; what `record` says."""
     return node.run(f"env -i {gate.RECORD}").stdout.strip()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.lab import Lab, Node, down
+from nodeready.lab import Lab, LabNode, down
 from nodeready.transport import srun
 from nodeready.transport.allocation import running
 from nodeready.transport.base import Request
@@ -54,7 +54,7 @@ def smoke_lab(lab_machine: None) -> Iterator[Lab]:
 
 
 @pytest.fixture
-def nodes(smoke_lab: Lab) -> Iterator[list[Node]]:
+def nodes(smoke_lab: Lab) -> Iterator[list[LabNode]]:
     """The nodes; nothing of a run may be left on any of them, and no file may be another."""
     before = {node.name: written(node) for node in smoke_lab.nodes}
     yield smoke_lab.nodes
@@ -69,7 +69,7 @@ def _own(found: Mapping[str, tuple[int, int, int]]) -> set[str]:
 
 
 @pytest.fixture
-def torch_nodes(nodes: list[Node]) -> list[Node]:
+def torch_nodes(nodes: list[LabNode]) -> list[LabNode]:
     """Those that make their collectives with PyTorch. Without it a skip; in CI a failure."""
     if not _TORCH.exists():
         (pytest.fail if os.environ.get("CI") else pytest.skip)(
@@ -78,7 +78,7 @@ def torch_nodes(nodes: list[Node]) -> list[Node]:
     return nodes[:TORCH_NODES]
 
 
-def left(nodes: Sequence[Node]) -> list[str]:
+def left(nodes: Sequence[LabNode]) -> list[str]:
     """What a run has left on these nodes: processes, temporary files, listeners, shared memory."""
     look = ["sh", "-c", "ps -u ml -o args=; ls /dev/shm"]
     return [
@@ -120,7 +120,7 @@ def end(started: subprocess.Popen[bytes], said: bytes = b"") -> SmokeResult:
 
 
 def named_alone(
-    fault: Fault, seed: int, nodes: Sequence[Node], start: Callable[[], subprocess.Popen[bytes]]
+    fault: Fault, seed: int, nodes: Sequence[LabNode], start: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     """The fault is put somewhere: who is named, for what reason, and who may get the job."""
     placed = fault(nodes, Random(f"{fault.__name__} {seed}"))
@@ -174,8 +174,8 @@ ENGINES = [pytest.param(RING, id="ring"), pytest.param(TORCH, id="torch", marks=
 
 @pytest.fixture(params=ENGINES)
 def engine(
-    request: pytest.FixtureRequest, nodes: list[Node]
-) -> tuple[list[Node], tuple[str, ...]]:
+    request: pytest.FixtureRequest, nodes: list[LabNode]
+) -> tuple[list[LabNode], tuple[str, ...]]:
     if request.param == RING:
         return nodes, RING
     return request.getfixturevalue("torch_nodes"), TORCH

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from nodeready.operations import ssh_client
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
@@ -31,7 +31,7 @@ from tests.lab.rows import rows
 def deployed(fleet, tool):
     """Deploy the subject to these nodes of a fleet; how many changes that took."""
 
-    def run(nodes: list[Node], *words: str, **policy: object) -> int:
+    def run(nodes: list[LabNode], *words: str, **policy: object) -> int:
         done = tool("deploy", fleet(nodes, **policy), "--yes", "--only", "ssh_client", *words)
         assert done.status == 0, done
         return int(re.search(r"\((\d+) changes?\)", done.out)[1])
@@ -39,7 +39,7 @@ def deployed(fleet, tool):
     return run
 
 
-def ssh(node: Node, target: str, user: str = "root") -> str:
+def ssh(node: LabNode, target: str, user: str = "root") -> str:
     """The host name at the other end, or ssh's last word when it refuses."""
     done = node.run(f"ssh -o BatchMode=yes {target} hostname", user=user, check=False)
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
@@ -95,7 +95,7 @@ def test_a_mode_answers_the_question_for_its_hosts_only(fresh_nodes, deployed, m
     assert not re.search("nodeready|ssh_known_hosts", listing)
 
 
-def test_a_node_tells_who_it_is(fresh_node: Node) -> None:
+def test_a_node_tells_who_it_is(fresh_node: LabNode) -> None:
     node, name = fresh_node, fresh_node.name
     (ours,) = identity(node).keys
     assert identity(node).addresses == (node.address,)
@@ -109,7 +109,7 @@ def test_a_node_tells_who_it_is(fresh_node: Node) -> None:
     assert identity(node).keys == (ours, key(3))
 
 
-def identity(node: Node) -> Identity:
+def identity(node: LabNode) -> Identity:
     seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
     return seen.identity
 
@@ -117,7 +117,7 @@ def identity(node: Node) -> Identity:
 # --- Lines of other people, and sizes.
 
 
-def checked(node: Node, want: Policy, check: str) -> Result:
+def checked(node: LabNode, want: Policy, check: str) -> Result:
     seen = observe(inside(node), want, ["ssh_client"])
     return next(one for one in judge(seen, want) if one.check == f"ssh_client.{check}")
 
@@ -128,7 +128,7 @@ def fleet(size: int) -> Policy:
     )
 
 
-def known(node: Node, host: str) -> str:
+def known(node: LabNode, host: str) -> str:
     """The key that ssh-keygen finds for a host, as ssh would."""
     said = node.enter(["ssh-keygen", "-F", host, "-f", KNOWN_HOSTS], check=False).stdout
     return " ".join(said.splitlines()[-1].split()[1:3]) if said else ""
@@ -142,7 +142,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", rows(OTHERS, "lines and bytes"))
-def test_other_peoples_lines_stay(fresh_node: Node, case: str) -> None:
+def test_other_peoples_lines_stay(fresh_node: LabNode, case: str) -> None:
     others, node = OTHERS[case], fresh_node
     node.write(KNOWN_HOSTS, others)
     for want in (fleet(3), fleet(2000), fleet(1999), fleet(4)):
@@ -155,7 +155,7 @@ def test_other_peoples_lines_stay(fresh_node: Node, case: str) -> None:
     assert content(node, KNOWN_HOSTS) in (others, others + b"\n")
 
 
-def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: Node) -> None:
+def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: LabNode) -> None:
     node = fresh_node
     want = fleet(4000)
     deploy(node, want)
@@ -177,7 +177,7 @@ def test_a_block_too_large_to_send_is_told_by_its_digest(fresh_node: Node) -> No
     assert set(want.ssh_known_hosts) < set(lines_of_nodes(whole, {"x": seen}, fetched)["x"])
 
 
-def test_too_many_lines_of_others_are_a_persons(fresh_node: Node) -> None:
+def test_too_many_lines_of_others_are_a_persons(fresh_node: LabNode) -> None:
     node = fresh_node
     node.write(KNOWN_HOSTS, b"x ssh-rsa AAAA\n" * (SENT_BYTES // 15 + 10))
     want = fleet(3)
@@ -200,7 +200,7 @@ MEANT, NOT_MEANT = ("gpu001", "10.1.0.7"), ("other", "gpu-login", "10.2.0.1")
 
 
 def effective(
-    node: Node, hosts: Iterable[str] = (*MEANT, *NOT_MEANT)
+    node: LabNode, hosts: Iterable[str] = (*MEANT, *NOT_MEANT)
 ) -> dict[str, dict[str, str]]:
     """What ssh itself says to the user ml about each host."""
     script = 'for host; do echo "host= $host"; ssh -GT "$host"; done'
@@ -234,7 +234,7 @@ TRAPS = {
     "case",
     rows(TRAPS, "the distribution's file", "Host * before the Include", "bytes that are no UTF-8"),
 )
-def test_ours_wins_and_the_rest_stays(fresh_node: Node, case: str) -> None:
+def test_ours_wins_and_the_rest_stays(fresh_node: LabNode, case: str) -> None:
     path, text, place = TRAPS[case]
     node = fresh_node
     path = path if path.startswith("/") else f"/etc/ssh/ssh_config.d/{path}"
@@ -270,7 +270,9 @@ def test_ours_wins_and_the_rest_stays(fresh_node: Node, case: str) -> None:
         assert content(node, path) == was
 
 
-def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(fresh_node: Node) -> None:
+def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(
+    fresh_node: LabNode,
+) -> None:
     node, theirs = fresh_node, "/srv/site/ssh_config"
     node.write(theirs, ASK, mode=0o664)
     node.enter(["ln", "-sf", theirs, CONFIG])
@@ -286,7 +288,7 @@ def test_a_link_stays_a_link_and_a_missing_file_is_made_and_goes_again(fresh_nod
 
 
 @pytest.mark.nightly
-def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
+def test_what_was_changed_by_hand_is_set_again(fresh_node: LabNode) -> None:
     node = fresh_node
     deploy(node, WANT)
 
@@ -307,7 +309,7 @@ def test_what_was_changed_by_hand_is_set_again(fresh_node: Node) -> None:
     assert content(node, CONFIG).count(managed_block.BEGIN) == 1
 
 
-def test_roots_own_file_is_named_and_left_alone(fresh_node: Node) -> None:
+def test_roots_own_file_is_named_and_left_alone(fresh_node: LabNode) -> None:
     node = fresh_node
     node.write("/root/.ssh/config", "Host gpu*\n    StrictHostKeyChecking no\n", mode=0o600)
     deploy(node, WANT)
@@ -317,7 +319,7 @@ def test_roots_own_file_is_named_and_left_alone(fresh_node: Node) -> None:
     assert effective(node)["gpu001"]["stricthostkeychecking"] == "true"
 
 
-def test_no_strict_check_without_keys(fresh_node: Node) -> None:
+def test_no_strict_check_without_keys(fresh_node: LabNode) -> None:
     node = fresh_node
     seen = observe(inside(node), WANT, ["ssh_client"])
     with pytest.raises(AssertionError, match="the host keys are not in /etc/ssh/ssh_known_hosts"):

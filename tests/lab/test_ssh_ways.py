@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, Node
+from nodeready.lab import Lab, LabNode
 from tests.command import Done, Tool, hang, hangs, wait_for
 from tests.lab.rows import rows
 from tests.paths import ROOT
@@ -34,7 +34,7 @@ def reached(done: Done) -> dict[str, str]:
 class Logins:
     """How often somebody has logged in since now, by the node's sshd."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: LabNode) -> None:
         self.node, self._before = node, 0
         self._before = self()
 
@@ -46,7 +46,7 @@ class Logins:
 class Site:
     """Keys, authorities and an agent of one user, and the files for them."""
 
-    def __init__(self, directory: Path, node: Node) -> None:
+    def __init__(self, directory: Path, node: LabNode) -> None:
         self.directory, self.node = directory, node
         self.words: dict[str, str] = {
             "d": str(directory),
@@ -75,7 +75,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, fresh_node: Node) -> Site:
+def site(tmp_path: Path, fresh_node: LabNode) -> Site:
     directory = tmp_path / "site"
     directory.mkdir()
     return Site(directory, fresh_node)
@@ -318,7 +318,7 @@ STINGY = "MaxStartups 2:100:3\nMaxSessions 2\n"
 BEHIND = "Host jump\nHostName <a>\nHost behind*\nProxyJump jump\nHost *\n" + ENOUGH
 
 
-def sshd(node: Node, text: str) -> None:
+def sshd(node: LabNode, text: str) -> None:
     node.write("/etc/ssh/sshd_config.d/10-ways.conf", f"LogLevel VERBOSE\n{text}")
 
     def begun() -> int:
@@ -348,7 +348,7 @@ def test_an_sshd_that_takes_one_session_gets_another_connection(tool, fleet, fre
 Hosts = dict[str, dict[str, object]]
 
 
-def behind(site: Site, nodes: list[Node], text: str = BEHIND) -> tuple[Hosts, Path]:
+def behind(site: Site, nodes: list[LabNode], text: str = BEHIND) -> tuple[Hosts, Path]:
     """Names of these nodes, each behind the jump host of ``text``."""
     names = "".join(f"Host behind{n}\nHostName {one.address}\n" for n, one in enumerate(nodes))
     config = site.config("jump", f"{names}{text}")
@@ -388,8 +388,8 @@ JUMP_FAULTS = {
         lambda node: sshd(node, ""),
         "jump host jump: lets nobody through to",
     ),
-    "no sshd": (Node.stop_sshd, Node.resume_sshd, "jump host jump: connection refused"),
-    "frozen": (Node.freeze, Node.thaw, "jump host jump: (no answer in 15 s|no route)"),
+    "no sshd": (LabNode.stop_sshd, LabNode.resume_sshd, "jump host jump: connection refused"),
+    "frozen": (LabNode.freeze, LabNode.thaw, "jump host jump: (no answer in 15 s|no route)"),
 }
 
 

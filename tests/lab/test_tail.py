@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Done, ours, wait_for
 from tests.lab.test_host import END_MOUNT, NAS, dead_mount
 
@@ -15,7 +15,7 @@ LOGS = "/var/log/train"
 PATTERN = f"{LOGS}/rank_*.log"
 
 
-def job(nodes: list[Node]) -> None:
+def job(nodes: list[LabNode]) -> None:
     """Two ranks on each node, with a log of 30 steps each."""
     for rank in range(2 * len(nodes)):
         node = nodes[rank // 2]
@@ -26,7 +26,7 @@ def job(nodes: list[Node]) -> None:
         node.write(f"{LOGS}/rank_{rank}.log", "".join(steps))
 
 
-def hanging(node: Node) -> list[str]:
+def hanging(node: LabNode) -> list[str]:
     """The processes of ours that wait for the mount."""
     names = node.run("cat /proc/[0-9]*/comm", check=False).stdout.split()
     return [name for name in names if name.startswith("nr-")]
@@ -99,7 +99,7 @@ def test_what_is_no_log_is_named_and_costs_itself_alone(fresh_nodes, fleet, tool
 
 
 @pytest.mark.nightly
-def test_a_mount_that_hangs_costs_its_own_files(fresh_node: Node, fleet, tool):
+def test_a_mount_that_hangs_costs_its_own_files(fresh_node: LabNode, fleet, tool):
     job([fresh_node])
     dead_mount(fresh_node)
     fresh_node.run(f"ln -s '{NAS}/rank_2.log' {LOGS}/rank_2.log")
@@ -139,7 +139,7 @@ def test_a_slow_expression_costs_its_file_and_an_interrupt_ends_all(fresh_nodes,
         wait_for(lambda node=node: not ours(node) and not hanging(node))
 
 
-def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node: Node, fleet, tool):
+def test_the_home_is_that_of_the_login_with_sudo_too(fresh_node: LabNode, fleet, tool):
     fresh_node.run("su ml -c 'mkdir -p ~/logs/a && echo mine >~/logs/a/rank_0.log'")
     fresh_node.run("mkdir /root/logs; echo roots >/root/logs/b.log")
     fresh_node.write("/etc/sudoers.d/ml", "ml ALL=(ALL) NOPASSWD: ALL\n", mode=0o440)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, Node, down
+from nodeready.lab import Lab, LabNode, down
 
 
 @pytest.fixture(scope="module")
-def nodes(lab_machine: None, request: pytest.FixtureRequest) -> Iterator[list[Node]]:
+def nodes(lab_machine: None, request: pytest.FixtureRequest) -> Iterator[list[LabNode]]:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     name = f"test-{worker}-{os.getpid()}-{request.module.__name__.rpartition('_')[2]}"
     try:
@@ -26,5 +26,5 @@ def nodes(lab_machine: None, request: pytest.FixtureRequest) -> Iterator[list[No
 
 
 @pytest.fixture
-def where(nodes: list[Node], fleet: Callable[..., Path]) -> Path:
+def where(nodes: list[LabNode], fleet: Callable[..., Path]) -> Path:
     return fleet(nodes)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node, down
+from nodeready.lab import LabNode, down
 from nodeready.subjects.gate import facts as gate
 from tests.command import Tool, ours, written
 from tests.paths import ROOT
@@ -77,7 +77,7 @@ def test_a_second_deploy_changes_nothing_and_makes_one_round_trip(nodes, where, 
 class counted:
     """Meanwhile each node's sshd notes the commands of root; `counts()` since the last call."""
 
-    def __init__(self, nodes: list[Node]) -> None:
+    def __init__(self, nodes: list[LabNode]) -> None:
         self.nodes = nodes
         self.keys = [node.run("cat /root/.ssh/authorized_keys").stdout for node in nodes]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Node
+from nodeready.lab import LabNode
 from tests.command import Tool, ours, written
 from tests.lab.stacks_job import HERE, Job
 
@@ -49,7 +49,7 @@ train()
 
 
 @pytest.fixture(scope="module")
-def job(nodes: list[Node]) -> Job:
+def job(nodes: list[LabNode]) -> Job:
     """Six ranks that wait in `all_reduce`."""
     for node in nodes:
         for path, text in TORCH.items():
@@ -136,7 +136,7 @@ def test_cores_groups_a_crash_by_where_it_happened(nodes, where, tool):
     assert node_file.count("core.") == 1
 
 
-def crash(node: Node, rank: int, *, time: int = 0, uid: int = 0) -> str:
+def crash(node: LabNode, rank: int, *, time: int = 0, uid: int = 0) -> str:
     """Crash a rank; the path of its core, with the name that the node's own pattern gives it.
 
     time: in its name; 0: one for each rank

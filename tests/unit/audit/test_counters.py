@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from nodeready.audit import counters
-from nodeready.lab.hardware import IB_CLASS, a100, ib_tree
+from nodeready.lab.adapters import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Unknown
 from nodeready.subjects.context import Counted, counted, with_counters

@@ -59,9 +59,14 @@ def test_an_import_of_a_lower_room_is_named_with_its_file(package):
     assert "a: not on the list" in draw_house.against(rooms, ["b"])[0]
 
 
-def test_a_floor_is_the_longest_way_down_and_a_circle_is_one_floor():
-    graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": {"e"}, "e": {"d"}, "f": set()}
-    assert draw_house.floors(graph) == {"a": 3, "b": 2, "c": 1, "d": 0, "e": 0, "f": 0}
+def test_a_floor_is_the_longest_way_down():
+    graph = {"a": {"b", "c"}, "b": {"c"}, "c": {"d"}, "d": set(), "f": set()}
+    assert draw_house.floors(graph) == {"a": 3, "b": 2, "c": 1, "d": 0, "f": 0}
+    assert draw_house.circle(graph) == []
+
+
+def test_a_circle_is_named_with_its_nodes():
+    assert set(draw_house.circle({"c": {"d"}, "d": {"e"}, "e": {"d"}})) == {"d", "e"}
 
 
 def test_the_picture_has_every_room_and_no_arrow_that_a_longer_way_implies(package):

@@ -14,7 +14,7 @@ import pytest
 
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
-from nodeready.lab.hardware import h100, ib_tree
+from nodeready.lab.adapters import h100, ib_tree
 from nodeready.node.runtime import Supervisor
 from nodeready.node.witnesses import devices
 from nodeready.node.witnesses.devices import Gpu, Gpus, Kernel, Port, counters, message_of, network

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab.hardware import h100, ib_tree, mi300x
+from nodeready.lab.adapters import h100, ib_tree, mi300x
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output
 from nodeready.subjects.rdma import facts as rdma

@@ -1,0 +1,246 @@
+"""Starts and stops the machines of a lab, while this process holds the lab's lock."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nodeready.lab import faults, freezer, network, processes, slurm, state
+from nodeready.lab.disk import NodeDisk
+from nodeready.lab.image import new_key
+from nodeready.lab.processes import Files
+from nodeready.lab.state import LabError, LabState, NodeState
+
+# Gets the number of nodes that are ready, and of all that start.
+Progress = Callable[[int, int], None]
+
+_SSH_CONFIG = """\
+Host *
+    User root
+    IdentityFile {ssh}/id_ed25519
+    IdentitiesOnly yes
+    UserKnownHostsFile {ssh}/known_hosts
+    GlobalKnownHostsFile /dev/null
+    StrictHostKeyChecking yes
+    BatchMode yes
+    ConnectTimeout 10
+    LogLevel ERROR
+"""
+
+
+def is_alive(node: NodeState) -> bool:
+    """Whether its process 1 lives."""
+    return node.pid > 0 and processes.started_at(node.pid) == node.started
+
+
+def kill(node: NodeState) -> None:
+    """Cut its power."""
+    if is_alive(node):
+        group = freezer.group_of(node.pid)
+        processes.end(node.pid, meanwhile=lambda: freezer.thaw(group) if group else None)
+
+
+def new_node(lab: LabState, number: int) -> NodeState:
+    """Node `number` of the lab, not started yet."""
+    # The default lab's nodes have the names of the examples. A name that ends in a digit needs a
+    # dash before the number.
+    prefix = "node" if lab.name == "lab" else lab.name
+    dash = "-" if prefix[-1].isdigit() else ""
+    return _new_machine(lab, number, f"{prefix}{dash}{number:03d}")
+
+
+def new_controller(lab: LabState) -> NodeState:
+    """The machine of Slurm's controller, not started yet."""
+    name = "slurmctl" if lab.name == "lab" else f"{lab.name}-slurmctl"
+    return _new_machine(lab, slurm.CONTROLLER_NUMBER, name)
+
+
+def _new_machine(lab: LabState, number: int, name: str) -> NodeState:
+    key = new_key(f"root@{name}")
+    address = str(network.address(lab.index, number).ip)
+    return NodeState(name, number, address, key.private, key.public)
+
+
+def grow(
+    lab: LabState,
+    count: int,
+    files: Files | None,
+    progress: Progress | None = None,
+    fault: str | None = None,
+) -> int:
+    """Start dead nodes and those that are missing to `count`; returns their number.
+
+    With a `fault` the last node has it, and is restarted if it ran without it; with "", no node
+    has one. On an exception the missing nodes are missing again.
+    """
+    _end_strays(lab)
+    network.make_room(count)
+    if processes.started_at(lab.switch) != lab.switch_started:
+        # Without its switch no node can be reached: they get a new switch, and new wires.
+        lab.switch = 0
+        network.delete_interface(lab.index)
+        for machine in lab.machines():
+            kill(machine)
+    old, controllers = list(lab.nodes), lab.controllers()
+    old_faults = [node.fault for node in old]
+    if fault == "":
+        _change_faults(old, fault)
+    elif fault and count <= len(old):
+        _change_faults(old[-1:], fault)
+    dead = [node for node in old if not is_alive(node)]
+    # A controller that never ran has no disk to keep.
+    new_controllers = [machine for machine in controllers if not machine.pid]
+    dead_controllers = [
+        machine for machine in controllers if machine.pid and not is_alive(machine)
+    ]
+    new = [new_node(lab, number) for number in range(len(old) + 1, count + 1)]
+    if new and fault:
+        new[-1].fault = fault
+    try:
+        start(lab, dead_controllers, None, keep_disk=True)
+        start(lab, dead, None, progress, keep_disk=True)
+        lab.nodes = old + new
+        # A node that finds no controller, or one that does not know it, retries a second later.
+        if new_controllers:
+            start(lab, new_controllers, None)
+        elif new:
+            slurm.spread(lab)
+        start(lab, new, files, progress)
+        if new:
+            _add_hosts(
+                [*old, *(machine for machine in controllers if machine not in new_controllers)],
+                new,
+            )
+    except BaseException:
+        if new:
+            processes.end_all(state.directory(lab.name), [node.name for node in new])
+        for node in new:
+            shutil.rmtree(NodeDisk(lab, node).home, ignore_errors=True)
+        lab.nodes = old
+        for node, old_fault in zip(old, old_faults, strict=True):
+            node.fault = old_fault
+        state.save(lab)
+        with contextlib.suppress(LabError):
+            slurm.spread(lab)
+        raise
+    return len(dead) + len(new)
+
+
+def _change_faults(nodes: Sequence[NodeState], fault: str) -> None:
+    for node in nodes:
+        if node.fault != fault:
+            kill(node)
+            node.fault = fault
+
+
+def _end_strays(lab: LabState) -> None:
+    """End the processes that a killed command has left, and that the state does not name."""
+    pids = {lab.switch, *(machine.pid for machine in lab.machines())}
+    for pid in processes.of_lab(state.directory(lab.name)):
+        if pid not in pids:
+            processes.end(pid)
+
+
+def start(
+    lab: LabState,
+    nodes: Sequence[NodeState],
+    files: Files | None,
+    progress: Progress | None = None,
+    keep_disk: bool = False,
+) -> None:
+    """Start these nodes, all of them new or dead, and wait until one can log in to each.
+
+    On an exception none of them runs.
+    """
+    if not nodes:
+        return
+    specs = []
+    for node in nodes:
+        disk = NodeDisk(lab, node)
+        disk.prepare(keep_disk)
+        content = {} if keep_disk else {**_node_files(lab, node), **(files or {})}
+        content.update(slurm.files(lab, node))
+        missing: list[str] = []
+        if node.fault:
+            disk.copy(content)
+            changes, missing = faults.changes(node.fault, lab.profile)
+            content = {**content, **changes}
+        specs.append(processes.spec(lab.index, node, content, missing, slurm.group(lab, node)))
+    _write_ssh(lab)
+    try:
+        _boot(lab, {node.name: node for node in nodes}, specs, progress)
+        for node in nodes:
+            if node.fault:
+                faults.start_programs(node.fault, node.pid)
+                NodeDisk(lab, node).note_fault(is_new=not keep_disk)
+        slurm.wait_until_known(lab, nodes)
+    except BaseException:
+        # Some may run that the helper has not reported yet.
+        processes.end_all(state.directory(lab.name), [node.name for node in nodes])
+        raise
+    finally:
+        state.save(lab)
+
+
+def _boot(
+    lab: LabState,
+    nodes: Mapping[str, NodeState],
+    specs: list[dict[str, Any]],
+    progress: Progress | None,
+) -> None:
+    """Have the helper start them, and keep the pids that it reports."""
+    problems: list[str] = []
+    ready = 0
+    with contextlib.closing(processes.boot(lab, specs)) as answers:
+        for answer in answers:
+            if "switch" in answer:
+                lab.switch = answer["switch"]
+                lab.switch_started = processes.started_at(lab.switch) or 0
+            elif "error" in answer:
+                problems.append(f"{answer.get('node', 'network')}: {answer['error']}")
+            else:
+                node = nodes[answer["node"]]
+                node.pid = answer["pid"]
+                node.started = processes.started_at(node.pid) or 0
+                ready += 1
+                if progress:
+                    progress(ready, len(nodes))
+    if ready < len(nodes):
+        log = (state.directory(lab.name) / processes.LOG).read_text(errors="replace").split("\n")
+        reasons = [*problems, *log[-2:], "their helper ended early"]
+        reason = next(filter(None, reasons))
+        raise LabError(f"{len(nodes) - ready} of {len(nodes)} nodes did not start: {reason}")
+
+
+def _node_files(lab: LabState, node: NodeState) -> Files:
+    local = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+    return {
+        "/etc/hostname": f"{node.name}\n",
+        "/etc/hosts": local + _host_lines(lab.machines()),
+        "/etc/ssh/ssh_host_ed25519_key": (node.host_key, 0o600),
+        "/etc/ssh/ssh_host_ed25519_key.pub": f"{node.host_key_public}\n",
+    }
+
+
+def _host_lines(nodes: Sequence[NodeState]) -> str:
+    return "".join(f"{node.address} {node.name}\n" for node in nodes)
+
+
+def _add_hosts(old: Sequence[NodeState], new: Sequence[NodeState]) -> None:
+    """Append the new nodes to /etc/hosts of the old ones, so that a person's lines stay."""
+    for node in old:
+        processes.enter(node.pid, ["sh", "-c", "cat >> /etc/hosts"], _host_lines(new))
+
+
+def _write_ssh(lab: LabState) -> None:
+    """Write a client's files for logins: names, addresses and keys of all nodes."""
+    ssh = state.directory(lab.name) / "ssh"
+    known_hosts, hosts = "", ""
+    for machine in lab.machines():
+        kind, key = machine.host_key_public.split()[:2]
+        known_hosts += f"{machine.name},{machine.address} {kind} {key}\n"
+        hosts += f"Host {machine.name}\n    HostName {machine.address}\n"
+    state.write(ssh / "known_hosts", known_hosts)
+    state.write(ssh / "ssh_config", hosts + _SSH_CONFIG.format(ssh=ssh))
