@@ -27,10 +27,10 @@ from nodeready.smoke.document import (
     UNREACHABLE,
     UNTESTED,
     WARNED,
+    SmokeNode,
     SmokeReport,
-    SmokeSuspect,
 )
-from nodeready.smoke.document import Node as SmokeNode
+from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.result import fail, fixable, unknown, warn
 from nodeready.triage.cores import CoreFile, Cores, Crash
 from nodeready.triage.logs import Grouping
