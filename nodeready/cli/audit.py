@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, audit_code
 from nodeready.audit.fleet import distinguishing_groups, probed_subjects
-from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.conversations import probe_nodes
 from nodeready.cli.options import Refused, asking, option, report, steps_option
 from nodeready.cli.recorded import recorded_audit, recorded_source
@@ -25,6 +24,9 @@ from nodeready.subjects.registry import (
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look
+
+if TYPE_CHECKING:
+    from nodeready.audit.workers import AuditWorkers
 
 #: The statuses of the nodes that ``--limit @last-failed`` means.
 FAILING = (UNREACHABLE, FAILED, "fail", "unknown", "warn")
@@ -136,6 +138,8 @@ def audit(
             )
         else:
             nodes = select_targets(inventory, options, job=job, tell=screen.note)
+            from nodeready.audit.workers import AuditWorkers
+
             # The workers are forked before any connection is made.
             workers = after.enter_context(AuditWorkers(nodes.policies, find("audit", format).tell))
             with nodes.transport:

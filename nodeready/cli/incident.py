@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from nodeready.audit.document import Audit, NodeReport
-from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_with_progress, converse
 from nodeready.cli.options import Refused, asking, format_option, option, output_directory
@@ -54,6 +53,8 @@ def collector(
         )
         looks = [Look.of(name, result) for name, result in results.items()]
         if targets.inventory is not None:
+            from nodeready.audit.workers import AuditWorkers
+
             with AuditWorkers(targets.policies, find("audit", "json").tell, 0) as workers:
                 yield audit_document(
                     targets, screen, selection, looks, started=started, workers=workers

@@ -12,7 +12,6 @@ import click
 
 from nodeready.audit.document import Audit, Ready, ready_code, slots
 from nodeready.audit.fleet import probed_subjects
-from nodeready.audit.workers import AuditWorkers
 from nodeready.cli.audit import audit_document
 from nodeready.cli.conversations import ask_password
 from nodeready.cli.options import Refused, asking, hostfile_options, option, report, steps_option
@@ -28,6 +27,7 @@ from nodeready.transport.base import INTERRUPTED
 from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
+    from nodeready.audit.workers import AuditWorkers
     from nodeready.ready.run import ReadyTask, WantedProofs
     from nodeready.subjects.proof.facts import Collective
 
@@ -217,6 +217,8 @@ def ready(
             audit = _local_audit(settings, selection, budget)
             slots_of = {node.name: slots(node.snapshot) for node in audit.nodes}
         else:
+            from nodeready.audit.workers import AuditWorkers
+
             targets = select_targets(inventory, options, settings, job=job, tell=screen.note)
             workers = after.enter_context(
                 AuditWorkers(targets.policies, find("ready", format).tell, 0)

@@ -29,7 +29,14 @@ from nodeready.policy.policy import PolicyError, make_policy
 from nodeready.ready.debug_variables import read_installed
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.base import Output, ProbeError, decoded, file_lines, kernel_arguments
+from nodeready.subjects.base import (
+    Known,
+    Output,
+    ProbeError,
+    decoded,
+    file_lines,
+    kernel_arguments,
+)
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
@@ -326,7 +333,7 @@ _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[s
 ELSEWHERE = {
     "test_answers.py": "node/stacks/program.py:unpack subjects/proof/facts.py:read "
     "subjects/snapshot.py:_unpack subjects/snapshot.py:parse_answer subjects/snapshot.py:read "
-    "triage/logs.py:read triage/stacks/trace.py:parse",
+    "subjects/gpus/nvidia.py:_parse_whole triage/logs.py:read triage/stacks/trace.py:parse",
     "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
     "node/witnesses/nccl_ras.py:_read node/stacks/processes.py:_read",
@@ -361,9 +368,10 @@ def forget() -> None:
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
-    for facts in ("gpus.nvidia", "nics.facts", "rdma.facts"):
-        known = sys.modules[f"nodeready.subjects.{facts}"]._KNOWN
-        getattr(known, "_known", known).clear()
+    for module in ("gpus.nvidia", "nics.facts", "rdma.facts"):
+        for value in vars(sys.modules[f"nodeready.subjects.{module}"]).values():
+            if isinstance(value, Known):
+                value._known.clear()
 
 
 def test_every_parser_is_fuzzed():

@@ -87,4 +87,4 @@ def test_launchers_get_the_ready_nodes():
     ):
         assert launcher_files.text(form, ready, others) == text
     # A node without GPUs has one slot.
-    assert slots(FINE) == slots(AWAY) == 1
+    assert slots(FINE.snapshot) == slots(AWAY.snapshot) == 1
