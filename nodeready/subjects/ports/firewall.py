@@ -268,7 +268,8 @@ class Filter:
         ]
         result = self._family(families[0] if families else 4, other_hosts, sure)
         if result.verdict == "open" and families == [4, 6]:
-            by_name = {family for family, first, _ in other_hosts() if self._near(family, first)}
+            by_name = {family for family, first, _ in other_hosts()
+                       if self._near(family, first) is not None}  # fmt: skip
             over_ipv6 = self._family(6, other_hosts, sure)
             if over_ipv6.verdict == "dropped" and by_name != {4}:
                 result = replace(over_ipv6, verdict="cannot tell",

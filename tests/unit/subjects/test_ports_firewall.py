@@ -200,6 +200,10 @@ def test_ipv6_counts_where_the_node_has_an_address_also_beside_networks_that_get
     assert evaluated(rules, networks=NETS[:1]).verdict == "open"
     seen = evaluated(rules, networks=NETS[:1], own=V6)
     assert (seen.verdict, seen.ports) == (observed.verdict, observed.ports)
+    # Peers that are known by IPv4 alone: in each network of the node, the first one too.
+    for peers in (("10.1.0.11",), ("192.168.7.11",)):
+        seen = evaluated(ONLY_IPV6, networks=NETS, own=V6, peers=peers)
+        assert seen.verdict == "open", peers
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ports/unseen.json"))
