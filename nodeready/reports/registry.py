@@ -113,7 +113,9 @@ _ROWS = (
     Format("audit", "nagios", "nagios:nagios", ".txt", on_node=True),
     Format("ready", "table", "audit_table:show_ready", ".txt", styled=True, on_node=True),
     Format("ready", "junit", "junit:render", ".xml", part="audit"),
-    Format("ready", "json", "json_report:render", ".json", on_node=True),
+    Format(
+        "ready", "json", "json_report:render", ".json", on_node=True, facts="json_report:shown"
+    ),
     Format("ready", "prometheus", "prometheus:prometheus", ".prom", part="audit"),
     Format("ready", "nagios", "nagios:nagios", ".txt", part="audit"),
     Format("smoke", "table", "smoke_table:show", ".txt", styled=True),

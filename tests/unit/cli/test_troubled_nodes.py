@@ -99,8 +99,10 @@ def test_a_troubled_node_costs_itself_and_is_explained(case, run):
 
 def test_a_look_that_never_ends_costs_the_budget_of_its_node(run):
     done = run({"slow": looks(says(""), look=hangs), "mad": looks(says(""))}, *READY)
-    errors = {node["name"]: node["error"] for node in json.loads(done.out)["nodes"]}
-    assert (done.code, errors["slow"]) == (3, "")
+    nodes = {node["name"]: node for node in json.loads(done.out)["nodes"]}
+    assert (done.code, nodes["slow"]["error"]) == (3, "")
+    # Whatever could not be observed is a fact, too: the document is the audit's.
+    assert set(nodes["mad"]["facts"]) >= {"limits", "proof"}
 
 
 @pytest.mark.parametrize(
