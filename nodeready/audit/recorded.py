@@ -37,7 +37,7 @@ from nodeready.policy.policy import digest
 from nodeready.subjects.registry import SUBJECTS, Selection, check_ids
 from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
 from nodeready.subjects.snapshot import waive
-from nodeready.subjects.ssh_client.facts import clean_address, clean_name
+from nodeready.subjects.ssh_client.identity import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
 from nodeready.text import redact, sanitise, span
 

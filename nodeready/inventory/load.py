@@ -42,7 +42,8 @@ from nodeready.policy.policy import PolicyError, check_settings
 from nodeready.subjects import snapshot
 from nodeready.subjects.base import Line
 from nodeready.subjects.registry import check_ids
-from nodeready.subjects.ssh_client.facts import clean_address, directive
+from nodeready.subjects.ssh_client.config import directive
+from nodeready.subjects.ssh_client.identity import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 from nodeready.text import sanitise
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nodeready.subjects.proof.facts import Missing, PdshRun, Peers, Reach, Same, SshTry, Trouble
-from nodeready.subjects.ssh_client.checks import cause_of
+from nodeready.subjects.ssh_client.login_failures import cause_of
 
 TARGET, SOURCE, BOTH, PAIR = "target", "source", "both", "pair"
 

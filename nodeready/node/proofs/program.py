@@ -24,7 +24,7 @@ from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User, Way
+from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, SessionProof, User
 
 _PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
     "limits": session.prove,
@@ -181,7 +181,7 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         nonlocal begun, by_shell
         try:
             rows = dict(wire.lines(text, config.nonce))
-            way = wire.decode(Way, rows["ssh"]) if "ssh" in rows else Way("")
+            way = wire.decode(SessionProof, rows["ssh"]) if "ssh" in rows else SessionProof("")
         except wire.DecodeError:
             return
         if not rows or not {*rows} <= {"user", *inner.wanted, *OTHER_WAYS}:

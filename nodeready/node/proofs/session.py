@@ -43,8 +43,8 @@ from nodeready.subjects.proof.facts import (
     PamLine,
     Service,
     SessionLimits,
+    SessionProof,
     User,
-    Way,
 )
 
 # --- The limits of this session, and who opened it.
@@ -348,15 +348,15 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: Supervisor, config: Config) -> Way:
+def by_ssh(supervisor: Supervisor, config: Config) -> SessionProof:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
     The user's key may not open it: then nothing is proved that way, and the reason is told
     (`by_shell` is in its place then).
     """
     if not shutil.which("ssh"):
-        return Way("ssh is not installed")
-    way = Way("no time left")
+        return SessionProof("ssh is not installed")
+    way = SessionProof("no time left")
     # Where the name leads to an address without sshd, there is one behind the loopback.
     for host in (os.uname().nodename, "localhost"):
         if supervisor.left_s > _CONNECT_S:
@@ -366,7 +366,7 @@ def by_ssh(supervisor: Supervisor, config: Config) -> Way:
     return way
 
 
-def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
+def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> SessionProof:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _Rows(config, name, limit_s)
@@ -385,7 +385,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
         if ended.rc is None:
             _end_marked(mark)
     except OSError as problem:
-        return Way(f"ssh: {problem.strerror}")
+        return SessionProof(f"ssh: {problem.strerror}")
     finally:
         os.close(read)
         os.close(write)
@@ -393,7 +393,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> Way:
+def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> SessionProof:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
     rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
@@ -430,17 +430,17 @@ class _Rows:
                 if kind in self._kinds and kind not in self._rows:
                     self._rows[kind] = wire.decode(self._kinds[kind], data)
 
-    def way(self, ended: Ended, *, starts: bool) -> Way:
+    def way(self, ended: Ended, *, starts: bool) -> SessionProof:
         """What came of it. starts: the user's shell was started, and ended by itself"""
         user = self._rows.pop("user", None)
         if user and not user.error:
-            return Way("", **self._rows)
+            return SessionProof("", **self._rows)
         rows = [row.strip() for row in f"{ended.out}\n{ended.err}".splitlines() if row.strip()]
         rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
         said = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
         why = user.error if user else "timed out" if ended.rc is None else said
         closed = bool(re.search(r"\b(closed|reset) by\b", said))
-        return Way(why[:300], closed, ended=starts and user is None)
+        return SessionProof(why[:300], closed, ended=starts and user is None)
 
 
 # --- A step of Slurm.
@@ -466,10 +466,10 @@ def step_matters(slurmd: tuple[Limit, ...]) -> bool:
     return _lower(slurmd, mine) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: Supervisor, config: Config) -> Way:
+def by_srun(supervisor: Supervisor, config: Config) -> SessionProof:
     """The limits of a step on this node, when Slurm can start one at once."""
     if not shutil.which("srun"):
-        return Way("srun is not installed")
+        return SessionProof("srun is not installed")
     node = os.uname().nodename.partition(".")[0]
     argv = [
         "srun", f"--immediate={_IMMEDIATE_S}", f"--nodelist={node}", "--nodes=1", "--ntasks=1",
@@ -479,16 +479,16 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
     try:
         ended = supervisor.run(argv, _STEP_S)
     except OSError as problem:
-        return Way(f"srun: {problem.strerror}")
+        return SessionProof(f"srun: {problem.strerror}")
     try:
         core, memlock, nofile = _limits_in(ended.out)
         others = _others_in(ended.out)
     except (ValueError, KeyError):
         said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
-        return Way("timed out" if ended.rc is None else said)
+        return SessionProof("timed out" if ended.rc is None else said)
     nr_open = first_number("/proc/sys/fs/nr_open")
     limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", others)
-    return Way("", limits=limits)
+    return SessionProof("", limits=limits)
 
 
 # --- How the node opens sessions.

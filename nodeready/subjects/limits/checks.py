@@ -6,20 +6,18 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import beatable
-from nodeready.subjects.limits.facts import (
+from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
+from nodeready.subjects.limits.pam import (
     ITEMS,
-    NR_OPEN,
-    PROBE,
+    KINDS,
     UNLIMITED,
     Entry,
-    Limits,
     PamLimits,
     everybody,
     same_domain,
 )
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
-KINDS = ("soft", "hard")
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
 _LOGIN_FIXES = (
     "rename HIGH: no file can be read after it",

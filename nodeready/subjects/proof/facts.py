@@ -1,9 +1,4 @@
-"""What the proofs of one node saw: plain data, filled on the node and judged by the checks.
-
-First what the node's own session shows, then what all nodes together saw of ssh, pdsh and the
-job's ports, at last what the node's program is told, all that it saw as `Proved`, and the reader
-of its answer.
-"""
+"""What the proofs of one node saw: plain data, filled on the node and judged by the checks."""
 
 from __future__ import annotations
 
@@ -309,13 +304,41 @@ class Core:
     frames: wire.Count = 0
     left: str = ""
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a core, and its headers name no missing part."""
+        if self.whole_bytes is None:
+            return bool(self.path) and self.handler != "" and not self.stray
+        return bool(self.path) and self.size_bytes >= self.whole_bytes
 
-#: The program of core_pattern that keeps cores in a store of its own.
+    @property
+    def is_cut_by_limit(self) -> bool:
+        """Whether the session's core limit is the reason that there is no complete core.
+
+        The kernel heeds the limit when it writes a file and not when it pipes a core.
+        systemd-coredump heeds it as upstream builds the program (RHEL, SLES).
+        """
+        limit = self.limit_bytes
+        if limit is None or self.skipped or self.dumped is None or self.is_complete:
+            return False
+        if self.handler and self.dumped:
+            by_systemd = self.handler.endswith(f"/{PROGRAM}")
+            return by_systemd and not self.path and limit < MIN_CORE_LIMIT
+        if not self.dumped:
+            return not self.handler and limit < MIN_CORE_LIMIT
+        return bool(self.path) and limit < (self.whole_bytes or SHELL_CORE_BYTES)
+
+
+#: The program of core_pattern that keeps cores in its own store.
 PROGRAM = "systemd-coredump"
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
+MIN_CORE_LIMIT = 4096
+#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
+SHELL_CORE_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Way:
+class SessionProof:
     """What another way in shows than the session in which the proofs run.
 
     error:  why nothing is proved this way, one line; "": something is
@@ -653,12 +676,12 @@ SESSION: dict[str, type[Any]] = {
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
 #: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
-OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
+OTHER_WAYS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
 #: The proofs that are made in each way.
 BY_WAYS = ("limits", "attach", "tracers", "core")
 _KINDS = {
-    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS, "shell": Way,
-    "login": Way,
+    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS,
+    "shell": SessionProof, "login": SessionProof,
 }  # fmt: skip
 
 
@@ -712,10 +735,10 @@ class Proved:
     attach: Attach | Unknown | None = None
     control: Control | Unknown | None = None
     logins: Logins | Unknown | None = None
-    ssh: Way | Unknown | None = None
-    shell: Way | Unknown | None = None
-    login: Way | Unknown | None = None
-    step: Way | Unknown | None = None
+    ssh: SessionProof | Unknown | None = None
+    shell: SessionProof | Unknown | None = None
+    login: SessionProof | Unknown | None = None
+    step: SessionProof | Unknown | None = None
     tracers: Tracers | Unknown | None = None
     core: Core | Unknown | None = None
     resources: Resources | Unknown | None = None
@@ -723,6 +746,11 @@ class Proved:
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None
     collective: Collective | Unknown | None = None
+
+    @property
+    def user_name(self) -> str:
+        """The name of the session's user in a result."""
+        return self.user.name if isinstance(self.user, User) else "the user"
 
 
 class Asked(Protocol):

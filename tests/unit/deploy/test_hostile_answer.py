@@ -30,7 +30,8 @@ from nodeready.subjects.debug_tools.facts import DebugTools
 from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Entry, Iommu
-from nodeready.subjects.limits.facts import Limits, Running, Unit
+from nodeready.subjects.limits.facts import Limits, Running
+from nodeready.subjects.limits.units import Unit
 from nodeready.subjects.pdsh.facts import Pdsh, User
 from nodeready.subjects.ptrace.facts import Ptrace
 from nodeready.subjects.snapshot import Snapshot, judge

@@ -68,8 +68,8 @@ KINDS = {
         proof.PdshRun(("m",), (proof.Answer("m", "x"),), 0, ""),
         (proof.RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
     ),
-    "ssh": proof.Way("", False, proved.LIMITS, proved.WELL.attach, proof.Core("core")),
-    "step": proof.Way("Requested nodes are busy"),
+    "ssh": proof.SessionProof("", False, proved.LIMITS, proved.WELL.attach, proof.Core("core")),
+    "step": proof.SessionProof("Requested nodes are busy"),
     "logins": proof.Logins(
         (proof.Service("ssh", "/p", True, (proof.PamLine("limits", "conf=/x", "/p:1"),)),),
         True, "/run/nologin", "down", False, (proof.Limit(0, -1),), (),

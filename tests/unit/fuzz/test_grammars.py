@@ -40,7 +40,7 @@ from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import firewall, nft
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.subjects.ssh_client.checks import cause_of
+from nodeready.subjects.ssh_client.login_failures import cause_of
 from nodeready.text import sanitise
 from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.srun import StepOutput

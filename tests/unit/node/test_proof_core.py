@@ -167,7 +167,7 @@ def test_each_cause_is_one_failure_that_names_it(case):
     if not seen.frames:
         assert (trace.status, trace.actual) == ("na", "no core: see proof.core")
     # The limits' check leaves to this one what this one tells.
-    assert proof_core.limited(seen) == ("limits" in case["fix"])
+    assert seen.is_cut_by_limit == ("limits" in case["fix"])
 
 
 NO_FORMAT = "not in executable format: file format not recognized"

@@ -17,8 +17,8 @@ from nodeready.subjects.proof.facts import (
     SshTry,
     User,
 )
-from nodeready.subjects.proof.reach import pdsh, ssh
-from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
+from nodeready.subjects.proof.logins import pdsh, ssh
+from nodeready.subjects.ssh_client.login_failures import CAUSES, cause_of
 from tests.cases import cases
 
 WORDS = {

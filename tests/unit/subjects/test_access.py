@@ -11,8 +11,10 @@ from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import Broken, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
-from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
-from nodeready.subjects.ssh_client.facts import Asked, SshClient, known_as, parse_known_hosts
+from nodeready.subjects.ssh_client.checks import known_hosts, options
+from nodeready.subjects.ssh_client.facts import Asked, SshClient, parse_known_hosts
+from nodeready.subjects.ssh_client.identity import known_as
+from nodeready.subjects.ssh_client.login_failures import named_file, where_of
 from tests.builders.ssh_client import key
 from tests.cases import cases
 

@@ -69,22 +69,22 @@ LOGINS = facts.Logins(
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
 )  # fmt: skip
 #: A node on which su and ssh open good sessions.
-SESSIONS = replace(WELL, limits=SU, ssh=facts.Way("", limits=SSH), logins=LOGINS)
+SESSIONS = replace(WELL, limits=SU, ssh=facts.SessionProof("", limits=SSH), logins=LOGINS)
 WAYS = {
-    "no key": facts.Way("ml@node001: Permission denied (publickey)."),
-    "closed": facts.Way(
+    "no key": facts.SessionProof("ml@node001: Permission denied (publickey)."),
+    "closed": facts.SessionProof(
         "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
     ),
-    "exit 1": facts.Way("exit status 1", ended=True),
+    "exit 1": facts.SessionProof("exit status 1", ended=True),
     "broken": Unknown("x"),
 }
 
 
-def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.Way | Unknown:
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.SessionProof | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
-        return WAYS.get(value) or facts.Way(value)
-    return facts.Way("", limits=limits(good, value))
+        return WAYS.get(value) or facts.SessionProof(value)
+    return facts.SessionProof("", limits=limits(good, value))
 
 
 def logins(case: dict[str, Any]) -> facts.Logins | None:
@@ -199,7 +199,7 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
 def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
     core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
-    by_ssh = facts.Way("", limits=replace(zero, way="ssh"))
+    by_ssh = facts.SessionProof("", limits=replace(zero, way="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
     assert proof.limits(observed, Policy()).status == "ok"
@@ -212,9 +212,9 @@ def test_a_waived_core_does_not_hide_its_limit():
 
 def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
     broken = replace(GOOD, good=False, rc=127, said="gdb: error while loading shared libraries")
-    way = facts.Way("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
+    way = facts.SessionProof("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
     for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
-        observed = replace(SESSIONS, **{"ssh": facts.Way("no key"), name: way})
+        observed = replace(SESSIONS, **{"ssh": facts.SessionProof("no key"), name: way})
         result = proof.gdb(observed, Policy())
         assert (result.status, result.actual) == ("fail", f"{words}: {broken.said}")
         assert proof.strace(observed, Policy()).status == "ok"
@@ -222,13 +222,13 @@ def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
 
 def test_what_ssh_alone_refuses_is_told_of_ssh():
     refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
-    by_ssh = facts.Way(
+    by_ssh = facts.SessionProof(
         "", attach=facts.Attach(facts.Guards(None, None, False, True), "", refused, None, None)
     )
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
-    late = facts.Way("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
+    late = facts.SessionProof("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
@@ -242,11 +242,12 @@ def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
         whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
     )
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
-    result = proof.core(replace(SESSIONS, core=whole, ssh=facts.Way("", core=lost)), policy)
+    by_ssh = facts.SessionProof("", core=lost)
+    result = proof.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
     # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
-        observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
+        observed = replace(SESSIONS, core=whole, ssh=facts.SessionProof("", core=other))
         assert proof.core(observed, policy).status == "ok"
 
 
