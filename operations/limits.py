@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nodeready.deploy.actions import Action, Run
 from nodeready.deploy.step import name_after, own_file, step
 from nodeready.policy import Policy
-from nodeready.subjects.limits.checks import restarts, shown, unit_value, wanted
+from nodeready.subjects.limits.checks import possible_limits, restarts, shown, unit_value
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
@@ -29,7 +29,7 @@ def logins(seen: Snapshot, want: Policy) -> Iterator[Action]:
     lines = [
         f"{domain} - {item} {shown(limit, item)}"
         for domain in want.limit_domains
-        for item, limit in wanted(limits, want).items()
+        for item, limit in possible_limits(limits, want).items()
     ]
     content = render("limits/limits.conf.j2", lines=lines)
     yield from _last(seen, LIMITS_D, limits.pam.last, content)
@@ -41,7 +41,7 @@ def services(seen: Snapshot, want: Policy) -> Iterator[Action]:
     limits: Limits = seen["limits"]
     lines = [
         f"Limit{item.upper()}={unit_value(limit, item)}"
-        for item, limit in wanted(limits, want).items()
+        for item, limit in possible_limits(limits, want).items()
     ]
     content = render("limits/service.conf.j2", lines=lines)
     for service in want.limit_services:

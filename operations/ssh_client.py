@@ -12,9 +12,9 @@ from nodeready.subjects import managed_block
 from nodeready.subjects.access import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (
-    expected,
+    fleet_block,
     option_lines,
-    ours,
+    our_lines,
     trouble_of,
     wanted_options,
 )
@@ -89,10 +89,10 @@ def known_hosts(seen: Snapshot, want: Policy) -> Iterator[Action]:
     client: SshClient = seen["ssh_client"]
     yield from _open(client, KNOWN_HOSTS)
     old = client.known_hosts.content
-    if client.known_hosts.digest == expected(want.ssh_known_hosts).digest:
+    if client.known_hosts.digest == fleet_block(want.ssh_known_hosts).digest:
         return
     try:
-        new = _with_block(old or b"", expected(want.ssh_known_hosts).inner)
+        new = _with_block(old or b"", fleet_block(want.ssh_known_hosts).inner)
     except ValueError as error:
         raise PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)
@@ -118,7 +118,7 @@ def _goes_into_dropin(client: SshClient, want: Policy) -> bool:
 
     A drop-in that holds the right lines in vain is beaten by a file that was not seen.
     """
-    there = ours(client)
+    there = our_lines(client)
     if there.block is not None or there.dropin == option_lines(want):
         return False
     main = MAIN if MAIN in client.config else VENDOR

@@ -50,7 +50,7 @@ from nodeready.transport.look import Look
 
 if TYPE_CHECKING:
     from nodeready.ready.run import Task, Wanted
-    from nodeready.subjects.proof.facts import Collective
+    from nodeready.subjects.proof.facts import ProvedCollective
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -95,7 +95,7 @@ def _fleet(
             after.close()
             return password(nodes.carrier, names)
 
-        def together(names: tuple[str, ...]) -> Mapping[str, Collective]:
+        def together(names: tuple[str, ...]) -> Mapping[str, ProvedCollective]:
             after.close()
             return _collective(task, names, screen)
 
@@ -113,7 +113,9 @@ def _fleet(
     return audit
 
 
-def _collective(task: Task, names: tuple[str, ...], screen: Screen) -> Mapping[str, Collective]:
+def _collective(
+    task: Task, names: tuple[str, ...], screen: Screen
+) -> Mapping[str, ProvedCollective]:
     """What a smoke test of these nodes shows of each, until the same deadline."""
     from nodeready.smoke import judge, run
 

@@ -252,18 +252,18 @@ def _judged(one: SshTry, peer: Peers | None) -> tuple[str, str]:
     """The cause and what tells it."""
     if one.rc == 0 and one.answer and (peer is None or _short(peer.host) == _short(one.answer)):
         return _WORKED
-    if one.own:
-        return "own_config", ", ".join(one.own)
+    if one.overrides:
+        return "own_config", ", ".join(one.overrides)
     if one.forced:
         return "forced", one.forced
     if one.rc == 0 and one.answer:
         return "other_host", one.answer
     # A login shell that lets nobody in says so on its standard output.
-    cause, line = cause_of(one.said or one.answer)
+    cause, line = cause_of(one.messages or one.answer)
     if one.rc is None and cause == "other":
         return "timeout", "timed out"
     if one.rc == 0 or (cause == "other" and one.rc != 255):
-        return "shell", line if one.said or one.answer else f"exit status {one.rc}"
+        return "shell", line if one.messages or one.answer else f"exit status {one.rc}"
     return cause, line
 
 
@@ -328,7 +328,7 @@ def _answers(name: str, seen: Mapping[str, Peers], logins: _Logins) -> dict[str,
     run = seen[name].pdsh if name in seen else None
     if run is None:
         return {}
-    asked = [peer for peer in run.asked if logins.get((name, peer), _WORKED) == _WORKED]
+    asked = [peer for peer in run.targets if logins.get((name, peer), _WORKED) == _WORKED]
     texts = {answer.label: answer.text for answer in run.answers if answer.text}
     # pdsh leaves out the domain when all names have the same.
     return {peer: texts.get(peer, texts.get(peer.partition(".")[0], "")) for peer in asked}
@@ -379,10 +379,10 @@ def _pdsh(
         if len(names) > 1 and not _one_host(names, seen)
     )
     missing = tuple(Missing(peer, _line(run, peer)) for peer in asked if not answers[peer])
-    lines = [line for line in run.said.splitlines() if line.strip()]
+    lines = [line for line in run.messages.splitlines() if line.strip()]
     nothing = lines[0].strip() if lines and not run.answers else ""
     return Reach(
-        asked=len(asked),
+        pdsh_targets=len(asked),
         distinct=len(by_answer),
         missing=missing,
         same=same,
@@ -399,7 +399,7 @@ def _one_host(names: Iterable[str], seen: Mapping[str, Peers]) -> bool:
 def _line(run: PdshRun, peer: str) -> str:
     """What pdsh said of this peer."""
     marks = (f"{peer}: ", f"{peer.partition('.')[0]}: ")
-    for line in run.said.splitlines():
+    for line in run.messages.splitlines():
         for mark in marks:
             _, found, rest = line.partition(mark)
             if found and rest.strip():

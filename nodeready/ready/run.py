@@ -20,11 +20,11 @@ from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
     SESSION,
-    Collective,
-    Config,
     Mesh,
     Peers,
+    ProofConfig,
     Proved,
+    ProvedCollective,
 )
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
@@ -102,7 +102,7 @@ class Task:
     budget_s: int
     deadline: float
     given: Mapping[str, str] = field(default_factory=dict)
-    together: Callable[[tuple[str, ...]], Mapping[str, Collective]] | None = None
+    together: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
 
     @property
     def left_s(self) -> float:
@@ -173,11 +173,11 @@ def _round(
 def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
     """The conversation of the proofs in the job's user's session on a node."""
     policy = task.policies[name]
-    config = Config(
+    config = ProofConfig(
         nonce=new_nonce(),
         tag=task.carrier.tag,
         user=policy.job_user,
-        wanted=task.wanted.session,
+        proofs=task.wanted.session,
         peers=peers,
         limit_s=max(1, int(task.left_s) - _MARGIN_S),
         py_spy=PY_SPY if policy.py_spy_version else "",
@@ -187,12 +187,12 @@ def _prove_node(task: Task, name: str, peers: tuple[str, ...]) -> Conversation[P
     return read_answer(answer, config)
 
 
-def read_answer(answer: Answer, config: Config) -> Proved:
+def read_answer(answer: Answer, config: ProofConfig) -> Proved:
     """What a node's program proof."""
     if answer.kind == LATE and not answer.stdout:
-        return proof.nothing(proof.UNFINISHED, config)
+        return proof.all_unknown(proof.UNFINISHED, config)
     if answer.error and not answer.stdout:
-        return proof.nothing(answer.error, config)
+        return proof.all_unknown(answer.error, config)
     return proof.read(answer.stdout, config)
 
 
@@ -230,20 +230,20 @@ def _meshes(task: Task, reached: Iterable[str]) -> Meshes:
 
 def _together(
     task: Task, found: Mapping[Key, Look | Proved | Failure]
-) -> Mapping[str, Collective]:
+) -> Mapping[str, ProvedCollective]:
     """What a collective shows of each node: when all else has ended, which would slow it down and
     has the same ports."""
     if not task.wanted.collective or task.together is None or task.carrier.interrupted:
         return {}
     names = tuple(look.name for look in _looks(task, found) if look.reached)
-    return task.together(names) if len(names) > 1 else dict.fromkeys(names, Collective(1))
+    return task.together(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
 def _asked(peers: Peers, names: tuple[str, ...]) -> Peers:
     """What the node says of the peers that it was asked to try, and of no other."""
     run = peers.pdsh
     if run is not None:
-        run = replace(run, asked=tuple(name for name in run.asked if name in names))
+        run = replace(run, targets=tuple(name for name in run.targets if name in names))
     return replace(peers, ssh=tuple(one for one in peers.ssh if one.name in names), pdsh=run)
 
 
@@ -251,7 +251,7 @@ def _with_proofs(
     task: Task,
     found: Mapping[Key, Look | Proved | Failure],
     meshes: Meshes,
-    together: Mapping[str, Collective],
+    together: Mapping[str, ProvedCollective],
 ) -> list[Look]:
     """The looks, each with its proofs and what only all nodes tell as the subject "proof"."""
     looks, session, peers = _looks(task, found), task.wanted.session, task.peers
@@ -347,7 +347,7 @@ class _Run:
         asked = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
         nonce = self.channels.nonce
-        config = Config(nonce, self.carrier.tag, limit_s=limit_s)
+        config = ProofConfig(nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
             self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=asked))

@@ -35,7 +35,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.gpus import health, kernel_log
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.ports.checks import folded
-from nodeready.subjects.proof.facts import Collective as Proved
+from nodeready.subjects.proof.facts import ProvedCollective as Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import some
 from nodeready.subjects.snapshot import Snapshot

@@ -14,7 +14,7 @@ from nodeready.subjects import managed_block
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
 from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, SshClient
-from nodeready.subjects.ssh_client.identity import Identity
+from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
     Endpoint,
@@ -110,7 +110,7 @@ def test_a_node_tells_who_it_is(fresh_node: Node) -> None:
     assert identity(node).keys == (ours, key(3))
 
 
-def identity(node: Node) -> Identity:
+def identity(node: Node) -> NodeIdentity:
     seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
     return seen.identity
 

@@ -29,7 +29,14 @@ from nodeready.node.cores.core_pattern import (
 from nodeready.node.proofs.attach import environment, first_number
 from nodeready.node.runtime import Supervisor
 from nodeready.node.users_file import ROOT, follow, open_regular
-from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Config, Core, Directory
+from nodeready.subjects.proof.facts import (
+    DUMP_S,
+    PROGRAM,
+    REPORTERS,
+    CoreDirectory,
+    ProofConfig,
+    ProvedCore,
+)
 
 # --- The canary's core file: told from all others, measured, removed.
 
@@ -336,7 +343,7 @@ _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
 
 
-def _directory(path: str) -> Directory | None:
+def _directory(path: str) -> CoreDirectory | None:
     """The directory as this user finds it; None: its name is not known."""
     if UNKNOWN in path:
         return None
@@ -345,8 +352,8 @@ def _directory(path: str) -> Directory | None:
         mode = os.stat(os.path.join(path, "")).st_mode
         room = os.statvfs(path)
     except OSError as problem:
-        return Directory(shown, problem.strerror or str(problem))
-    return Directory(
+        return CoreDirectory(shown, problem.strerror or str(problem))
+    return CoreDirectory(
         shown,
         mode=mode & 0o7777,
         writable=os.access(path, os.W_OK | os.X_OK),
@@ -380,14 +387,14 @@ def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) 
     return frames, "" if frames else ended.first or f"exit status {ended.rc}"
 
 
-def _before(canary: CrashCanary) -> Core:
+def _before(canary: CrashCanary) -> ProvedCore:
     """What is known before the crash."""
     handler = handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
     expected = "" if handler else printable(canary.expected())
     # With no second in it, the path is what a crash would replace (fs/coredump.c unlinks it).
     there = not handler and canary.pattern and os.path.lexists(canary.expected())
-    return Core(
+    return ProvedCore(
         pattern=printable(canary.pattern),
         handler=printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
@@ -400,7 +407,7 @@ def _before(canary: CrashCanary) -> Core:
     )
 
 
-def _after(canary: CrashCanary, seen: Core) -> Core:
+def _after(canary: CrashCanary, seen: ProvedCore) -> ProvedCore:
     """Crash the canary, and add what is on the disk then; nothing is removed here."""
     seen = replace(seen, dumped=canary.crash())
     if not seen.handler:
@@ -427,7 +434,7 @@ def _after(canary: CrashCanary, seen: Core) -> Core:
     return seen
 
 
-def prove(supervisor: Supervisor, config: Config) -> Core:
+def prove(supervisor: Supervisor, config: ProofConfig) -> ProvedCore:
     """Crash a canary and see what is left of it."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")
@@ -435,16 +442,16 @@ def prove(supervisor: Supervisor, config: Config) -> Core:
     if os.path.basename(handler) in REPORTERS:
         shown = printable(handler)
         why = f"{shown} reports each crash to somebody, so nothing was crashed"
-        return Core(printable(pattern), shown, skipped=why)
+        return ProvedCore(printable(pattern), shown, skipped=why)
     canary = CrashCanary(supervisor, pattern)
     supervisor.at_end(canary.tidy)
     try:
         canary.begin()
-        if config.here and not canary.alone:
-            return Core(printable(pattern), skipped="one core at a time has this name")
+        if config.machine and not canary.alone:
+            return ProvedCore(printable(pattern), skipped="one core at a time has this name")
         seen = _before(canary)
-        seen = replace(seen, gdb="") if config.here else seen
+        seen = replace(seen, gdb="") if config.machine else seen
         seen = seen if seen.skipped else _after(canary, seen)
     finally:
         left = canary.tidy()
-    return replace(seen, left=left)
+    return replace(seen, leftover=left)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import Busy, Config
+from nodeready.subjects.proof.facts import Busy, ProofConfig
 
 # --- Listeners on the job's ports. Their token tells them from other programs.
 #
@@ -395,7 +395,7 @@ def _round(asked: dict[str, Any], own: tuple[str, ...], listeners: Listeners) ->
     return Round(asked["round"], name, resolved, error, address, found, listeners.came, *host)
 
 
-def main(config: Config, *, ports: tuple[int, ...]) -> None:
+def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
     """Listen on these ports, and connect as the lines of standard input say.
 
     A line is a JSON object: round (its number), target (a name), ports, addresses, token and host

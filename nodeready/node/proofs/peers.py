@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from nodeready.node.runtime import Ended, Supervisor
 from nodeready.shell import quote
 from nodeready.subjects.proof.facts import (
-    Answer,
-    Config,
+    PdshAnswer,
     PdshRun,
     Peers,
+    ProofConfig,
     RcmdDefault,
     SshTry,
 )
@@ -45,7 +45,7 @@ _MOST_OPTIONS = 8
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
-def prove(supervisor: Supervisor, config: Config) -> Peers:
+def prove(supervisor: Supervisor, config: ProofConfig) -> Peers:
     """Log in to every peer as a person would: the user's configuration, keys and known hosts
     count, and nothing is answered for the user."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
@@ -82,7 +82,7 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
             value=one.value,
             set_by="" if one.rcmd == "ssh" else _set_by(supervisor, kind, one),
             works=one.rcmd == "ssh" or (one.rcmd in runs and bool(runs[one.rcmd].answers)),
-            said=one.said,
+            messages=one.said,
         )
         for kind, one in shells.items()
     )
@@ -178,7 +178,9 @@ def _pdsh(
         except OSError as problem:
             return PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
-        responds = tuple(Answer(label[:200], text[:200]) for label, colon, text in parts if colon)
+        responds = tuple(
+            PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
+        )
         # Not _said: pdsh exits with 0 whatever happened.
         run = PdshRun(names, responds, ended.rc, ended.err.strip()[-_KEPT:])
         if responds or ended.rc is None or "command timeout" in ended.err:

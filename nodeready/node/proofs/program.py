@@ -24,9 +24,15 @@ from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, SessionProof, User
+from nodeready.subjects.proof.facts import (
+    FURTHER_SESSIONS,
+    IN_EACH_SESSION,
+    ProofConfig,
+    SessionProof,
+    User,
+)
 
-_PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
+_PROVE: dict[str, Callable[[Supervisor, ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
@@ -41,12 +47,12 @@ _LOGIN_S = 5
 _printing = threading.Lock()
 
 
-def _say(config: Config, name: str, seen: Any) -> None:
+def _say(config: ProofConfig, name: str, seen: Any) -> None:
     with _printing:
         print(wire.line(config.nonce, name, seen), flush=True)
 
 
-def _observe(config: Config, name: str, look: Callable[[], Any]) -> None:
+def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
     """Make and print one observation. An exception is one, too: it costs no other canary."""
     try:
         seen = look()
@@ -55,15 +61,17 @@ def _observe(config: Config, name: str, look: Callable[[], Any]) -> None:
     _say(config, name, seen)
 
 
-def _beside(config: Config, name: str, look: Callable[[], Any]) -> threading.Thread:
+def _beside(config: ProofConfig, name: str, look: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=_observe, args=(config, name, look), daemon=True)
     thread.start()
     return thread
 
 
-def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[[], Any]]) -> None:
+def _proofs(
+    supervisor: Supervisor, config: ProofConfig, more: Mapping[str, Callable[[], Any]]
+) -> None:
     """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
-    looks = {**more} | {name: partial(_PROVE[name], supervisor, config) for name in config.wanted}
+    looks = {**more} | {name: partial(_PROVE[name], supervisor, config) for name in config.proofs}
     for thread in [_beside(config, name, look) for name, look in looks.items()]:
         # A little longer: a proof that the end of the time cuts off says so itself.
         thread.join(supervisor.left_s + 0.5)
@@ -81,7 +89,7 @@ def _end_with_parent(supervisor: Supervisor) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(config: Config, *, inside: bool = False) -> None:
+def main(config: ProofConfig, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
     hold_streams()
     supervisor = Supervisor(config.tag, config.limit_s)
@@ -102,13 +110,13 @@ def main(config: Config, *, inside: bool = False) -> None:
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(supervisor, config)
         else:
-            control = os.geteuid() == 0 and "attach" in config.wanted
+            control = os.geteuid() == 0 and "attach" in config.proofs
             _here(supervisor, config, control=control)
         _printing.acquire()
 
 
 def _here(
-    supervisor: Supervisor, config: Config, *, control: bool = False, inside: bool = False
+    supervisor: Supervisor, config: ProofConfig, *, control: bool = False, inside: bool = False
 ) -> None:
     """The proofs in this session.
 
@@ -120,7 +128,7 @@ def _here(
         why = session.cannot_become(here, config.user)
         _say(config, "user", User(config.user, uid, True, why))
         return
-    if config.here and session.identity() != config.here:
+    if config.machine and session.identity() != config.machine:
         _say(config, "user", User(here, uid, True, f"{os.uname().nodename} answers"))
         return
     _say(config, "user", User(here, uid, bool(config.user), ""))
@@ -129,17 +137,17 @@ def _here(
         beside["control"] = partial(attach.control, supervisor, config)
     if not inside and _by_ways(config):
         beside["logins"] = partial(session.logins, supervisor, here)
-    if not config.here and _by_ways(config):
+    if not config.machine and _by_ways(config):
         beside |= _other_ways(supervisor, config)
     _proofs(supervisor, config, beside)
 
 
-def _by_ways(config: Config) -> bool:
+def _by_ways(config: ProofConfig) -> bool:
     """Whether something is proved that can be another in another way in."""
-    return not {*BY_WAYS}.isdisjoint(config.wanted)
+    return not {*IN_EACH_SESSION}.isdisjoint(config.proofs)
 
 
-def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[], Any]]:
+def _other_ways(supervisor: Supervisor, config: ProofConfig) -> dict[str, Callable[[], Any]]:
     """The other ways in from this session, which is one of them itself."""
     ways: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
@@ -148,14 +156,14 @@ def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[]
     elif session.shell_of(name):
         ways["login"] = partial(session.by_shell, supervisor, config, name, "login")
     slurmd = (
-        session.limits_of_daemon("slurmd") if config.step and "limits" in config.wanted else ()
+        session.limits_of_daemon("slurmd") if config.step and "limits" in config.proofs else ()
     )
     if session.step_matters(slurmd):
         ways["step"] = partial(session.by_srun, supervisor, config)
     return ways
 
 
-def _as_user(supervisor: Supervisor, config: Config) -> None:
+def _as_user(supervisor: Supervisor, config: ProofConfig) -> None:
     """The user's session, and root's control beside it."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid
@@ -164,7 +172,7 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         return
     control = partial(attach.control, supervisor, config, uid)
     beside = []
-    if "attach" in config.wanted:
+    if "attach" in config.proofs:
         beside.append(_beside(config, "control", control))
     beside.append(_beside(config, "logins", partial(session.logins, supervisor, config.user)))
     inner = replace(
@@ -184,7 +192,7 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
             way = wire.decode(SessionProof, rows["ssh"]) if "ssh" in rows else SessionProof("")
         except wire.DecodeError:
             return
-        if not rows or not {*rows} <= {"user", *inner.wanted, *OTHER_WAYS}:
+        if not rows or not {*rows} <= {"user", *inner.proofs, *FURTHER_SESSIONS}:
             return
         begun = begun or "user" in rows
         if way.error and not way.ended and not by_shell:

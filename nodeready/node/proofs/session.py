@@ -32,15 +32,15 @@ from nodeready.shell import quote
 from nodeready.subjects import wire
 from nodeready.subjects.base import PAM_DIRECTORIES
 from nodeready.subjects.proof.facts import (
-    BY_WAYS,
+    IN_EACH_SESSION,
     LOGIN_MODULES,
     OTHER_ITEMS,
     SESSION,
-    Config,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    ProofConfig,
     Service,
     SessionLimits,
     SessionProof,
@@ -136,7 +136,7 @@ def _ceiling() -> tuple[int, ...]:
         return ()
 
 
-def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
+def prove(supervisor: Supervisor, config: ProofConfig) -> SessionLimits:
     """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
@@ -348,7 +348,7 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: Supervisor, config: Config) -> SessionProof:
+def by_ssh(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
     The user's key may not open it: then nothing is proved that way, and the reason is told
@@ -366,7 +366,7 @@ def by_ssh(supervisor: Supervisor, config: Config) -> SessionProof:
     return way
 
 
-def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> SessionProof:
+def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionProof:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _Rows(config, name, limit_s)
@@ -393,7 +393,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> SessionProof:
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> SessionProof:
+def by_shell(supervisor: Supervisor, config: ProofConfig, user: str, way: str) -> SessionProof:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
     rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
@@ -403,7 +403,7 @@ def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> Ses
 
     ended = run(supervisor, user, made, rows.add, begun=rows.begun, way=way)
     seen = rows.way(ended, starts=ended.rc is not None)
-    return replace(seen, limits=replace(seen.limits, way=way)) if seen.limits else seen
+    return replace(seen, limits=replace(seen.limits, opener=way)) if seen.limits else seen
 
 
 class _Rows:
@@ -413,10 +413,10 @@ class _Rows:
     begun:  as for `Supervisor.run`
     """
 
-    def __init__(self, config: Config, name: str, limit_s: float) -> None:
-        wanted = tuple(one for one in BY_WAYS if one in config.wanted)
+    def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
+        wanted = tuple(one for one in IN_EACH_SESSION if one in config.proofs)
         self.config = replace(
-            config, user=name, wanted=wanted, peers=(), here=identity(), step=False,
+            config, user=name, proofs=wanted, peers=(), machine=identity(), step=False,
             limit_s=max(1, int(limit_s) - 1),
         )  # fmt: skip
         self._kinds: dict[str, type[Any]] = {"user": User, **{one: SESSION[one] for one in wanted}}
@@ -466,7 +466,7 @@ def step_matters(slurmd: tuple[Limit, ...]) -> bool:
     return _lower(slurmd, mine) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: Supervisor, config: Config) -> SessionProof:
+def by_srun(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
     """The limits of a step on this node, when Slurm can start one at once."""
     if not shutil.which("srun"):
         return SessionProof("srun is not installed")
@@ -615,7 +615,7 @@ def logins(supervisor: Supervisor, name: str) -> Logins:
         ),
         use_pam=_use_pam(supervisor, name),
         nologin=nologin,
-        says=says[:200],
+        notice=says[:200],
         shutdown=os.path.exists(_SHUTDOWN),
         sshd=limits_of_daemon("sshd"),
         slurmd=limits_of_daemon("slurmd"),

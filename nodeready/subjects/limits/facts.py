@@ -46,10 +46,8 @@ from nodeready.subjects.limits.units import (
     parse_unit_limits,
 )
 
-# --- The look at a node's limits, and the processes that have some already.
-
 NR_OPEN = "fs.nr_open"
-# A number of /proc/sys has to be read at once, and dash reads byte by byte: so nr_lines reads it.
+# nr_lines reads this file at once: dash reads byte by byte, which /proc/sys does not allow.
 _NR_OPEN_FILE = "/proc/sys/fs/nr_open"
 _PROC_NAMES = {
     "Max core file size": "core",
@@ -144,7 +142,9 @@ def _script(policy: Policy) -> str:
     limits = " ".join(
         f"{directory}/*.conf {directory}/limits.d/*.conf" for directory in DIRECTORIES
     )
-    manager = " ".join(f"{one}/system.conf {one}/system.conf.d/*.conf" for one in _MANAGER)
+    manager = " ".join(
+        f"{directory}/system.conf {directory}/system.conf.d/*.conf" for directory in _MANAGER
+    )
     pam = " ".join(
         f"{directory}/{name}"
         for directory in PAM_DIRECTORIES
@@ -224,7 +224,7 @@ class Limits:
 
 def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
     """Item -> (soft, hard) of a /proc/PID/limits; {} when the process ended meanwhile."""
-    found: dict[str, tuple[int, int]] = {}
+    limits: dict[str, tuple[int, int]] = {}
     for line in lines:
         match = re.match(r"(Max(?: [a-z]+)+)\s{2,}(\w+)\s+(\w+)", line.text)
         if match and match[1] in _PROC_NAMES:
@@ -232,8 +232,8 @@ def _proc_limits(lines: Iterable[Line]) -> dict[str, tuple[int, int]]:
                 UNLIMITED if text == "unlimited" else number(text, match[1])
                 for text in (match[2], match[3])
             )
-            found[_PROC_NAMES[match[1]]] = (soft, hard)
-    return found
+            limits[_PROC_NAMES[match[1]]] = (soft, hard)
+    return limits
 
 
 _CEILING_PID = re.compile("^ceiling=([0-9]+)$", re.M)
@@ -255,14 +255,14 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
     values = output.values()
     # Of a container, PAM's files come twice.
     files = by_path(dict.fromkeys(output.lines()))
-    lines = [line for found in files.values() for line in found]
-    there = output.all("there")
+    lines = [line for file_lines in files.values() for line in file_lines]
+    existing = output.all("there")
     units: dict[str, Unit] = {}
     for text in output.all("unit"):
         service, _, path = text.partition(" ")
         if service not in services or not path.startswith("/"):
             raise ProbeError("a unit that was not asked for", text)
-        units[service] = parse_unit_limits(service, path, lines, there)
+        units[service] = parse_unit_limits(service, path, lines, existing)
     by_name = {service[:15]: service for service in services}
     running = []
     for text in dict.fromkeys(output.all("process")):
@@ -272,21 +272,21 @@ def _parse(output: Output, kernel: Output, services: Names) -> Limits:
             if name[:15] not in by_name:
                 raise ProbeError("a process that was not asked for", text)
             running.append(Running(by_name[name[:15]], number(pid, "a process id"), limits))
-    own = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
+    ceiling = _proc_limits(files.get(f"/proc/{values.get('ceiling')}/limits", ()))
     strict = any("/pam.d/" in line.path and _STRICT.match(line.text) for line in lines)
-    stacks = {name: found for name in SERVICES if (found := parse_stack(name, files))}
-    confs = {stack.conf for stack in stacks.values()} & {*files, *there}
+    stacks = {name: stack for name in SERVICES if (stack := parse_stack(name, files))}
+    confs = {stack.conf for stack in stacks.values()} & {*files, *existing}
     nr_open = files.get(_NR_OPEN_FILE, ())
     observed: Limits = frozen(
         Limits(
-            pam=parse_pam_limits(lines, there),
+            pam=parse_pam_limits(lines, existing),
             units=units,
             running=tuple(running),
-            ceiling={item: hard for item, (_, hard) in own.items()} if strict else {},
+            ceiling={item: hard for item, (_, hard) in ceiling.items()} if strict else {},
             nr_open=number(nr_open[0].text, NR_OPEN) if nr_open else None,
             nr_open_boot=sysctl.boot_value(sysctl.parse(kernel), NR_OPEN),
             systemd="systemd" in values,
-            defaults=parse_defaults(lines, there),
+            defaults=parse_defaults(lines, existing),
             stacks=stacks,
             confs={path: parse_pam_limits(files.get(path, ()), conf=path) for path in confs},
             no_pam=uses_pam(files),

@@ -22,7 +22,7 @@ from nodeready.subjects.base import (
 # wins; a user's line beats a group's, which beats ``*``, wherever they stand. A range of uids is a
 # user's line for each of them (``:7`` is uid 7 alone, ``7:`` and ``7:9`` are what they say), and
 # ``@`` before a range makes it one of gids. A line ``DOMAIN -`` exempts that user, group or range
-# from all limits, wherever it stands; ``* -`` and ``%group -`` exempt nobody.
+# from all limits, wherever it stands; ``* -`` and ``%group -`` have no effect.
 
 #: Item -> kernel units (bytes, descriptors) in one unit of limits.conf, which has core and memlock
 #: in KiB. The items are the limits of the policy.
@@ -40,7 +40,7 @@ _SPACE = re.compile(r"[ \t\n\v\f\r]+")
 
 
 @dataclass(frozen=True)
-class Entry:
+class LimitEntry:
     """One limit that a line gives to a domain.
 
     domain: ``*``, a user, ``@group``, or a range of ids as written
@@ -54,7 +54,7 @@ class Entry:
     kind: str
     item: str
     value: int
-    where: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -63,40 +63,40 @@ class PamLimits:
 
     entries: in the order in which pam_limits applies them
     exempt:  (domain, where) of the lines that exempt a user or group from all limits
-    last:    base name of the last file of limits.d that is not ours, gives one of ITEMS and can
-             be followed by a file of ours; "" for none
+    last:    base name of the last foreign file of limits.d that gives one of ITEMS and that a
+             file of nodeready can follow; "" for none
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LimitEntry, ...] = ()
     exempt: tuple[tuple[str, str], ...] = ()
     last: str = ""
 
-    def effective(self, domain: str, kind: str, item: str) -> Entry | None:
+    def effective(self, domain: str, kind: str, item: str) -> LimitEntry | None:
         """The entry of this domain, kind and item that wins; None when no line gives one."""
-        found = None
+        winner = None
         for entry in self.entries:
             if (entry.kind, entry.item) == (kind, item) and same_domain(entry.domain, domain):
-                found = entry
-        return found
+                winner = entry
+        return winner
 
-    def beyond(self, domains: Iterable[str]) -> list[Entry]:
-        """What the lines give to others than these domains, where no other line wins over it.
+    def beyond(self, domains: Iterable[str]) -> list[LimitEntry]:
+        """The entries for domains beyond these, where no other line wins over them.
 
-        One entry for each domain, kind and item. A line loses to a later one about at least the
-        same people, and to one of a stronger kind that is about everybody.
+        One entry for each domain, kind and item. A line loses to a later line about at least the
+        same people, and to a line of a stronger kind that is about all people.
         """
-        ours = {*domains, "*"}
-        last: dict[tuple[str, str, str], tuple[int, Entry]] = {}
+        is_ours = {*domains, "*"}
+        last: dict[tuple[str, str, str], tuple[int, LimitEntry]] = {}
         for at, entry in enumerate(self.entries):
             last[entry.kind, entry.item, entry.domain] = at, entry
-        wide: dict[tuple[str, str], list[tuple[int, Entry]]] = {}
+        wide: dict[tuple[str, str], list[tuple[int, LimitEntry]]] = {}
         for at, entry in last.values():
             if span(entry.domain) is not None:
                 wide.setdefault((entry.kind, entry.item), []).append((at, entry))
         return [
             entry
             for at, entry in last.values()
-            if entry.domain not in ours
+            if entry.domain not in is_ours
             and not any(
                 _wins(other, entry, later > at)
                 for later, other in wide.get((entry.kind, entry.item), [])[-_MOST_RANGES:]
@@ -104,7 +104,7 @@ class PamLimits:
         ]
 
 
-#: Ranges that are compared with each line: a node has a few, a hostile one no end of them.
+#: Maximum ranges that are compared with each line: a hostile node has any number of them.
 _MOST_RANGES = 256
 
 
@@ -116,7 +116,7 @@ def same_domain(written: str, domain: str) -> bool:
     return domain == "root" and ids is not None and not written.startswith("@") and ids[0] == 0
 
 
-#: The highest id that Linux has: (uid_t) -1 is none.
+#: The highest id that Linux has: (uid_t) -1 is no id.
 _LAST_ID = 2**32 - 2
 #: What login.defs(5) gives to people: UID_MIN to UID_MAX.
 _PEOPLE = (1000, 60000)
@@ -124,7 +124,11 @@ _RANGE = re.compile(r"@?(?:(\d{1,10}):(\d{1,10})?|:(\d{1,10}))")
 
 
 def span(domain: str) -> tuple[int, int] | None:
-    """The first and last id of a range; None for a domain that is none (pam_limits.c)."""
+    """The first and last id of a range; None for another domain (pam_limits.c).
+
+    >>> span("@100:200")
+    (100, 200)
+    """
     match = _RANGE.fullmatch(domain)
     if match is None:
         return None
@@ -133,7 +137,7 @@ def span(domain: str) -> tuple[int, int] | None:
     return int(match[1]), _LAST_ID if match[2] is None else int(match[2])
 
 
-def everybody(domain: str) -> bool:
+def covers_all_people(domain: str) -> bool:
     """Whether a range holds all ids that people have."""
     ids = span(domain)
     return ids is not None and ids[0] <= _PEOPLE[0] and ids[1] >= _PEOPLE[1]
@@ -144,8 +148,8 @@ def _rank(domain: str) -> int:
     return 2 if domain == "*" else 1 if domain.startswith("@") else 0
 
 
-def _wins(wide: Entry, entry: Entry, later: bool) -> bool:
-    """Whether a range's line wins over another line for all people that the other is about."""
+def _wins(wide: LimitEntry, entry: LimitEntry, later: bool) -> bool:
+    """Whether a range's line wins over another line, for all people of that line."""
     if wide is entry or _rank(wide.domain) > _rank(entry.domain):
         return False
     if _rank(wide.domain) == _rank(entry.domain) and not later:
@@ -155,7 +159,7 @@ def _wins(wide: Entry, entry: Entry, later: bool) -> bool:
         return False
     if second is not None and _rank(wide.domain) == _rank(entry.domain):
         return first[0] <= second[0] and second[1] <= first[1]
-    return everybody(wide.domain)
+    return covers_all_people(wide.domain)
 
 
 def _value(text: str, item: str) -> int | None:
@@ -192,7 +196,7 @@ def _reading_order(paths: Iterable[str]) -> list[str]:
 
 
 def parse_pam_limits(
-    lines: Iterable[Line], there: Iterable[str] = (), conf: str = ""
+    lines: Iterable[Line], existing: Iterable[str] = (), conf: str = ""
 ) -> PamLimits:
     """The limits that the lines give; lines of files that pam_limits does not read are skipped.
 
@@ -200,10 +204,10 @@ def parse_pam_limits(
     conf:  the one file that pam_limits reads by its option ``conf=``; "": those of the system
     """
     files = by_path(lines)
-    entries: list[Entry] = []
+    entries: list[LimitEntry] = []
     exempt: list[tuple[str, str]] = []
     last = ""
-    for path in [conf] if conf else _reading_order(dict.fromkeys((*there, *files))):
+    for path in [conf] if conf else _reading_order(dict.fromkeys((*existing, *files))):
         before = len(entries)
         for line in files.get(path, ()):
             words = _SPACE.split(line.text.partition("#")[0].partition("\0")[0].strip(" \t\v\f\r"))
@@ -218,10 +222,12 @@ def parse_pam_limits(
             value = _value(words[3].lower(), item) if item in ITEMS else None
             if value is not None:
                 kinds = KINDS if kind == "-" else (kind,)
-                entries.extend(Entry(domain, one, item, value, line.where) for one in kinds)
+                entries.extend(
+                    LimitEntry(domain, kind_, item, value, line.where) for kind_ in kinds
+                )
         name = path.rpartition("/")[2]
-        ours = "/limits.d/" not in path or "nodeready" in name
-        if len(entries) > before and not ours and beatable(name):
+        is_ours = "/limits.d/" not in path or "nodeready" in name
+        if len(entries) > before and not is_ours and beatable(name):
             last = name
     return PamLimits(tuple(entries), tuple(exempt), last)
 
@@ -233,7 +239,7 @@ def parse_pam_limits(
 # ``substack`` those of the line's own kind. With ``conf=`` pam_limits reads that file alone. Of
 # several values of a keyword sshd takes the first one; without a value it uses no PAM.
 
-#: The ways in that jobs and people take; RHEL gives ``su -`` a stack of its own.
+#: The services that open sessions of jobs and people; RHEL has a separate stack for ``su -``.
 SERVICES = ("sshd", "su", "su-l")
 _PAM_INCLUDED = (
     "common-session", "common-session-noninteractive", "common-session-pc", "common-auth",
@@ -257,11 +263,11 @@ class Stack:
 
     path: str
     limits: tuple[Line, ...] = ()
-    whole: bool = True
+    is_complete: bool = True
 
     @property
     def conf(self) -> str:
-        """The one file that pam_limits reads in this stack; "" for the system's."""
+        """The file of ``conf=``, the only file that pam_limits reads then; "" for the system's."""
         match = re.search(r"\sconf=(\S+)", self.limits[-1].text) if self.limits else None
         return match[1] if match else ""
 
@@ -272,8 +278,8 @@ def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -
     path = next((path for path in paths if path in files), "")
     if not path or depth > _DEEPEST:
         return None
-    found: list[Line] = []
-    whole = True
+    limit_lines: list[Line] = []
+    is_complete = True
     for line in files[path]:
         text = line.text.partition("#")[0].strip()
         include = re.fullmatch(r"@include\s+(\S+)", text)
@@ -283,12 +289,12 @@ def parse_stack(service: str, files: Mapping[str, list[Line]], depth: int = 0) -
             if match[2] in ("include", "substack"):
                 other = match[3]
             elif match[3].rpartition("/")[2] == "pam_limits.so":
-                found.append(line)
+                limit_lines.append(line)
         if other:
             inner = parse_stack(other.rpartition("/")[2], files, depth + 1)
-            found.extend(inner.limits if inner else ())
-            whole = whole and inner is not None and inner.whole
-    return Stack(path, tuple(found), whole)
+            limit_lines.extend(inner.limits if inner else ())
+            is_complete = is_complete and inner is not None and inner.is_complete
+    return Stack(path, tuple(limit_lines), is_complete)
 
 
 #: The patterns of ``Include`` whose files were looked at.
@@ -322,9 +328,11 @@ def _sshd_lines(path: str, files: Mapping[str, list[Line]], depth: int) -> Itera
             return
         if keyword == "include":
             for pattern in words[1:]:
-                whole = pattern.strip('"')
-                whole = whole if whole.startswith("/") else f"/etc/ssh/{whole}"
+                path_pattern = pattern.strip('"')
+                path_pattern = (
+                    path_pattern if path_pattern.startswith("/") else f"/etc/ssh/{path_pattern}"
+                )
                 for other in sorted(files):
-                    if fnmatch.fnmatchcase(other, whole):
+                    if fnmatch.fnmatchcase(other, path_pattern):
                         yield from _sshd_lines(other, files, depth + 1)
         yield line

@@ -37,7 +37,7 @@ class UnitLimit:
 
     soft: int
     hard: int
-    where: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Unit:
 
     path:   its unit file
     limits: item -> the limit that the unit's files set; without the items that they do not set
-    last:   base name of the last drop-in that is not ours, sets a limit and can be followed by
-            one of ours; "" for none
+    last:   base name of the last foreign drop-in that sets a limit and that a drop-in of
+            nodeready can follow; "" for none
     """
 
     path: str
@@ -85,15 +85,18 @@ def _size(text: str) -> int | None:
     return min(value, UNLIMITED)
 
 
-def _limit(text: str, where: str) -> UnitLimit | None:
+def _limit(text: str, source: str) -> UnitLimit | None:
     """``HARD_AND_SOFT`` or ``SOFT:HARD``; None for a text that systemd ignores."""
     soft, colon, hard = text.partition(":")
     first, second = _size(soft.strip()), _size((hard if colon else soft).strip())
-    return None if first is None or second is None else UnitLimit(first, second, where)
+    return None if first is None or second is None else UnitLimit(first, second, source)
 
 
 def _apply(
-    lines: Iterable[Line], limits: dict[str, UnitLimit], wanted: str = "[Service]", word: str = ""
+    lines: Iterable[Line],
+    limits: dict[str, UnitLimit],
+    section_name: str = "[Service]",
+    word: str = "",
 ) -> bool:
     """Apply one file's section to ``limits``. Returns whether it sets one of ITEMS.
 
@@ -105,7 +108,7 @@ def _apply(
         if text.startswith("["):
             section = text
         match = re.fullmatch(rf"{word}Limit([A-Z]+)\s*=\s*(.*)", text)
-        if section != wanted or match is None or match[1].lower() not in ITEMS:
+        if section != section_name or match is None or match[1].lower() not in ITEMS:
             continue
         sets = True
         if not match[2]:
@@ -117,14 +120,14 @@ def _apply(
 
 
 def parse_unit_limits(
-    service: str, path: str, lines: Iterable[Line], there: Iterable[str] = ()
+    service: str, path: str, lines: Iterable[Line], existing: Iterable[str] = ()
 ) -> Unit:
     """The limits of a service, from the lines of its unit file and drop-ins.
 
     there: the drop-ins that are there: one without lines masks too
     """
     files = by_path(lines)
-    dropins = files_by_name(dropin_directories(service), dict.fromkeys((*there, *files)))
+    dropins = files_by_name(dropin_directories(service), dict.fromkeys((*existing, *files)))
     limits: dict[str, UnitLimit] = {}
     _apply(files.get(path, ()), limits)
     last = ""
@@ -139,12 +142,20 @@ def parse_unit_limits(
 _MANAGER = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
 
 
-def parse_defaults(lines: Iterable[Line], there: Iterable[str] = ()) -> dict[str, UnitLimit]:
+def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[str, UnitLimit]:
     """The limits of a unit that sets none: DefaultLimitX of systemd-system.conf(5)."""
     files = by_path(lines)
-    main = next((f"{one}/system.conf" for one in _MANAGER if f"{one}/system.conf" in files), "")
+    main = next(
+        (
+            f"{directory}/system.conf"
+            for directory in _MANAGER
+            if f"{directory}/system.conf" in files
+        ),
+        "",
+    )
     names = files_by_name(
-        (f"{one}/system.conf.d" for one in _MANAGER), dict.fromkeys((*there, *files))
+        (f"{directory}/system.conf.d" for directory in _MANAGER),
+        dict.fromkeys((*existing, *files)),
     )
     limits: dict[str, UnitLimit] = {}
     for path in (main, *names.values()):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from nodeready.policy import Policy
 from nodeready.subjects.proof.facts import (
     COLLECTIVE,
-    Collective,
     Proved,
+    ProvedCollective,
 )
 from nodeready.subjects.proof.preconditions import observation
 from nodeready.subjects.result import (
@@ -41,7 +41,7 @@ def collective(observed: Proved, policy: Policy) -> Result:
     that passed are a warning.
     """
     check, expected = "proof.collective", "all nodes together pass"
-    result = observation(check, observed, "collective", Collective)
+    result = observation(check, observed, "collective", ProvedCollective)
     if isinstance(result, Result):
         return result
     if result.nodes < 2:

@@ -11,9 +11,9 @@ from nodeready.subjects.proof.facts import (
     MIN_CORE_LIMIT,
     PROGRAM,
     SHELL_CORE_BYTES,
-    Core,
-    Directory,
+    CoreDirectory,
     Proved,
+    ProvedCore,
     SessionLimits,
 )
 from nodeready.subjects.proof.preconditions import (
@@ -35,7 +35,7 @@ from nodeready.subjects.result import (
 _DEPLOY = "nodeready deploy INVENTORY --only"
 
 
-def _follows_policy(core: Core, policy: Policy) -> bool:
+def _follows_policy(core: ProvedCore, policy: Policy) -> bool:
     """Whether the node's core_pattern sends crashes where the policy does."""
     if policy.core_handler == PROGRAM:
         return core.handler.endswith(f"/{PROGRAM}")
@@ -44,7 +44,7 @@ def _follows_policy(core: Core, policy: Policy) -> bool:
 
 def _limit(check: str, expected: str, observed: Proved, policy: Policy) -> Result:
     """The result where the session's limit costs the core: who sets that limit."""
-    assert isinstance(observed.core, Core)
+    assert isinstance(observed.core, ProvedCore)
     core, name = observed.core, observed.user_name
     limit = core.limit_bytes or 0
     actual = f"none: the core limit of {name}'s session is {limit} bytes"
@@ -60,13 +60,13 @@ def _limit(check: str, expected: str, observed: Proved, policy: Policy) -> Resul
     if isinstance(observed.limits, SessionLimits):
         has = observed.limits
         least = {"core": max(limit + 1, MIN_CORE_LIMIT)}
-        low = low_limits(has.way, {"core": limit_text(has.core, "core")}, has, least, observed)
+        low = low_limits(has.opener, {"core": limit_text(has.core, "core")}, has, least, observed)
         if low.fix:
             return fail(check, expected, f"{actual}: {low.cause}", low.source, low.fix)
     return fixable(check, expected, actual, "", f"{_DEPLOY} limits")
 
 
-def _directory(place: Directory, name: str, missing: int) -> tuple[str, str]:
+def _directory(place: CoreDirectory, name: str, missing: int) -> tuple[str, str]:
     """What is wrong with the core's directory, and the fix where no deploy repairs it."""
     if place.error:
         return f"{place.path}: {place.error}", ""
@@ -79,7 +79,7 @@ def _directory(place: Directory, name: str, missing: int) -> tuple[str, str]:
     return "", ""
 
 
-def _handler(core: Core) -> str:
+def _handler(core: ProvedCore) -> str:
     """Why the program in core_pattern got no core, or kept none."""
     if not core.dumped:
         failure = "does not start" if core.handler_there else "is no program that can be run"
@@ -90,7 +90,7 @@ def _handler(core: Core) -> str:
     return f"core_pattern pipes to {core.handler}, which took it and left no core to be found"
 
 
-def _cause(core: Core, name: str) -> tuple[str, str]:
+def _cause(core: ProvedCore, name: str) -> tuple[str, str]:
     """Why there is no whole core in its place, and the fix where no deploy repairs that."""
     place = core.directory
     if core.skipped:
@@ -163,7 +163,7 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
     expected = f"a whole core in {core_directory(policy)}"
     if policy.core_handler == PROGRAM:
         expected = f"a whole core in {PROGRAM}'s store"
-    crash = observation(check, observed, "core", Core)
+    crash = observation(check, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.is_cut_by_limit:
@@ -180,8 +180,8 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
             lands = "in whatever directory the process works in"
         actual = f"{lands}: core_pattern is {crash.pattern}"
         return fixable(check, expected, actual, "", f"{_DEPLOY} core_dumps")
-    if crash.left:
-        return warn(check, expected, f"our own is left: {crash.left}", "", "remove it")
+    if crash.leftover:
+        return warn(check, expected, f"our own is left: {crash.leftover}", "", "remove it")
     return ok(check, expected)
 
 
@@ -194,7 +194,7 @@ def _crashed(observed: Proved, policy: Policy) -> Result:
 def backtrace(observed: Proved, policy: Policy) -> Result:
     """The debugger gdb reads a backtrace from the core that a crash left."""
     check, expected = "proof.backtrace", "a backtrace"
-    crash = observation(check, observed, "core", Core)
+    crash = observation(check, observed, "core", ProvedCore)
     if isinstance(crash, Result):
         return crash
     if crash.skipped or not crash.is_complete:

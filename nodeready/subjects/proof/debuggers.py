@@ -11,8 +11,8 @@ from nodeready.subjects.proof.facts import (
     NOEXEC,
     UNFINISHED,
     Attach,
-    Attempt,
     Control,
+    DebuggerAttempt,
     Guards,
     Proved,
     Tracers,
@@ -88,7 +88,7 @@ def _refused(
     return fail(check, expected, actual, "", fix)
 
 
-def _after(attempt: Attempt) -> str:
+def _after(attempt: DebuggerAttempt) -> str:
     """What is wrong with the tool's target afterwards; "": the target runs, untraced."""
     if attempt.tracer:
         return f"its target is still traced, by process {attempt.tracer}"
@@ -108,14 +108,19 @@ def _missing(check: str, expected: str, tool: str, policy: Policy) -> Result:
     return fixable(check, expected, f"{tool} is not installed", "", f"{_DEPLOY} debug_tools")
 
 
-def _broken(check: str, expected: str, tool: str, attempt: Attempt, root: bool | None) -> Result:
+def _broken(
+    check: str, expected: str, tool: str, attempt: DebuggerAttempt, root: bool | None
+) -> Result:
     """The tool was permitted, and showed too little or left its target in a bad state."""
     also = {True: " (root can)", False: " (root's too)", None: ""}[root]
     after = _after(attempt)
     fix = f"run {tool} by hand on the node, on a process that may be lost"
     if attempt.rc == NO_START:
-        actual, fix = f"{attempt.tool} does not start: {attempt.said}", f"{_DEPLOY} debug_tools"
-        if attempt.said == NOEXEC:
+        actual, fix = (
+            f"{attempt.tool} does not start: {attempt.complaint}",
+            f"{_DEPLOY} debug_tools",
+        )
+        if attempt.complaint == NOEXEC:
             fix = MAY_EXECUTE.format(attempt.tool)
         elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
             # No package brings it back.
@@ -123,7 +128,7 @@ def _broken(check: str, expected: str, tool: str, attempt: Attempt, root: bool |
     elif attempt.rc is None:
         actual = f"timed out after {attempt.limit_s} s{also}"
     elif not attempt.good:
-        actual = f"{attempt.said}{also}"
+        actual = f"{attempt.complaint}{also}"
     else:
         return fail(check, expected, after, attempt.tool, fix)
     return fail(check, expected, "; ".join(filter(None, (actual, after))), attempt.tool, fix)
@@ -141,7 +146,7 @@ def _judge(
     attempts = observation(check, observed, field, kind)
     if isinstance(attempts, Result):
         return attempts
-    attempt: Attempt | None = getattr(attempts, mode)
+    attempt: DebuggerAttempt | None = getattr(attempts, mode)
     if attempt is None:
         return unknown(
             check, f"no process to look at: {attempts.error}" if attempts.error else UNFINISHED

@@ -56,8 +56,8 @@ class SessionLimits:
     before: tuple[Limit, ...]
     ceiling: tuple[int, ...]
     nr_open: int | None
-    way: wire.Name = ""
-    others: tuple[int, ...] = ()
+    opener: wire.Name = ""
+    further: tuple[int, ...] = ()
 
 
 #: Limits that no policy names, and that end a job all the same -> as /proc/PID/limits calls them.
@@ -69,7 +69,7 @@ OTHER_ITEMS = {
 
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
-WAYS = {
+SESSION_NAMES = {
     "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",
     "srun": "srun", "slurmd": "slurmd",
 }  # fmt: skip
@@ -86,7 +86,7 @@ class PamLine:
 
     module: wire.Name
     words: wire.Line
-    where: wire.Line
+    source: wire.Line
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Service:
 
     name: wire.Name
     path: wire.Path
-    whole: bool
+    is_complete: bool
     lines: tuple[PamLine, ...]
 
 
@@ -133,7 +133,7 @@ class Logins:
     services: tuple[Service, ...]
     use_pam: bool | None
     nologin: wire.Path
-    says: wire.Line
+    notice: wire.Line
     shutdown: bool
     sshd: tuple[Limit, ...]
     slurmd: tuple[Limit, ...]
@@ -152,7 +152,7 @@ NOEXEC = "its file system is mounted noexec"
 
 
 @dataclass(frozen=True)
-class Attempt:
+class DebuggerAttempt:
     """A debugger's attempt at a target process.
 
     tool:    the tool's path; "": not installed, and no other field means anything
@@ -169,7 +169,7 @@ class Attempt:
 
     tool: wire.Path
     rc: int | None = 0
-    said: wire.Line = ""
+    complaint: wire.Line = ""
     good: bool = False
     refused: bool = False
     limit_s: wire.Count = 0
@@ -205,9 +205,9 @@ class Attach:
 
     guards: Guards
     error: wire.Line
-    blocking: Attempt | None
-    nonblocking: Attempt | None
-    native: Attempt | None
+    blocking: DebuggerAttempt | None
+    nonblocking: DebuggerAttempt | None
+    native: DebuggerAttempt | None
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Control:
 
     guards: Guards
     error: wire.Line
-    attempt: Attempt | None
+    attempt: DebuggerAttempt | None
 
 
 @dataclass(frozen=True)
@@ -233,8 +233,8 @@ class Tracers:
 
     guards: Guards
     error: wire.Line
-    gdb: Attempt | None
-    strace: Attempt | None
+    gdb: DebuggerAttempt | None
+    strace: DebuggerAttempt | None
 
 
 #: The programs of core_pattern that keep reports of their own and notify somebody of them.
@@ -242,7 +242,7 @@ REPORTERS = ("apport", "abrt-hook-ccpp")
 
 
 @dataclass(frozen=True)
-class Directory:
+class CoreDirectory:
     """The directory in which the core was to be written.
 
     error:      why the path cannot be used as a directory; "": it can
@@ -262,7 +262,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Core:
+class ProvedCore:
     """What the crash of a canary, a sleeping /bin/sh, left.
 
     pattern:       kernel.core_pattern as the session sees it
@@ -298,11 +298,11 @@ class Core:
     stray: bool = False
     size_bytes: wire.Number = 0
     whole_bytes: int | None = None
-    directory: Directory | None = None
+    directory: CoreDirectory | None = None
     gdb: wire.Path = ""
     gdb_said: str = ""
     frames: wire.Count = 0
-    left: str = ""
+    leftover: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -354,7 +354,7 @@ class SessionProof:
     limits: SessionLimits | None = None
     attach: Attach | None = None
     tracers: Tracers | None = None
-    core: Core | None = None
+    core: ProvedCore | None = None
 
 
 #: Where programs of one node share memory (shm_overview(7)).
@@ -362,7 +362,7 @@ SHM = "/dev/shm"
 
 
 @dataclass(frozen=True)
-class Place:
+class JobDirectory:
     """A directory that jobs write to.
 
     error:      why the user cannot write there; "": written, and mapped
@@ -394,7 +394,7 @@ class Resources:
              unreadable
     """
 
-    places: tuple[Place, ...]
+    places: tuple[JobDirectory, ...]
     devices: tuple[DeviceNode, ...]
     home: wire.Path
     memory_bytes: wire.Number | None = None
@@ -417,13 +417,13 @@ class SshTry:
     name: wire.Name
     rc: int | None
     answer: wire.Line
-    said: str
-    own: tuple[wire.Line, ...] = ()
+    messages: str
+    overrides: tuple[wire.Line, ...] = ()
     forced: wire.Line = ""
 
 
 @dataclass(frozen=True)
-class Answer:
+class PdshAnswer:
     """One line of pdsh's output, ``LABEL: text``."""
 
     label: wire.Name
@@ -441,10 +441,10 @@ class PdshRun:
     said:    the end of pdsh's messages
     """
 
-    asked: tuple[wire.Name, ...]
-    answers: tuple[Answer, ...]
+    targets: tuple[wire.Name, ...]
+    answers: tuple[PdshAnswer, ...]
     rc: int | None
-    said: str
+    messages: str
 
 
 @dataclass(frozen=True)
@@ -465,7 +465,7 @@ class RcmdDefault:
     value: wire.Line | None
     set_by: wire.Line
     works: bool
-    said: wire.Line
+    messages: wire.Line
 
 
 @dataclass(frozen=True)
@@ -512,7 +512,7 @@ class Trouble:
     peers: tuple[str, ...]
     tried: int
     cause: str
-    said: str = ""
+    message: str = ""
     back: bool | None = None
 
 
@@ -521,7 +521,7 @@ class Missing:
     """A peer that ssh reaches and pdsh does not; ``said``: pdsh's message about it, or ""."""
 
     name: str
-    said: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -552,7 +552,7 @@ class Reach:
     by: int = 0
     ssh: tuple[Trouble, ...] = ()
     excused: tuple[str, ...] = ()
-    asked: int = 0
+    pdsh_targets: int = 0
     distinct: int = 0
     missing: tuple[Missing, ...] = ()
     same: tuple[Same, ...] = ()
@@ -637,7 +637,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Collective:
+class ProvedCollective:
     """What a collective over all nodes showed of one.
 
     nodes:    how many were to take part; 1: this one alone
@@ -669,24 +669,24 @@ SESSION: dict[str, type[Any]] = {
     "limits": SessionLimits,
     "attach": Attach,
     "tracers": Tracers,
-    "core": Core,
+    "core": ProvedCore,
     "resources": Resources,
     "peers": Peers,
 }
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
 #: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
-OTHER_WAYS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
+FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
 #: The proofs that are made in each way.
-BY_WAYS = ("limits", "attach", "tracers", "core")
+IN_EACH_SESSION = ("limits", "attach", "tracers", "core")
 _KINDS = {
-    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS,
+    "user": User, "control": Control, "logins": Logins, **SESSION, **FURTHER_SESSIONS,
     "shell": SessionProof, "login": SessionProof,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Config:
+class ProofConfig:
     """What the program of the proofs is told.
 
     nonce:     random word with which each of its lines begins
@@ -705,11 +705,11 @@ class Config:
     nonce: str
     tag: str
     user: str = ""
-    wanted: tuple[str, ...] = tuple(SESSION)
+    proofs: tuple[str, ...] = tuple(SESSION)
     peers: tuple[str, ...] = ()
     limit_s: int = 50
     py_spy: str = "/usr/local/bin/py-spy"
-    here: str = ""
+    machine: str = ""
     step: bool = False
 
 
@@ -740,12 +740,12 @@ class Proved:
     login: SessionProof | Unknown | None = None
     step: SessionProof | Unknown | None = None
     tracers: Tracers | Unknown | None = None
-    core: Core | Unknown | None = None
+    core: ProvedCore | Unknown | None = None
     resources: Resources | Unknown | None = None
     peers: Peers | Unknown | None = None
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None
-    collective: Collective | Unknown | None = None
+    collective: ProvedCollective | Unknown | None = None
 
     @property
     def user_name(self) -> str:
@@ -753,42 +753,42 @@ class Proved:
         return self.user.name if isinstance(self.user, User) else "the user"
 
 
-class Asked(Protocol):
+class ProofRequest(Protocol):
     """The part of a request that a reader of the answer has to know."""
 
     @property
     def nonce(self) -> str: ...
     @property
-    def wanted(self) -> tuple[str, ...]: ...
+    def proofs(self) -> tuple[str, ...]: ...
 
 
-def nothing(reason: str, asked: Asked) -> Proved:
+def all_unknown(reason: str, asked: ProofRequest) -> Proved:
     """The proofs of a node that gave no answer."""
     unknown: Any = Unknown(reason)
-    return Proved(unknown, **dict.fromkeys(asked.wanted, unknown))
+    return Proved(unknown, **dict.fromkeys(asked.proofs, unknown))
 
 
-def read(text: str, asked: Asked) -> Proved:
+def read(text: str, asked: ProofRequest) -> Proved:
     """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
     if f"{asked.nonce} {wire.NO_PYTHON}" in text:
-        return nothing(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
+        return all_unknown(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
     found: dict[str, Any] = {}
     try:
         for name, data in wire.lines(text, asked.nonce):
             if name in _KINDS and name not in found:
-                found[name] = _one(name, data)
+                found[name] = _decode(name, data)
     except wire.DecodeError as problem:
-        return nothing(problem.reason, asked)
+        return all_unknown(problem.reason, asked)
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
         # Without a session there is nothing to prove: the reason is told once.
         return Proved(user, logins=found.get("logins"))
-    for name in asked.wanted:
+    for name in asked.proofs:
         found.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**found, "user": user})
 
 
-def _one(name: str, data: Any) -> Any:
+def _decode(name: str, data: Any) -> Any:
     if isinstance(data, dict) and set(data) == {"broken"}:
         return Unknown("ended with an error", str(data["broken"])[:300])
     try:

@@ -25,7 +25,12 @@ from nodeready.subjects.result import (
     ok,
     some,
 )
-from nodeready.subjects.ssh_client.login_failures import CAUSES, named_file, offending, where_of
+from nodeready.subjects.ssh_client.login_failures import (
+    CAUSES,
+    message_source,
+    named_file,
+    offending,
+)
 
 # --- Logins: ssh and pdsh between the nodes.
 
@@ -71,15 +76,15 @@ def ssh(observed: Proved, policy: Policy) -> Result:
     first = reach.ssh[0]
     if CAUSES[first.cause].deploy:
         fix = "nodeready deploy INVENTORY --only ssh_client"
-        return fixable(check, expected, actual, offending(first.said), fix)
-    fix = CAUSES[first.cause].fix.format(user=user, file=quote(named_file(first.said)))
-    return fail(check, expected, actual, where_of(first.said), fix)
+        return fixable(check, expected, actual, offending(first.message), fix)
+    fix = CAUSES[first.cause].fix.format(user=user, file=quote(named_file(first.message)))
+    return fail(check, expected, actual, message_source(first.message), fix)
 
 
 def _words(trouble: Trouble, user: str) -> str:
     """One trouble in words: which peers, how many, and the cause."""
     names = ", ".join(trouble.peers)
-    cause = CAUSES[trouble.cause].words.format(user=user, said=trouble.said)
+    cause = CAUSES[trouble.cause].words.format(user=user, said=trouble.message)
     if trouble.kind == "namesake":
         return f"has the same host name as {names}: {cause}"
     back = "; the way back works" if trouble.back else ""
@@ -135,9 +140,9 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
             return na(check, "pdsh is neither installed nor in the policy's packages")
         fix = "nodeready deploy INVENTORY --only debug_tools"
         return fixable(check, expected, "pdsh is not installed", fix=fix)
-    if not reach.asked:
+    if not reach.pdsh_targets:
         return na(check, "ssh reaches no peer: see proof.ssh" if reach.to else _ALONE)
-    if reach.pdsh_said and len(reach.missing) == reach.asked:
+    if reach.pdsh_said and len(reach.missing) == reach.pdsh_targets:
         fix = "pdsh -R ssh -w NODE true"
         if "No such rcmd module" in reach.pdsh_said:
             fix = "install pdsh's ssh module (RHEL, SLES: pdsh-rcmd-ssh)"
@@ -145,13 +150,13 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
     broken = [
         default
         for default in peers.defaults
-        if not default.works and (default.rcmd or default.said)
+        if not default.works and (default.rcmd or default.messages)
     ]
     if broken:
         return _wrong_default(check, expected, broken, observed)
     if reach.missing:
-        lost = ", ".join(f"{peer.name} ({peer.said or 'silent'})" for peer in reach.missing)
-        actual = f"{len(reach.missing)} of {reach.asked} peers did not answer: {lost}"
+        lost = ", ".join(f"{peer.name} ({peer.message or 'silent'})" for peer in reach.missing)
+        actual = f"{len(reach.missing)} of {reach.pdsh_targets} peers did not answer: {lost}"
         return fail(
             check, expected, actual, fix=f"pdsh -R ssh -w {quote(reach.missing[0].name)} true"
         )
@@ -159,13 +164,13 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
         pairs = "; ".join(
             f"{' and '.join(group.names)} say {group.answer}" for group in reach.same
         )
-        actual = f"{reach.asked} peers, host names: {reach.distinct}: {pairs}"
+        actual = f"{reach.pdsh_targets} peers, host names: {reach.distinct}: {pairs}"
         fix = "correct the addresses of these names, in the DNS or in /etc/hosts"
         return fail(check, expected, actual, fix=fix)
     if peers.pdshrc:
         actual = f"no command behind `. ~/.pdshrc` runs: {peers.pdshrc}"
         return fail(check, expected, actual, "~/.pdshrc", "look for exit in ~/.pdshrc")
-    return ok(check, expected, f"{reach.distinct} of {reach.asked} peers")
+    return ok(check, expected, f"{reach.distinct} of {reach.pdsh_targets} peers")
 
 
 def _wrong_default(
@@ -176,7 +181,9 @@ def _wrong_default(
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]
     shells = f"{' and '.join(kinds)} shell{'s' if len(kinds) > 1 else ''}"
-    failure = f"pdsh takes {first.rcmd}" if first.rcmd else f"pdsh does not start ({first.said})"
+    failure = (
+        f"pdsh takes {first.rcmd}" if first.rcmd else f"pdsh does not start ({first.messages})"
+    )
     actual = f"{failure} in {user}'s {shells}"
     if first.value is None and not first.set_by:
         # Nothing sets another one: this is how pdsh was built, or Debian's rcmd_default.

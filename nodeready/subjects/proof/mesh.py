@@ -29,7 +29,7 @@ _SLOW_MS = 100
 _HELD = {"Address already in use", "Address in use"}
 
 
-def _asked(observed: Mesh) -> str:
+def _tried_ports(observed: Mesh) -> str:
     """The ports that were tried: ``29500-29510``, ``32 ports of 20000-30000``."""
     span, tried = (
         shown(observed.first, observed.last),
@@ -55,7 +55,7 @@ def ports(observed: Proved, policy: Policy) -> Result:
     mesh = observation(check, observed, "mesh", Mesh)
     if isinstance(mesh, Result):
         return mesh
-    expected = f"{_asked(mesh)} can be listened on"
+    expected = f"{_tried_ports(mesh)} can be listened on"
     if not mesh.busy:
         return ok(check, expected)
     errors: dict[str, list[int]] = {}
@@ -69,21 +69,21 @@ def ports(observed: Proved, policy: Policy) -> Result:
     return judged(check, expected, "; ".join(texts[:4]), "", fix)
 
 
-def _who(blocked: Blocked) -> str:
+def _peers_text(blocked: Blocked) -> str:
     """``all 5 peers that tried``, ``3 of 5 peers (gpu001, gpu002, gpu003)``."""
     if len(blocked.peers) == blocked.tried:
         return f"all {blocked.tried} peers"
     return f"{len(blocked.peers)} of {blocked.tried} peers ({some(blocked.peers, ', ')})"
 
 
-def _told(blocked: Blocked) -> str:
+def _blocked_text(blocked: Blocked) -> str:
     """One finding in words."""
     if not blocked.ports:
         if blocked.kind == "pair":
             return f"to {blocked.peers[0]}: {blocked.cause}"
         if blocked.kind == "target":
-            return f"on {_who(blocked)}: {blocked.cause}"
-        return f"the names of {_who(blocked)} lead astray: {blocked.cause}"
+            return f"on {_peers_text(blocked)}: {blocked.cause}"
+        return f"the names of {_peers_text(blocked)} lead astray: {blocked.cause}"
     numbers = folded(blocked.ports)
     if blocked.kind == "pair":
         text = f"{numbers} of {blocked.peers[0]} not reached ({blocked.cause})"
@@ -93,12 +93,13 @@ def _told(blocked: Blocked) -> str:
             "; the way back works: asymmetric" if blocked.back else "; nor the way back"
         )
     if blocked.kind == "both":
-        return f"{numbers} neither reached from nor reached at {_who(blocked)} ({blocked.cause})"
+        peers = _peers_text(blocked)
+        return f"{numbers} neither reached from nor reached at {peers} ({blocked.cause})"
     if blocked.kind == "target":
         back = "; its own connections pass: inbound" if blocked.back else ""
-        return f"{numbers} unreachable from {_who(blocked)} ({blocked.cause}){back}"
+        return f"{numbers} unreachable from {_peers_text(blocked)} ({blocked.cause}){back}"
     back = "; it is reached itself: outbound" if blocked.back else ""
-    return f"{numbers} not reached at {_who(blocked)} ({blocked.cause}){back}"
+    return f"{numbers} not reached at {_peers_text(blocked)} ({blocked.cause}){back}"
 
 
 @check(
@@ -131,12 +132,12 @@ def mesh(observed: Proved, policy: Policy) -> Result:
         return reach
     if reach.nodes < 2:
         return na(check, "one node alone")
-    expected = f"{_asked(reach)} open between the nodes"
+    expected = f"{_tried_ports(reach)} open between the nodes"
     if reach.blocked:
         fix = "packet filters here (ports.firewall), on the peers and between them"
         if not any(blocked.ports for blocked in reach.blocked):
             fix = "correct /etc/hosts or the name service"
-        return fail(check, expected, some(map(_told, reach.blocked)), "", fix)
+        return fail(check, expected, some(map(_blocked_text, reach.blocked)), "", fix)
     if reach.crowd:
         actual = f"cannot tell who reaches it: {reach.crowd} foreign connections came meanwhile"
         fix = "see who connects to them: ss -tnp, and run again"
@@ -165,7 +166,7 @@ def _names(check: str, expected: str, reach: Mesh) -> Result | None:
         fix = "the node's address for its name in /etc/hosts, or the GLOO_SOCKET_IFNAME of "
         return warn(check, expected, actual, "", f"{fix}`nodeready env`")
     if reach.names:
-        actual = "; ".join(_told(blocked) for blocked in reach.names[:4])
+        actual = "; ".join(_blocked_text(blocked) for blocked in reach.names[:4])
         fix = (
             "host names in /etc/hosts or the name service of all nodes, or a MASTER_ADDR that is "
         )

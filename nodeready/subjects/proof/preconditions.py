@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof.facts import WAYS, Logins, Proved, Service, SessionProof, User
+from nodeready.subjects.proof.facts import (
+    SESSION_NAMES,
+    Logins,
+    Proved,
+    Service,
+    SessionProof,
+    User,
+)
 from nodeready.subjects.result import Result, na, unknown
 
 _T = TypeVar("_T")
@@ -33,7 +40,7 @@ def other_sessions(observed: Proved) -> Iterator[tuple[str, SessionProof]]:
     sessions = {"ssh": observed.ssh, "shell": observed.shell, "login": observed.login}
     for name, session in sessions.items():
         if isinstance(session, SessionProof):
-            yield WAYS[name], session
+            yield SESSION_NAMES[name], session
 
 
 def pam_service(observed: Proved, name: str) -> Service | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.proof.facts import SHM, Place, Proved, Resources
+from nodeready.subjects.proof.facts import SHM, JobDirectory, Proved, Resources
 from nodeready.subjects.proof.preconditions import (
     observation,
 )
 from nodeready.subjects.result import Result, check, fail, ok, some, warn
 
 
-def _unusable(place: Place, home: str) -> str:
+def _unusable(place: JobDirectory, home: str) -> str:
     """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
     if place.error:
         return f"{place.path}: {place.error}" if place.path == home else ""

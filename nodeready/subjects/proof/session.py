@@ -40,7 +40,7 @@ _DENYING = ("access", "time", "listfile", "succeed_if")
 
 def _nologin(logins: Logins) -> tuple[str, str]:
     """The file that closes logins in words, and what opens them again (pam_nologin(8))."""
-    notice = f" ({logins.says})" if logins.says else ""
+    notice = f" ({logins.notice})" if logins.notice else ""
     if logins.shutdown:
         return f"{logins.nologin} is there{notice}: a shutdown is pending", "shutdown -c, or wait"
     return f"{logins.nologin} is there{notice}", f"remove {logins.nologin}"
@@ -57,16 +57,20 @@ def _refusal(error: str, name: str, observed: Proved) -> tuple[str, str, str]:
     logins, lines = observed.logins, service.lines if service else ()
     if isinstance(logins, Logins) and logins.nologin:
         asks_nologin = any(line.module == "nologin" for line in lines)
-        if asks_nologin or (logins.says and logins.says in error):
+        if asks_nologin or (logins.notice and logins.notice in error):
             words, fix = _nologin(logins)
             return f"{error}: {words}", logins.nologin, fix
     denying = [line for line in lines if line.module in _DENYING]
     if denying and re.search("denied|[Ff]ailure", error):
         line = denying[0]
-        words = f"{error}: pam_{line.module} may refuse {name} ({line.where})"
-        default_file = "/etc/security/access.conf" if line.module == "access" else line.where
+        words = f"{error}: pam_{line.module} may refuse {name} ({line.source})"
+        default_file = "/etc/security/access.conf" if line.module == "access" else line.source
         named_file = re.search(r"\b(?:accessfile|file)=(\S+)", line.words)
-        return words, line.where, f"let {name} in: {named_file[1] if named_file else default_file}"
+        return (
+            words,
+            line.source,
+            f"let {name} in: {named_file[1] if named_file else default_file}",
+        )
     return error, "", fix
 
 
@@ -136,10 +140,10 @@ def _closed(observed: Proved, logins: Logins) -> bool:
     closed = isinstance(observed.ssh, SessionProof) and observed.ssh.closed
     if not logins.nologin or not (refused or observed.ssh is None) or not (logins.sshd or closed):
         return False
-    if isinstance(observed.limits, SessionLimits) and observed.limits.way == "ssh":
+    if isinstance(observed.limits, SessionLimits) and observed.limits.opener == "ssh":
         return False
     service = pam_service(observed, "ssh")
-    asks = service is None or not service.whole or logins.use_pam is False
+    asks = service is None or not service.is_complete or logins.use_pam is False
     return asks or (
         service is not None and any(line.module == "nologin" for line in service.lines)
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.base import Line
-from nodeready.subjects.limits.checks import shown, wanted
+from nodeready.subjects.limits.checks import possible_limits, shown
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.limits.pam import (
     ITEMS,
@@ -20,12 +20,12 @@ from nodeready.subjects.limits.pam import (
 )
 from nodeready.subjects.proof.facts import (
     OTHER_ITEMS,
-    WAYS,
-    Core,
+    SESSION_NAMES,
     Limit,
     Logins,
     PamLine,
     Proved,
+    ProvedCore,
     Service,
     SessionLimits,
     SessionProof,
@@ -57,7 +57,7 @@ def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
     ceiling = dict(zip(ITEMS, observed.ceiling))
     ceiling_limits = {item: UNLIMITED if value == -1 else value for item, value in ceiling.items()}
     node = Limits(PamLimits(), {}, (), ceiling_limits, observed.nr_open, Boot(None), systemd=False)
-    return wanted(node, policy)
+    return possible_limits(node, policy)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _items(values: Mapping[str, str]) -> str:
 def _by_way(observed: Proved) -> dict[str, SessionLimits]:
     """Key of WAYS -> the limits of that session; the first session's come first."""
     assert isinstance(observed.limits, SessionLimits)
-    sessions = {observed.limits.way: observed.limits}
+    sessions = {observed.limits.opener: observed.limits}
     further = (observed.ssh, observed.shell, observed.login, observed.step)
     for name, opener in zip(("ssh", "shell", "login", "srun"), further):
         if isinstance(opener, SessionProof) and opener.limits is not None:
@@ -111,14 +111,14 @@ def _by_way(observed: Proved) -> dict[str, SessionLimits]:
 def _with(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
     """The limits of another way in on the same node."""
     core, memlock, nofile = limits
-    first = replace(first, before=(), way=opener, others=())
+    first = replace(first, before=(), opener=opener, further=())
     return replace(first, core=core, memlock=memlock, nofile=nofile)
 
 
 def _without_pam(observed: Proved, logins: Logins) -> bool:
     """Whether ssh's sessions have sshd's own limits: sshd does not ask PAM, or PAM sets none."""
     service = pam_service(observed, "ssh")
-    none = service is not None and service.whole and not _pam_limits(service)
+    none = service is not None and service.is_complete and not _pam_limits(service)
     return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
 
 
@@ -132,7 +132,7 @@ def _other_file(service: Service | None) -> tuple[str, str]:
     for line in _pam_limits(service):
         other = re.search(r"\bconf=(\S+)", line.words)
         if other and other[1] != "/etc/security/limits.conf":
-            return other[1], line.where
+            return other[1], line.source
     return "", ""
 
 
@@ -162,7 +162,7 @@ def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
     for at in ("@", ""):
         for entry in pam.entries:
             if entry.domain.startswith("@") == bool(at) and about(entry.domain):
-                yield entry.domain, entry.kind, entry.item, entry.value, entry.where
+                yield entry.domain, entry.kind, entry.item, entry.value, entry.source
     for domain, source in pam.exempt:
         if about(domain):
             yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
@@ -219,7 +219,7 @@ def low_limits(
     if opener == "ssh" and logins.use_pam is False:
         fix = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
         return LowLimits(low, "sshd does not ask PAM: UsePAM no", "/etc/ssh/sshd_config", fix)
-    if service and service.whole and not _pam_limits(service):
+    if service and service.is_complete and not _pam_limits(service):
         fix = f"add `session required pam_limits.so` to {service.path}"
         return LowLimits(low, f"no pam_limits in {service.path}", service.path, fix)
     other, source = _other_file(service)
@@ -297,7 +297,7 @@ def limits(observed: Proved, policy: Policy) -> Result:
         return first
     possible = _possible(first, policy)
     waived = any(name == "proof.core" for name, _ in policy.waivers)
-    if isinstance(observed.core, Core) and observed.core.is_cut_by_limit and not waived:
+    if isinstance(observed.core, ProvedCore) and observed.core.is_cut_by_limit and not waived:
         possible.pop("core", None)
     if not possible:
         return na(check, "none of the policy's limits can be had here, or proof.core tells")
@@ -339,11 +339,8 @@ def _too_low(
     texts = []
     for low in kinds:
         openers = [opener for opener, other in findings.items() if other == low]
-        by = (
-            ""
-            if is_everywhere
-            else f" by {' and '.join(WAYS.get(opener, 'this login') for opener in openers)}"
-        )
+        names = [SESSION_NAMES.get(opener, "this login") for opener in openers]
+        by = "" if is_everywhere else f" by {' and '.join(names)}"
         texts.append(f"{_items(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
     other = next(
         (opener for opener in sessions if opener not in findings and opener in ("su", "ssh")), None
@@ -351,7 +348,7 @@ def _too_low(
     if other is not None:
         items = dict.fromkeys(item for low in kinds for item in low.items)
         has = {item: limit_text(getattr(sessions[other], item), item) for item in items}
-        texts.append(f"{_items(has)} by {WAYS[other]}")
+        texts.append(f"{_items(has)} by {SESSION_NAMES[other]}")
     actual = "; ".join(texts)
     first = next((low for low in kinds if low.fix), None)
     if first is None:
@@ -376,14 +373,14 @@ def _unnamed_limits(
     """The failure of a limit that no policy names and that ends a job."""
     low: dict[str, list[str]] = {}
     for opener, has in sessions.items():
-        values = dict(zip(OTHER_ITEMS, has.others))
+        values = dict(zip(OTHER_ITEMS, has.further))
         words = ", ".join(
             f"{item} {value}"
             for item, value in values.items()
             if value != -1 and (_LEAST[item] == -1 or value < _LEAST[item])
         )
         if words:
-            low.setdefault(words, []).append(WAYS.get(opener, "this login"))
+            low.setdefault(words, []).append(SESSION_NAMES.get(opener, "this login"))
     if not low:
         return None
     actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
@@ -406,7 +403,7 @@ def _differing(
         return None
     actual = "; ".join(
         f"{_items({item: limit_text(getattr(has, item), item) for item in differing})} by "
-        f"{WAYS.get(opener, 'this login')}"
+        f"{SESSION_NAMES.get(opener, 'this login')}"
         for opener, has in logins.items()
     )
     fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"

@@ -56,19 +56,19 @@ def directive(line: Line) -> Directive | None:
 
 def matches(patterns: list[str], host: str) -> bool:
     """Whether a Host line's patterns match ``host``, and no negated pattern does."""
-    found = False
+    matched_any = False
     for pattern in patterns:
         name = pattern.lstrip("!").replace("[", "[[]")
         if fnmatch.fnmatchcase(host, name):
             if pattern.startswith("!"):
                 return False
-            found = True
-    return found
+            matched_any = True
+    return matched_any
 
 
-def _section(said: Directive, host: str) -> bool:
-    words = said.value.split()
-    if said.keyword == "host":
+def _section(entry: Directive, host: str) -> bool:
+    words = entry.value.split()
+    if entry.keyword == "host":
         return matches(words, host)
     if [word.lower() for word in words] == ["all"]:
         return True
@@ -96,24 +96,24 @@ def applied(path: str, files: Files, host: str, depth: int = 0) -> Iterator[Dire
     """The directives of a file that apply to ``host``, in order, with those of included files."""
     active = True
     for line in files.get(path, ()):
-        said = directive(line)
-        if said is None:
+        entry = directive(line)
+        if entry is None:
             continue
-        if said.keyword in ("host", "match"):
-            active = _section(said, host)
-        elif active and said.keyword == "include" and depth < _MAX_DEPTH:
-            for word in said.value.split():
+        if entry.keyword in ("host", "match"):
+            active = _section(entry, host)
+        elif active and entry.keyword == "include" and depth < _MAX_DEPTH:
+            for word in entry.value.split():
                 for name in included(word, files):
                     yield from applied(name, files, host, depth + 1)
         elif active:
-            yield said
+            yield entry
 
 
 def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
     """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
-    for said in applied(path, files, host):
-        if said.keyword == option:
-            return Setting(said.value, said.line.where)
+    for entry in applied(path, files, host):
+        if entry.keyword == option:
+            return Setting(entry.value, entry.line.where)
     return None
 
 
@@ -122,20 +122,22 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
 
     A file that is read before DROPIN and was not seen counts as one with such a line.
     """
-    known: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
-    for line in known.get(path, ()):
-        said = directive(line)
-        if said is None:
+    all_files: dict[str, tuple[Line, ...]] = {**files, DROPIN: ()}
+    for line in all_files.get(path, ()):
+        entry = directive(line)
+        if entry is None:
             continue
-        if said.keyword in ("host", "match", *options):
+        if entry.keyword in ("host", "match", *options):
             return False
-        if said.keyword != "include":
+        if entry.keyword != "include":
             continue
-        for word in said.value.split():
-            names = included(word, known)
+        for word in entry.value.split():
+            names = included(word, all_files)
             before = names[: names.index(DROPIN)] if DROPIN in names else names
             if any(
-                _about(entry, (*options, "include")) for name in before for entry in known[name]
+                _about(other, (*options, "include"))
+                for name in before
+                for other in all_files[name]
             ):
                 return False
             if DROPIN in names:
@@ -146,5 +148,5 @@ def speaks_first(path: str, files: Files, options: tuple[str, ...]) -> bool:
 
 
 def _about(line: Line, options: tuple[str, ...]) -> bool:
-    said = directive(line)
-    return said is not None and said.keyword in options
+    entry = directive(line)
+    return entry is not None and entry.keyword in options

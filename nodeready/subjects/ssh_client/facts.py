@@ -24,7 +24,7 @@ from nodeready.subjects.ssh_client.config import (
 )
 from nodeready.subjects.ssh_client.identity import (
     _IDENTITY_SCRIPT,
-    Identity,
+    NodeIdentity,
     parse_identity,
 )
 
@@ -50,9 +50,9 @@ _DROPINS = tuple(f"{folder}/" for folder in DROPIN_FOLDERS)
 
 def samples(policy: Policy) -> tuple[str, ...]:
     """A host name for each of the policy's first patterns: ``*`` becomes x, ``?`` becomes 0."""
-    wanted = [name for name in policy.ssh_client_hosts if not name.startswith("!")]
-    made = (name.replace("*", "x").replace("?", "0") for name in wanted[:MAX_SAMPLES])
-    return tuple(dict.fromkeys(made))
+    patterns = [name for name in policy.ssh_client_hosts if not name.startswith("!")]
+    names = (name.replace("*", "x").replace("?", "0") for name in patterns[:MAX_SAMPLES])
+    return tuple(dict.fromkeys(names))
 
 
 def _effective(policy: Policy) -> str:
@@ -132,7 +132,7 @@ def _named(policy: Policy) -> str:
         f"{'return 1' if name.startswith('!') else 'nr_is=0'} ;; esac"
         for name in policy.ssh_client_hosts
     )
-    seen = " ".join(samples(policy))
+    sample_names = " ".join(samples(policy))
     return rf"""
     nr_meant() {{
         nr_is=1
@@ -140,7 +140,7 @@ def _named(policy: Policy) -> str:
         return $nr_is
     }}
     nr_stands_for() {{
-        for nr_host in {seen}; do
+        for nr_host in {sample_names}; do
             case $nr_host in $1) return ;; esac
         done
         nr_known=${{nr_known:-$(sed -n '/^{begin}$/,/^{end}$/s/[ ,].*//p' {KNOWN_HOSTS})}}
@@ -165,7 +165,7 @@ def _named(policy: Policy) -> str:
         nr_line=${{nr_line#*:[0-9]*:}}
         nr_line=${{nr_line#"${{nr_line%%[![:space:]]*}}"}}
         case $nr_line in
-        {_any_case("host", "match", then="[[:space:]=]*")}) nr_hosts="$nr_hosts$nr_line
+        {_any_case("host", "match", suffix="[[:space:]=]*")}) nr_hosts="$nr_hosts$nr_line
 " ;;
         esac
     done
@@ -183,7 +183,7 @@ def _named(policy: Policy) -> str:
         *[*?]*) nr_stands_for "$nr_word" ;;
         *) nr_host=$nr_word ;;
         esac
-        case " {seen} $nr_named " in *" $nr_host "*) continue ;; esac
+        case " {sample_names} $nr_named " in *" $nr_host "*) continue ;; esac
         if [ -n "$nr_host" ] && [ "$nr_left" -gt 0 ] && nr_meant "$nr_host"; then
             nr_named="$nr_named $nr_host" nr_left=$((nr_left - 1))
         fi
@@ -193,10 +193,10 @@ def _named(policy: Policy) -> str:
     """
 
 
-def _any_case(*words: str, then: str = "") -> str:
+def _any_case(*words: str, suffix: str = "") -> str:
     """A pattern of the shell's ``case`` for these words, in capitals or not, and what follows."""
     return " | ".join(
-        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word) + then
+        "".join(f"[{char.upper()}{char}]" if char.isalpha() else char for char in word) + suffix
         for word in words
     )
 
@@ -215,11 +215,11 @@ def _conf(policy: Policy) -> str:
     """The shell text that prints the lines of ssh's files, and has them in nr_conf where the
     policy has hosts that those lines may name."""
     dropins = " ".join(f"{folder}/*.conf" for folder in DROPIN_FOLDERS)
-    own = '${nr_own:+"$nr_own"}'
+    root_file = '${nr_own:+"$nr_own"}'
     if not samples(policy):
-        return f"nr_lines all {dropins} {own}"
+        return f"nr_lines all {dropins} {root_file}"
     return (
-        f"nr_conf=$(grep -asHn '' {dropins} {MAIN} {VENDOR} {own} /dev/null)\n"
+        f"nr_conf=$(grep -asHn '' {dropins} {MAIN} {VENDOR} {root_file} /dev/null)\n"
         "printf '%s\\n' \"$nr_conf\""
     )
 
@@ -280,11 +280,11 @@ class KnownHosts:
     digest: str = ""
     size: int = 0
     sent: bool = True
-    whole: bool = True
+    is_complete: bool = True
 
 
 @dataclass(frozen=True)
-class Asked:
+class EffectiveOptions:
     """What ``ssh -G`` said about one host.
 
     own:    asked by the probing user; False: by a user without a file of his own
@@ -293,7 +293,7 @@ class Asked:
     """
 
     host: str
-    own: bool
+    as_prober: bool
     values: Mapping[str, str]
     error: str = ""
 
@@ -316,12 +316,12 @@ class SshClient:
 
     installed: bool
     version: tuple[int, int] | None
-    identity: Identity
+    identity: NodeIdentity
     known_hosts: KnownHosts
     config: Mapping[str, bytes]
     files: Files
-    own: tuple[Line, ...]
-    asked: tuple[Asked, ...]
+    root_lines: tuple[Line, ...]
+    effective: tuple[EffectiveOptions, ...]
     access: Access = field(default_factory=Access)
     package: str = ""
 
@@ -351,42 +351,44 @@ def _known_hosts(values: Mapping[str, str], files: Mapping[str, bytes]) -> Known
         return KnownHosts()
     if "digest" not in values:
         return parse_known_hosts(content)
-    found = digest[0] if digest else ""
-    if found == hashlib.sha256(b"").hexdigest():
-        found = ""
+    block_hash = digest[0] if digest else ""
+    if block_hash == hashlib.sha256(b"").hexdigest():
+        block_hash = ""
     size = int(values["size"]) if values.get("size", "").strip().isdigit() else 0
-    return KnownHosts(content, None, found, size, False, len(content) < SENT_BYTES)
+    return KnownHosts(content, None, block_hash, size, False, len(content) < SENT_BYTES)
 
 
-def _asked(head: str) -> tuple[Asked, ...]:
+def _parse_effective(head: str) -> tuple[EffectiveOptions, ...]:
     """What ssh says that it would do; what stands above that is the node's own."""
     start = head.find("ask=")
-    return _said(head[start:]) if start >= 0 else ()
+    return _parse_answers(head[start:]) if start >= 0 else ()
 
 
 @lru_cache(maxsize=64)
-def _said(head: str) -> tuple[Asked, ...]:
-    found = []
-    asked, said = None, list[str]()
+def _parse_answers(head: str) -> tuple[EffectiveOptions, ...]:
+    answers = []
+    question, answer_lines = None, list[str]()
     for row in head.split("\n"):
         if row.startswith("|"):
-            said.append(row[1:])
+            answer_lines.append(row[1:])
         begins = re.fullmatch(r"ask=(own|system) (\S+)", row)
         if begins:
-            asked, said = begins, []
+            question, answer_lines = begins, []
         ended = re.fullmatch(r"rc=(\d{1,9})", row)
-        if asked is None or ended is None:
+        if question is None or ended is None:
             continue
         values: dict[str, str] = {}
-        for line in said:
+        for line in answer_lines:
             option, _, value = line.partition(" ")
             values.setdefault(option, value)
         error = ""
         if ended[1] != "0":
-            error = next((line.strip() for line in said if line.strip()), f"status {ended[1]}")
-        found.append(Asked(asked[2], asked[1] == "own", values, error))
-        asked = None
-    shared: tuple[Asked, ...] = frozen(tuple(found))
+            error = next(
+                (line.strip() for line in answer_lines if line.strip()), f"status {ended[1]}"
+            )
+        answers.append(EffectiveOptions(question[2], question[1] == "own", values, error))
+        question = None
+    shared: tuple[EffectiveOptions, ...] = frozen(tuple(answers))
     return shared
 
 
@@ -402,10 +404,10 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
     for line in file_lines(head):
         if line.path == root or line.path.startswith(_DROPINS):
             lines.setdefault(line.path, []).append(line)
-    own = lines.pop(root, [])
+    root_file = lines.pop(root, [])
     exact = (MAIN, VENDOR, DROPIN)
     config = {path: files[path] for path in exact if path in files}
-    system = {path: tuple(found) for path, found in lines.items()}
+    system = {path: tuple(file_lines_) for path, file_lines_ in lines.items()}
     system.update({path: lines_of(path, data) for path, data in config.items()})
     # Above it can stand what the loader has to say.
     version = re.search(r"^(?:version=)?OpenSSH_(\d{1,3})\.(\d{1,3})", head, re.M)
@@ -416,8 +418,8 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> SshClient:
         known_hosts=_known_hosts(values, files),
         config=config,
         files=system,
-        own=tuple(own),
-        asked=_asked(head),
+        root_lines=tuple(root_file),
+        effective=_parse_effective(head),
         access=parse_access(outputs),
         package=values.get("package", ""),
     )

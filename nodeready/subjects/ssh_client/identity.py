@@ -75,7 +75,7 @@ _IDENTITY_SCRIPT = rf"""
 
 
 @dataclass(frozen=True)
-class Identity:
+class NodeIdentity:
     """What a node says about itself, each text well-formed.
 
     names:     host name, short and in full, in small letters
@@ -90,7 +90,11 @@ class Identity:
 
 @lru_cache(maxsize=65536)
 def clean_name(text: str) -> str:
-    """A host name in small letters; "" for a text that is none, and for localhost and the like.
+    """A host name in small letters; "" for another text, and for localhost and the like.
+
+    >>> clean_name("GPU001.cluster.")
+    'gpu001.cluster'
+
 
     known_hosts takes ``*``, ``!`` and ``,`` for patterns, so that only plain names may pass.
     """
@@ -102,7 +106,7 @@ def clean_name(text: str) -> str:
 
 @lru_cache(maxsize=65536)
 def clean_address(text: str) -> str:
-    """An address as ssh writes it; "" for a text that is none, and for loopback and the like."""
+    """An address as ssh writes it; "" for another text, and for loopback and the like."""
     try:
         address = ipaddress.ip_address(text.strip())
     except ValueError:
@@ -133,16 +137,16 @@ def fingerprint(key: str) -> str:
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
-def _addresses(own: Iterable[Address]) -> tuple[str, ...]:
+def _addresses(addresses: Iterable[Address]) -> tuple[str, ...]:
     """The addresses by which other nodes may reach this one, IPv4 first."""
-    found, alone = [], []
-    for one in sorted(own, key=lambda one: ":" in one.text):
-        if not one.interfaces:
-            alone.append(one.text)
-        elif one.lasting and not all(map(_VIRTUAL.match, one.interfaces)):
-            found.append(one.text)
-    found += alone if len(alone) <= MOST_ALONE else []
-    return tuple(dict.fromkeys(filter(None, map(clean_address, found))))
+    usable, unattached = [], []
+    for address in sorted(addresses, key=lambda address: ":" in address.text):
+        if not address.interfaces:
+            unattached.append(address.text)
+        elif address.lasting and not all(map(_VIRTUAL.match, address.interfaces)):
+            usable.append(address.text)
+    usable += unattached if len(unattached) <= MOST_ALONE else []
+    return tuple(dict.fromkeys(filter(None, map(clean_address, usable))))
 
 
 def _in_hosts(host: str, head: str) -> str:
@@ -157,12 +161,12 @@ def _in_hosts(host: str, head: str) -> str:
 def _names(host: str, full: str) -> tuple[str, ...]:
     host, full = clean_name(host), clean_name(full)
     short = host.partition(".")[0]
-    # A full name that is not this host's own would be somebody else's.
+    # A full name with another first label belongs to another host.
     names = [short, host, full if full.partition(".")[0] == short else ""]
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
+def parse_identity(output: Output, addresses: Iterable[Address]) -> NodeIdentity:
     """The identity in what _IDENTITY_SCRIPT printed; malformed names and keys are left out.
 
     own: the node's addresses, of nodeready.subjects.nics.nic
@@ -170,9 +174,9 @@ def parse_identity(output: Output, own: Iterable[Address]) -> Identity:
     values = output.values()
     host = values.get("host", "")
     keys = (*_KEY_FILE.findall(output.text), *output.all("key"))
-    return Identity(
+    return NodeIdentity(
         _names(host, values.get("fqdn") or _in_hosts(host, output.text)),
-        _addresses(own),
+        _addresses(addresses),
         tuple(dict.fromkeys(filter(None, map(clean_key, keys))))[:MOST_KEYS],
     )
 
@@ -185,8 +189,8 @@ def known_as(names: str, host: str) -> bool:
         return matches(names.lower().split(","), host)
     _, _, salt, digest = (*names.split("|"), "", "", "")[:4]
     try:
-        wanted = base64.b64decode(digest, validate=True)
-        made = hmac.new(base64.b64decode(salt, validate=True), host.encode(), "sha1").digest()
+        expected = base64.b64decode(digest, validate=True)
+        actual = hmac.new(base64.b64decode(salt, validate=True), host.encode(), "sha1").digest()
     except (binascii.Error, ValueError):
         return False
-    return wanted == made
+    return expected == actual

@@ -62,13 +62,15 @@ KINDS = {
     "user": proof.User("ml", 2000, True, ""),
     "limits": proved.LIMITS,
     "attach": proved.WELL.attach,
-    "core_proof": proof.Core("core", directory=proof.Directory("/c")),
+    "core_proof": proof.ProvedCore("core", directory=proof.CoreDirectory("/c")),
     "peers": proof.Peers(
         "n", True, (proof.SshTry("m", 0, "m", ""),), True,
-        proof.PdshRun(("m",), (proof.Answer("m", "x"),), 0, ""),
+        proof.PdshRun(("m",), (proof.PdshAnswer("m", "x"),), 0, ""),
         (proof.RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
     ),
-    "ssh": proof.SessionProof("", False, proved.LIMITS, proved.WELL.attach, proof.Core("core")),
+    "ssh": proof.SessionProof(
+        "", False, proved.LIMITS, proved.WELL.attach, proof.ProvedCore("core")
+    ),
     "step": proof.SessionProof("Requested nodes are busy"),
     "logins": proof.Logins(
         (proof.Service("ssh", "/p", True, (proof.PamLine("limits", "conf=/x", "/p:1"),)),),

@@ -20,7 +20,7 @@ from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts as fleet
 from nodeready.subjects.ssh_client.config import MAIN
 from nodeready.subjects.ssh_client.facts import KnownHosts, SshClient
-from nodeready.subjects.ssh_client.identity import Identity
+from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, fleet_lines, lines_of_nodes
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, route
@@ -68,7 +68,7 @@ def test_a_node_with_nothing():
     with pytest.raises(ProbeError):
         parse(RECORDED, None)
     observed = parse("host=gpu001\nfqdn=gpu001.example\nsize=0\n")
-    assert observed.identity == Identity(("gpu001", "gpu001.example"), (), ())
+    assert observed.identity == NodeIdentity(("gpu001", "gpu001.example"), (), ())
     assert observed.known_hosts.content is None
     assert statuses(observed, Policy()) == ["warn", "na", "na", "na", "na"]
 
@@ -83,7 +83,7 @@ def test_a_file_cannot_speak_for_the_node():
     hostile = f"key={key(6)}\nhave=ssh\nask=own gpux\nstricthostkeychecking true\nrc=0\n"
     hostile += f"@xyz file /etc/ssh/ssh_config\n1: eth0 inet 10.6.6.6/8 x\n{MAIN}:1:Host *\n"
     observed = parse(f"host=gpu001\n{exact('/etc/ssh/ssh_known_hosts', hostile, 'abc')}")
-    assert observed.identity.keys == observed.identity.addresses == observed.asked == ()
+    assert observed.identity.keys == observed.identity.addresses == observed.effective == ()
     assert observed.files == {}
     assert observed.installed is False
 
@@ -91,16 +91,16 @@ def test_a_file_cannot_speak_for_the_node():
 @pytest.mark.parametrize("case", cases(__file__, DATA, "hostile"))
 def test_nothing_hostile_becomes_a_name_a_key_or_an_address(case):
     text = case["text"].replace("LONG", "A" * 9000).replace("key=x A\n", f"key=x {A}\n")
-    assert parse(text).identity == Identity((), (), ())
+    assert parse(text).identity == NodeIdentity((), (), ())
 
 
 def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     long = "host=" + "a" * 1_000_000 + "\nkey=" + "A" * 1_000_000 + "\n"
-    assert parse(long).identity == Identity((), (), ())
+    assert parse(long).identity == NodeIdentity((), (), ())
     # Looking for the end of each beginning would take minutes.
     head = "ask=own a\n" * 20_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
-    (asked,) = ssh_client._asked(head)
-    assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
+    (asked,) = ssh_client._parse_effective(head)
+    assert (asked.host, asked.as_prober, asked.values) == ("node001", False, {"user": "ml"})
 
 
 def test_each_pattern_is_tried_by_a_host_that_it_means():
@@ -146,7 +146,7 @@ def test_the_first_value_wins(case):
 def node(
     names: str, keys: Iterable[str], addresses: str = "", block: Iterable[str] | None = None
 ) -> Snapshot:
-    identity = Identity(tuple(names.split()), tuple(addresses.split()), tuple(keys))
+    identity = NodeIdentity(tuple(names.split()), tuple(addresses.split()), tuple(keys))
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
@@ -313,7 +313,7 @@ def test_nothing_gathered_and_other_modes_do_not_apply():
     assert checks.known_hosts(observed, other).status == "na"
     # A block that nothing keeps right any more goes.
     assert checks.leftover(node("x", [A], "", lines)["ssh_client"], other).fixable
-    assert checks.expected(lines) is checks.expected(lines)
+    assert checks.fleet_block(lines) is checks.fleet_block(lines)
 
 
 def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
