@@ -512,7 +512,7 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
     if host and host in names.of:
         return host, True
     node = names.owner(clean) if clean else ""
-    return node, bool(node) and clean in names.given
+    return node, bool(node) and clean in names.owners
 
 
 def _one_of(said: list[Heard]) -> Heard:

@@ -813,5 +813,5 @@ def endpoint(host: Host) -> Endpoint:
 def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
     """Address -> the node to which the inventory gives it: as its name, ``ssh_hostname``, or in
     ``ssh_names``. What it gives to several nodes, or with a port of its own, is not there."""
-    given = Names({host.name: endpoint(host) for host in inventory}).given
+    given = Names({host.name: endpoint(host) for host in inventory}).owners
     return {one: node for one, node in given.items() if node and clean_address(one)}

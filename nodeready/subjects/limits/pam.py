@@ -47,7 +47,7 @@ class LimitEntry:
     kind:   ``soft`` or ``hard``; a line of type ``-`` is two entries
     item:   one of ITEMS
     value:  in kernel units; UNLIMITED
-    where:  the line, ``/path:number``
+    source: the line, ``/path:number``
     """
 
     domain: str
@@ -62,7 +62,7 @@ class PamLimits:
     """What a node's files give to new logins.
 
     entries: in the order in which pam_limits applies them
-    exempt:  (domain, where) of the lines that exempt a user or group from all limits
+    exempt:  (domain, line) of the lines that exempt a user or group from all limits
     last:    base name of the last foreign file of limits.d that gives one of ITEMS and that a
              file of nodeready can follow; "" for none
     """
@@ -200,8 +200,8 @@ def parse_pam_limits(
 ) -> PamLimits:
     """The limits that the lines give; lines of files that pam_limits does not read are skipped.
 
-    there: the files that are there, without lines too
-    conf:  the one file that pam_limits reads by its option ``conf=``; "": those of the system
+    existing: the files that are there, without lines too
+    conf:  the only file that pam_limits reads, by its option ``conf=``; "": those of the system
     """
     files = by_path(lines)
     entries: list[LimitEntry] = []
@@ -258,7 +258,7 @@ class Stack:
 
     path:   the service's file
     limits: the lines of its session stack that call pam_limits, in order
-    whole:  all files that the stack names were seen
+    is_complete: all files that the stack names were seen
     """
 
     path: str

@@ -124,7 +124,7 @@ def parse_unit_limits(
 ) -> Unit:
     """The limits of a service, from the lines of its unit file and drop-ins.
 
-    there: the drop-ins that are there: one without lines masks too
+    existing: the drop-ins that are there: one without lines masks too
     """
     files = by_path(lines)
     dropins = files_by_name(dropin_directories(service), dict.fromkeys((*existing, *files)))

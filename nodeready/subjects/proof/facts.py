@@ -43,8 +43,8 @@ class SessionLimits:
 
     before:  the limits that PAM gave to su, in the order of ITEMS, before the user's profile was
              read; () where the session is not su's
-    ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS, where
-             root may raise none; () on every usual node
+    ceiling: the hard limits that no process on this node can exceed, in the order of ITEMS,
+             where root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
     way:     who opened the session: a key of `WAYS`; "": none of them
     others:  the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
@@ -81,7 +81,7 @@ class PamLine:
 
     module: without ``pam_`` and ``.so``
     words:  the module's arguments, with a blank between them
-    where:  the line, ``/path:number``
+    source: the line, ``/path:number``
     """
 
     module: wire.Name
@@ -94,9 +94,9 @@ class Service:
     """What PAM asks for one service.
 
     name:  the way in, ``ssh`` or ``su``, or ``slurm``
-    path:  its file; "": there is none that can be read
-    whole: all files that it includes could be read
-    lines: of its account and session stacks, included files' too, in their order
+    path:  its file; "": no file can be read
+    is_complete: all files that it includes could be read
+    lines: of its account and session stacks, with included files, in their order
     """
 
     name: wire.Name
@@ -120,8 +120,8 @@ class Logins:
 
     services: what PAM asks, for each way that goes through PAM
     use_pam:  sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    nologin:  the file that keeps everybody but root from logging in; "": there is none
-    says:     the first line of that file
+    nologin:  the file that keeps all users but root from logging in; "": no file does
+    notice:   the first line of that file
     shutdown: a shutdown is scheduled
     sshd:     the limits of sshd itself, in the order of ITEMS; (): sshd does not run
     slurmd:   the limits of slurmd, which its jobs inherit; (): slurmd does not run
@@ -157,14 +157,14 @@ class DebuggerAttempt:
 
     tool:    the tool's path; "": not installed, and no other field means anything
     rc:      the tool's exit status, negative for a signal, NO_START; None: ended by its limit
-    said:    the tool's complaint, on one line
+    complaint: the tool's error message, on one line
     good:    the tool showed what it should
     refused: the tool was not permitted to look at the target
     limit_s: seconds that the tool had
     full:    ``limit_s`` was the tool's whole limit, not cut short by the end of the run
     state:   the target's state afterwards, the letter of /proc; "": the target is gone
     tracer:  the process that traces the target afterwards; 0: none
-    answers: the target went on: it did what it was told afterwards
+    answers: the target still answered afterwards
     """
 
     tool: wire.Path
@@ -237,7 +237,7 @@ class Tracers:
     strace: DebuggerAttempt | None
 
 
-#: The programs of core_pattern that keep reports of their own and notify somebody of them.
+#: The programs of core_pattern that store crash reports and notify a person.
 REPORTERS = ("apport", "abrt-hook-ccpp")
 
 
@@ -282,7 +282,7 @@ class ProvedCore:
     gdb:           gdb's path; "": not installed
     gdb_said:      the complaint of gdb or coredumpctl
     frames:        of the backtrace that gdb read from the core
-    left:          what could not be removed, and why; "": nothing
+    leftover:      what could not be removed, and why; "": nothing
     """
 
     pattern: wire.Path
@@ -339,11 +339,11 @@ SHELL_CORE_BYTES = 65536
 
 @dataclass(frozen=True)
 class SessionProof:
-    """What another way in shows than the session in which the proofs run.
+    """The observations of a further session beside the first one.
 
-    error:  why nothing is proved this way, one line; "": something is
+    error:  why nothing is proved in it, one line; "": something is
     closed: the login was begun, and the node refused or ended it
-    ended:  the user's shell was started, and ended before what it was to run
+    ended:  the user's shell was started, and ended before its command
     attach: py-spy's blocking dump alone
     core:   without a backtrace; None also where two cores at once would have one name
     """
@@ -405,13 +405,12 @@ class SshTry:
     """One login by ssh.
 
     name:   the peer's name in the inventory
-    rc:     exit status of ssh: 255 for trouble of its own; None: ended by its time limit
-    answer: the last line that came back: the peer's host name when all is well, whatever the
-            login prints before that
-    said:   the end of ssh's messages; "" when ssh exited with 0
-    own:    what the user's own configuration makes of options (``user nobody``), where the login
+    rc:     exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
+    answer: the last line that came back: the peer's host name after a good login
+    messages:  the end of ssh's messages; "" when ssh exited with 0
+    overrides: options as the user's own configuration sets them (``user ada``), where the login
             fails or ends elsewhere with them, and works by the system's alone
-    forced: ``FILE:LINE`` of the authorized key there whose command= runs instead of ours; "": none
+    forced: ``FILE:LINE`` of the authorized key there whose command= replaces ours; "": none
     """
 
     name: wire.Name
@@ -434,11 +433,11 @@ class PdshAnswer:
 class PdshRun:
     """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well.
 
-    asked:   the names that pdsh was given
+    targets: the names that pdsh was given
     answers: the lines that came back
     rc:      pdsh's exit status, which says little (0 for a refused connection); None: ended by
              its time limit
-    said:    the end of pdsh's messages
+    messages: the end of pdsh's messages
     """
 
     targets: tuple[wire.Name, ...]
@@ -455,9 +454,9 @@ class RcmdDefault:
     rcmd:   as ``pdsh -q`` prints it; "": it prints none
     value:  PDSH_RCMD_TYPE; None: not set
     set_by: the line that the shell read at its start and that decides, ``/path:number``; "": none,
-            or it cannot be told
+            or it is unknown
     works:  it is ssh, or brought an answer
-    said:   the end of pdsh's messages when there is no ``rcmd``
+    messages: the end of pdsh's messages when there is no ``rcmd``
     """
 
     kind: wire.Name
@@ -478,8 +477,8 @@ class Peers:
     pdsh_installed: the user's PATH has pdsh
     pdsh:           None: not tried, for want of a peer or of pdsh
     defaults:       pdsh's remote command in the user's shells; (): not asked
-    pdshrc:         why a shell that reads ~/.pdshrc does not come to what follows; "": it does,
-                    or there is none
+    pdshrc:         why a shell that reads ~/.pdshrc runs no later command; "": it does, or
+                    there is no such file
     """
 
     host: wire.Name
@@ -496,7 +495,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong with a node's logins, told once however many attempts show it.
+    """One fault of a node's logins, reported once for all attempts that show it.
 
     kind:  ``target``: peers cannot log in to the node; ``source``: the node cannot log in to
            peers; ``both``; ``pair``: the node cannot log in to one peer, and neither has other
@@ -504,7 +503,7 @@ class Trouble:
     peers: the peers with which the logins fail
     tried: with how many peers logins were tried, in that direction
     cause: a key of `nodeready.subjects.ssh_client.checks.CAUSES`
-    said:  ssh's message that tells the cause, or the host name that answered
+    message: ssh's message with the cause, or the host name that answered
     back:  whether the other direction works; None: it was not tried
     """
 
@@ -518,7 +517,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that ssh reaches and pdsh does not; ``said``: pdsh's message about it, or ""."""
+    """A peer that ssh reaches and pdsh does not. message: pdsh's words about it, or ""."""
 
     name: str
     message: str
@@ -540,10 +539,10 @@ class Reach:
     by:        how many peers tried to log in to this node
     ssh:       what is wrong with the logins, for which this node is to blame
     excused:   peers that this node does not reach, and that are to blame themselves
-    asked:     how many peers pdsh was given: those that ssh reaches
+    pdsh_targets: how many peers pdsh was given: those that ssh reaches
     distinct:  how many different answers pdsh brought
     missing:   the peers without an answer
-    same:      peers that cannot be told apart, for another reason than their own host names
+    same:      peers with the same answer, for another reason than their host names
     pdsh_said: pdsh's message when it brought no answer at all, one line
     pdsh_by:   peers whose pdsh this node does not answer as itself; these are excused
     """
@@ -573,7 +572,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Blocked:
-    """One thing that is wrong with a node's connections, named once however many show it.
+    """One fault of a node's connections, reported once for all connections that show it.
 
     kind:  ``target``: peers do not reach the node; ``source``: the node does not reach peers;
            ``both``; ``pair``: the node does not reach one peer, and neither has other trouble
@@ -610,8 +609,8 @@ class Mesh:
     worst_peer: the peer of the slowest handshake
     crowd:     connections that came to this node's listeners, when most were no peer's and a peer
                did not come through; else 0
-    own_name:  why the node's host name leads to no address of its own on the node itself; "": it
-               leads there
+    own_name:  why the node's host name does not resolve to the node's address on the node; "": it
+               does
     names:     what is wrong with host names between this node and its peers
     """
 
@@ -643,8 +642,8 @@ class ProvedCollective:
     nodes:    how many were to take part; 1: this one alone
     engine:   that made the collective, ``torch 2.13.0 over nccl``; "": none
     proves:   what its pass proves
-    against:  the evidence against this node, a sentence for each finding; (): there is none
-    untested: why nothing can be said of the node; "": something can
+    against:  the evidence against this node, a sentence for each finding; (): no evidence
+    untested: why the node was not tested; "": it was
     lacking:  that is because it has no engine
     warnings: what got worse on the node meanwhile, or is slow
     """
@@ -687,18 +686,18 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ProofConfig:
-    """What the program of the proofs is told.
+    """The orders to the program of the proofs.
 
     nonce:     random word with which each of its lines begins
     tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
                running for a while, so that an interrupt finds it
-    user:      the job's user; "": whoever the login is
-    wanted:    which of SESSION
+    user:      the job's user; "": the login's user
+    proofs:    which of SESSION
     peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
     limit_s:   seconds after which it must have ended
     py_spy:    the path of py-spy; "": where the user's PATH finds it
-    here:      this is another way into the machine of this name (`session.identity`), and only
-               what is quick is proved; "": it is the first session
+    machine:   this is a further session on the machine of this name (`session.identity`), with
+               quick proofs only; "": it is the first session
     step:      a step of Slurm may be asked for
     """
 
@@ -781,7 +780,7 @@ def read(text: str, asked: ProofRequest) -> Proved:
         return all_unknown(problem.reason, asked)
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
-        # Without a session there is nothing to prove: the reason is told once.
+        # Without a session there is nothing to prove: the reason is given once.
         return Proved(user, logins=found.get("logins"))
     for name in asked.proofs:
         found.setdefault(name, Unknown(UNFINISHED))

@@ -176,7 +176,7 @@ def pdsh(observed: Proved, policy: Policy) -> Result:
 def _wrong_default(
     check: str, expected: str, broken: list[RcmdDefault], observed: Proved
 ) -> Result:
-    """pdsh's own remote command reaches nobody: which one it is, and what gives it."""
+    """The failure of pdsh's default remote command, and the line that sets it."""
     user = observed.user_name
     first = broken[0]
     kinds = [default.kind for default in broken if default.rcmd == first.rcmd]

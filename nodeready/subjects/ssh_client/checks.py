@@ -284,7 +284,7 @@ def _wrong_option(answer: EffectiveOptions, policy: Policy) -> str:
 
 
 class OurLines(NamedTuple):
-    """The lines of our drop-in and of our block; None where there is none."""
+    """The lines of our drop-in and of our block; None: it does not exist."""
 
     dropin: tuple[str, ...] | None
     block: tuple[str, ...] | None
@@ -385,7 +385,7 @@ def options(observed: SshClient, policy: Policy) -> Result:
 
 
 def _judge_effective(observed: SshClient, policy: Policy, expected: str) -> Result:
-    """Judge what ssh said: first the system's files, then root's own."""
+    """Judge what ssh -G printed: first the system's files, then root's own."""
     check, our = "ssh_client.options", our_lines(observed)
     for path in (MAIN, DROPIN):
         barrier = observed.access.barrier(path) if path in observed.config else None
@@ -456,7 +456,7 @@ def _astray(
     """(status, what was asked, option with its value) of what keeps a login from this peer, or
     sends the login elsewhere.
 
-    usual: what was said about the first of the policy's patterns
+    usual: the options of the first of the policy's patterns
     """
     said = answer.values
 
@@ -505,7 +505,7 @@ def _astray(
 
 
 def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) -> str:
-    """The line that gives the wrong value; "" when it is ssh's default or cannot be told."""
+    """The line that gives the wrong value; "" for ssh's default or an unknown line."""
     option = setting_text.partition(" ")[0]
     if answer.as_prober and observed.root_lines:
         root_files = {observed.root_lines[0].path: observed.root_lines}

@@ -30,17 +30,15 @@ from nodeready.subjects.ssh_client.identity import (
 
 # --- ssh_config(5): which line gives an option its value for a host.
 # --- A node's names, addresses and host keys.
-# --- The look at the ssh client: its files, and what ssh itself says about the policy's hosts.
-
 KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 #: Of a larger ssh_known_hosts our block is not sent, only its digest and the lines of other
 #: people. At 200 nodes the file has about this size.
 SENT_BYTES = 192 * 1024
 #: Patterns of the policy that are tried with ``ssh -G``: each costs a process on the node.
 MAX_SAMPLES = 3
-#: Of the hosts that somebody's Host and Match lines name, so many are tried beside them.
+#: Maximum further hosts that are tried, from the Host and Match lines of the node's files.
 MAX_NAMED = 8
-#: Whom ssh is asked about where the policy has no pattern: whether it takes its configuration.
+#: The host of ``ssh -G`` where the policy has no pattern: whether ssh accepts its configuration.
 NO_HOST = "nodeready"
 
 SSH = "/usr/bin/ssh"
@@ -272,7 +270,7 @@ class KnownHosts:
     digest:  sha256 of our block with its marks, hexadecimal; "" when there is none
     size:    bytes of the file
     sent:    whether the block came along (see SENT_BYTES)
-    whole:   False when even the lines outside our block are more than SENT_BYTES
+    is_complete: False when even the lines outside our block are more than SENT_BYTES
     """
 
     content: bytes | None = None
@@ -285,9 +283,9 @@ class KnownHosts:
 
 @dataclass(frozen=True)
 class EffectiveOptions:
-    """What ``ssh -G`` said about one host.
+    """The options that ``ssh -G`` prints for one host.
 
-    own:    asked by the probing user; False: by a user without a file of his own
+    as_prober: asked by the probing user; False: by a user without a configuration file
     values: option in small letters -> its value
     error:  ssh's message when it refused the configuration, else ""
     """
@@ -308,8 +306,8 @@ class SshClient:
     known_hosts: the node's file of other hosts' keys
     config:      path -> bytes of the system's ssh_config and of our drop-in
     files:       path -> lines of every system file of ssh_config
-    own:         lines of root's own file, which wins over the system's
-    asked:       what ssh itself says about the policy's hosts
+    root_lines:  lines of root's own file, which wins over the system's
+    effective:   what ssh itself says about the policy's hosts
     access:      the modes of ssh and of the files that it reads
     package:     the package of an ssh that is not there, where the package manager has it
     """

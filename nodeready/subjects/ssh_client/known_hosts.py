@@ -107,33 +107,33 @@ def _clean(text: str) -> str:
 class Names:
     """The names and addresses that an inventory gives to its nodes.
 
-    given: name, address, ``[name]:port`` -> the node; "": several nodes have it
+    owners: name, address, ``[name]:port`` -> the node; "": several nodes have it
     of:    node -> what the inventory gives to it alone
     domains: of the names that the inventory gives
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self.given: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
         self.of: dict[str, set[str]] = {}
         self._labels: dict[str, str] = {}
         self._full: set[str] = set()
         self._ports = {node: endpoint.port for node, endpoint in endpoints.items()}
         for node, endpoint in endpoints.items():
             for target in _inventory_names(node, endpoint):
-                self.given[target] = "" if self.given.get(target, node) != node else node
+                self.owners[target] = "" if self.owners.get(target, node) != node else node
             for name in filter(None, map(clean_name, (node, endpoint.address))):
                 label = name.partition(".")[0]
                 self._labels[label] = "" if self._labels.get(label, node) != node else node
                 if label != name:
                     self._full.add(label)
-        for target, node in self.given.items():
+        for target, node in self.owners.items():
             self.of.setdefault(node, set()).add(target)
-        self.domains = {_domain(_bare(target)) for target in self.given} - {""}
+        self.domains = {_domain(_bare(target)) for target in self.owners} - {""}
 
     def owner(self, target: str) -> str:
         """The node whose name this is; "": no node's, or several nodes'."""
-        if target in self.given:
-            return self.given[target]
+        if target in self.owners:
+            return self.owners[target]
         match = _WITH_PORT.fullmatch(target)
         name = clean_name(match[1] if match else target)
         label = name.partition(".")[0]
@@ -231,7 +231,7 @@ class Fleet:
         claims: dict[str, list[str]] = {}
         for node, client in self._nodes.items():
             for target in self._claimed_names(node, client, endpoints[node]):
-                if target not in self._names.given:
+                if target not in self._names.owners:
                     claims.setdefault(target, []).append(node)
         for target, nodes in claims.items():
             keys = self._nodes[nodes[0]].identity.keys
@@ -262,7 +262,7 @@ class Fleet:
         return reserved is None or not reserved.isdisjoint(keys)
 
     def retained(self, block: Iterable[str]) -> frozenset[str]:
-        """The lines of a node's block that stay: those about nodes that this run did not observe."""
+        """The lines of a node's block that stay: those about nodes not observed."""
         if not self.unseen:
             return frozenset()
         lines: set[str] = set()
@@ -281,8 +281,8 @@ class Fleet:
 
     def _stays(self, target: str, node: str, key: str) -> bool:
         """Whether a name in an old line is still that of the node, which was not observed."""
-        if target in self._names.given:
-            return self._names.given[target] == node
+        if target in self._names.owners:
+            return self._names.owners[target] == node
         if target in self._owners or not self._may_have(target, (key,)):
             return False
         return bool(clean_address(_bare(target))) or self._names.owner(target) == node
@@ -290,7 +290,7 @@ class Fleet:
     def lines(self, retained: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """The lines that a node shall have, sorted; one object for all nodes that keep the same.
 
-        kept: of the node's own block, as `kept` found
+        kept: of the node's own block, as `retained` found
         """
         if retained not in self._made:
             lines = self._lines | retained

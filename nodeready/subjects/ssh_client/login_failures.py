@@ -18,7 +18,7 @@ class LoginCause:
     """One cause.
 
     key:     the cause's name, in `nodeready.subjects.proof.facts.Trouble`
-    pattern: matches ssh's message; "": the cause is told by something else than a message
+    pattern: matches ssh's message; "": another sign than a message tells the cause
     words:   what is wrong; ``{user}`` is the job's user, ``{said}`` ssh's message
     fix:     what a person does about the cause; ``{file}`` is the file that the message names
     deploy:  a deploy of the subject ssh_client repairs the cause
