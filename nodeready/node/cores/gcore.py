@@ -104,24 +104,24 @@ def started(pid: int) -> int:
 
 def states(pid: int) -> set[str]:
     """The states of all its threads. Raises OSError when it is gone."""
-    found = set()
+    threads = set()
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
-            found.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
+            threads.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
         except (OSError, IndexError):
             continue
-    return found
+    return threads
 
 
 def _ancestors() -> set[int]:
-    found, pid = set[int](), os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    threads, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in threads:
+        threads.add(pid)
         try:
             pid = int(_stat(f"/proc/{pid}/stat")[1])
         except (OSError, IndexError, ValueError):
             break
-    return found
+    return threads
 
 
 def core_bytes(smaps: Iterable[str]) -> int:
@@ -170,21 +170,21 @@ def _look(pid: int) -> Target:
     if tracer := int(status["TracerPid"]):
         raise Refused(f"process {pid} is traced by process {tracer} already")
     _refuse_bad_state(pid)
-    known = identity(pid)
-    if why := known.mixed(namespace("self")):
-        raise Refused(f"process {pid} {why}: no core is taken of such a process")
+    own_identity = identity(pid)
+    if reason := own_identity.mixed(namespace("self")):
+        raise Refused(f"process {pid} {reason}: no core is taken of such a process")
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
     )
     mapped = core_bytes(_read(f"/proc/{pid}/smaps").splitlines())
     command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     try:
-        user = pwd.getpwuid(known.uid).pw_name
+        user = pwd.getpwuid(own_identity.uid).pw_name
     except KeyError:
-        user = str(known.uid)
+        user = str(own_identity.uid)
     return Target(
         pid=pid,
-        identity=known,
+        identity=own_identity,
         user=user,
         comm=_read(f"/proc/{pid}/comm").rstrip("\n"),
         program=os.readlink(f"/proc/{pid}/exe"),
@@ -197,13 +197,13 @@ def _look(pid: int) -> Target:
 
 def _refuse_bad_state(pid: int) -> None:
     """Raises Refused while one of its threads is in one of the _BAD_STATES."""
-    found: set[str] = set()
+    problems: set[str] = set()
     for number in range(_LOOKS):
         time.sleep(_BETWEEN_S if number else 0)
-        found = states(pid) & _BAD_STATES.keys()
-        if not found:
+        problems = states(pid) & _BAD_STATES.keys()
+        if not problems:
             return
-    raise Refused(f"process {pid} {_BAD_STATES[min(found)]}")
+    raise Refused(f"process {pid} {_BAD_STATES[min(problems)]}")
 
 
 # --- What the program is told and answers, and its work.
@@ -278,14 +278,14 @@ def main(config: Config) -> None:
         target = look(config.pid)
         path = _path(target, config)
         directory = _directory(path)
-        seen = _preview(target, path, directory)
-        if config.started not in (0, seen.started):
+        preview = _preview(target, path, directory)
+        if config.started not in (0, preview.started):
             raise Refused(f"process {config.pid} has ended, and another one has its number")
     except Refused as problem:
         print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
         return
     if not config.started:
-        print(wire.line(config.nonce, "seen", seen), flush=True)
+        print(wire.line(config.nonce, "seen", preview), flush=True)
         return
 
     def after_kill() -> None:
@@ -303,14 +303,16 @@ def main(config: Config) -> None:
 
 def _path(target: Target, config: Config) -> str:
     """Where the core goes: as a crash would name it, so that it is found like one."""
-    now = str(int(time.time()))
+    timestamp = str(int(time.time()))
     host = os.uname().nodename
     if config.into:
-        return os.path.join(config.into, f"core.{_plain(target.comm)}.{target.pid}.{host}.{now}")
+        return os.path.join(
+            config.into, f"core.{_plain(target.comm)}.{target.pid}.{host}.{timestamp}"
+        )
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
         "p": str(target.inner_pid), "i": str(target.inner_pid),
         "P": str(target.pid), "I": str(target.pid),
-        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": now,
+        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": timestamp,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
     for place in (core_pattern.live(), Place(config.pattern)):
@@ -326,7 +328,7 @@ def _plain(comm: str) -> str:
 def _writes_sparse() -> bool:
     """Whether this gdb leaves out zeros (NEWS of 15.1)."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
+        complaint = subprocess.run(
             [find_gdb(), "-nx", "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -336,7 +338,7 @@ def _writes_sparse() -> bool:
             cwd="/",
             check=False,
         ).stdout.split(b"\n", 1)[0]
-        version = re.search(rb" ([0-9]+)\.[0-9]", said)
+        version = re.search(rb" ([0-9]+)\.[0-9]", complaint)
         return version is not None and int(version[1]) >= 15
     return False
 
@@ -365,13 +367,13 @@ def _preview(target: Target, path: str, directory: int) -> Preview:
     need = written + written // _MARGIN_PARTS + _MARGIN_BYTES
     free = room.f_bavail * room.f_frsize
     if free < need:
-        why = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
+        reason = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
         if written > 2 * target.resident_bytes:
-            why += (
+            reason += (
                 f": {target.resident_bytes >> 20} MiB of memory, and address space that is only "
                 "reserved, of which a gdb before 15 writes the zeros"
             )
-        raise Refused(why)
+        raise Refused(reason)
     return Preview(
         pid=target.pid,
         started=target.identity.started,
@@ -407,7 +409,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _rights(known: Identity, scope: int | None) -> list[str]:
+def _rights(target_identity: Identity, scope: int | None) -> list[str]:
     """What gives gdb the rights of the process's user, so that the kernel itself decides whether
     that user may look into the process.
 
@@ -415,7 +417,7 @@ def _rights(known: Identity, scope: int | None) -> list[str]:
     """
     have = "-all,+sys_ptrace" if scope in _CAPABLE_SCOPES else "-all"
     return [
-        _setpriv(), f"--reuid={known.uid}", f"--regid={known.gid}", "--clear-groups",
+        _setpriv(), f"--reuid={target_identity.uid}", f"--regid={target_identity.gid}", "--clear-groups",
         f"--inh-caps={have}", f"--ambient-caps={have}", f"--bounding-set={have}",
         "--no-new-privs", "--",
     ]  # fmt: skip
@@ -428,8 +430,8 @@ def _command(target: Target, mark: str) -> list[str]:
     for setting in _SETTINGS:
         words += ["-iex", f"set {setting}"]
     words += ["-ex", f"attach {target.pid}", "-ex", f"echo {mark}\\n"]
-    ours = os.geteuid() != 0 or target.identity.uid == 0
-    return words if ours else [*_rights(target.identity, first_number(_YAMA)), *words]
+    as_user = os.geteuid() != 0 or target.identity.uid == 0
+    return words if as_user else [*_rights(target.identity, first_number(_YAMA)), *words]
 
 
 def _held(target: Target, session: int) -> str:
@@ -442,9 +444,9 @@ def _held(target: Target, session: int) -> str:
         held = [status(int(name)) for name in threads]
         # What one thread began before it was held would be there by now.
         complete = os.listdir(f"/proc/{target.pid}/task") == threads
-        if why := target.identity.change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {why}"
-        still = all(one.state == "t" and os.getsid(one.tracer) == session for one in held)
+        if reason := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {reason}"
+        still = all(helper.state == "t" and os.getsid(helper.tracer) == session for helper in held)
         if complete and still:
             return ""
     except OSError:
@@ -466,11 +468,11 @@ class _Dialogue:
         self.mark = f"held-{secrets.token_hex(8)}"
         self._said, self._told = b"", False
 
-    def hear(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def hear(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         """Look at the process as soon as gdb holds it."""
         if self._told or stream != 1:
             return
-        self._said = (self._said + piece)[-(1 << 16) :]
+        self._said = (self._said + data)[-(1 << 16) :]
         if self.mark.encode() not in self._said:
             return
         self._told = True
@@ -484,10 +486,10 @@ class _Dialogue:
 
 def _limit_size(mapped_bytes: int) -> None:
     """A core of what has grown meanwhile shall not fill the disk."""
-    most = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
+    limit_bytes = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    limit_bytes = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
 def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> Taken:
@@ -495,15 +497,15 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
 
     directory: descriptor of the path's
     """
-    known, name = target.identity, os.path.basename(path)
+    target_identity, name = target.identity, os.path.basename(path)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         new = NewFile(directory)
     except OSError as problem:
-        why = f"{printable(path)}: {problem.strerror}"
-        return Taken(path, why, state=status(target.pid).state)
+        reason = f"{printable(path)}: {problem.strerror}"
+        return Taken(path, reason, state=status(target.pid).state)
     supervisor.at_end(new.tidy)
     _limit_size(target.mapped_bytes)
     dialogue = _Dialogue(target, new.number)
@@ -521,7 +523,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     error = _wrong(ended, target, new.number, dialogue.refused)
     if not error:
         try:
-            new.publish(name, known.uid, known.gid)
+            new.publish(name, target_identity.uid, target_identity.gid)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
     new.tidy()
@@ -542,18 +544,22 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
                 return _another(core, target)
     # What a process has become is told by gdb as "not permitted".
     with contextlib.suppress(OSError):
-        if why := target.identity.change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {why}"
+        if reason := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {reason}"
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    said = [row for row in rows if "process to debug" not in row]
-    return f"gdb: {said[-1][:200] if said else refused or f'exit status {ended.rc}'}"
+    messages = [row for row in rows if "process to debug" not in row]
+    return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
 
 
 def _another(core: Reader, target: Target) -> str:
     """Why a core's own notes are not this process's, one line; "": they are."""
-    notes, known = core.notes, target.identity
-    told = auxv(notes.auxv)
-    if (notes.pid, notes.uid, told) == (target.pid, known.uid, known.auxv):
+    notes, target_identity = core.notes, target.identity
+    auxiliary = auxv(notes.auxv)
+    if (notes.pid, notes.uid, auxiliary) == (
+        target.pid,
+        target_identity.uid,
+        target_identity.auxv,
+    ):
         return ""
     return f"the core is of another process or program than {target.pid} was: it is removed"
 
@@ -566,12 +572,12 @@ def resume(target: Target) -> tuple[str, bool]:
     """
     continued, until = False, time.monotonic() + _RESUME_S
     while started(target.pid) == target.identity.started:
-        now = status(target.pid)
-        if now.state == "T" and not now.tracer:
+        current = status(target.pid)
+        if current.state == "T" and not current.tracer:
             with contextlib.suppress(OSError):
                 os.kill(target.pid, signal.SIGCONT)
                 continued = True
-        elif now.state not in "Tt" or time.monotonic() > until:
-            return now.state, continued
+        elif current.state not in "Tt" or time.monotonic() > until:
+            return current.state, continued
         time.sleep(0.05)
     return "", continued

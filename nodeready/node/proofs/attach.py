@@ -72,8 +72,8 @@ def guards() -> Guards:
 
 def environment() -> dict[str, str]:
     """The environment of a tool: in English; gdb downloads nothing and writes no bytecode."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
-    return {**kept, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
+    return {**environment, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def attempt(
@@ -95,8 +95,8 @@ def attempt(
         ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
         return DebuggerAttempt(argv[0], NO_START, _no_start(argv[0], problem))
-    said = "" if ended.rc is None else wrong(ended)
-    refused = bool(said and _REFUSED.search(ended.err))
+    complaint = "" if ended.rc is None else wrong(ended)
+    refused = bool(complaint and _REFUSED.search(ended.err))
     answered = responds(canary)
     if not answered:
         # A killed canary needs a moment until it is gone.
@@ -106,8 +106,8 @@ def attempt(
     return DebuggerAttempt(
         tool=argv[0],
         rc=ended.rc,
-        complaint=said[:300],
-        good=ended.rc is not None and not said,
+        complaint=complaint[:300],
+        good=ended.rc is not None and not complaint,
         refused=refused,
         limit_s=limit_s,
         full=full,
@@ -132,9 +132,9 @@ def complaint(ended: Ended) -> str:
     """
     rows = (ended.err.strip() or ended.out.strip()).splitlines()
     chosen = [row for row in rows if _REFUSED.search(row)] or rows
-    said = " ".join(" ".join(chosen)[:2000].split())
-    if said or ended.rc is None:
-        return said
+    complaint = " ".join(" ".join(chosen)[:2000].split())
+    if complaint or ended.rc is None:
+        return complaint
     return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
 
 
@@ -147,8 +147,8 @@ _OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--nati
 
 
 def _py_spy(config: ProofConfig) -> str:
-    found = config.py_spy or shutil.which("py-spy") or ""
-    return found if os.path.exists(found) and roots_alone(found) else ""
+    spy = config.py_spy or shutil.which("py-spy") or ""
+    return spy if os.path.exists(spy) and roots_alone(spy) else ""
 
 
 def _wrong(ended: Ended) -> str:
@@ -169,7 +169,7 @@ def _dump(supervisor: Supervisor, config: ProofConfig, mode: str, pid: int) -> l
 
 def prove(supervisor: Supervisor, config: ProofConfig) -> Attach:
     """The three modes one after the other: two blocking dumps of one process collide."""
-    found: dict[str, DebuggerAttempt] = {}
+    attempts: dict[str, DebuggerAttempt] = {}
     if not _py_spy(config):
         return Attach(guards(), "", *[DebuggerAttempt("")] * 3)
     canary = None
@@ -179,17 +179,17 @@ def prove(supervisor: Supervisor, config: ProofConfig) -> Attach:
                 break
             canary = canary or supervisor.canary()
             argv = _dump(supervisor, config, mode, canary.pid)
-            found[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
-            if not found[mode].answers or found[mode].tracer:
+            attempts[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
+            if not attempts[mode].answers or attempts[mode].tracer:
                 # The next mode gets a canary that this one has not touched.
                 supervisor.stop(canary)
                 canary = None
     except OSError as problem:
-        return Attach(guards(), str(problem), *map(found.get, _LIMITS_S))
+        return Attach(guards(), str(problem), *map(attempts.get, _LIMITS_S))
     finally:
         if canary is not None:
             supervisor.stop(canary)
-    return Attach(guards(), "", *map(found.get, _LIMITS_S))
+    return Attach(guards(), "", *map(attempts.get, _LIMITS_S))
 
 
 def control(supervisor: Supervisor, config: ProofConfig, uid: int | None = None) -> Control:
@@ -239,16 +239,16 @@ def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAtt
 
 def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
     text = bytearray()
-    told: list[bytes] = []
+    chunks: list[bytes] = []
 
-    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def on_output(process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         """Have the canary make system calls once strace has attached, then interrupt strace."""
-        text.extend(piece[:4096])
-        if not told and b"attached" in text:
-            told.append(b"go on")
+        text.extend(data[:4096])
+        if not chunks and b"attached" in text:
+            chunks.append(b"go on")
             responds(canary)
-        if len(told) == 1 and b"read(0," in text:
-            told.append(b"leave")
+        if len(chunks) == 1 and b"read(0," in text:
+            chunks.append(b"leave")
             process.send_signal(signal.SIGINT)
 
     argv = [shutil.which("strace") or "", "-p", str(canary.pid)]

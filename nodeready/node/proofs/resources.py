@@ -123,9 +123,9 @@ def _device(path: str) -> DeviceNode | None:
     except PermissionError as problem:
         if problem.errno != errno.EACCES:
             return None
-        seen = os.stat(path)
-        owner = f"{name_of(seen.st_uid)}:{_group(seen.st_gid)}"
-        return DeviceNode(path, f"{stat.S_IMODE(seen.st_mode):04o} {owner}")
+        status = os.stat(path)
+        owner = f"{name_of(status.st_uid)}:{_group(status.st_gid)}"
+        return DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
     except OSError:
         return None
     return None

@@ -208,8 +208,8 @@ class _Session(_Part):
                 config.user,
                 made,
                 self._hear,
-                more=iter(self._orders.get, None),
-                begun=(_LOGIN_S, lambda: self._begun),
+                further_input=iter(self._orders.get, None),
+                start=(_LOGIN_S, lambda: self._begun),
             )
         except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
             ended = Ended(127, "", mistake(problem), 0.0)

@@ -46,8 +46,8 @@ class SessionLimits:
     ceiling: the hard limits that no process on this node can exceed, in the order of ITEMS,
              where root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
-    way:     who opened the session: a key of `WAYS`; "": none of them
-    others:  the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
+    opener:  who opened the session: a key of `SESSION_NAMES`; "": unknown
+    further: the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     """
 
     core: Limit
@@ -674,9 +674,9 @@ SESSION: dict[str, type[Any]] = {
 }
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
-#: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
+#: The further sessions, opened when one of `IN_EACH_SESSION` is asked for.
 FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
-#: The proofs that are made in each way.
+#: The proofs that each session repeats.
 IN_EACH_SESSION = ("limits", "attach", "tracers", "core")
 _KINDS = {
     "user": User, "control": Control, "logins": Logins, **SESSION, **FURTHER_SESSIONS,
