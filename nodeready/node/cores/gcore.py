@@ -409,7 +409,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _rights(target_identity: Identity, scope: int | None) -> list[str]:
+def _rights(process: Identity, scope: int | None) -> list[str]:
     """What gives gdb the rights of the process's user, so that the kernel itself decides whether
     that user may look into the process.
 
@@ -417,7 +417,7 @@ def _rights(target_identity: Identity, scope: int | None) -> list[str]:
     """
     have = "-all,+sys_ptrace" if scope in _CAPABLE_SCOPES else "-all"
     return [
-        _setpriv(), f"--reuid={target_identity.uid}", f"--regid={target_identity.gid}", "--clear-groups",
+        _setpriv(), f"--reuid={process.uid}", f"--regid={process.gid}", "--clear-groups",
         f"--inh-caps={have}", f"--ambient-caps={have}", f"--bounding-set={have}",
         "--no-new-privs", "--",
     ]  # fmt: skip
@@ -497,7 +497,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
 
     directory: descriptor of the path's
     """
-    target_identity, name = target.identity, os.path.basename(path)
+    process, name = target.identity, os.path.basename(path)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -523,7 +523,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     error = _wrong(ended, target, new.number, dialogue.refused)
     if not error:
         try:
-            new.publish(name, target_identity.uid, target_identity.gid)
+            new.publish(name, process.uid, process.gid)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
     new.tidy()
@@ -553,12 +553,12 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
 
 def _another(core: Reader, target: Target) -> str:
     """Why a core's own notes are not this process's, one line; "": they are."""
-    notes, target_identity = core.notes, target.identity
+    notes, process = core.notes, target.identity
     auxiliary = auxv(notes.auxv)
     if (notes.pid, notes.uid, auxiliary) == (
         target.pid,
-        target_identity.uid,
-        target_identity.auxv,
+        process.uid,
+        process.auxv,
     ):
         return ""
     return f"the core is of another process or program than {target.pid} was: it is removed"

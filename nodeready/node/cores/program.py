@@ -132,8 +132,8 @@ def main(config: Config) -> None:
     # gdb itself may crash: no core of that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if not config.wanted:
-        listing_ = listing(config.patterns, config.since_s)
-        print(wire.line(config.nonce, "listing", listing_), flush=True)
+        files_listing = listing(config.patterns, config.since_s)
+        print(wire.line(config.nonce, "listing", files_listing), flush=True)
         return
     supervisor = Supervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
@@ -486,8 +486,8 @@ def _entries(
     for at, directory in enumerate(directories):
         names = looked = 0
         try:
-            with users_file.scan(directory.real) as entries_:
-                for entry in entries_:
+            with users_file.scan(directory.real) as directory_entries:
+                for entry in directory_entries:
                     names += 1
                     now_s = time.monotonic()
                     if now_s > until:
