@@ -30,7 +30,7 @@ from nodeready.cli.start import (
     this_machine,
 )
 from nodeready.healthcheck import here
-from nodeready.node.tail import Config as TailConfig
+from nodeready.node.tail import TailConfig
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
 from nodeready.subjects.registry import Selection, select

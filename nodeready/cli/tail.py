@@ -23,13 +23,13 @@ from nodeready.cli.options import (
 from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.start import Common, Nodes, converse, nodes_of, remember_failed, this_machine
 from nodeready.exit_codes import exit_code
-from nodeready.node.tail import Config
+from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.reports.registry import nodes as folded
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED, Conversation, new_nonce
-from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched
+from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail, fetched
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
@@ -59,7 +59,7 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
+def _gathered(nodes: Nodes, options: Common, config: TailConfig) -> TailDocument:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
     carrier = nodes.carrier
@@ -92,7 +92,7 @@ def _gathered(nodes: Nodes, options: Common, config: Config) -> Tail:
     )
 
 
-def _nothing(tail: Tail) -> str:
+def _nothing(tail: TailDocument) -> str:
     """Why there is no file anywhere, in one line; "" when there is one, or nobody can tell."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
@@ -168,7 +168,7 @@ def tail(
         raise Refused(f"{len(words) - wanted + 1} PATTERNs: quote it, so that the nodes expand it")
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
-    config = Config(
+    config = TailConfig(
         *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer)),
         since_s=past(since, epoch_seconds),
         max_files=max_files,

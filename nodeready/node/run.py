@@ -18,7 +18,7 @@ be sent to a whole step (``scancel --signal=23 JOB``) without an end for what do
 SIGUSR1 and SIGUSR2 announce preemption (Slurm's --signal, submitit, Lightning), SIGTERM, SIGINT,
 SIGHUP and SIGQUIT end a worker of torchrun's, real-time signals end what does not catch them.
 
-The same file is in the job as the module `nodeready_run`: `begin` and `printflock`.
+The same file is in the job as the module `nodeready_run`: `install_hooks` and `printflock`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def restart_of(environment: Mapping[str, str]) -> int:
 # --- What is written: whole lines, also of many ranks into one pipe.
 
 
-class Turn:
+class PipeLock:
     """The right to write several pieces into what other processes write into, too.
 
     One write of up to 4096 bytes is whole in a pipe by itself; a longer line, and several lines
@@ -325,7 +325,7 @@ class Blocks:
         return bool(self._held)
 
 
-class Log:
+class RankLog:
     """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
 
     path:   "" where there is none
@@ -367,17 +367,17 @@ class Log:
             self._complain(f"the log stops here: {self.path}: {error.strerror}")
 
 
-class Channel:
+class OutputChannel:
     """One stream of the child's output, on its way to where ours goes.
 
     source: where it is read; closed when nobody reads ours, so that the child learns of it
     """
 
-    def __init__(self, source: int, target: int, prefix: bytes, log: Log) -> None:
+    def __init__(self, source: int, target: int, prefix: bytes, log: RankLog) -> None:
         self.source, self._target, self._log = source, target, log
         self._lines = Lines(prefix, os.isatty(target))
         self._blocks = Blocks()
-        self._turn = Turn(target)
+        self._turn = PipeLock(target)
         self._lost = False
         self._read = 0
 
@@ -473,7 +473,7 @@ class Channel:
 # --- Signals: to the child, once.
 
 
-class Bystander:
+class SignalProbe:
     """A process that tells whether a signal was sent to us alone.
 
     torchrun, a shell and a terminal signal the whole process group, Slurm every process of a step:
@@ -635,7 +635,7 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
 
 
 _SITE = '''\
-"""Before every Python of the job: the user's own sitecustomize, then nodeready's `begin`."""
+"""Before every Python of the job: the user's sitecustomize, then `install_hooks`."""
 import os, sys
 
 def _chain():
@@ -652,7 +652,7 @@ def _chain():
 try:
     if sys.version_info >= (3, 9):
         import nodeready_run
-        nodeready_run.begin(**{settings!r})
+        nodeready_run.install_hooks(**{settings!r})
 except Exception as error:
     sys.stderr.write("nodeready run: this Python has no signal for its stacks: %r\\n" % (error,))
 _chain()
@@ -702,7 +702,7 @@ _RECORD = 16
 _HEADER = 64
 
 
-class Ring:
+class LogRing:
     """The last lines that each thread has executed, in files that outlive the process.
 
     A ring lies in a mapped file, so that the supervisor can read it whatever becomes of the
@@ -837,7 +837,7 @@ def _library() -> tuple[str, ...]:
     return (directory + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
 
 
-def begin(
+def install_hooks(
     number: int = 0, lines: int = 0, directory: str = "", packages: Sequence[str] = ()
 ) -> None:
     """What happens first in every Python of the job.
@@ -852,7 +852,7 @@ def begin(
 
         faulthandler.register(number, file=sys.stderr, all_threads=True)
     if lines and directory:
-        ring = Ring(directory, lines, packages)
+        ring = LogRing(directory, lines, packages)
         if not ring.monitor():
             ring.settrace()
 
@@ -874,7 +874,7 @@ def printflock(*values: Any, **options: Any) -> None:
         print(text.getvalue(), file=file, end="", flush=True)
         return
     data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
-    with Turn(fd):
+    with PipeLock(fd):
         file.flush()
         put(fd, _announced(fd, data) + data)
 
@@ -945,7 +945,7 @@ def traced(directory: str, maximum: int = 64) -> Iterator[str]:
         yield f"and {len(rings) - maximum} more threads"
 
 
-class Supervisor:
+class RankSupervisor:
     """One child, its output and its signals."""
 
     def __init__(self, options: Any) -> None:
@@ -955,10 +955,10 @@ class Supervisor:
         self._rank = rank_of(self._environment)
         name = f"{self._node}:{self._rank}" if self._rank else self._node
         self._prefix = f"[{name}] ".encode(errors="surrogateescape")
-        self._log = Log(self._complain)
-        self._channels: list[Channel] = []
+        self._log = RankLog(self._complain)
+        self._channels: list[OutputChannel] = []
         self._child: Any = None
-        self._bystander: Bystander | None = None
+        self._bystander: SignalProbe | None = None
         self._wake = os.pipe()
         self._asked = self._ending = False
 
@@ -1050,7 +1050,7 @@ class Supervisor:
             os.set_blocking(source, False)
             status = os.fstat(end)
             read.append(f"{status.st_dev}:{status.st_ino}")
-            self._channels.append(Channel(source, target, self._prefix, self._log))
+            self._channels.append(OutputChannel(source, target, self._prefix, self._log))
             ends.append(end)
         self._environment[_STREAMS] = ",".join(read)
         return ends[0], ends[1]
@@ -1096,7 +1096,7 @@ class Supervisor:
             if self._child is None:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         unlabel()
-        self._bystander = Bystander()
+        self._bystander = SignalProbe()
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
             status = self._relay(directory)
@@ -1147,7 +1147,7 @@ class Supervisor:
 
         quiet_since = ended = 0.0
         asked_since = 0.0
-        owed: dict[Channel, int] = {}
+        owed: dict[OutputChannel, int] = {}
         while True:
             status = self._child.poll()
             now_s = time.monotonic()
@@ -1279,7 +1279,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; its status."""
-    return Supervisor(arguments(words)).run()
+    return RankSupervisor(arguments(words)).run()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The program on the node that reads the last lines of the files that match a pattern, or of the
 logs that processes write.
 
-File systems are asked in a fork alone (`Reader`): a fork that hangs is left behind, and another
-one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `Tail` as JSON,
+File systems are asked in a fork alone (`TailReader`): a fork that hangs is left behind, and another
+one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `NodeTail` as JSON,
 compressed, in base64.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
-from nodeready.node.users_file import NOBODY, Refused, Resolved, Rights, by_turns, follow
+from nodeready.node.users_file import NOBODY, FileRefused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
@@ -39,7 +39,7 @@ MAX_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
-class Config:
+class TailConfig:
     """What the program is told.
 
     nonce:     random word with which its line begins
@@ -68,8 +68,12 @@ class Config:
     processes: tuple[tuple[int, float], ...] = ()
 
 
+#: The name by which `payload.program` finds the class.
+Config = TailConfig
+
+
 @dataclass(frozen=True)
-class File:
+class LogTail:
     """A file that was read. mtime_s: seconds since 1970; age_s: since then, by the node's clock.
 
     lines:   the oldest first
@@ -89,7 +93,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadFile:
     """A path that was not read. fault: somebody has to look; else it is no file for us."""
 
     path: wire.Path
@@ -98,7 +102,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Tail:
+class NodeTail:
     """What one node has.
 
     host:    its own name for itself
@@ -108,8 +112,8 @@ class Tail:
     """
 
     host: wire.Name
-    files: tuple[File, ...]
-    unread: tuple[Unread, ...]
+    files: tuple[LogTail, ...]
+    unread: tuple[UnreadFile, ...]
     left_out: wire.Count
     older: wire.Count
     error: wire.Line
@@ -205,7 +209,7 @@ class Walk:
         shown = parent.at(name)
         try:
             target = follow(parent.resolved, name, self.touch)
-            if last or stat.S_ISDIR(users_file.known(target).st_mode):
+            if last or stat.S_ISDIR(users_file.linked_status(target).st_mode):
                 yield Match(shown, target.path, target.owner)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -243,7 +247,7 @@ class Walk:
             place = Resolved(f"{parent.real.rstrip('/')}/{name}", parent.owner)
             self.touch(place.path)
             with contextlib.suppress(FileNotFoundError):
-                status = users_file.known(place)
+                status = users_file.linked_status(place)
                 matches.append(
                     _Named(name, users_file.person(status.st_uid), users_file.modified_ns(status))
                 )
@@ -261,7 +265,7 @@ class Walk:
                 continue
             try:
                 self.touch(child.real)
-                directory = stat.S_ISDIR(users_file.known(child.resolved).st_mode)
+                directory = stat.S_ISDIR(users_file.linked_status(child.resolved).st_mode)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -428,7 +432,7 @@ class _Hit:
     mtime_s: float
 
 
-class Reader:
+class TailReader:
     """One fork's work.
 
     dead:     devices of the mounts that are not asked
@@ -438,7 +442,7 @@ class Reader:
 
     def __init__(
         self,
-        config: Config,
+        config: TailConfig,
         send: Send,
         dead: set[str],
         left_out: set[str],
@@ -462,11 +466,11 @@ class Reader:
 
     def trouble(self, shown: str, error: OSError) -> None:
         reason = error.strerror or str(error)
-        is_expected = isinstance(error, (_DeadError, Refused))
+        is_expected = isinstance(error, (_DeadError, FileRefused))
         self.unread(shown, reason if is_expected else reason.lower(), fault=True)
 
     def unread(self, shown: str, reason: str, *, fault: bool) -> None:
-        self.send({"unread": asdict(Unread(shown, reason, fault))})
+        self.send({"unread": asdict(UnreadFile(shown, reason, fault))})
 
     def blocked(self, real: str) -> bool:
         return self.mounts.of(real).kind in KERNEL_FILE_SYSTEMS
@@ -516,7 +520,7 @@ class Reader:
         """A regular file; anything else is reported as unread, and None."""
         try:
             self.touch(match.real)
-            status = users_file.known(match.resolved)
+            status = users_file.linked_status(match.resolved)
         except OSError as error:
             self.trouble(match.shown, error)
             return None
@@ -579,11 +583,11 @@ def _file(
     rows: list[bytes],
     count: int,
     like: re.Pattern[str] | None = None,
-) -> File:
+) -> LogTail:
     lines, matches = last_lines(rows, count, like)
     age = time.time() - status.st_mtime
     log_reports = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
-    return File(path, status.st_size, status.st_mtime, age, lines, matches, log_reports)
+    return LogTail(path, status.st_size, status.st_mtime, age, lines, matches, log_reports)
 
 
 # --- The logs of processes: what a descriptor leads to is read, and no name is asked for.
@@ -593,7 +597,7 @@ def _file(
 class _Written:
     """A process's log. file: None: there is none to read: why; key: of the file itself"""
 
-    file: File | None = None
+    file: LogTail | None = None
     key: str = ""
     why: str = ""
 
@@ -613,9 +617,9 @@ def _written(pid: int, uid: int, count: int) -> _Written:
         return _Written(why=str(problem))
 
 
-def read_logs(config: Config) -> Tail:
+def read_logs(config: TailConfig) -> NodeTail:
     """The logs of `Config.processes`, each once, within config.limit_s."""
-    answer, started = _Answer(config), dict(config.processes)
+    answer, started = _TailAnswer(config), dict(config.processes)
     deadline = time.monotonic() + config.limit_s - 1
     facts = processes.observe(list(started), deadline)
     uids = {
@@ -637,7 +641,7 @@ def read_logs(config: Config) -> Tail:
             reason = "it has ended" if gone else "not read in time"
             reason = log["why"] if isinstance(log, dict) else reason
             answer.add_message(
-                {"unread": asdict(Unread(f"the log of process {pid}", reason, True))}
+                {"unread": asdict(UnreadFile(f"the log of process {pid}", reason, True))}
             )
     return answer.tail()
 
@@ -650,13 +654,13 @@ MAX_ANSWER, MAX_TOLD, MAX_REPORTS = 900_000, 64, 2000
 PATIENCE_S = 4
 
 
-class _Answer:
+class _TailAnswer:
     """The answer, as the forks' messages make it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TailConfig) -> None:
         self.config = config
-        self.files: dict[str, File] = {}
-        self.unread: dict[str, Unread] = {}
+        self.files: dict[str, LogTail] = {}
+        self.unread: dict[str, UnreadFile] = {}
         self.chosen: list[str] = []
         self.told = {"left_out": 0, "older": 0}
         self.error = ""
@@ -669,9 +673,9 @@ class _Answer:
         if "file" in message:
             header = message["file"]
             header["reports"] = tuple(Report(**report) for report in header["reports"])
-            self.add_file(File(**header), key)
+            self.add_file(LogTail(**header), key)
         elif "unread" in message:
-            unread_file = Unread(**message["unread"])
+            unread_file = UnreadFile(**message["unread"])
             if len(self.unread) < MAX_TOLD or unread_file.path in self.unread:
                 self.unread[unread_file.path] = unread_file
             elif unread_file.fault:
@@ -683,7 +687,7 @@ class _Answer:
             self.error = message["error"]
         self.done = self.done or "done" in message
 
-    def add_file(self, file: File, key: str = "") -> None:
+    def add_file(self, file: LogTail, key: str = "") -> None:
         """Add a file; of all, no more is kept meanwhile than twice what an answer can have."""
         key = key or file.path
         self.size -= sum(self.sizes.get(key, ()))
@@ -714,13 +718,15 @@ class _Answer:
             room -= size
         self.size = MAX_ANSWER - room
 
-    def tail(self) -> Tail:
+    def tail(self) -> NodeTail:
         self.fit()
         per_file = max(1, MAX_REPORTS // max(1, len(self.files)))
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
-                self.unread[path] = Unread(path, f"not read within {self.config.limit_s} s", True)
-        return Tail(
+                self.unread[path] = UnreadFile(
+                    path, f"not read within {self.config.limit_s} s", True
+                )
+        return NodeTail(
             os.uname().nodename,
             tuple(replace(file, reports=file.reports[:per_file]) for file in self.files.values()),
             tuple(file for file in self.unread.values() if file.path not in self.files),
@@ -730,18 +736,18 @@ class _Answer:
         )
 
 
-def read_tail(config: Config) -> Tail:
+def read_tail(config: TailConfig) -> NodeTail:
     """What the pattern finds here, within config.limit_s."""
     if config.processes:
         return read_logs(config)
-    answer = _Answer(config)
+    answer = _TailAnswer(config)
     deadline = time.monotonic() + config.limit_s - 1
     dead, slow = unresponsive(), set[str]()
     used_s: dict[int, float] = defaultdict(float)
     while (seconds_left := deadline - time.monotonic()) > 0:
 
         def work(send: Send) -> None:
-            Reader(config, send, dead, slow | {*answer.files}, used_s).work()
+            TailReader(config, send, dead, slow | {*answer.files}, used_s).work()
 
         worker, device, searching, ended = ForkedWorker(work, seconds_left + 1), "", "", True
         owner = 0
@@ -761,7 +767,7 @@ def read_tail(config: Config) -> Tail:
             slow.add(searching)
             used_s[owner] += PATIENCE_S
             reason = f"--grep takes longer than {PATIENCE_S} s on its lines"
-            answer.unread[searching] = Unread(searching, reason, True)
+            answer.unread[searching] = UnreadFile(searching, reason, True)
         elif device:
             dead.add(device)
     else:
@@ -769,18 +775,18 @@ def read_tail(config: Config) -> Tail:
     return answer.tail()
 
 
-def packed(config: Config, tail: Tail) -> str:
+def packed(config: TailConfig, tail: NodeTail) -> str:
     """The program's line."""
     text = json.dumps(asdict(tail), separators=(",", ":")).encode("ascii")
     return f'{config.nonce} tail "{base64.b64encode(zlib.compress(text)).decode("ascii")}"'
 
 
-def main(config: Config) -> None:
+def main(config: TailConfig) -> None:
     """The program."""
     try:
         if config.grep:
             re.compile(config.grep)
         tail = read_tail(config)
     except re.error as error:
-        tail = Tail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
+        tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
     print(packed(config, tail), flush=True)

@@ -45,7 +45,7 @@ _KINDS = {
 }
 
 
-class Refused(OSError):
+class FileRefused(OSError):
     """It is not opened: why, one line (``strerror``)."""
 
     def __init__(self, reason: str) -> None:
@@ -173,7 +173,7 @@ def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch)
     user's rights alone.
 
     touch: called with each path before it is asked for. Raises what ``touch`` does; OSError where
-    there is nothing; Refused for links of several users, or one that is a hard link.
+    there is nothing; FileRefused for links of several users, or one that is a hard link.
     """
     todo, links = name.split("/")[::-1], 0
     path, owner = "/" if name.startswith("/") else place.path, place.owner
@@ -197,10 +197,10 @@ def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch)
             target = os.readlink(step)
         if os.geteuid() == 0:
             if status.st_nlink > 1 and status.st_uid == 0:
-                raise Refused(f"the link {step} has several names (hard links)")
+                raise FileRefused(f"the link {step} has several names (hard links)")
             if status.st_uid not in (0, owner):
                 if owner is not None:
-                    raise Refused(f"the link {step} is another user's than the one before it")
+                    raise FileRefused(f"the link {step} is another user's than the one before it")
                 owner = status.st_uid
         path = "/" if target.startswith("/") else path
         todo += target.split("/")[::-1]
@@ -211,7 +211,7 @@ def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch)
 ROOT = Resolved("/")
 
 
-def known(place: Resolved) -> os.stat_result:
+def linked_status(place: Resolved) -> os.stat_result:
     """What lies there, as whoever's links led there may see it. Raises OSError."""
     with with_rights(None if place.owner is None else rights_of(place.owner)):
         return os.lstat(place.path)
@@ -226,7 +226,7 @@ def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
 
     The path is resolved below the process's own root, with the rights of this user, and through
     nobody's links but root's and that user's. Whoever opens it does so by the descriptor, with the
-    same rights. Raises OSError: FileNotFoundError for no path, Refused for another user's link.
+    same rights. Raises OSError: FileNotFoundError for none, FileRefused for another user's link.
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -254,7 +254,7 @@ def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
                 if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 if status.st_uid not in (0, uid):
-                    raise Refused("a link on the way is another user's")
+                    raise FileRefused("a link on the way is another user's")
                 target = os.readlink("", dir_fd=number)
                 opened_path = [opened[0]] if target.startswith("/") else opened_path
                 todo += target.split("/")[::-1]
@@ -287,7 +287,7 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScannedEntry:
     """What a path stood for when it was looked at.
 
     number:  descriptor of it, with O_PATH; the caller's to close
@@ -300,10 +300,10 @@ class Found:
     shared: bool
 
 
-def look(path: str) -> Found:
+def look(path: str) -> ScannedEntry:
     """Hold what a path without links stands for; nothing is opened.
 
-    Raises OSError; Refused when one of its components has become a link.
+    Raises OSError; FileRefused when one of its components has become a link.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open("/", flags | os.O_DIRECTORY)
@@ -321,12 +321,12 @@ def look(path: str) -> Found:
     try:
         status = os.fstat(number)
         if stat.S_ISLNK(status.st_mode):
-            raise Refused("it is a link")
+            raise FileRefused("it is a link")
     except OSError:
         os.close(number)
         raise
     private = parent.st_uid in (0, status.st_uid) and not parent.st_mode & _OTHERS_WRITE
-    return Found(number, status, not private)
+    return ScannedEntry(number, status, not private)
 
 
 def open_regular(
@@ -340,17 +340,17 @@ def open_regular(
     hard_links: open it, unless it is root's, also where the name may be a hard link that somebody
                 else than its owner has made
 
-    Raises OSError; Refused for anything but a regular file, which is then not opened.
+    Raises OSError; FileRefused for anything but a regular file, which is then not opened.
     """
     result = look(path)
     try:
         mode = result.known.st_mode
         if not stat.S_ISREG(mode):
-            raise Refused(f"it is {kind(mode)}")
+            raise FileRefused(f"it is {kind(mode)}")
         root = os.geteuid() == 0
         several = result.known.st_nlink > 1 and result.shared
         if root and several and not (hard_links and result.known.st_uid):
-            raise Refused(
+            raise FileRefused(
                 f"it has {result.known.st_nlink} names: a hard link, which somebody else than its "
                 "owner may have made"
             )

@@ -26,7 +26,7 @@ from nodeready.node.proofs.mesh import (
     TIMEOUT,
     UNREACHABLE,
     Listening,
-    Round,
+    MeshRound,
     Try,
 )
 from nodeready.ready import localize
@@ -285,7 +285,7 @@ class Rounds:
             if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
         )
 
-    def add(self, source: str, target: str, asked: tuple[int, ...], seen: Round) -> None:
+    def add(self, source: str, target: str, asked: tuple[int, ...], seen: MeshRound) -> None:
         """Add the source's account of its attempt at the target."""
         failing: dict[int, str] = {}
         passed = []

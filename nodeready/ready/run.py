@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
 
-from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
+from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, MeshRound
 from nodeready.policy import Policy
 from nodeready.ready import localize, mesh
 from nodeready.subjects import snapshot, wire
@@ -389,7 +389,7 @@ class _Run:
                 "limit_s": limit_s,
             }
             channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
-            seen = channels.read(source, "round", Round, limit_s + _MORE_S)
+            seen = channels.read(source, "round", MeshRound, limit_s + _MORE_S)
             if seen is None:
                 return
             if (seen.number, seen.target) != (number, target):

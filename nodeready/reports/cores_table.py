@@ -20,7 +20,7 @@ from nodeready.reports.registry import (
     reasons,
 )
 from nodeready.text import counted, sanitise
-from nodeready.triage.cores import Cores, Crash, Group, crashed_in, signal_name
+from nodeready.triage.cores import CoreGroup, Cores, Crash, crashed_in, signal_name
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
@@ -74,7 +74,7 @@ class _Table:
         text = line(" " * _INDENT, *parts)
         return text if self.whole else text.cut(_TEXT)
 
-    def group(self, group: Group) -> Iterator[Line]:
+    def group(self, group: CoreGroup) -> Iterator[Line]:
         """What crashed where, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
@@ -100,7 +100,7 @@ class _Table:
             yield self.core(crash)
         yield line("")
 
-    def short(self, group: Group) -> Line:
+    def short(self, group: CoreGroup) -> Line:
         """A kind of crash in one line."""
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
@@ -116,7 +116,7 @@ class _Table:
         text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
         return self.below((text, "dim"), (doubt, STYLES["warn"]))
 
-    def frames(self, group: Group) -> Iterator[Line]:
+    def frames(self, group: CoreGroup) -> Iterator[Line]:
         rows = group.frames if self.verbose else group.frames[:_FRAMES]
         names = [sanitise(frame.function, 200 if self.verbose else _NAME) for frame in rows]
         width = max(map(len, names), default=0)

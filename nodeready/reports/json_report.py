@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from nodeready.deploy.document import Deploy, Node
     from nodeready.ready.job_env import Environment, Groups
     from nodeready.smoke.document import Smoke
+    from nodeready.triage.cores import CoreGroup as CrashGroup
     from nodeready.triage.cores import Cores, Crash
-    from nodeready.triage.cores import Group as CrashGroup
     from nodeready.triage.incident import Incident
-    from nodeready.triage.logs import Tail
+    from nodeready.triage.logs import TailDocument
     from nodeready.triage.stacks.debuggable import Debuggable
     from nodeready.triage.stacks.document import Frame, Group, Stacks, Verdict, Witness
 
@@ -416,7 +416,7 @@ def cores(cores: Cores, options: Options = PLAIN) -> Iterator[str]:
     yield f',\n"more": {dump(dict(cores.more))}\n}}\n'
 
 
-def tail(tail: Tail, options: Options = PLAIN) -> Iterator[str]:
+def tail(tail: TailDocument, options: Options = PLAIN) -> Iterator[str]:
     """``nodeready.tail/1``: within each kind, the smallest group first."""
     yield _head(
         "tail/1",

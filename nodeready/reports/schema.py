@@ -414,8 +414,8 @@ class Tail:
     grep: str
     complete: bool
     left_out: Number
-    groups: tuple[logs.Group, ...]
-    reports: tuple[logs.Report, ...]
+    groups: tuple[logs.LogGroup, ...]
+    reports: tuple[logs.LogReport, ...]
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]

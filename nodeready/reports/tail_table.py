@@ -19,7 +19,7 @@ from nodeready.reports.registry import (
 )
 from nodeready.reports.stacks_table import ranks
 from nodeready.text import counted, span
-from nodeready.triage.logs import Group, Report, Tail
+from nodeready.triage.logs import LogGroup, LogReport, TailDocument
 
 #: Columns of the words on the left; groups that are shown without -v.
 _INDENT, _MOST = 13, 20
@@ -32,7 +32,7 @@ _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
 
 
 class _Table:
-    def __init__(self, tail: Tail, options: Options) -> None:
+    def __init__(self, tail: TailDocument, options: Options) -> None:
         self.tail, self.verbose = tail, options.verbose
         self.whole = bool(options.verbose) or not options.lines
 
@@ -61,12 +61,12 @@ class _Table:
     def more(self, count: int) -> Line:
         return self.below((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
-    def short(self, group: Group) -> Line:
+    def short(self, group: LogGroup) -> Line:
         """A group in one line: its last line of all."""
         last = group.lines[-1] if group.lines else group.why
         return next(self.whole_of(group)).with_(f"  {last}" if last else "")
 
-    def whole_of(self, group: Group) -> Iterator[Line]:
+    def whole_of(self, group: LogGroup) -> Iterator[Line]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[Section]:
@@ -80,7 +80,7 @@ class _Table:
             for some in (rest, last)
         ]
 
-    def who(self, group: Group) -> str:
+    def who(self, group: LogGroup) -> str:
         """The ranks of a group's files, as far as the paths name them."""
         found = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
@@ -89,10 +89,10 @@ class _Table:
             return f"  {ranks(found, limit)}"
         return f"  local {ranks(local, limit)}" if local else ""
 
-    def eg(self, group: Group) -> str:
+    def eg(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
 
-    def unread(self, group: Group) -> Iterator[Line]:
+    def unread(self, group: LogGroup) -> Iterator[Line]:
         """Files that were not read, or nodes without any."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
@@ -100,7 +100,7 @@ class _Table:
         where = f"{self.eg(group)}{group.example}: " if group.example else ""
         yield self.below(where, group.why)
 
-    def lines(self, group: Group) -> Iterator[Line]:
+    def lines(self, group: LogGroup) -> Iterator[Line]:
         """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
         style = STYLES["warn"] if len(group.files) * 2 < self.tail.files else ""
@@ -131,7 +131,7 @@ class _Table:
         if len(rows) > most:
             yield self.below((f"and {len(rows) - most} more (-v shows them)", "bold"))
 
-    def state(self, group: Group) -> str:
+    def state(self, group: LogGroup) -> str:
         parts = [counted(len(group.files), "file")]
         if self.tail.grep:
             found = sum(file.matches or 0 for file in group.files)
@@ -145,7 +145,7 @@ class _Table:
         return ", ".join(parts)
 
 
-def _said(one: Report) -> str:
+def _said(one: LogReport) -> str:
     """``default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed``."""
     number = "" if one.sequence is None else f" {one.sequence}"
     what = f"{one.operation or 'collective'}{number}"
@@ -167,7 +167,7 @@ def _said(one: Report) -> str:
     return f"{one.group}: {text}" if one.group else text
 
 
-def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
+def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[Line]:
     """Nodes and files without an answer, then the groups of lines: the odd one out on top.
 
     With ``verbose`` nothing is cut or left out.
@@ -188,7 +188,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[Line]:
     yield from after
 
 
-def _end(tail: Tail, groups: int) -> Iterator[Line]:
+def _end(tail: TailDocument, groups: int) -> Iterator[Line]:
     where = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
     yield line("")
     if not tail.complete:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
-from nodeready.node.cores.program import Core, Done, File, Listing
+from nodeready.node.cores.program import CoreSummary, Done, File, Listing
 from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire
@@ -93,7 +93,7 @@ class Frame(NamedTuple):
         return self.library
 
 
-class Thread(NamedTuple):
+class CoreThread(NamedTuple):
     """One thread: its number by gdb, its id in the kernel, and where it stood."""
 
     number: int
@@ -109,7 +109,7 @@ class Backtrace(NamedTuple):
     """
 
     crashed: tuple[Frame, ...] = ()
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[CoreThread, ...] = ()
     python: tuple[str, ...] = ()
 
 
@@ -172,7 +172,7 @@ def parse(text: str) -> Backtrace:
                 threads[-1][2].append(shown_frame)
     return backtrace._replace(
         crashed=tuple(crashed),
-        threads=tuple(Thread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
+        threads=tuple(CoreThread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
         python=tuple(python),
     )
 
@@ -209,7 +209,7 @@ def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
 
 
 @dataclass(frozen=True)
-class CoreFile:
+class CrashFile:
     """One file, however many nodes see it.
 
     reader: the node that is asked about it
@@ -238,8 +238,8 @@ class Crash:
     text: gdb's words; ""
     """
 
-    found: CoreFile
-    core: Core
+    found: CrashFile
+    core: CoreSummary
     text: str = ""
 
     @cached_property
@@ -280,7 +280,7 @@ class Crash:
         return total_bytes is not None and self.found.file.size_bytes < total_bytes
 
 
-class Group(NamedTuple):
+class CoreGroup(NamedTuple):
     """Crashes of the same program by the same signal in the same place.
 
     crashes: the first to crash stands first
@@ -332,7 +332,7 @@ class Cores:
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[CoreGroup, ...]:
         return grouped(self.read)
 
     @cached_property
@@ -353,7 +353,7 @@ def signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-def grouped(crashes: Iterable[Crash]) -> tuple[Group, ...]:
+def grouped(crashes: Iterable[Crash]) -> tuple[CoreGroup, ...]:
     """Equal crashes together; the group that began first stands first: it may be the cause of the
     others, which lost their peer."""
     by_key: dict[tuple[object, ...], list[Crash]] = {}
@@ -361,7 +361,7 @@ def grouped(crashes: Iterable[Crash]) -> tuple[Group, ...]:
         frames = crash_key(crash.backtrace.crashed)
         by_key.setdefault((crash.signal, crash.program, frames), []).append(crash)
     return tuple(
-        Group(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
+        CoreGroup(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
         for rows in by_key.values()
     )
 
@@ -370,7 +370,7 @@ def _label(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
+def deduplicated(listings: Mapping[str, Listing]) -> list[CrashFile]:
     """Every core file once, the newest first, each with the node that is to read it.
 
     On a shared file system several nodes see the same one: path, inode, size and time are equal.
@@ -392,7 +392,7 @@ def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
         file = next(one for node, one in places if node == reader)
         # A node may name a file after another one, which would see it, too, if it were its own.
         host = "" if home and home not in nodes else home or file.host
-        crashes.append(CoreFile(file, reader, nodes, host))
+        crashes.append(CrashFile(file, reader, nodes, host))
     return crashes
 
 
@@ -444,7 +444,7 @@ def collect_cores(
     requests = {
         name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()
     }
-    answers = _asked(ask, "looking", requests)
+    answers = _ask_all(ask, "looking", requests)
     complete = not any(answer.kind == INTERRUPTED for answer in answers.values())
     listings = {}
     for name, answer in answers.items():
@@ -456,19 +456,19 @@ def collect_cores(
             continue
         if listings[name] is None:
             errors[name] = no_answer_reason(answer, requests[name], NOT_DONE)
-    complete = {name: listing for name, listing in listings.items() if listing is not None}
-    unlisted = {name: listing.more for name, listing in complete.items()}
-    reading: dict[str, list[CoreFile]] = {}
-    for crash in deduplicated(complete):
+    readable = {name: listing for name, listing in listings.items() if listing is not None}
+    unlisted = {name: listing.more for name, listing in readable.items()}
+    reading: dict[str, list[CrashFile]] = {}
+    for crash in deduplicated(readable):
         reading.setdefault(crash.reader, []).append(crash)
     crashes: list[Crash] = []
     gone = {
         name for name, answer in answers.items() if answer.kind in UNREACHED and name in errors
     }
-    notes = {name: list(listing.notes) for name, listing in complete.items()}
+    notes = {name: list(listing.notes) for name, listing in readable.items()}
     if reading:
         # Cores that an interrupt left unread are listed as such.
-        reads = ask if complete else _nobody
+        reads = ask if complete else _ask_nothing
         crashes, lost, complete = _read(reads, tag, reading, job, unlisted=unlisted, notes=notes)
         errors |= lost
         gone |= lost.keys()
@@ -485,24 +485,26 @@ def collect_cores(
     )
 
 
-def _asked(ask: Asks, phase: str, configs: Mapping[str, program.Config]) -> Mapping[str, Answer]:
+def _ask_all(
+    ask: Asks, phase: str, configs: Mapping[str, program.CoresConfig]
+) -> Mapping[str, Answer]:
     return ask(phase, {n: request(n, program.__name__, c) for n, c in configs.items()})
 
 
-def _nobody(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
     """Ask nobody any more."""
     return dict.fromkeys(requests, interrupted())
 
 
-def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.Config:
+def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.CoresConfig:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return program.Config(nonce, tag, _LIST_S, patterns, since_s)
+    return program.CoresConfig(nonce, tag, _LIST_S, patterns, since_s)
 
 
 def _read(
     ask: Asks,
     tag: str,
-    reading: Mapping[str, list[CoreFile]],
+    reading: Mapping[str, list[CrashFile]],
     job: str,
     *,
     unlisted: dict[str, int],
@@ -519,25 +521,25 @@ def _read(
     for name, files in chosen.items():
         unlisted[name] += len(reading[name]) - len(files)
         limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
-        requests[name] = program.Config(
+        requests[name] = program.CoresConfig(
             new_nonce(),
             tag,
             limit_s,
-            wanted=tuple(
+            selected=tuple(
                 (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in files
             ),
             job=job,
-            most=MOST,
+            maximum=MOST,
         )
-    answers = _asked(ask, "reading", requests)
+    answers = _ask_all(ask, "reading", requests)
     crashes = []
     for name, files in chosen.items():
         answer, refused = answers[name], list[str]()
         try:
-            received = rows(answer, requests[name], {"core": Core, "done": Done}, refused)
+            received = rows(answer, requests[name], {"core": CoreSummary, "done": Done}, refused)
         except ProbeError as problem:
             received, answer = [], Failure(error=problem.reason)
-        cores = {core.number: core for core in received if isinstance(core, Core)}
+        cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
         for end in (row for row in received if isinstance(row, Done)):
             unlisted[name] += end.left
             if end.unknown:
@@ -547,7 +549,7 @@ def _read(
             refused.append(f"no answer: {no_answer_reason(answer, requests[name], NOT_DONE)}")
         if refused:
             missing = (number for number in range(len(files)) if number not in cores)
-            cores |= {number: Core(number, unread=refused[0]) for number in missing}
+            cores |= {number: CoreSummary(number, unread=refused[0]) for number in missing}
         for number, core in cores.items():
             if 0 <= number < len(files):
                 crashes.append(Crash(files[number], core, _unpacked(core.text)))
@@ -604,7 +606,7 @@ class Dumping:
     def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Preview:
         """Raises DumpError when there is no answer."""
         name, policy = self.node, self.policy
-        config = gcore.Config(
+        config = gcore.AttachConfig(
             new_nonce(),
             self.tag,
             limit_s,

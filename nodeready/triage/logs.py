@@ -14,8 +14,7 @@ from typing import Annotated, NamedTuple
 
 from nodeready.inventory.nodeset import natural
 from nodeready.node import payload
-from nodeready.node.tail import Config
-from nodeready.node.tail import Tail as NodeTail
+from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -220,7 +219,7 @@ KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 
 @dataclass(frozen=True)
-class File:
+class RankFile:
     """One file of one node.
 
     rank, local_rank: as its path tells, or None
@@ -242,7 +241,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Group:
+class LogGroup:
     """Files with equal last lines, or that were not read for the same reason.
 
     kind:    no-file: nodes where no file matches; unreadable: what could not be read; stopped:
@@ -256,14 +255,14 @@ class Group:
 
     kind: Annotated[str, {"enum": KINDS}]
     nodes: Annotated[tuple[str, ...], {"minItems": 1}]
-    files: tuple[File, ...]
+    files: tuple[RankFile, ...]
     lines: tuple[str, ...] = ()
     example: str = ""
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Report:
+class LogReport:
     """What PyTorch's watchdog, or gloo, says of a rank in a log.
 
     rank:      the global rank that it is about; None: nobody knows
@@ -290,7 +289,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Tail:
+class TailDocument:
     """The document.
 
     started, finished: ISO 8601, UTC, with a Z
@@ -305,13 +304,13 @@ class Tail:
     finished: str
     pattern: str
     grep: str
-    groups: tuple[Group, ...]
+    groups: tuple[LogGroup, ...]
     left_out: int
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
     complete: bool = True
-    reports: tuple[Report, ...] = ()
+    reports: tuple[LogReport, ...] = ()
 
     @property
     def files(self) -> int:
@@ -328,11 +327,11 @@ class Tail:
 class _Shape:
     """All files whose lines are alike. Of the lines only the newest and the oldest are kept."""
 
-    files: list[File] = field(default_factory=list)
-    newest: tuple[File, tuple[str, ...]] | None = None
-    oldest: tuple[File, tuple[str, ...]] | None = None
+    files: list[RankFile] = field(default_factory=list)
+    newest: tuple[RankFile, tuple[str, ...]] | None = None
+    oldest: tuple[RankFile, tuple[str, ...]] | None = None
 
-    def add(self, file: File, lines: tuple[str, ...]) -> None:
+    def add(self, file: RankFile, lines: tuple[str, ...]) -> None:
         self.files.append(file)
         if self.newest is None or _age(file) < _age(self.newest[0]):
             self.newest = file, lines
@@ -345,7 +344,7 @@ class Grouping:
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        self._unread: dict[tuple[str, str], list[File]] = {}
+        self._unread: dict[tuple[str, str], list[RankFile]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
         self._reports: dict[witness.Report, str] = {}
@@ -358,7 +357,7 @@ class Grouping:
             self.notes[node] = tail.error
         for one in tail.files:
             ranks = ranks_in(one.path, one.lines)
-            file = File(
+            file = RankFile(
                 *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
                 matches=one.matches,
             )
@@ -368,7 +367,7 @@ class Grouping:
             self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
         for other in tail.unread:
             kind = "unreadable" if other.fault else "skipped"
-            file = File(node, other.path, *ranks_of(other.path))
+            file = RankFile(node, other.path, *ranks_of(other.path))
             self._unread.setdefault((kind, other.why), []).append(file)
         faults = any(other.fault for other in tail.unread)
         if not (tail.files or faults or tail.error):
@@ -388,10 +387,10 @@ class Grouping:
         unreachable: Mapping[str, str],
         failed: Mapping[str, str],
         complete: bool = True,
-    ) -> Tail:
+    ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
         groups = [
-            Group("no-file", tuple(sorted(nodes, key=natural)), (), why=reason)
+            LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), why=reason)
             for reason, nodes in self._without.items()
         ]
         groups += [
@@ -407,7 +406,7 @@ class Grouping:
                 -max(map(_age, group.files), default=0.0),
             )
         )
-        return Tail(
+        return TailDocument(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
             notes=dict(self.notes),
             unreachable=dict(unreachable),
@@ -416,22 +415,22 @@ class Grouping:
             reports=self._said(),
         )
 
-    def _said(self) -> tuple[Report, ...]:
+    def _said(self) -> tuple[LogReport, ...]:
         """All reports, those of each group together: whom others name, then the rank that is
         least far."""
         reports = [
-            Report(**vars(key_report), example=example)
+            LogReport(**vars(key_report), example=example)
             for key_report, example in self._reports.items()
         ]
 
-        def order(report: Report) -> tuple[object, ...]:
+        def order(report: LogReport) -> tuple[object, ...]:
             numbers = (report.completed, report.enqueued, report.sequence, report.rank)
             named = report.kind in ("missing", "mismatch", "stuck")
             return report.group, not named, *((number is None, number or 0) for number in numbers)
 
         return tuple(sorted(reports, key=order))
 
-    def _of_lines(self) -> Iterable[Group]:
+    def _of_lines(self) -> Iterable[LogGroup]:
         ages = [_age(file) for shape in self._shapes.values() for file in shape.files]
         usual = statistics.median_low(ages) if ages else 0.0
         for shape in self._shapes.values():
@@ -450,25 +449,25 @@ def _of(report: witness.Report, ranks: Ranks) -> witness.Report:
     return replace(report, rank=ranks.rank) if report.rank is None and writers else report
 
 
-def _age(file: File) -> float:
+def _age(file: RankFile) -> float:
     return file.age_s or 0.0
 
 
-def _compared(file: File, usual: float) -> File:
+def _compared(file: RankFile, usual: float) -> RankFile:
     fields = {name: getattr(file, name) for name in file.__dataclass_fields__}
-    return File(**{**fields, "behind_s": round(_age(file) - usual, 3)})
+    return RankFile(**{**fields, "behind_s": round(_age(file) - usual, 3)})
 
 
 def _group(
-    kind: str, files: list[File], *, first: tuple[File, tuple[str, ...]], reason: str = ""
-) -> Group:
+    kind: str, files: list[RankFile], *, first: tuple[RankFile, tuple[str, ...]], reason: str = ""
+) -> LogGroup:
     files = sorted(files, key=_place)
     nodes = tuple(dict.fromkeys(sorted((file.node for file in files), key=natural)))
     example, lines = first
-    return Group(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", reason)
+    return LogGroup(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", reason)
 
 
-def _place(file: File) -> tuple[bool, int, object, str]:
+def _place(file: RankFile) -> tuple[bool, int, object, str]:
     return file.rank is None, file.rank or 0, natural(file.node), file.path
 
 
@@ -501,7 +500,7 @@ class Fetched:
         return self.kind in UNREACHED
 
 
-def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
+def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[Fetched]:
     """The conversation with one node.
 
     config: gets the run's tag here, and a nonce where it has none

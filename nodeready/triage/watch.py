@@ -55,7 +55,7 @@ AGREE = 2
 GONE_LOOKS = 2
 
 
-class Key(NamedTuple):
+class RankKey(NamedTuple):
     """A rank's process: its number may be another's later."""
 
     node: str
@@ -76,7 +76,7 @@ class Look:
     """
 
     at: float
-    ranks: Mapping[Key, Motion] = field(default_factory=dict)
+    ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
     ports: Mapping[str, Ports] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     unreached: frozenset[str] = frozenset()
@@ -142,7 +142,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _RankStep:
     """What one rank did between two looks; all by the second."""
 
     rank: str
@@ -180,7 +180,7 @@ class _Step:
         return self.main_cpu > EACH_TIME_S * self.switches
 
 
-def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
+def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     """None: processes below it came or went, and its counters with them."""
     cpu, faults = after.cpu_s - before.cpu_s, after.faults - before.faults
     moved: float | None = None
@@ -192,7 +192,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
     if after.log_bytes is not None and before.log_bytes is not None:
         younger = after.log_age_s is not None and after.log_age_s < int(seconds)
         log = after.log_bytes != before.log_bytes or younger
-    return _Step(
+    return _RankStep(
         f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}",
         cpu / seconds,
         max(0.0, after.main_cpu_s - before.main_cpu_s) / seconds,
@@ -216,7 +216,7 @@ def interval(before: Look, after: Look) -> Interval:
 def signs(before: Look, after: Look, seconds: float) -> tuple[Sign, ...]:
     """What each witness says of the time between two looks."""
     fresh = [key for key in after.ranks if key not in before.ranks and key.node in before.nodes]
-    steps: list[_Step] = []
+    steps: list[_RankStep] = []
     changed = len(fresh)
     for key, current in after.ranks.items():
         if key in before.ranks:
@@ -238,13 +238,13 @@ def signs(before: Look, after: Look, seconds: float) -> tuple[Sign, ...]:
     return tuple(signs)
 
 
-def _most(steps: Iterable[_Step], value: str) -> _Step:
+def _most_common(steps: Iterable[_RankStep], value: str) -> _RankStep:
     return max(steps, key=lambda step: getattr(step, value) or 0)
 
 
-def _cpu(steps: Sequence[_Step]) -> Sign:
+def _cpu(steps: Sequence[_RankStep]) -> Sign:
     computing = [step for step in steps if step.computes]
-    busiest = _most(computing or steps, "cpu")
+    busiest = _most_common(computing or steps, "cpu")
     words = f"{busiest.rank} takes {100 * busiest.cpu:.0f} % of a core"
     if computing:
         return Sign("cpu", True, words)
@@ -253,17 +253,17 @@ def _cpu(steps: Sequence[_Step]) -> Sign:
     return Sign("cpu", None, f"{words} and does nothing else: it may poll")
 
 
-def _switches(steps: Sequence[_Step]) -> Sign:
+def _switches(steps: Sequence[_RankStep]) -> Sign:
     working = [step for step in steps if step.works]
     if working:
-        busiest = _most(working, "main_cpu")
+        busiest = _most_common(working, "main_cpu")
         return Sign(
             "switches", True, f"the main thread of {busiest.rank} works and waits by turns"
         )
     busy = [step for step in steps if step.switches > LOOKS_AROUND]
     if not busy:
         return Sign("switches", False, "the main threads only wait")
-    busiest = _most(busy, "switches")
+    busiest = _most_common(busy, "switches")
     return Sign(
         "switches",
         None,
@@ -271,11 +271,11 @@ def _switches(steps: Sequence[_Step]) -> Sign:
     )
 
 
-def _bytes(steps: Sequence[_Step]) -> Sign:
+def _bytes(steps: Sequence[_RankStep]) -> Sign:
     measured = [step for step in steps if step.bytes is not None]
     if not measured:
         return Sign("bytes", None, "nobody may see what the ranks read and write")
-    busiest = _most(measured, "bytes")
+    busiest = _most_common(measured, "bytes")
     rate = busiest.bytes or 0
     words = f"{busiest.rank} reads and writes {rate / 1024:.0f} KiB a second"
     if rate >= BYTES_MOVE:
@@ -285,7 +285,7 @@ def _bytes(steps: Sequence[_Step]) -> Sign:
     return Sign("bytes", None, words)
 
 
-def _log(steps: Sequence[_Step]) -> Sign:
+def _log(steps: Sequence[_RankStep]) -> Sign:
     measured = [step for step in steps if step.log is not None]
     if not measured:
         return Sign("log", None, "the ranks write into no file")
@@ -430,7 +430,7 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
     names = list(nodes)
     with_nonce = motion.Config(**{**vars(config), "nonce": new_nonce()})
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
-    ranks: dict[Key, Motion] = {}
+    ranks: dict[RankKey, Motion] = {}
     ports: dict[str, Ports] = {}
     errors: dict[str, str] = {}
     unreached, interrupted = set(), False
@@ -458,7 +458,7 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
             errors[name] = ends[0].error or refused[0]
         for row in received:
             if isinstance(row, Motion):
-                ranks[Key(name, row.pid, row.start)] = row
+                ranks[RankKey(name, row.pid, row.start)] = row
             elif isinstance(row, Ports):
                 ports[name] = row
     return Look(at, ranks, ports, errors, frozenset(unreached), interrupted)

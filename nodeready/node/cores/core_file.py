@@ -137,7 +137,7 @@ def find(memory: list[Segment], address: int) -> Segment | None:
     return None
 
 
-def _each(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+def _each_note(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     """Name, type and content of each whole note."""
     at = 0
     while at + 12 <= len(data):
@@ -154,7 +154,7 @@ def parse(data: bytes) -> Notes:
     """The notes of a process; what is cut off or too short is missing."""
     values: dict[str, object] = {}
     threads = 0
-    for name, kind, content in _each(data):
+    for name, kind, content in _each_note(data):
         if name != b"CORE":
             continue
         if kind == _PRSTATUS:
@@ -200,7 +200,7 @@ def build_id(image: bytes) -> str:
     if size != _PHDR.size:
         return ""
     for part in segments(image[offset : offset + size * count])[1]:
-        for name, kind, content in _each(image[part.offset : part.offset + part.size]):
+        for name, kind, content in _each_note(image[part.offset : part.offset + part.size]):
             if name == b"GNU" and kind == _BUILD_ID:
                 return content.hex()
     return ""
@@ -224,7 +224,7 @@ def _read(number: int, size: int, offset: int) -> bytes:
     return os.pread(number, size, offset) if offset + size <= sys.maxsize else b""
 
 
-class Reader:
+class CoreReader:
     """An open core. Raises NoCore where it is none, OSError where it cannot be read.
 
     number: its descriptor, which stays the caller's

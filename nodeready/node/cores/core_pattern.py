@@ -112,7 +112,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Directory:
+class PatternDirectory:
     """A directory to which a pattern leads.
 
     shown:  its path as the pattern spells it
@@ -129,7 +129,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Place:
+class CorePlace:
     """One pattern as a place to look in.
 
     pattern: as the kernel has it
@@ -160,7 +160,7 @@ class Place:
         fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
         return ("/".join(parts) or "/") if fixed else ""
 
-    def directories(self) -> list[Directory]:
+    def directories(self) -> list[PatternDirectory]:
         """Where such files may lie. Raises OSError when there is no such directory.
 
         Only the directories that the pattern names are listed. Where a value is part of the name
@@ -170,7 +170,7 @@ class Place:
         first, *parts = self._parts()
         if first or not parts:
             return []
-        directories = [Directory("/", ROOT, {})]
+        directories = [PatternDirectory("/", ROOT, {})]
         for part in parts[:-1]:
             problems: list[OSError] = []
             entered = [
@@ -190,7 +190,7 @@ class Place:
         """With what the names of all of its files begin."""
         return self._parts()[-1].partition("\x01")[0]
 
-    def names(self, directory: Directory, names: Iterable[str]) -> Iterator[Name]:
+    def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[Name]:
         """Those of the names in one of its directories that the pattern gives."""
         matches = _regex(self._parts()[-1])
         for name in names:
@@ -210,10 +210,12 @@ class Place:
             with scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
 
-    def _enter(self, directory: Directory, part: str, problems: list[OSError]) -> list[Directory]:
+    def _enter(
+        self, directory: PatternDirectory, part: str, problems: list[OSError]
+    ) -> list[PatternDirectory]:
         """The directories below this one that this part of the pattern names; what was in the way
         is added to the problems."""
-        directories: list[Directory] = []
+        directories: list[PatternDirectory] = []
         try:
             if "\x01" not in part:
                 real = follow(directory.real, part)
@@ -223,16 +225,18 @@ class Place:
                 for entry in entries:
                     match = matches.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
-                        directories.append(_below(directory, entry, match.groupdict()))
+                        directories.append(_entered(directory, entry, match.groupdict()))
         except OSError as problem:
             problems.append(problem)
         return directories
 
 
-def _below(directory: Directory, entry: os.DirEntry[str], values: dict[str, str]) -> Directory:
+def _entered(
+    directory: PatternDirectory, entry: os.DirEntry[str], values: dict[str, str]
+) -> PatternDirectory:
     """A directory in this one, with the values in its name."""
     status = entry.stat(follow_symlinks=False)
-    return Directory(
+    return PatternDirectory(
         os.path.join(directory.shown, entry.name),
         Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
         {**values, **directory.values},
@@ -255,7 +259,7 @@ def _regex(part: str) -> re.Pattern[str]:
     return re.compile(text + re.escape(part[at:]), re.S)
 
 
-def live() -> Place:
+def live() -> CorePlace:
     """The pattern in force; "" where it cannot be read."""
     try:
         with open(
@@ -263,6 +267,6 @@ def live() -> Place:
         ) as f:
             pattern = f.read().rstrip("\n")
         with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
-            return Place(pattern, f.read().strip() not in ("", "0"))
+            return CorePlace(pattern, f.read().strip() not in ("", "0"))
     except OSError:
-        return Place("")
+        return CorePlace("")

@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready.node.cores import core_pattern
-from nodeready.node.cores.core_file import NoCore, Reader
-from nodeready.node.cores.core_pattern import Place, printable
+from nodeready.node.cores.core_file import CoreReader, NoCore
+from nodeready.node.cores.core_pattern import CorePlace, printable
 from nodeready.node.cores.gdb import find_gdb
 from nodeready.node.cores.identity import (
-    Identity,
     NewFile,
+    ProcessIdentity,
     auxv,
     identity,
     namespace,
@@ -60,7 +60,7 @@ _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
 
 
 @dataclass(frozen=True)
-class Target:
+class DumpTarget:
     """One process, as /proc has it now.
 
     identity:   whose it is, and what tells it from every other process
@@ -70,7 +70,7 @@ class Target:
     """
 
     pid: int
-    identity: Identity
+    identity: ProcessIdentity
     user: str
     comm: str
     program: str
@@ -80,7 +80,7 @@ class Target:
     mapped_bytes: int
 
 
-class Refused(Exception):
+class DumpRefused(Exception):
     """No core is taken of this process: why, one line."""
 
 
@@ -144,35 +144,35 @@ def core_bytes(smaps: Iterable[str]) -> int:
     return total
 
 
-def look(pid: int) -> Target:
-    """The process, when a core can be taken of it. Raises Refused."""
+def look(pid: int) -> DumpTarget:
+    """The process, when a core can be taken of it. Raises DumpRefused."""
     try:
         return _look(pid)
     except (FileNotFoundError, ProcessLookupError):
-        raise Refused(f"there is no process {pid}") from None
+        raise DumpRefused(f"there is no process {pid}") from None
     except PermissionError:
-        raise Refused(f"process {pid} is another user's: only root may (--sudo)") from None
+        raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)") from None
 
 
-def _look(pid: int) -> Target:
+def _look(pid: int) -> DumpTarget:
     status = dict(
         row.split(":", 1) for row in _read(f"/proc/{pid}/status").splitlines() if ":" in row
     )
     if int(status["Tgid"]) != pid:
-        raise Refused(f"{pid} is a thread of process {int(status['Tgid'])}")
+        raise DumpRefused(f"{pid} is a thread of process {int(status['Tgid'])}")
     if pid == 1 or pid in _ancestors():
-        raise Refused(f"process {pid} is what this very command hangs on")
+        raise DumpRefused(f"process {pid} is what this very command hangs on")
     if "VmRSS" not in status and status["State"].split()[0] not in "ZX":
-        raise Refused(f"process {pid} is the kernel's own")
+        raise DumpRefused(f"process {pid} is the kernel's own")
     uid = int(status["Uid"].split()[1])
     if os.geteuid() not in (0, uid):
-        raise Refused(f"process {pid} is another user's: only root may (--sudo)")
+        raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)")
     if tracer := int(status["TracerPid"]):
-        raise Refused(f"process {pid} is traced by process {tracer} already")
+        raise DumpRefused(f"process {pid} is traced by process {tracer} already")
     _refuse_bad_state(pid)
     own_identity = identity(pid)
     if reason := own_identity.mixed(namespace("self")):
-        raise Refused(f"process {pid} {reason}: no core is taken of such a process")
+        raise DumpRefused(f"process {pid} {reason}: no core is taken of such a process")
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
     )
@@ -182,7 +182,7 @@ def _look(pid: int) -> Target:
         user = pwd.getpwuid(own_identity.uid).pw_name
     except KeyError:
         user = str(own_identity.uid)
-    return Target(
+    return DumpTarget(
         pid=pid,
         identity=own_identity,
         user=user,
@@ -196,14 +196,14 @@ def _look(pid: int) -> Target:
 
 
 def _refuse_bad_state(pid: int) -> None:
-    """Raises Refused while one of its threads is in one of the _BAD_STATES."""
+    """Raises DumpRefused while one of its threads is in one of the _BAD_STATES."""
     problems: set[str] = set()
     for number in range(_LOOKS):
         time.sleep(_BETWEEN_S if number else 0)
         problems = states(pid) & _BAD_STATES.keys()
         if not problems:
             return
-    raise Refused(f"process {pid} {_BAD_STATES[min(problems)]}")
+    raise DumpRefused(f"process {pid} {_BAD_STATES[min(problems)]}")
 
 
 # --- What the program is told and answers, and its work.
@@ -215,7 +215,7 @@ _RESUME_S = 3
 
 
 @dataclass(frozen=True)
-class Config:
+class AttachConfig:
     """What the program is told.
 
     pid:      of the process
@@ -231,6 +231,10 @@ class Config:
     pattern: str = ""
     into: str = ""
     started: int = 0
+
+
+#: The name by which `payload.program` finds the class.
+Config = AttachConfig
 
 
 @dataclass(frozen=True)
@@ -271,7 +275,7 @@ class Taken:
     continued: bool = False
 
 
-def main(config: Config) -> None:
+def main(config: AttachConfig) -> None:
     """Look, or take the core."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
@@ -280,8 +284,8 @@ def main(config: Config) -> None:
         directory = _directory(path)
         preview = _preview(target, path, directory)
         if config.started not in (0, preview.started):
-            raise Refused(f"process {config.pid} has ended, and another one has its number")
-    except Refused as problem:
+            raise DumpRefused(f"process {config.pid} has ended, and another one has its number")
+    except DumpRefused as problem:
         print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
         return
     if not config.started:
@@ -301,7 +305,7 @@ def main(config: Config) -> None:
         print(wire.line(config.nonce, "taken", taken), flush=True)
 
 
-def _path(target: Target, config: Config) -> str:
+def _path(target: DumpTarget, config: AttachConfig) -> str:
     """Where the core goes: as a crash would name it, so that it is found like one."""
     timestamp = str(int(time.time()))
     host = os.uname().nodename
@@ -315,10 +319,10 @@ def _path(target: Target, config: Config) -> str:
         "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": timestamp,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
-    for place in (core_pattern.live(), Place(config.pattern)):
+    for place in (core_pattern.live(), CorePlace(config.pattern)):
         if place.pattern.startswith("/"):
             return core_pattern.expand(place.pattern, values, uses_pid=place.uses_pid)
-    raise Refused("neither core_pattern nor the policy names a directory for cores")
+    raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
 
 
 def _plain(comm: str) -> str:
@@ -344,25 +348,27 @@ def _writes_sparse() -> bool:
 
 
 def _directory(path: str) -> int:
-    """A descriptor of the directory for this core. Raises Refused."""
+    """A descriptor of the directory for this core. Raises DumpRefused."""
     try:
         return open_directory(os.path.dirname(path))
     except OSError as problem:
-        raise Refused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
+        raise DumpRefused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
 
 
-def _preview(target: Target, path: str, directory: int) -> Preview:
-    """Raises Refused when there is no room or no tool for it."""
+def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
+    """Raises DumpRefused when there is no room or no tool for it."""
     if not find_gdb():
-        raise Refused("gdb is not installed (nodeready deploy installs it)")
+        raise DumpRefused("gdb is not installed (nodeready deploy installs it)")
     if os.geteuid() == 0 and not _setpriv():
-        raise Refused("setpriv, which gives gdb the user's rights, is not installed (util-linux)")
+        raise DumpRefused(
+            "setpriv, which gives gdb the user's rights, is not installed (util-linux)"
+        )
     shown = printable(os.path.dirname(path))
     room = os.statvfs(directory)
     if room.f_flag & os.ST_RDONLY:
-        raise Refused(f"{shown} is on a read-only file system")
+        raise DumpRefused(f"{shown} is on a read-only file system")
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
-        raise Refused(f"{shown} is not writable for {target.user}")
+        raise DumpRefused(f"{shown} is not writable for {target.user}")
     written = target.resident_bytes if _writes_sparse() else target.mapped_bytes
     need = written + written // _MARGIN_PARTS + _MARGIN_BYTES
     free = room.f_bavail * room.f_frsize
@@ -373,7 +379,7 @@ def _preview(target: Target, path: str, directory: int) -> Preview:
                 f": {target.resident_bytes >> 20} MiB of memory, and address space that is only "
                 "reserved, of which a gdb before 15 writes the zeros"
             )
-        raise Refused(reason)
+        raise DumpRefused(reason)
     return Preview(
         pid=target.pid,
         started=target.identity.started,
@@ -409,7 +415,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _rights(process: Identity, scope: int | None) -> list[str]:
+def _rights(process: ProcessIdentity, scope: int | None) -> list[str]:
     """What gives gdb the rights of the process's user, so that the kernel itself decides whether
     that user may look into the process.
 
@@ -423,7 +429,7 @@ def _rights(process: Identity, scope: int | None) -> list[str]:
     ]  # fmt: skip
 
 
-def _command(target: Target, mark: str) -> list[str]:
+def _command(target: DumpTarget, mark: str) -> list[str]:
     """gdb, which attaches, says the mark, and waits for what it is told on its input: it lets the
     process go at the end of that."""
     words = [find_gdb(), "-q", "-nx", "-readnever"]
@@ -434,7 +440,7 @@ def _command(target: Target, mark: str) -> list[str]:
     return words if as_user else [*_rights(target.identity, first_number(_YAMA)), *words]
 
 
-def _held(target: Target, session: int) -> str:
+def _held(target: DumpTarget, session: int) -> str:
     """Why gdb does not hold what was looked at, one line; "": it does, and every thread is still.
 
     session: of gdb
@@ -457,13 +463,13 @@ def _held(target: Target, session: int) -> str:
 _NOT_HELD = "gdb does not hold every thread of it"
 
 
-class _Dialogue:
+class _GdbDialogue:
     """What gdb is told when it holds the process: to write the core, or to let go.
 
     refused: why it was told to let go; "": it was not
     """
 
-    def __init__(self, target: Target, file: int) -> None:
+    def __init__(self, target: DumpTarget, file: int) -> None:
         self.target, self.file, self.refused = target, file, ""
         self.mark = f"held-{secrets.token_hex(8)}"
         self._said, self._told = b"", False
@@ -492,7 +498,7 @@ def _limit_size(mapped_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
-def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> Taken:
+def dump(supervisor: Supervisor, target: DumpTarget, path: str, directory: int) -> Taken:
     """Have gdb write the core, and see that the process goes on.
 
     directory: descriptor of the path's
@@ -508,7 +514,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
         return Taken(path, reason, state=status(target.pid).state)
     supervisor.at_end(new.tidy)
     _limit_size(target.mapped_bytes)
-    dialogue = _Dialogue(target, new.number)
+    dialogue = _GdbDialogue(target, new.number)
     # The rest of the time is for ending gdb and letting the process go on.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
     argv = _command(target, dialogue.mark)
@@ -520,7 +526,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     except OSError as problem:
         ended = Ended(127, "", f"gdb does not start: {problem.strerror}", 0.0)
     state, continued = resume(target)
-    error = _wrong(ended, target, new.number, dialogue.refused)
+    error = _dump_problem(ended, target, new.number, dialogue.refused)
     if not error:
         try:
             new.publish(name, process.uid, process.gid)
@@ -531,7 +537,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     return Taken(path, error, size, round(ended.seconds, 1), state, continued)
 
 
-def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
+def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> str:
     """Why what gdb wrote is no whole core of this process, one line; "": it is."""
     if ended.rc is None:
         return f"gdb had not finished after {ended.seconds:.0f} s and was ended"
@@ -539,7 +545,7 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
         return refused
     if not refused and "Saved corefile" in ended.out:
         with contextlib.suppress(NoCore, OSError):
-            core = Reader(file)
+            core = CoreReader(file)
             if core.whole_bytes and os.fstat(file).st_size >= core.whole_bytes:
                 return _another(core, target)
     # What a process has become is told by gdb as "not permitted".
@@ -551,7 +557,7 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
     return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
 
 
-def _another(core: Reader, target: Target) -> str:
+def _another(core: CoreReader, target: DumpTarget) -> str:
     """Why a core's own notes are not this process's, one line; "": they are."""
     notes, process = core.notes, target.identity
     auxiliary = auxv(notes.auxv)
@@ -564,7 +570,7 @@ def _another(core: Reader, target: Target) -> str:
     return f"the core is of another process or program than {target.pid} was: it is removed"
 
 
-def resume(target: Target) -> tuple[str, bool]:
+def resume(target: DumpTarget) -> tuple[str, bool]:
     """See that the process goes on: its state, and whether it needed SIGCONT. Harmless twice.
 
     `look` refuses a stopped process, so a stop is our doing: a gdb that was killed while it

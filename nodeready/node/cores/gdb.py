@@ -96,7 +96,7 @@ def _libc() -> Any:
         return None
 
 
-def _alone() -> None:
+def _own_session() -> None:
     """In the child, before gdb: its limits."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
@@ -163,7 +163,7 @@ def live_stack(
     return [], f"gdb: {messages[-1][:200]}" if messages else "gdb shows no call", False
 
 
-class _Output:
+class _GdbOutput:
     """gdb's output, the first TEXT bytes of it."""
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ def how(core: int) -> dict[str, object]:
 def _confined(core: int, rights: Rights | None) -> dict[str, object]:
     """The same, on a core that may be anything. For a process without threads."""
     _libc()
-    process_options = {**how(core), "preexec_fn": _alone}
+    process_options = {**how(core), "preexec_fn": _own_session}
     if rights is not None:
         process_options |= {
             "user": rights.uid,
@@ -237,7 +237,7 @@ def backtrace(
     started = _confined(core, rights)
     if sealed:
         argv, started = _sealed(core, argv)
-    output = _Output()
+    output = _GdbOutput()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
         ended = supervisor.run(argv, limit_s, output.add, **started)

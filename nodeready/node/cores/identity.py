@@ -34,7 +34,7 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """One process, as /proc has it at one moment.
 
     started:     clock ticks after boot: with the pid, what tells it from every other process
@@ -87,7 +87,7 @@ class Identity:
             return "is no 64-bit program"
         return "was started with more rights than its user has (setuid, setgid)" if secure else ""
 
-    def change(self, current: Identity, own_namespace: tuple[int, int]) -> str:
+    def change(self, current: ProcessIdentity, own_namespace: tuple[int, int]) -> str:
         """What became of it, a few words; "": nothing.
 
         now: the same pid, later
@@ -133,7 +133,7 @@ def credentials(rows: dict[str, str]) -> Credentials:
     return Credentials(users, groups, capabilities)
 
 
-def identity(pid: int) -> Identity:
+def identity(pid: int) -> ProcessIdentity:
     """The process of this number.
 
     Raises OSError (ProcessLookupError) where it is gone, or hidden from us.
@@ -151,12 +151,12 @@ def identity(pid: int) -> Identity:
         raise ProcessLookupError(pid)
     owner = os.stat(f"/proc/{pid}/stat").st_uid
     if os.geteuid() not in (0, owner):
-        return Identity(started, frozenset(ids), (0, 0), owner)
+        return ProcessIdentity(started, frozenset(ids), (0, 0), owner)
     status = os.stat(f"/proc/{pid}/exe")
     with open(f"/proc/{pid}/auxv", "rb") as raw:
         auxiliary = auxv(raw.read(1 << 16))
     program = (status.st_dev, status.st_ino)
-    return Identity(started, frozenset(ids), namespace(pid), owner, program, auxiliary)
+    return ProcessIdentity(started, frozenset(ids), namespace(pid), owner, program, auxiliary)
 
 
 #: Links on the way to a directory (path_resolution(7)).

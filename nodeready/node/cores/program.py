@@ -25,8 +25,8 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.cores import core_pattern, gdb
-from nodeready.node.cores.core_file import NoCore, Reader, program_problem
-from nodeready.node.cores.core_pattern import Directory, Name, Place, printable
+from nodeready.node.cores.core_file import CoreReader, NoCore, program_problem
+from nodeready.node.cores.core_pattern import CorePlace, Name, PatternDirectory, printable
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
@@ -37,7 +37,7 @@ from nodeready.subjects.proof.facts import PROGRAM
 
 
 @dataclass(frozen=True)
-class Config:
+class CoresConfig:
     """What the program is told.
 
     nonce:    random word with which each of its lines begins
@@ -55,13 +55,17 @@ class Config:
     limit_s: int
     patterns: tuple[str, ...] = ()
     since_s: float = 0
-    wanted: tuple[tuple[str, int, int, int], ...] = ()
+    selected: tuple[tuple[str, int, int, int], ...] = ()
     job: str = ""
-    most: int = 20
+    maximum: int = 20
+
+
+#: The name by which `payload.program` finds the class.
+Config = CoresConfig
 
 
 @dataclass(frozen=True)
-class Core:
+class CoreSummary:
     """What one core tells, and the backtrace that gdb took from it.
 
     number:      which of the files that were asked for
@@ -122,7 +126,7 @@ _FRESH_S = 120
 _GDB_MISSING = "gdb is not installed (nodeready deploy installs it)"
 
 
-def main(config: Config) -> None:
+def main(config: CoresConfig) -> None:
     """List, or read what is wanted."""
     with contextlib.suppress(OSError):
         os.nice(19)
@@ -131,7 +135,7 @@ def main(config: Config) -> None:
         file.write("1000")
     # gdb itself may crash: no core of that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if not config.wanted:
+    if not config.selected:
         files_listing = listing(config.patterns, config.since_s)
         print(wire.line(config.nonce, "listing", files_listing), flush=True)
         return
@@ -141,11 +145,11 @@ def main(config: Config) -> None:
         _read_all(supervisor, config)
 
 
-def _read_all(supervisor: Supervisor, config: Config) -> None:
+def _read_all(supervisor: Supervisor, config: CoresConfig) -> None:
     read = remaining_count = unknown = 0
-    for number, selected in enumerate(config.wanted):
-        if read == config.most:
-            remaining_count = len(config.wanted) - number
+    for number, selected in enumerate(config.selected):
+        if read == config.maximum:
+            remaining_count = len(config.selected) - number
             break
         core = _read(supervisor, config, number, selected)
         if not config.job or config.job in core.jobs:
@@ -157,11 +161,11 @@ def _read_all(supervisor: Supervisor, config: Config) -> None:
 
 
 def _read(
-    supervisor: Supervisor, config: Config, number: int, selected: tuple[str, int, int, int]
-) -> Core:
+    supervisor: Supervisor, config: CoresConfig, number: int, selected: tuple[str, int, int, int]
+) -> CoreSummary:
     """One core, whatever is wrong with it."""
-    began, core = time.monotonic(), Core(number)
-    with _Reading(supervisor, selected) as reading:
+    began, core = time.monotonic(), CoreSummary(number)
+    with _CoreReading(supervisor, selected) as reading:
         try:
             core = replace(reading.core(), number=number)
             if not core.unread and (not config.job or config.job in core.jobs):
@@ -181,7 +185,7 @@ _BROKE_OFF = "not read: it takes more time or memory than a core may"
 _STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9a-f]{32}\.[0-9.]+")
 
 
-class _Reading:
+class _CoreReading:
     """The fork that reads one core; what it says, and the descriptor that it gives us.
 
     As long as it is root it says with whose rights it goes on, and gives us the open file. What
@@ -203,7 +207,7 @@ class _Reading:
         supervisor.at_end(self.end)
         worker_end.close()
 
-    def __enter__(self) -> _Reading:
+    def __enter__(self) -> _CoreReading:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -218,7 +222,7 @@ class _Reading:
             if self.file >= 0:
                 os.close(self.file)
 
-    def core(self) -> Core:
+    def core(self) -> CoreSummary:
         """What its notes tell, or why they do not. Raises ProbeError when it makes no sense."""
         patience_s = min(_READ_S, self._left_s)
         for message in self._worker.messages(patience_s, time.monotonic() + patience_s):
@@ -228,16 +232,16 @@ class _Reading:
                 _, numbers, _, _ = socket.recv_fds(self._ours, 1, 1)
                 self.file, self.uid = numbers[0], message["uid"]
             elif "core" in message:
-                core = wire.decode(Core, message["core"])
+                core = wire.decode(CoreSummary, message["core"])
                 self.exec, self.doubt = str(message.get("exec", "")), str(message.get("doubt", ""))
                 return core
-        return Core(0, unread=_BROKE_OFF)
+        return CoreSummary(0, unread=_BROKE_OFF)
 
 
 def _look(selected: tuple[str, int, int, int], channel: socket.socket, send: Send) -> None:
     """The fork's work: it sends ``{"uid": U}`` with the open file, then the core."""
     users_file.confine(_READ_MEMORY, _READ_CPU_S)
-    path, seen = selected[0], Core(0)
+    path, seen = selected[0], CoreSummary(0)
     try:
         place = users_file.follow(users_file.ROOT, path)
         number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
@@ -257,7 +261,7 @@ def _look(selected: tuple[str, int, int, int], channel: socket.socket, send: Sen
         socket.send_fds(channel, [b"."], [number])
         channel.close()
         users_file.give_up(rights)
-        core = core or Reader(number)
+        core = core or CoreReader(number)
         address, program = core.notes.executable()
         seen = _with_notes(seen, core, owner)
         if waits := _waits(core):
@@ -273,12 +277,12 @@ def _look(selected: tuple[str, int, int, int], channel: socket.socket, send: Sen
         send({"core": asdict(replace(seen, unread=_BROKE_OFF))})
 
 
-def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, Reader]:
+def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
     """Whose process left this core, a file of root's: by its name in systemd's store, and by its
-    notes. Raises Refused when root must not read it with a debugger."""
+    notes. Raises FileRefused when root must not read it with a debugger."""
     if status.st_mode & 0o022:
-        raise users_file.Refused("it is root's, and others may write to it")
-    core = Reader(number)
+        raise users_file.FileRefused("it is root's, and others may write to it")
+    core = CoreReader(number)
     stored = _STORED.fullmatch(path)
     uids = {int(stored[1][:10]) if stored else 0, core.notes.uid}
     # Where it was cut off before that is told, gdb gets no rights.
@@ -286,18 +290,18 @@ def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int,
 
 
 def _refuse_secret(number: int, uid: int) -> None:
-    """Raises Refused for an open core that this user may not read: gdb would be the user's own
+    """Raises FileRefused for an open core that this user may not read: gdb would be the user's own
     process, who could take the core from it (ptrace(2), pidfd_getfd(2))."""
     try:
         with users_file.with_rights(users_file.rights_of(uid)):
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
-        raise users_file.Refused(
+        raise users_file.FileRefused(
             f"it is root's, of a process of uid {uid}'s, who may not read it (a setuid program's)"
         ) from None
 
 
-def _waits(core: Reader) -> str:
+def _waits(core: CoreReader) -> str:
     """Why gdb would wait for somebody when it opens what the core's notes name, one line."""
     names = dict.fromkeys(name for _, _, name in core.notes.files)
     for name in islice(names, _NAMES):
@@ -322,7 +326,7 @@ def _compressed(path: str) -> str:
     return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
 
 
-def _with_notes(summary: Core, core: Reader, owner: int) -> Core:
+def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:
     """The answer with what the core's notes tell.
 
     owner: of the file. Notes are words of whoever wrote it, in which a user's process may be
@@ -351,7 +355,9 @@ def _with_notes(summary: Core, core: Reader, owner: int) -> Core:
     )
 
 
-def _with_backtrace(supervisor: Supervisor, summary: Core, reading: _Reading) -> Core:
+def _with_backtrace(
+    supervisor: Supervisor, summary: CoreSummary, reading: _CoreReading
+) -> CoreSummary:
     """The answer with gdb's backtrace, or with the reason why there is none."""
     cut_off = ""
     if summary.whole_bytes is None or reading.size < summary.whole_bytes:
@@ -435,7 +441,7 @@ class Listing:
     notes: tuple[wire.Line, ...] = ()
 
 
-def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
+def places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
     """The places to look in, and a note about each place where nobody can look.
 
     patterns: of the policy
@@ -454,9 +460,9 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
             f"core_pattern hands cores to {printable(live.handler)}, "
             "which alone knows where they are"
         )
-    directories += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
+    directories += [CorePlace(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_pattern.STORE):
-        directories.append(Place(core_pattern.STORE_PATTERN))
+        directories.append(CorePlace(core_pattern.STORE_PATTERN))
     return list(dict.fromkeys(directories)), notes
 
 
@@ -464,7 +470,7 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CoreEntry:
     """A regular file in one of a place's directories."""
 
     directory: int
@@ -477,11 +483,11 @@ class _Entry:
 
 
 def _entries(
-    place: Place, directories: Sequence[Directory], until: float
-) -> tuple[list[_Entry], int, list[str]]:
+    place: CorePlace, directories: Sequence[PatternDirectory], until: float
+) -> tuple[list[_CoreEntry], int, list[str]]:
     """The regular files that may be the place's, of many each user's newest; how many there are;
     and a note about each directory that was not looked through."""
-    entries: list[_Entry] = []
+    entries: list[_CoreEntry] = []
     count, notes = 0, []
     for at, directory in enumerate(directories):
         names = looked = 0
@@ -515,7 +521,7 @@ def _entries(
     return entries, count, notes
 
 
-def _entry(at: int, entry: os.DirEntry[str]) -> _Entry | None:
+def _entry(at: int, entry: os.DirEntry[str]) -> _CoreEntry | None:
     if not entry.is_file(follow_symlinks=False):
         return None
     status = entry.stat(follow_symlinks=False)
@@ -523,7 +529,7 @@ def _entry(at: int, entry: os.DirEntry[str]) -> _Entry | None:
         return None
     size, when = status.st_size, users_file.modified_ns(status)
     owner = users_file.person(status.st_uid)
-    return _Entry(at, entry.name, status.st_dev, status.st_ino, when, size, owner)
+    return _CoreEntry(at, entry.name, status.st_dev, status.st_ino, when, size, owner)
 
 
 def _number(values: dict[str, str], letters: str) -> int | None:
@@ -535,7 +541,7 @@ def _number(values: dict[str, str], letters: str) -> int | None:
     return None
 
 
-def _file(name: Name, entry: _Entry, now_s: float) -> File:
+def _file(name: Name, entry: _CoreEntry, now_s: float) -> File:
     return File(
         name.path,
         entry.inode,
@@ -550,7 +556,7 @@ def _file(name: Name, entry: _Entry, now_s: float) -> File:
     )
 
 
-def _list(place: Place, since_s: float, send: Send) -> None:
+def _list(place: CorePlace, since_s: float, send: Send) -> None:
     """The fork's work: it sends ``{"files": [...], "more": N, "notes": [...]}``."""
     users_file.confine(_MEMORY, int(_LOOK_S + _SORT_S) + 1)
     began, now_s = time.monotonic(), time.time()
@@ -619,7 +625,7 @@ def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
     return Listing(shown, newest, unlisted, tuple(dict.fromkeys(notes)))
 
 
-def _answer(place: Place, since_s: float) -> Any:
+def _answer(place: CorePlace, since_s: float) -> Any:
     """What the fork sends; None: it hangs, or broke off."""
     worker = ForkedWorker(partial(_list, place, since_s), 2 * (_LOOK_S + _SORT_S))
     try:

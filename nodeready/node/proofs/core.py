@@ -45,7 +45,7 @@ _HEAD_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class CoreFile:
+class CanaryCore:
     """A core file.
 
     whole_bytes: the size that its headers give; None: it has no headers
@@ -72,7 +72,7 @@ class Mark:
     since: float
 
 
-def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
+def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
     """The file at ``path``, when it is our canary's core; None for every other.
 
     named: its name has the canary's number, so that it is ours even when it was cut off before
@@ -97,7 +97,7 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
     is_ours = mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2)
     if not is_ours:
         return None
-    return CoreFile(path, status.st_dev, status.st_ino, status.st_size, whole_bytes(head))
+    return CanaryCore(path, status.st_dev, status.st_ino, status.st_size, whole_bytes(head))
 
 
 def whole_bytes(head: bytes) -> int | None:
@@ -123,7 +123,7 @@ def whole_bytes(head: bytes) -> int | None:
     return max(ends)
 
 
-def remove(core_file: CoreFile) -> str:
+def remove(core_file: CanaryCore) -> str:
     """Remove exactly this file; returns why it cannot be removed, or ""."""
     parent, name = os.path.split(core_file.path)
     try:
@@ -226,9 +226,9 @@ class CrashCanary:
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
 
-    def cores(self) -> list[CoreFile]:
+    def cores(self) -> list[CanaryCore]:
         """Every core of the canary's that is there."""
-        core_files: list[CoreFile | None] = []
+        core_files: list[CanaryCore | None] = []
         if self.home:
             with contextlib.suppress(OSError):
                 paths = [entry.path for entry in os.scandir(self.home)]
@@ -363,7 +363,9 @@ def _directory(path: str) -> CoreDirectory | None:
     )
 
 
-def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) -> tuple[int, str]:
+def _backtrace(
+    supervisor: Supervisor, path: str, program: str, core: CanaryCore
+) -> tuple[int, str]:
     """How many frames gdb reads from a core, and what it said when there is none.
 
     path: gdb's

@@ -31,6 +31,9 @@ from typing import Any
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import Busy, ProofConfig
 
+#: The name by which `payload.program` finds the class.
+Config = ProofConfig
+
 # --- Listeners on the job's ports. Their token tells them from other programs.
 #
 # Plain sockets, as the job would open them.
@@ -78,7 +81,7 @@ def reset_on_close(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-class Listeners:
+class MeshListeners:
     """Our listeners. Each connection gets the token."""
 
     def __init__(self, ports: Iterable[int]) -> None:
@@ -175,7 +178,7 @@ class Listening:
 
 
 # wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "Listening", "Round", "Try", "main"]
+__all__ = ["Busy", "Listening", "MeshRound", "Try", "main"]
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Round:
+class MeshRound:
     """The result of one round: one target, its ports one after the other.
 
     resolved: the addresses of the target's name on this node, in the resolver's order
@@ -306,7 +309,7 @@ def meet(
         connection.setblocking(False)
         attempt = _handshake(connection, address, port, ready, connect_s)
         if attempt.outcome == OK:
-            attempt = _met(connection, attempt, token, ready)
+            attempt = _shake_hands(connection, attempt, token, ready)
     except BaseException:
         connection.close()
         raise
@@ -331,7 +334,7 @@ def _handshake(
     return Try(port, OK, round((time.monotonic() - began) * 1000, 3), "")
 
 
-def _met(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
+def _shake_hands(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
     """What became of a connection that was made: whether the token comes."""
     until = time.monotonic() + TOKEN_S
     received = b""
@@ -376,7 +379,7 @@ def tries(
         yield attempt
 
 
-def theirs(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
+def peer_address(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
     """The first that is the target's own; "": none is.
 
     An address that this node has, too (a container bridge's, say) leads back here.
@@ -386,17 +389,21 @@ def theirs(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]
     )
 
 
-def _round(request: dict[str, Any], addresses: tuple[str, ...], listeners: Listeners) -> Round:
+def _round(
+    request: dict[str, Any], addresses: tuple[str, ...], listeners: MeshListeners
+) -> MeshRound:
     began = time.monotonic()
     name = request["target"]
     resolved, error = resolve(name)
-    address = theirs(resolved, request["addresses"], addresses)
+    address = peer_address(resolved, request["addresses"], addresses)
     attempts: tuple[Try, ...] = ()
     if address:
         token = request["token"].encode()
         attempts = tuple(tries(address, request["ports"], token, began + request["limit_s"]))
     host = (resolved, error) if request["host"] == name else resolve(request["host"])
-    return Round(request["round"], name, resolved, error, address, attempts, listeners.came, *host)
+    return MeshRound(
+        request["round"], name, resolved, error, address, attempts, listeners.came, *host
+    )
 
 
 def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
@@ -406,7 +413,7 @@ def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
     (what the target's program said), limit_s (seconds for this round).
     """
     signal.alarm(config.limit_s)
-    listeners = Listeners(ports)
+    listeners = MeshListeners(ports)
     addresses = addresses_here()
     threading.Thread(target=listeners.serve, daemon=True).start()
     requests: queue.Queue[str] = queue.Queue()

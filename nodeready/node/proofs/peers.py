@@ -128,7 +128,7 @@ def _login(supervisor: Supervisor, name: str) -> SshTry:
             forced = match[1][:200] if match else ""
     except OSError as problem:
         return SshTry(name, 255, "", f"ssh: {problem.strerror}")
-    return SshTry(name, ended.rc, answer, _said(ended), overrides, forced)
+    return SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
 
 
 def _ssh(supervisor: Supervisor, name: str, *words: str) -> Ended:
@@ -154,7 +154,7 @@ def _own_options(supervisor: Supervisor, name: str) -> tuple[str, ...]:
     return tuple(changed[:_MOST_OPTIONS]) if system else ()
 
 
-def _said(ended: Ended) -> str:
+def _messages(ended: Ended) -> str:
     return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 

@@ -32,6 +32,9 @@ from nodeready.subjects.proof.facts import (
     User,
 )
 
+#: The name by which `payload.program` finds the class.
+Config = ProofConfig
+
 _PROVE: dict[str, Callable[[Supervisor, ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
@@ -57,11 +60,11 @@ def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
     try:
         observed = look()
     except Exception as problem:  # noqa: BLE001
-        observed = session.Broken(mistake(problem))
+        observed = session.BrokenProof(mistake(problem))
     _say(config, name, observed)
 
 
-def _beside(config: ProofConfig, name: str, look: Callable[[], Any]) -> threading.Thread:
+def _in_thread(config: ProofConfig, name: str, look: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=_observe, args=(config, name, look), daemon=True)
     thread.start()
     return thread
@@ -74,7 +77,7 @@ def _proofs(
     looks = {**further} | {
         name: partial(_PROVE[name], supervisor, config) for name in config.proofs
     }
-    for thread in [_beside(config, name, look) for name, look in looks.items()]:
+    for thread in [_in_thread(config, name, look) for name, look in looks.items()]:
         # A little longer: a proof that the end of the time cuts off says so itself.
         thread.join(supervisor.left_s + 0.5)
 
@@ -108,16 +111,16 @@ def main(config: ProofConfig, *, inside: bool = False) -> None:
     with supervisor:
         if inside:
             _end_with_parent(supervisor)
-            _here(supervisor, config, inside=True)
+            _in_own_session(supervisor, config, inside=True)
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(supervisor, config)
         else:
             control = os.geteuid() == 0 and "attach" in config.proofs
-            _here(supervisor, config, control=control)
+            _in_own_session(supervisor, config, control=control)
         _printing.acquire()
 
 
-def _here(
+def _in_own_session(
     supervisor: Supervisor, config: ProofConfig, *, control: bool = False, inside: bool = False
 ) -> None:
     """The proofs in this session.
@@ -175,8 +178,8 @@ def _as_user(supervisor: Supervisor, config: ProofConfig) -> None:
     control = partial(attach.control, supervisor, config, uid)
     threads = []
     if "attach" in config.proofs:
-        threads.append(_beside(config, "control", control))
-    threads.append(_beside(config, "logins", partial(session.logins, supervisor, config.user)))
+        threads.append(_in_thread(config, "control", control))
+    threads.append(_in_thread(config, "logins", partial(session.logins, supervisor, config.user)))
     inner = replace(
         config,
         limit_s=max(1, int(supervisor.left_s) - 2),
@@ -202,7 +205,7 @@ def _as_user(supervisor: Supervisor, config: ProofConfig) -> None:
         if by_ssh_session.error and not by_ssh_session.ended and not by_shell:
             by_shell = True
             look = partial(session.by_shell, supervisor, config, config.user, "shell")
-            threads.append(_beside(config, "shell", look))
+            threads.append(_in_thread(config, "shell", look))
         # A profile's noise may stand in front of it.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)

@@ -110,7 +110,7 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """Who opened this session, a key of `WAYS` or "", and the limits that this program has: they
+    """Who opened this session, a key of `SESSION_NAMES` or "", and the limits that this program has: they
     come from PAM, before any profile. () where they cannot be read."""
     for pid, name in _parents():
         # slurmstepd: [1234.batch], as the process calls itself
@@ -160,7 +160,7 @@ def cannot_become(current_user: str, user: str) -> str:
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenProof:
     """In place of an observation: the exception of ours that ended the proof."""
 
     broken: str
@@ -369,7 +369,7 @@ def by_ssh(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
 def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionProof:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
-    rows = _Rows(config, name, limit_s)
+    rows = _SessionRows(config, name, limit_s)
     program = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
     options = [word for option in _OPTIONS for word in ("-o", option)]
     argv = ["ssh", *options, "-l", name, "--", host, f"exec /bin/sh -c {quote(_READ)}"]
@@ -395,7 +395,7 @@ def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionPr
 
 def by_shell(supervisor: Supervisor, config: ProofConfig, user: str, opener: str) -> SessionProof:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
-    rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
+    rows = _SessionRows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
     def made(descriptor: int) -> tuple[str, str]:
         how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
@@ -406,7 +406,7 @@ def by_shell(supervisor: Supervisor, config: ProofConfig, user: str, opener: str
     return replace(proof, limits=replace(proof.limits, opener=opener)) if proof.limits else proof
 
 
-class _Rows:
+class _SessionRows:
     """What the program inside another way in is told, and what it tells.
 
     config: of the program there

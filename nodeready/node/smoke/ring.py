@@ -108,7 +108,7 @@ class _Expected:
         self._there.close()
 
 
-class Listeners(mesh.Listeners):
+class Listeners(mesh.MeshListeners):
     """Our listeners on the job's ports: they answer pairs, and hand a ring's connection over."""
 
     def __init__(self, ports: Iterable[int]) -> None:
@@ -630,7 +630,7 @@ class _Ring:
     def _to(self, peer: Peer) -> None:
         self._names["after"] = peer.name
         resolved, error = mesh.resolve(peer.name, self._until.join)
-        address = mesh.theirs(resolved, peer.addresses, ())
+        address = mesh.peer_address(resolved, peer.addresses, ())
         if not resolved:
             raise _Failed(f"{peer.name} does not resolve ({error or 'no address'})", self.after)
         if not address:
@@ -1191,7 +1191,7 @@ def run_pair(
     found: list[Try] = []
     try:
         resolved, error = mesh.resolve(peer.name, until.join)
-        address = mesh.theirs(resolved, peer.addresses, own)
+        address = mesh.peer_address(resolved, peer.addresses, own)
         # Half of the time is for the data.
         half = until.began + order.limit_s / 2
         ports = order.ports if address else ()

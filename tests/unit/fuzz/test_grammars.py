@@ -208,7 +208,7 @@ PARSERS: dict[str, Any] = {
     "a job's nodes": (job, InventoryError),
     "ssh's words": (lambda text: cause_of(text[:65536]),),
     "py-spy's JSON": (lambda text: py_spy.parse(text, 7),),
-    "a core_pattern": (lambda text: core_pattern.Place(text[:4096]).shown,),
+    "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "a look that was kept": (history.read_counted,),

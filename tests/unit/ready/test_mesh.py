@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
+from nodeready.node.proofs.mesh import Listening, MeshRound, Try, own_addresses
 from nodeready.policy import Policy
 from nodeready.ready.mesh import (
     Rounds,
@@ -119,8 +119,8 @@ def answer(target, *outcomes, resolved=None):
         for port, outcome in zip(PORTS, outcomes, strict=False)
     )
     if resolved is None:
-        return Round(0, target, (own,), "", own, tries, 0)
-    return Round(0, target, tuple(resolved), "" if resolved else "unknown name", "", (), 0)
+        return MeshRound(0, target, (own,), "", own, tries, 0)
+    return MeshRound(0, target, tuple(resolved), "" if resolved else "unknown name", "", (), 0)
 
 
 def well(target):
@@ -232,7 +232,7 @@ def test_ports_times_and_addresses_that_a_node_makes_up_are_dropped():
     assert mesh.to_ask("a", "b") == PORTS
     assert mesh.addresses["b"] == ("10.0.0.2",)
     hostile = (Try(22, "refused", 0.0, ""), *(Try(p, "ok", -1.0, "") for p in PORTS[:2]))
-    reply = Round(
+    reply = MeshRound(
         0, "b", ("10.0.0.2",), "", "10.0.0.2", (*hostile, Try(29502, "ok", 1e300, "")), 0
     )
     meshes = everywhere(mesh, ("a", "b", reply))
