@@ -1,8 +1,8 @@
 """The program on the node that reads the last lines of the files that match a pattern, or of the
 logs that processes write.
 
-File systems are asked in a fork alone (`TailReader`): a fork that hangs is left behind, and another
-one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `NodeTail` as JSON,
+Only a fork reads file systems (`TailReader`): a fork that hangs is left behind, and another fork
+continues without that mount. The answer is one line, ``NONCE tail "..."``: `NodeTail` as JSON,
 compressed, in base64.
 """
 

@@ -110,8 +110,8 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """Who opened this session, a key of `SESSION_NAMES` or "", and the limits that this program has: they
-    come from PAM, before any profile. () where they cannot be read."""
+    """A key of SESSION_NAMES (who opened this session) or "", and the limits that PAM set before any
+    profile; () where they cannot be read."""
     for pid, name in _parents():
         # slurmstepd: [1234.batch], as the process calls itself
         opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
