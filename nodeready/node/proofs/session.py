@@ -110,7 +110,7 @@ def _parents() -> Iterator[tuple[int, str]]:
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """A key of SESSION_NAMES (who opened this session) or "", and the limits that PAM set before any
+    """A key of SESSION_NAMES (who opened it) or "", and the limits that PAM set before any
     profile; () where they cannot be read."""
     for pid, name in _parents():
         # slurmstepd: [1234.batch], as the process calls itself
