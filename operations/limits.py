@@ -8,7 +8,7 @@ from nodeready.deploy.actions import Action, RunCommand
 from nodeready.deploy.own_files import name_after, own_file
 from nodeready.deploy.step import step
 from nodeready.policy import Policy
-from nodeready.subjects.limits.checks import restarts, shown, unit_value, wanted
+from nodeready.subjects.limits.checks import possible_limits, restarts, shown, unit_value
 from nodeready.subjects.limits.facts import Limits
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.templates import render
@@ -30,7 +30,7 @@ def logins(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     lines = [
         f"{domain} - {item} {shown(limit, item)}"
         for domain in policy.limit_domains
-        for item, limit in wanted(limits, policy).items()
+        for item, limit in possible_limits(limits, policy).items()
     ]
     content = render("limits/limits.conf.j2", lines=lines)
     yield from _last(snapshot, LIMITS_D, limits.pam.last, content)
@@ -42,7 +42,7 @@ def services(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     limits: Limits = snapshot["limits"]
     lines = [
         f"Limit{item.upper()}={unit_value(limit, item)}"
-        for item, limit in wanted(limits, policy).items()
+        for item, limit in possible_limits(limits, policy).items()
     ]
     content = render("limits/service.conf.j2", lines=lines)
     for service in policy.limit_services:

@@ -12,21 +12,14 @@ from nodeready.subjects import managed_block
 from nodeready.subjects.access import READ, chmod_mends
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.checks import (
-    expected,
+    fleet_block,
     option_lines,
-    ours,
+    our_lines,
     trouble_of,
     wanted_options,
 )
-from nodeready.subjects.ssh_client.facts import (
-    DROPIN,
-    KNOWN_HOSTS,
-    MAIN,
-    SSH,
-    VENDOR,
-    SshClient,
-    speaks_first,
-)
+from nodeready.subjects.ssh_client.config import DROPIN, MAIN, VENDOR, speaks_first
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SSH, SshClient
 from nodeready.subjects.templates import render
 
 #: A file of this size and more travels over the connection's standard input: the base64 of such a
@@ -98,10 +91,10 @@ def known_hosts(snapshot: Snapshot, policy: Policy) -> Iterator[Action]:
     client: SshClient = snapshot["ssh_client"]
     yield from _open(client, KNOWN_HOSTS)
     old = client.known_hosts.content
-    if client.known_hosts.digest == expected(policy.ssh_known_hosts).digest:
+    if client.known_hosts.digest == fleet_block(policy.ssh_known_hosts).digest:
         return
     try:
-        new = _with_block(old or b"", expected(policy.ssh_known_hosts).inner)
+        new = _with_block(old or b"", fleet_block(policy.ssh_known_hosts).inner)
     except ValueError as error:
         raise PlanError(f"ssh_known_hosts: {error}") from None
     yield _write(client, new)
@@ -127,7 +120,7 @@ def _goes_into_dropin(client: SshClient, policy: Policy) -> bool:
 
     A drop-in with the right lines and no effect is overridden by an unobserved file.
     """
-    block = ours(client)
+    block = our_lines(client)
     if block.block is not None or block.dropin == option_lines(policy):
         return False
     main = MAIN if MAIN in client.config else VENDOR

@@ -38,7 +38,7 @@ from nodeready.secrets import redact
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
 from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
 from nodeready.subjects.snapshot import waive
-from nodeready.subjects.ssh_client.facts import clean_address, clean_name
+from nodeready.subjects.ssh_client.identity import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
 from nodeready.text import sanitise, span
 
@@ -513,7 +513,7 @@ def owner(names: Names, host: str) -> tuple[str, bool]:
     if host and host in names.of:
         return host, True
     node = names.owner(clean) if clean else ""
-    return node, bool(node) and clean in names.given
+    return node, bool(node) and clean in names.owners
 
 
 def _one_of(said: list[Heard]) -> Heard:

@@ -29,7 +29,7 @@ from nodeready.transport.look import Look
 if TYPE_CHECKING:
     from nodeready.audit.workers import AuditWorkers
     from nodeready.ready.run import ReadyTask, WantedProofs
-    from nodeready.subjects.proof.facts import Collective
+    from nodeready.subjects.proof.facts import ProvedCollective
 
 #: Seconds of the budget for ending what is left over on the nodes and for the report.
 _RESERVE_S = 3
@@ -72,7 +72,7 @@ def _prove_fleet(
             after.close()
             return ask_password(nodes.transport, names)
 
-        def together(names: tuple[str, ...]) -> Mapping[str, Collective]:
+        def together(names: tuple[str, ...]) -> Mapping[str, ProvedCollective]:
             after.close()
             return _collective(task, names, screen)
 
@@ -125,7 +125,7 @@ def _fleet_audit(
 
 def _collective(
     task: ReadyTask, names: tuple[str, ...], screen: Screen
-) -> Mapping[str, Collective]:
+) -> Mapping[str, ProvedCollective]:
     """What a smoke test of these nodes shows of each, until the same deadline."""
     from nodeready.smoke import run
     from nodeready.smoke.collective_proof import collective_proofs

@@ -15,13 +15,13 @@ from nodeready.cli.screen import refuse_unwritable, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.cli.values import epoch_seconds, past, span
 from nodeready.exit_codes import exit_code
-from nodeready.node.tail import Config
+from nodeready.node.tail import TailConfig
 from nodeready.policy import Policy
 from nodeready.reports.lines import nodes as folded
 from nodeready.reports.registry import names
 from nodeready.text import now
 from nodeready.transport.base import INTERRUPTED, Conversation, new_nonce
-from nodeready.triage.logs import Fetched, Grouping, Tail, fetch_tail, fetched
+from nodeready.triage.logs import Fetched, Grouping, TailDocument, fetch_tail, fetched
 
 #: Characters of a path on Linux (PATH_MAX).
 _PATH_MAX = 4096
@@ -51,7 +51,7 @@ def _newer(words: str | None) -> int:
         raise Refused(f"--newer {words}: {error}") from None
 
 
-def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
+def _gathered(nodes: Targets, options: TargetOptions, config: TailConfig) -> TailDocument:
     """All nodes' answers, or as many as there are when it is interrupted."""
     grouping, started, screen = Grouping(), now(), options.screen()
     carrier = nodes.transport
@@ -85,7 +85,7 @@ def _gathered(nodes: Targets, options: TargetOptions, config: Config) -> Tail:
     )
 
 
-def _no_file_reason(tail: Tail) -> str:
+def _no_file_reason(tail: TailDocument) -> str:
     """Why no node has a file, in one line; "" when one has, or when that is unknown."""
     kinds = {group.kind for group in tail.groups}
     if tail.unreachable or tail.failed or tail.notes or not tail.complete:
@@ -163,7 +163,7 @@ def tail(
         )
     if local and options.limit is not None:
         raise Refused("--limit: --local is about this machine alone")
-    config = Config(
+    config = TailConfig(
         *("", "", _pattern(words[-1]), lines, _grep(grep), _newer(newer)),
         since_s=past(since, epoch_seconds),
         max_files=max_files,

@@ -31,7 +31,7 @@ from nodeready.transport.look import question
 
 if TYPE_CHECKING:
     from nodeready.audit.document import Ready
-    from nodeready.subjects.proof.facts import Config
+    from nodeready.subjects.proof.facts import ProofConfig
     from nodeready.transport.base import Request
 
 #: The subjects that a node observes of itself.
@@ -92,22 +92,22 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     return Audit(started, now(), digest([policy]), (report,))
 
 
-def _config(policy: Policy, limit_s: float, tag: str) -> Config:
+def _config(policy: Policy, limit_s: float, tag: str) -> ProofConfig:
     from nodeready.subjects.debug_tools.facts import PY_SPY
-    from nodeready.subjects.proof.facts import SESSION, Config
+    from nodeready.subjects.proof.facts import SESSION, ProofConfig
 
-    return Config(
+    return ProofConfig(
         nonce=f"nodeready-{os.urandom(8).hex()}",
         tag=tag,
         user=policy.job_user,
         # This node knows no other node that it could reach.
-        wanted=tuple(name for name in SESSION if name != "peers"),
+        proofs=tuple(name for name in SESSION if name != "peers"),
         limit_s=max(1, int(limit_s) - 2),
         py_spy=PY_SPY if policy.py_spy_version else "",
     )
 
 
-def _proofs(name: str, config: Config) -> Request:
+def _proofs(name: str, config: ProofConfig) -> Request:
     from nodeready.transport.base import request
 
     return request(name, "nodeready.node.proofs.program", config)

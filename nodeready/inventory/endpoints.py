@@ -12,7 +12,7 @@ from pyinfra.connectors.local import LocalConnector
 
 from nodeready.inventory.nodeset import NodeSetError, host_name
 from nodeready.policy.fields import value_text
-from nodeready.subjects.ssh_client.facts import clean_address
+from nodeready.subjects.ssh_client.identity import clean_address
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Names
 
 _NO_USER = re.compile(r"-|.*[\s\x00-\x1f\x7f]")
@@ -88,7 +88,7 @@ def endpoint(host: Host) -> Endpoint:
 def given_addresses(inventory: Iterable[Host]) -> dict[str, str]:
     """Address -> the node to which the inventory gives it: as its name, ``ssh_hostname``, or in
     ``ssh_names``. Addresses of several nodes, or with another port, are left out."""
-    node_by_address = Names({host.name: endpoint(host) for host in inventory}).given
+    node_by_address = Names({host.name: endpoint(host) for host in inventory}).owners
     return {
         address: node
         for address, node in node_by_address.items()

@@ -18,7 +18,7 @@ be sent to a whole step (``scancel --signal=23 JOB``) without an end for what do
 SIGUSR1 and SIGUSR2 announce preemption (Slurm's --signal, submitit, Lightning), SIGTERM, SIGINT,
 SIGHUP and SIGQUIT end a worker of torchrun's, real-time signals end what does not catch them.
 
-The same file is in the job as the module `nodeready_run`: `begin` and `printflock`.
+The same file is in the job as the module `nodeready_run`: `install_hooks` and `printflock`.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _remove_leftovers(parent: str, prefix: str) -> None:
             with suppress(OSError):
                 number = os.open(path, _DIRECTORY)
                 try:
-                    known = os.fstat(number)
-                    if known.st_uid == os.geteuid() and time.time() - known.st_mtime > _NEW_S:
+                    status = os.fstat(number)
+                    if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _NEW_S:
                         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
@@ -129,7 +129,7 @@ def restart_of(environment: Mapping[str, str]) -> int:
 # --- What is written: whole lines, also of many ranks into one pipe.
 
 
-class Turn:
+class PipeLock:
     """The right to write several pieces into what other processes write into, too.
 
     One write of up to 4096 bytes is whole in a pipe by itself; a longer line, and several lines
@@ -181,10 +181,10 @@ class Turn:
 
 def put(fd: int, data: bytes) -> None:
     """Write all of it, also into what does not block. Raises OSError: it cannot be written."""
-    left = memoryview(data)
-    while left:
+    remaining = memoryview(data)
+    while remaining:
         try:
-            left = left[os.write(fd, left) :]
+            remaining = remaining[os.write(fd, remaining) :]
         except BlockingIOError:
             import select
 
@@ -218,37 +218,37 @@ class Lines:
         self._since = self._told = 0.0
         self._fresh = True
 
-    def add(self, data: bytes, now: float) -> list[bytes]:
+    def add(self, data: bytes, now_s: float) -> list[bytes]:
         """The lines that this finishes."""
         if self._terminal:
             return self._shown(data)
-        *ends, rest = (self._held + data).split(b"\n")
+        *ends, remaining = (self._held + data).split(b"\n")
         if ends:
-            self._told = now
+            self._told = now_s
         if not self._held or ends:
-            self._since = now
-        self._held = rest
-        found = [piece for line in ends for piece in self._line(line, b"\n")]
+            self._since = now_s
+        self._held = remaining
+        complete = [data for line in ends for data in self._line(line, b"\n")]
         while len(self._held) > LONGEST:
-            found.append(self._prefix + self._held[:LONGEST] + b"\n")
+            complete.append(self._prefix + self._held[:LONGEST] + b"\n")
             self._held = self._held[LONGEST:]
-        return found + self.waiting(now, stood_s=BAR_S if b"\r" in self._held else 1e9)
+        return complete + self.waiting(now_s, stood_s=BAR_S if b"\r" in self._held else 1e9)
 
-    def waiting(self, now: float, stood_s: float = STOOD_S) -> list[bytes]:
+    def waiting(self, now_s: float, stood_s: float = STOOD_S) -> list[bytes]:
         """The unfinished line as a line of its own, when it has stood so long.
 
         A bar is one state of it, and not more often than every `BAR_S`.
         """
-        if not self._held or now - self._since < stood_s:
+        if not self._held or now_s - self._since < stood_s:
             return []
-        if b"\r" in self._held and now - self._told < BAR_S:
+        if b"\r" in self._held and now_s - self._told < BAR_S:
             return []
-        return self.rest(now)
+        return self.rest(now_s)
 
-    def rest(self, now: float) -> list[bytes]:
+    def rest(self, now_s: float) -> list[bytes]:
         """The unfinished line as a line of its own."""
         held, self._held = self._held, b""
-        self._since = self._told = now
+        self._since = self._told = now_s
         if self._terminal or not held.strip(b"\r"):
             return []
         return self._line(held, b"\n")
@@ -265,14 +265,14 @@ class Lines:
         return [self._prefix + line[at : at + LONGEST] + end for at in cuts]
 
     def _shown(self, data: bytes) -> list[bytes]:
-        found = []
+        blocks = []
         for part in data.replace(b"\r\n", b"\n").splitlines(keepends=True):
             # bytes.splitlines knows \n and \r alone.
             if self._fresh and part != b"\r":
-                found.append(self._prefix)
+                blocks.append(self._prefix)
             self._fresh = part.endswith((b"\n", b"\r"))
-            found.append(part)
-        return found
+            blocks.append(part)
+        return blocks
 
 
 class Blocks:
@@ -282,11 +282,11 @@ class Blocks:
         self._held = b""
         self._since = 0.0
 
-    def add(self, data: bytes, now: float) -> Iterator[bytes]:
+    def add(self, data: bytes, now_s: float) -> Iterator[bytes]:
         """Blocks, each whole, and what stands between them."""
         held, self._held = self._held + data, b""
         while held:
-            before, mark, rest = held.partition(_MARK)
+            before, mark, remaining = held.partition(_MARK)
             if not mark:
                 part = next(n for n in range(len(_MARK), -1, -1) if held.endswith(_MARK[:n]))
                 before, self._held = held[: len(held) - part], held[len(held) - part :]
@@ -295,22 +295,22 @@ class Blocks:
                 yield before
             if not mark:
                 break
-            size, end, body = rest.partition(b"\n")
+            size, end, body = remaining.partition(b"\n")
             if len(size) > len(str(_BLOCK)) or size.strip(b"0123456789") or (end and not size):
                 # Somebody else's.
                 yield mark
-                held = rest
+                held = remaining
                 continue
             if not end or len(body) < min(int(size), _BLOCK):
-                self._held = mark + rest
+                self._held = mark + remaining
                 break
             yield body[: int(size)]
             held = body[int(size) :]
-        self._since = now
+        self._since = now_s
 
-    def waiting(self, now: float) -> bytes:
+    def waiting(self, now_s: float) -> bytes:
         """The part of a block that has stood so long that its end may never come; b"": none."""
-        return self.rest() if self._held and now - self._since >= STOOD_S else b""
+        return self.rest() if self._held and now_s - self._since >= STOOD_S else b""
 
     def rest(self) -> bytes:
         """The part of a block that is there."""
@@ -325,7 +325,7 @@ class Blocks:
         return bool(self._held)
 
 
-class Log:
+class RankLog:
     """A rank's own log: its output as it is. A log that cannot be written stops, the job does not.
 
     path:   "" where there is none
@@ -367,17 +367,17 @@ class Log:
             self._complain(f"the log stops here: {self.path}: {error.strerror}")
 
 
-class Channel:
+class OutputChannel:
     """One stream of the child's output, on its way to where ours goes.
 
     source: where it is read; closed when nobody reads ours, so that the child learns of it
     """
 
-    def __init__(self, source: int, target: int, prefix: bytes, log: Log) -> None:
+    def __init__(self, source: int, target: int, prefix: bytes, log: RankLog) -> None:
         self.source, self._target, self._log = source, target, log
         self._lines = Lines(prefix, os.isatty(target))
         self._blocks = Blocks()
-        self._turn = Turn(target)
+        self._turn = PipeLock(target)
         self._lost = False
         self._read = 0
 
@@ -410,14 +410,14 @@ class Channel:
             self.end()
             return False
         self._read += len(data)
-        now = time.monotonic()
-        for piece in self._blocks.add(data, now):
-            self._add(piece, now)
+        now_s = time.monotonic()
+        for piece in self._blocks.add(data, now_s):
+            self._add(piece, now_s)
         return self.source >= 0
 
-    def _add(self, piece: bytes, now: float) -> None:
-        self._log.write(piece)
-        self._write(self._lines.add(piece, now))
+    def _add(self, data: bytes, now_s: float) -> None:
+        self._log.write(data)
+        self._write(self._lines.add(data, now_s))
 
     @property
     def unfinished(self) -> bool:
@@ -425,17 +425,17 @@ class Channel:
 
     def waiting(self) -> None:
         """Write an unfinished line or block that has stood long enough."""
-        now = time.monotonic()
-        if piece := self._blocks.waiting(now):
-            self._add(piece, now)
-        self._write(self._lines.waiting(now))
+        now_s = time.monotonic()
+        if data := self._blocks.waiting(now_s):
+            self._add(data, now_s)
+        self._write(self._lines.waiting(now_s))
 
     def tell(self, lines: Sequence[bytes]) -> None:
         """Lines of our own among the child's; in its log, too."""
         self._write(self._lines.rest(time.monotonic()))
         self._log.write(b"".join(line + b"\n" for line in lines))
-        own = Lines(self._lines._prefix, False)
-        self._write(own.add(b"".join(line + b"\n" for line in lines), 0.0))
+        notice_lines = Lines(self._lines._prefix, False)
+        self._write(notice_lines.add(b"".join(line + b"\n" for line in lines), 0.0))
 
     def resize(self) -> None:
         """The child's terminal as large as ours."""
@@ -445,10 +445,10 @@ class Channel:
     def end(self) -> None:
         """Write what is left, and read no more."""
         if self.source >= 0:
-            now = time.monotonic()
-            if piece := self._blocks.rest():
-                self._add(piece, now)
-            self._write(self._lines.rest(now))
+            now_s = time.monotonic()
+            if data := self._blocks.rest():
+                self._add(data, now_s)
+            self._write(self._lines.rest(now_s))
             os.close(self.source)
             self.source = -1
 
@@ -457,8 +457,8 @@ class Channel:
             return
         try:
             with self._turn:
-                for piece in _pieces(lines):
-                    put(self._target, piece)
+                for data in _pieces(lines):
+                    put(self._target, data)
         except OSError as error:
             import errno
 
@@ -473,7 +473,7 @@ class Channel:
 # --- Signals: to the child, once.
 
 
-class Bystander:
+class SignalProbe:
     """A process that tells whether a signal was sent to us alone.
 
     torchrun, a shell and a terminal signal the whole process group, Slurm every process of a step:
@@ -557,18 +557,18 @@ def _deaf() -> None:
 def handed_on() -> list[int]:
     """The signals for the child: all but those of job control, of ended children, and those that
     an instruction of ours raises; and not what our own starter has us ignore (nohup)."""
-    own = {
+    variables = {
         "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGCONT", "SIGPIPE",
         "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS", "SIGWINCH",
     }  # fmt: skip
-    names = {int(getattr(signal, name)) for name in own if hasattr(signal, name)}
-    found = []
-    for number in sorted(int(one) for one in signal.valid_signals()):
+    names = {int(getattr(signal, name)) for name in variables if hasattr(signal, name)}
+    numbers = []
+    for number in sorted(int(number) for number in signal.valid_signals()):
         if number in names or number in (32, 33):  # The C library's own.
             continue
         if signal.getsignal(number) is not signal.SIG_IGN:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 # --- What the child finds when it starts.
@@ -593,11 +593,11 @@ def recorder(torch: str, environment: Mapping[str, str], directory: str) -> dict
             continue
     if not names:
         return {}
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
 
     def want(new: str, old: str, value: str) -> None:
         if not environment.get(new) and not environment.get(old):
-            found[new if new in names else old] = value
+            values[new if new in names else old] = value
 
     want("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "2000")
     if "TORCH_FR_BUFFER_SIZE" not in names:
@@ -605,7 +605,7 @@ def recorder(torch: str, environment: Mapping[str, str], directory: str) -> dict
     if directory:
         prefix = os.path.join(os.path.abspath(directory), "comm_lib_trace_rank_")
         want("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix)
-    return found
+    return values
 
 
 def find_torch(command: str, environment: Mapping[str, str]) -> str:
@@ -613,21 +613,21 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
     import glob
     import shutil
 
-    found = shutil.which(command, path=environment.get("PATH")) or ""
+    interpreter = shutil.which(command, path=environment.get("PATH")) or ""
     try:
-        with open(found or "/dev/null", "rb") as file:
+        with open(interpreter or "/dev/null", "rb") as file:
             first = file.readline(512)
     except OSError:
         first = b""
     if first.startswith(b"#!"):
-        found = os.fsdecode(first[2:].split()[0]) if first[2:].split() else ""
-    if not os.path.basename(found).startswith(("python", "pypy")):
-        found = shutil.which("python", path=environment.get("PATH")) or ""
-    places = [one for one in environment.get("PYTHONPATH", "").split(os.pathsep) if one]
-    prefix = os.path.dirname(os.path.dirname(found))
-    for way in ("local/lib/python3*", "lib/python3*", "lib64/python3*"):
+        interpreter = os.fsdecode(first[2:].split()[0]) if first[2:].split() else ""
+    if not os.path.basename(interpreter).startswith(("python", "pypy")):
+        interpreter = shutil.which("python", path=environment.get("PATH")) or ""
+    places = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    prefix = os.path.dirname(os.path.dirname(interpreter))
+    for pattern in ("local/lib/python3*", "lib/python3*", "lib64/python3*"):
         for packages in ("site-packages", "dist-packages"):
-            places += sorted(glob.glob(os.path.join(glob.escape(prefix), way, packages)))
+            places += sorted(glob.glob(os.path.join(glob.escape(prefix), pattern, packages)))
     for place in places:
         if os.path.isfile(os.path.join(place, "torch", "version.py")):
             return os.path.join(place, "torch")
@@ -635,7 +635,7 @@ def find_torch(command: str, environment: Mapping[str, str]) -> str:
 
 
 _SITE = '''\
-"""Before every Python of the job: the user's own sitecustomize, then nodeready's `begin`."""
+"""Before every Python of the job: the user's sitecustomize, then `install_hooks`."""
 import os, sys
 
 def _chain():
@@ -652,7 +652,7 @@ def _chain():
 try:
     if sys.version_info >= (3, 9):
         import nodeready_run
-        nodeready_run.begin(**{settings!r})
+        nodeready_run.install_hooks(**{settings!r})
 except Exception as error:
     sys.stderr.write("nodeready run: this Python has no signal for its stacks: %r\\n" % (error,))
 _chain()
@@ -661,8 +661,8 @@ _chain()
 
 def prepare(directory: str, settings: Mapping[str, Any]) -> None:
     """Fill the directory that comes first in the job's PYTHONPATH. Raises OSError."""
-    with open(__file__, "rb") as own:
-        text = own.read()
+    with open(__file__, "rb") as source:
+        text = source.read()
     with open(os.path.join(directory, "nodeready_run.py"), "wb") as module:
         module.write(text)
     with open(os.path.join(directory, "sitecustomize.py"), "w", encoding="utf-8") as site:
@@ -682,8 +682,8 @@ def unlabel() -> None:
         with open("/proc/self/stat", "rb") as stat:
             words = stat.read().rpartition(b")")[2].split()
         start, end = int(words[47]), int(words[48])
-        with open("/proc/self/environ", "rb") as own:
-            block = own.read()
+        with open("/proc/self/environ", "rb") as environ_file:
+            block = environ_file.read()
         if not start or end - start != len(block):
             return
         at = start
@@ -702,7 +702,7 @@ _RECORD = 16
 _HEADER = 64
 
 
-class Ring:
+class LogRing:
     """The last lines that each thread has executed, in files that outlive the process.
 
     A ring lies in a mapped file, so that the supervisor can read it whatever becomes of the
@@ -735,19 +735,19 @@ class Ring:
 
     def is_mine(self, code: CodeType) -> bool:
         """Whether this is the user's own code, or of a package that was asked for."""
-        found = self._mine.get(id(code))
-        if found is not None:
-            return found[1]
+        cached = self._mine.get(id(code))
+        if cached is not None:
+            return cached[1]
         path = code.co_filename
         if path.startswith("<"):
             # Made at run time, and never kept here; but a program may be `python -c`.
             return (path, code.co_name) == ("<string>", "<module>")
-        known = not path.startswith(self._library)
+        is_library = not path.startswith(self._library)
         for part in ("/site-packages/", "/dist-packages/"):
-            if known and part in path:
-                known = path.rpartition(part)[2].partition("/")[0] in self._packages
-        self._mine[id(code)] = code, known
-        return known
+            if is_library and part in path:
+                is_library = path.rpartition(part)[2].partition("/")[0] in self._packages
+        self._mine[id(code)] = code, is_library
+        return is_library
 
     def add(self, code: CodeType, line: int) -> None:
         """This thread executes the line."""
@@ -755,8 +755,8 @@ class Ring:
             ring = self._local.ring
         except AttributeError:
             ring = self._local.ring = self._open()
-        found = self._codes.get(id(code))
-        number = self._name(code) if found is None else found[1]
+        cached = self._codes.get(id(code))
+        number = self._name(code) if cached is None else cached[1]
         at = ring[1]
         self._record(ring[0], _HEADER + at * _RECORD, time.time(), number, line)
         ring[1] = (at + 1) % self._size
@@ -832,12 +832,12 @@ class Ring:
 
 def _library() -> tuple[str, ...]:
     """Where the standard library is, and what is not the user's besides."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    directory = os.path.dirname(os.path.abspath(__file__))
     standard = os.path.dirname(os.path.abspath(os.__file__))
-    return (here + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
+    return (directory + os.sep, standard + os.sep, os.path.realpath(standard) + os.sep)
 
 
-def begin(
+def install_hooks(
     number: int = 0, lines: int = 0, directory: str = "", packages: Sequence[str] = ()
 ) -> None:
     """What happens first in every Python of the job.
@@ -852,7 +852,7 @@ def begin(
 
         faulthandler.register(number, file=sys.stderr, all_threads=True)
     if lines and directory:
-        ring = Ring(directory, lines, packages)
+        ring = LogRing(directory, lines, packages)
         if not ring.monitor():
             ring.settrace()
 
@@ -874,7 +874,7 @@ def printflock(*values: Any, **options: Any) -> None:
         print(text.getvalue(), file=file, end="", flush=True)
         return
     data = text.getvalue().encode(getattr(file, "encoding", None) or "utf-8", "replace")
-    with Turn(fd):
+    with PipeLock(fd):
         file.flush()
         put(fd, _announced(fd, data) + data)
 
@@ -882,9 +882,9 @@ def printflock(*values: Any, **options: Any) -> None:
 def _announced(fd: int, data: bytes) -> bytes:
     """What stands before a block so that the supervisor writes it in one piece; b"": fd is not
     read by a supervisor, or the block is too large to be held back."""
-    known = os.fstat(fd)
-    here = f"{known.st_dev}:{known.st_ino}"
-    if not 0 < len(data) <= _BLOCK or here not in os.environ.get(_STREAMS, "").split(","):
+    status = os.fstat(fd)
+    terminal = f"{status.st_dev}:{status.st_ino}"
+    if not 0 < len(data) <= _BLOCK or terminal not in os.environ.get(_STREAMS, "").split(","):
         return b""
     return _MARK + b"%d\n" % len(data)
 
@@ -893,16 +893,16 @@ def _announced(fd: int, data: bytes) -> bytes:
 
 
 def _names_of(path: str) -> dict[int, tuple[str, str]]:
-    found = {}
+    fields = {}
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as names:
             for row in names:
-                number, _, rest = row.rstrip("\n").partition("\t")
-                function, _, file = rest.partition("\t")
-                found[int(number)] = (function, file)
+                number, _, remaining = row.rstrip("\n").partition("\t")
+                function, _, file = remaining.partition("\t")
+                fields[int(number)] = (function, file)
     except (OSError, ValueError):
         pass
-    return found
+    return fields
 
 
 def _records(ring: bytes) -> list[tuple[float, int, int]]:
@@ -910,16 +910,16 @@ def _records(ring: bytes) -> list[tuple[float, int, int]]:
     import struct
 
     body = ring[_HEADER:]
-    found = [one for one in struct.iter_unpack("<dII", body) if one[1]]
-    return sorted(found, key=lambda one: one[0])
+    samples = [sample for sample in struct.iter_unpack("<dII", body) if sample[1]]
+    return sorted(samples, key=lambda sample: sample[0])
 
 
-def traced(directory: str, most: int = 64) -> Iterator[str]:
+def traced(directory: str, maximum: int = 64) -> Iterator[str]:
     """The rings of all processes as text: a thread, and its lines, the last one executed last."""
     import linecache
 
     rings = sorted(name for name in os.listdir(directory) if name.endswith(".ring"))
-    for name in rings[:most]:
+    for name in rings[:maximum]:
         pid, thread = name.split(".")[:2]
         names = _names_of(os.path.join(directory, f"{pid}.names"))
         try:
@@ -941,11 +941,11 @@ def traced(directory: str, most: int = 64) -> Iterator[str]:
                 f"{clock}.{int(when % 1 * 1000):03} {os.path.basename(path)}:{line} {function}"
                 + (f" | {source}" if source else "")
             )
-    if len(rings) > most:
-        yield f"and {len(rings) - most} more threads"
+    if len(rings) > maximum:
+        yield f"and {len(rings) - maximum} more threads"
 
 
-class Supervisor:
+class RankSupervisor:
     """One child, its output and its signals."""
 
     def __init__(self, options: Any) -> None:
@@ -955,10 +955,10 @@ class Supervisor:
         self._rank = rank_of(self._environment)
         name = f"{self._node}:{self._rank}" if self._rank else self._node
         self._prefix = f"[{name}] ".encode(errors="surrogateescape")
-        self._log = Log(self._complain)
-        self._channels: list[Channel] = []
+        self._log = RankLog(self._complain)
+        self._channels: list[OutputChannel] = []
         self._child: Any = None
-        self._bystander: Bystander | None = None
+        self._bystander: SignalProbe | None = None
         self._wake = os.pipe()
         self._asked = self._ending = False
 
@@ -1007,17 +1007,17 @@ class Supervisor:
         # What a rank has printed before it hangs must not lie in its own buffer.
         self._environment.setdefault("PYTHONUNBUFFERED", "1")
         self._environment.setdefault("PYTHONFAULTHANDLER", "1")
-        where = self._options.log_dir
-        if where:
+        log_dir = self._options.log_dir
+        if log_dir:
             stem = f"{self._node}-rank{self._rank}" if self._rank else self._node
-            self._log.open(where, stem, restart_of(self._environment))
+            self._log.open(log_dir, stem, restart_of(self._environment))
         torch = find_torch(self._options.command[0], self._environment)
         if torch:
             # PyTorch appends the rank. All ranks of a start share a directory, as its own analyser
             # (torchfrtrace) wants it; no start writes over the dumps of the one before.
             dumps = ""
             if self._log.path:
-                dumps = os.path.join(where, f"recorder.{self._log.number}")
+                dumps = os.path.join(log_dir, f"recorder.{self._log.number}")
                 try:
                     os.makedirs(dumps, exist_ok=True)
                 except OSError:
@@ -1048,9 +1048,9 @@ class Supervisor:
             else:
                 source, end = os.pipe()
             os.set_blocking(source, False)
-            known = os.fstat(end)
-            read.append(f"{known.st_dev}:{known.st_ino}")
-            self._channels.append(Channel(source, target, self._prefix, self._log))
+            status = os.fstat(end)
+            read.append(f"{status.st_dev}:{status.st_ino}")
+            self._channels.append(OutputChannel(source, target, self._prefix, self._log))
             ends.append(end)
         self._environment[_STREAMS] = ",".join(read)
         return ends[0], ends[1]
@@ -1059,7 +1059,7 @@ class Supervisor:
         import subprocess
 
         out, error = self._streams()
-        kept = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         forwarded = handed_on()
         for number in forwarded:
             signal.signal(number, self._hand_on)
@@ -1074,7 +1074,7 @@ class Supervisor:
             signal.signal(signal.SIGWINCH, signal.SIG_DFL)
             for number in forwarded:
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
         command = self._options.command
         try:
@@ -1094,10 +1094,10 @@ class Supervisor:
             for end in {out, error} - {-1}:
                 os.close(end)
             if self._child is None:
-                signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         unlabel()
-        self._bystander = Bystander()
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        self._bystander = SignalProbe()
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         try:
             status = self._relay(directory)
         finally:
@@ -1139,7 +1139,7 @@ class Supervisor:
 
     @property
     def _unfinished(self) -> bool:
-        return any(one.unfinished for one in self._channels if one.source >= 0)
+        return any(channel.unfinished for channel in self._channels if channel.source >= 0)
 
     def _relay(self, directory: str) -> int:
         """Until the child has ended and its output is written; its status as Popen says it."""
@@ -1147,21 +1147,27 @@ class Supervisor:
 
         quiet_since = ended = 0.0
         asked_since = 0.0
-        owed: dict[Channel, int] = {}
+        owed: dict[OutputChannel, int] = {}
         while True:
             status = self._child.poll()
-            now = time.monotonic()
-            sources = {one.source: one for one in self._channels if one.source >= 0}
+            now_s = time.monotonic()
+            sources = {
+                channel.source: channel for channel in self._channels if channel.source >= 0
+            }
             if status is not None:
                 if not ended:
-                    ended, owed = now, {one: one.held() for one in sources.values()}
-                behind = any(one.done < owed[one] for one in sources.values())
-                late = now - ended > DRAIN_S or now - (quiet_since or now) > SILENCE_S
+                    ended, owed = now_s, {channel: channel.held() for channel in sources.values()}
+                behind = any(channel.done < owed[channel] for channel in sources.values())
+                late = now_s - ended > DRAIN_S or now_s - (quiet_since or now_s) > SILENCE_S
                 if not sources or (late and not behind):
                     return int(status)
                 limit = SILENCE_S / 4
             else:
-                limit = STOOD_S / 4 if any(one.unfinished for one in sources.values()) else 60.0
+                limit = (
+                    STOOD_S / 4
+                    if any(channel.unfinished for channel in sources.values())
+                    else 60.0
+                )
             poll = select.poll()
             for source in (*sources, self._wake[0]):
                 poll.register(source, select.POLLIN)
@@ -1172,20 +1178,20 @@ class Supervisor:
                 elif fd in sources:
                     busy = True
                     sources[fd].read()
-            for one in sources.values():
-                if one.source >= 0:
-                    one.waiting()
-            now = time.monotonic()
-            quiet_since = 0.0 if busy or status is None else quiet_since or now
+            for channel in sources.values():
+                if channel.source >= 0:
+                    channel.waiting()
+            now_s = time.monotonic()
+            quiet_since = 0.0 if busy or status is None else quiet_since or now_s
             # Not into the middle of a line that is being written: but that has its end soon.
-            asked_since = (asked_since or now) if self._asked else 0.0
-            if self._asked and (now - asked_since >= STOOD_S or not self._unfinished):
+            asked_since = (asked_since or now_s) if self._asked else 0.0
+            if self._asked and (now_s - asked_since >= STOOD_S or not self._unfinished):
                 self._asked = False
                 self._tell_trace(directory)
 
 
-def _same(one: int, other: int) -> bool:
-    first, second = os.fstat(one), os.fstat(other)
+def _same(number: int, other: int) -> bool:
+    first, second = os.fstat(number), os.fstat(other)
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
@@ -1210,7 +1216,11 @@ def signal_number(text: str) -> int:
         return 0
     number = int(name) if name.isdigit() else int(getattr(signal, "SIG" + name, 0))
     fixed = (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE)
-    if number not in {int(one) for one in signal.valid_signals()} or number in (*fixed, 4, 6):
+    if number not in {int(number) for number in signal.valid_signals()} or number in (
+        *fixed,
+        4,
+        6,
+    ):
         raise ValueError(f"{text} is no signal to ask for stacks: URG, USR2, a number, or none")
     return number
 
@@ -1269,7 +1279,7 @@ def arguments(words: Sequence[str] | None = None) -> Any:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; its status."""
-    return Supervisor(arguments(words)).run()
+    return RankSupervisor(arguments(words)).run()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The program on the node that reads the last lines of the files that match a pattern, or of the
 logs that processes write.
 
-File systems are asked in a fork alone (`Reader`): a fork that hangs is left behind, and another
-one goes on without that mount. The answer is one line, ``NONCE tail "..."``: `Tail` as JSON,
+Only a fork reads file systems (`TailReader`): a fork that hangs is left behind, and another fork
+continues without that mount. The answer is one line, ``NONCE tail "..."``: `NodeTail` as JSON,
 compressed, in base64.
 """
 
@@ -27,7 +27,7 @@ from nodeready.node import users_file
 from nodeready.node.log_lines import last_lines, text_lines
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
-from nodeready.node.users_file import NOBODY, Refused, Resolved, Rights, by_turns, follow
+from nodeready.node.users_file import NOBODY, FileRefused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
 from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
 from nodeready.subjects import wire
@@ -39,7 +39,7 @@ MAX_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
-class Config:
+class TailConfig:
     """What the program is told.
 
     nonce:     random word with which its line begins
@@ -68,8 +68,12 @@ class Config:
     processes: tuple[tuple[int, float], ...] = ()
 
 
+#: The name by which `payload.program` finds the class.
+Config = TailConfig
+
+
 @dataclass(frozen=True)
-class File:
+class LogTail:
     """A file that was read. mtime_s: seconds since 1970; age_s: since then, by the node's clock.
 
     lines:   the oldest first
@@ -89,7 +93,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadFile:
     """A path that was not read. fault: somebody has to look; else it is no file for us."""
 
     path: wire.Path
@@ -98,7 +102,7 @@ class Unread:
 
 
 @dataclass(frozen=True)
-class Tail:
+class NodeTail:
     """What one node has.
 
     host:    its own name for itself
@@ -108,8 +112,8 @@ class Tail:
     """
 
     host: wire.Name
-    files: tuple[File, ...]
-    unread: tuple[Unread, ...]
+    files: tuple[LogTail, ...]
+    unread: tuple[UnreadFile, ...]
     left_out: wire.Count
     older: wire.Count
     error: wire.Line
@@ -179,32 +183,34 @@ class Walk:
         if not words:
             yield from parents
             return
-        word, *rest = words
+        word, *remaining = words
         if word == "**":
             for parent in parents:
-                for below in self._deep(parent, MAX_DEPTH):
-                    yield from self._below([below], rest or ["*"])
+                for child in self._deep(parent, MAX_DEPTH):
+                    yield from self._below([child], remaining or ["*"])
         elif _MAGIC.search(word):
             like = re.compile(fnmatch.translate(word))
             for parent in parents:
                 hits = [
-                    found
+                    match
                     for name in self._list(parent, like)
                     if word[0] == "." or name[0] != "."
-                    for found in self._one(parent, name, last=not rest)
+                    for match in self._one(parent, name, last=not remaining)
                 ]
-                yield from self._below(hits, rest)
+                yield from self._below(hits, remaining)
         else:
             for parent in parents:
-                yield from self._below(list(self._one(parent, word, last=not rest)), rest)
+                yield from self._below(
+                    list(self._one(parent, word, last=not remaining)), remaining
+                )
 
     def _one(self, parent: Match, name: str, *, last: bool) -> Iterator[Match]:
         """The name in this directory, if it is there and, unless it is the last one, leads on."""
         shown = parent.at(name)
         try:
-            found = follow(parent.resolved, name, self.touch)
-            if last or stat.S_ISDIR(users_file.known(found).st_mode):
-                yield Match(shown, found.path, found.owner)
+            target = follow(parent.resolved, name, self.touch)
+            if last or stat.S_ISDIR(users_file.linked_status(target).st_mode):
+                yield Match(shown, target.path, target.owner)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -236,16 +242,16 @@ class Walk:
 
     def _newest(self, parent: Match, names: list[str]) -> list[str]:
         """The names in this directory, each owner's newest by turns."""
-        found = []
+        matches = []
         for name in names:
-            one = Resolved(f"{parent.real.rstrip('/')}/{name}", parent.owner)
-            self.touch(one.path)
+            place = Resolved(f"{parent.real.rstrip('/')}/{name}", parent.owner)
+            self.touch(place.path)
             with contextlib.suppress(FileNotFoundError):
-                known = users_file.known(one)
-                found.append(
-                    _Named(name, users_file.person(known.st_uid), users_file.modified_ns(known))
+                status = users_file.linked_status(place)
+                matches.append(
+                    _Named(name, users_file.person(status.st_uid), users_file.modified_ns(status))
                 )
-        return [one.name for one in users_file.by_turns(found)]
+        return [entry.name for entry in users_file.by_turns(matches)]
 
     def _deep(self, parent: Match, depth: int) -> Iterator[Match]:
         """The directory and all below it, without following links: those may go round."""
@@ -254,19 +260,19 @@ class Walk:
             return
         for name in self._list(parent):
             real = f"{parent.real.rstrip('/')}/{name}"
-            below = Match(parent.at(name), real, parent.owner)
-            if name[0] == "." or self.blocked(below.real):
+            child = Match(parent.at(name), real, parent.owner)
+            if name[0] == "." or self.blocked(child.real):
                 continue
             try:
-                self.touch(below.real)
-                directory = stat.S_ISDIR(users_file.known(below.resolved).st_mode)
+                self.touch(child.real)
+                directory = stat.S_ISDIR(users_file.linked_status(child.resolved).st_mode)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self.trouble(below.shown, error)
+                self.trouble(child.shown, error)
                 continue
             if directory:
-                yield from self._deep(below, depth - 1)
+                yield from self._deep(child, depth - 1)
 
 
 def home() -> str:
@@ -325,13 +331,13 @@ class Mount:
 
 def parse_mounts(text: str) -> list[Mount]:
     """The rows of `TABLE` (proc(5)); what is no row of it is passed over."""
-    found = []
+    matches = []
     for row in text.splitlines():
         before, _, after = row.partition(" - ")
-        left, right = before.split(" "), after.split(" ")
-        if len(left) >= 6 and len(right) >= 2:
-            found.append(Mount(_plain(left[4]), left[2], right[0], _plain(right[1])))
-    return found
+        first, right = before.split(" "), after.split(" ")
+        if len(first) >= 6 and len(right) >= 2:
+            matches.append(Mount(_plain(first[4]), first[2], right[0], _plain(right[1])))
+    return matches
 
 
 def _plain(word: str) -> str:
@@ -348,10 +354,10 @@ class Mounts:
 
     def of(self, path: str) -> Mount:
         """The mount that holds this absolute path without links."""
-        here = path
-        while here not in self._rows and here != "/":
-            here = os.path.dirname(here)
-        return self._rows.get(here, Mount("/", "", "", ""))
+        directory = path
+        while directory not in self._rows and directory != "/":
+            directory = os.path.dirname(directory)
+        return self._rows.get(directory, Mount("/", "", "", ""))
 
 
 def own_mounts() -> Mounts:
@@ -379,7 +385,7 @@ def name_after(device: str, name: int) -> None:
 
 def unresponsive() -> set[str]:
     """The devices for which a killed process of an earlier run still waits in the kernel."""
-    found = set()
+    numbers = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
@@ -387,8 +393,8 @@ def unresponsive() -> set[str]:
             match = re.match(rf"Name:\t{_NAME}(\d+:\d+)\n", text)
             pending = re.search(r"^SigPnd:\t([0-9a-f]+)$", text, re.MULTILINE)
             if match and pending and int(pending[1], 16) & _KILLED:
-                found.add(match[1])
-    return found
+                numbers.add(match[1])
+    return numbers
 
 
 # --- The fork: it expands the pattern and reads the files, and may hang at each step.
@@ -426,7 +432,7 @@ class _Hit:
     mtime_s: float
 
 
-class Reader:
+class TailReader:
     """One fork's work.
 
     dead:     devices of the mounts that are not asked
@@ -436,7 +442,7 @@ class Reader:
 
     def __init__(
         self,
-        config: Config,
+        config: TailConfig,
         send: Send,
         dead: set[str],
         left_out: set[str],
@@ -459,12 +465,12 @@ class Reader:
         self.send({"at": mount.device})
 
     def trouble(self, shown: str, error: OSError) -> None:
-        why = error.strerror or str(error)
-        ours = isinstance(error, (_DeadError, Refused))
-        self.unread(shown, why if ours else why.lower(), fault=True)
+        reason = error.strerror or str(error)
+        is_expected = isinstance(error, (_DeadError, FileRefused))
+        self.unread(shown, reason if is_expected else reason.lower(), fault=True)
 
-    def unread(self, shown: str, why: str, *, fault: bool) -> None:
-        self.send({"unread": asdict(Unread(shown, why, fault))})
+    def unread(self, shown: str, reason: str, *, fault: bool) -> None:
+        self.send({"unread": asdict(UnreadFile(shown, reason, fault))})
 
     def blocked(self, real: str) -> bool:
         return self.mounts.of(real).kind in KERNEL_FILE_SYSTEMS
@@ -477,21 +483,21 @@ class Reader:
         users_file.confine(_MEMORY, self.config.limit_s + 1)
         walk = Walk(self.touch, self.blocked, self.trouble)
         pattern = absolute(self.config.pattern)
-        found: dict[str, _Hit] = {}
-        for one in walk.expand(pattern):
-            hit = self.look(one, deep=pattern.endswith("**"))
+        hits: dict[str, _Hit] = {}
+        for match in walk.expand(pattern):
+            hit = self.look(match, deep=pattern.endswith("**"))
             # Once, though a link such as `latest` leads there too.
             if hit is not None:
-                found.setdefault(one.real, hit)
+                hits.setdefault(match.real, hit)
         if walk.too_many:
             self.send({"error": f"more than {walk.too_many:,} names: only some were looked at"})
-        new = [hit for hit in found.values() if self.new(hit.mtime_s)]
+        new = [hit for hit in hits.values() if self.new(hit.mtime_s)]
         # In order of their names, where they were written in the same moment.
         new.sort(key=lambda hit: hit.match.shown)
         chosen = by_turns(new)[: self.config.max_files]
-        told = {"left_out": len(new) - len(chosen), "older": len(found) - len(new)}
-        self.send({**told, "chosen": [one.match.shown for one in chosen]})
-        opened = [self.open(one) for one in chosen if one.match.shown not in self.left_out]
+        header = {"left_out": len(new) - len(chosen), "older": len(hits) - len(new)}
+        self.send({**header, "chosen": [hit.match.shown for hit in chosen]})
+        opened = [self.open(hit) for hit in chosen if hit.match.shown not in self.left_out]
         if os.geteuid() == 0:
             # A user namespace may not know that user: its root is no real one.
             with contextlib.suppress(OSError):
@@ -510,62 +516,62 @@ class Reader:
         config = self.config
         return mtime >= config.since_s and not 0 < config.newer_s < time.time() - mtime
 
-    def look(self, one: Match, *, deep: bool) -> _Hit | None:
+    def look(self, match: Match, *, deep: bool) -> _Hit | None:
         """A regular file; anything else is reported as unread, and None."""
         try:
-            self.touch(one.real)
-            known = users_file.known(one.resolved)
+            self.touch(match.real)
+            status = users_file.linked_status(match.resolved)
         except OSError as error:
-            self.trouble(one.shown, error)
+            self.trouble(match.shown, error)
             return None
-        kind = users_file.kind(known.st_mode)
+        kind = users_file.kind(status.st_mode)
         if not kind:
-            if not one.real.endswith(_PACKED):
-                moment = users_file.modified_ns(known)
-                return _Hit(one, users_file.person(known.st_uid), moment, known.st_mtime)
-            self.unread(one.shown, "is compressed", fault=False)
-        elif not (deep and stat.S_ISDIR(known.st_mode)):
-            self.unread(one.shown, f"is {kind}", fault=False)
+            if not match.real.endswith(_PACKED):
+                moment = users_file.modified_ns(status)
+                return _Hit(match, users_file.person(status.st_uid), moment, status.st_mtime)
+            self.unread(match.shown, "is compressed", fault=False)
+        elif not (deep and stat.S_ISDIR(status.st_mode)):
+            self.unread(match.shown, f"is {kind}", fault=False)
         return None
 
     def open(self, hit: _Hit) -> tuple[_Hit, int] | None:
         """The file, opened with the rights of whoever has put it there; None: not to be opened."""
-        one = hit.match
+        match = hit.match
         try:
-            self.touch(one.real)
-            handle, _ = users_file.open_regular(one.real, one.owner)
+            self.touch(match.real)
+            handle, _ = users_file.open_regular(match.real, match.owner)
         except OSError as error:
-            self.trouble(one.shown, error)
+            self.trouble(match.shown, error)
             return None
         return hit, handle
 
     def read(self, hit: _Hit, handle: int) -> None:
-        one = hit.match
+        match = hit.match
         try:
-            self.touch(one.real)
+            self.touch(match.real)
             # What was written since it was found counts, too.
-            known = os.fstat(handle)
-            rows = _rows(handle, known.st_size, self.config.lines, whole=self.like is not None)
+            status = os.fstat(handle)
+            rows = _rows(handle, status.st_size, self.config.lines, is_whole=self.like is not None)
         except OSError as error:
-            self.trouble(one.shown, error)
+            self.trouble(match.shown, error)
             return
         finally:
             os.close(handle)
         if rows is None:
-            self.unread(one.shown, "is no text", fault=False)
+            self.unread(match.shown, "is no text", fault=False)
             return
         if self.like:
-            self.send({"search": one.shown, "owner": hit.owner})
-        self.send({"file": asdict(_file(one.shown, known, rows, self.config.lines, self.like))})
+            self.send({"search": match.shown, "owner": hit.owner})
+        self.send({"file": asdict(_file(match.shown, status, rows, self.config.lines, self.like))})
 
 
-def _rows(handle: int, size: int, count: int, *, whole: bool) -> list[bytes] | None:
+def _rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] | None:
     """The file's last ``count`` lines at least, or whole: of its last `MAX_BYTES`; None: it is no
     text."""
     rows: list[bytes] | None = []
-    for most in (MAX_BYTES,) if whole else (LOOKED_AT, MAX_BYTES):
-        start = max(0, size - most)
-        rows = text_lines(os.pread(handle, min(most, size), start), is_whole=start == 0)
+    for limit in (MAX_BYTES,) if is_whole else (LOOKED_AT, MAX_BYTES):
+        start = max(0, size - limit)
+        rows = text_lines(os.pread(handle, min(limit, size), start), is_whole=start == 0)
         if rows is None or start == 0 or len(rows) > count:
             break
     return rows
@@ -573,15 +579,15 @@ def _rows(handle: int, size: int, count: int, *, whole: bool) -> list[bytes] | N
 
 def _file(
     path: str,
-    known: os.stat_result,
+    status: os.stat_result,
     rows: list[bytes],
     count: int,
     like: re.Pattern[str] | None = None,
-) -> File:
+) -> LogTail:
     lines, matches = last_lines(rows, count, like)
-    age = time.time() - known.st_mtime
-    said = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
-    return File(path, known.st_size, known.st_mtime, age, lines, matches, said)
+    age = time.time() - status.st_mtime
+    log_reports = reports(row[:_LONGEST].decode("utf-8", "replace") for row in _last(rows))
+    return LogTail(path, status.st_size, status.st_mtime, age, lines, matches, log_reports)
 
 
 # --- The logs of processes: what a descriptor leads to is read, and no name is asked for.
@@ -591,7 +597,7 @@ def _file(
 class _Written:
     """A process's log. file: None: there is none to read: why; key: of the file itself"""
 
-    file: File | None = None
+    file: LogTail | None = None
     key: str = ""
     why: str = ""
 
@@ -601,36 +607,42 @@ def _written(pid: int, uid: int, count: int) -> _Written:
     try:
         with logs.written(pid, uid) as files:
             log = logs.last_written(files)
-            known = os.fstat(log.number)
-            rows = _rows(log.number, known.st_size, count, whole=False)
+            status = os.fstat(log.number)
+            rows = _rows(log.number, status.st_size, count, is_whole=False)
             if rows is None:
                 return _Written(why=f"{log.path}: is no text")
-            key = f"{known.st_dev}:{known.st_ino}"
-            return _Written(_file(log.path, known, rows, count), key)
+            key = f"{status.st_dev}:{status.st_ino}"
+            return _Written(_file(log.path, status, rows, count), key)
     except (logs.NoLogError, OSError) as problem:
         return _Written(why=str(problem))
 
 
-def read_logs(config: Config) -> Tail:
+def read_logs(config: TailConfig) -> NodeTail:
     """The logs of `Config.processes`, each once, within config.limit_s."""
-    answer, started = _Answer(config), dict(config.processes)
+    answer, started = _TailAnswer(config), dict(config.processes)
     deadline = time.monotonic() + config.limit_s - 1
     facts = processes.observe(list(started), deadline)
-    uids = {pid: now.uid for pid, now in facts.items() if now and now.start_s == started[pid]}
-    found = processes.each(
+    uids = {
+        pid: facts_now.uid
+        for pid, facts_now in facts.items()
+        if facts_now and facts_now.start_s == started[pid]
+    }
+    process_facts = processes.each(
         lambda pid: asdict(_written(pid, uids[pid], config.lines)), list(uids), deadline, uids
     )
     pids: dict[str, list[int]] = defaultdict(list)
     for pid in started:
-        log = found.get(pid)
+        log = process_facts.get(pid)
         if isinstance(log, dict) and log["file"]:
             pids[log["key"]].append(pid)
             answer.add_message({"file": {**log["file"], "pids": pids[log["key"]]}}, log["key"])
         else:
             gone = pid in facts and pid not in uids
-            why = "it has ended" if gone else "not read in time"
-            why = log["why"] if isinstance(log, dict) else why
-            answer.add_message({"unread": asdict(Unread(f"the log of process {pid}", why, True))})
+            reason = "it has ended" if gone else "not read in time"
+            reason = log["why"] if isinstance(log, dict) else reason
+            answer.add_message(
+                {"unread": asdict(UnreadFile(f"the log of process {pid}", reason, True))}
+            )
     return answer.tail()
 
 
@@ -642,13 +654,13 @@ MAX_ANSWER, MAX_TOLD, MAX_REPORTS = 900_000, 64, 2000
 PATIENCE_S = 4
 
 
-class _Answer:
+class _TailAnswer:
     """The answer, as the forks' messages make it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: TailConfig) -> None:
         self.config = config
-        self.files: dict[str, File] = {}
-        self.unread: dict[str, Unread] = {}
+        self.files: dict[str, LogTail] = {}
+        self.unread: dict[str, UnreadFile] = {}
         self.chosen: list[str] = []
         self.told = {"left_out": 0, "older": 0}
         self.error = ""
@@ -656,26 +668,26 @@ class _Answer:
         self.sizes: dict[str, list[int]] = {}
         self.size = 0
 
-    def add_message(self, said: dict[str, Any], key: str = "") -> None:
+    def add_message(self, message: dict[str, Any], key: str = "") -> None:
         """key: of a file; "": its path"""
-        if "file" in said:
-            told = said["file"]
-            told["reports"] = tuple(Report(**one) for one in told["reports"])
-            self.add_file(File(**told), key)
-        elif "unread" in said:
-            one = Unread(**said["unread"])
-            if len(self.unread) < MAX_TOLD or one.path in self.unread:
-                self.unread[one.path] = one
-            elif one.fault:
+        if "file" in message:
+            header = message["file"]
+            header["reports"] = tuple(Report(**report) for report in header["reports"])
+            self.add_file(LogTail(**header), key)
+        elif "unread" in message:
+            unread_file = UnreadFile(**message["unread"])
+            if len(self.unread) < MAX_TOLD or unread_file.path in self.unread:
+                self.unread[unread_file.path] = unread_file
+            elif unread_file.fault:
                 self.error = f"more than {MAX_TOLD} paths were not read"
-        elif "chosen" in said:
-            self.chosen = said["chosen"]
-            self.told = {name: said[name] for name in self.told}
-        elif "error" in said:
-            self.error = said["error"]
-        self.done = self.done or "done" in said
+        elif "chosen" in message:
+            self.chosen = message["chosen"]
+            self.told = {name: message[name] for name in self.told}
+        elif "error" in message:
+            self.error = message["error"]
+        self.done = self.done or "done" in message
 
-    def add_file(self, file: File, key: str = "") -> None:
+    def add_file(self, file: LogTail, key: str = "") -> None:
         """Add a file; of all, no more is kept meanwhile than twice what an answer can have."""
         key = key or file.path
         self.size -= sum(self.sizes.get(key, ()))
@@ -689,90 +701,92 @@ class _Answer:
         """Leave out the first lines of the largest files, until all fit into the answer."""
         room, files = MAX_ANSWER, len(self.files)
         for path in sorted(self.files, key=lambda path: sum(self.sizes[path])):
-            sizes, most = self.sizes[path], room // files
+            sizes, per_file = self.sizes[path], room // files
             files -= 1
-            size = kept = 0
+            size = kept_count = 0
             # The last lines are the ones that count.
             for one in reversed(sizes):
-                if size + one > most:
+                if size + one > per_file:
                     break
                 size += one
-                kept += 1
-            if kept < len(sizes):
+                kept_count += 1
+            if kept_count < len(sizes):
                 self.error = f"more than {MAX_ANSWER:,} bytes: lines are missing; take less"
-                first = len(sizes) - kept
+                first = len(sizes) - kept_count
                 self.files[path] = replace(self.files[path], lines=self.files[path].lines[first:])
                 self.sizes[path] = sizes[first:]
             room -= size
         self.size = MAX_ANSWER - room
 
-    def tail(self) -> Tail:
+    def tail(self) -> NodeTail:
         self.fit()
-        most = max(1, MAX_REPORTS // max(1, len(self.files)))
+        per_file = max(1, MAX_REPORTS // max(1, len(self.files)))
         for path in self.chosen:
             if path not in self.files and path not in self.unread:
-                self.unread[path] = Unread(path, f"not read within {self.config.limit_s} s", True)
-        return Tail(
+                self.unread[path] = UnreadFile(
+                    path, f"not read within {self.config.limit_s} s", True
+                )
+        return NodeTail(
             os.uname().nodename,
-            tuple(replace(one, reports=one.reports[:most]) for one in self.files.values()),
-            tuple(one for one in self.unread.values() if one.path not in self.files),
+            tuple(replace(file, reports=file.reports[:per_file]) for file in self.files.values()),
+            tuple(file for file in self.unread.values() if file.path not in self.files),
             self.told["left_out"],
             self.told["older"],
             self.error,
         )
 
 
-def read_tail(config: Config) -> Tail:
+def read_tail(config: TailConfig) -> NodeTail:
     """What the pattern finds here, within config.limit_s."""
     if config.processes:
         return read_logs(config)
-    found = _Answer(config)
+    answer = _TailAnswer(config)
     deadline = time.monotonic() + config.limit_s - 1
     dead, slow = unresponsive(), set[str]()
     used_s: dict[int, float] = defaultdict(float)
-    while (left := deadline - time.monotonic()) > 0:
+    while (seconds_left := deadline - time.monotonic()) > 0:
 
         def work(send: Send) -> None:
-            Reader(config, send, dead, slow | {*found.files}, used_s).work()
+            TailReader(config, send, dead, slow | {*answer.files}, used_s).work()
 
-        one, device, searching, ended = ForkedWorker(work, left + 1), "", "", True
+        worker, device, searching, ended = ForkedWorker(work, seconds_left + 1), "", "", True
         owner = 0
-        for said in one.messages(PATIENCE_S, deadline):
-            if said is None:
+        for message in worker.messages(PATIENCE_S, deadline):
+            if message is None:
                 ended = False
                 break
-            searching, owner = said.get("search", ""), said.get("owner", owner)
-            device = said.get("at", device)
-            found.add_message(said)
-        one.end()
+            searching, owner = message.get("search", ""), message.get("owner", owner)
+            device = message.get("at", device)
+            answer.add_message(message)
+        worker.end()
         if ended:
-            if not found.done:
-                found.error = "its own reader broke off"
+            if not answer.done:
+                answer.error = "its own reader broke off"
             break
         if searching:
             slow.add(searching)
             used_s[owner] += PATIENCE_S
-            why = f"--grep takes longer than {PATIENCE_S} s on its lines"
-            found.unread[searching] = Unread(searching, why, True)
+            reason = f"--grep takes longer than {PATIENCE_S} s on its lines"
+            answer.unread[searching] = UnreadFile(searching, reason, True)
         elif device:
             dead.add(device)
     else:
-        found.error = found.error or f"not done within {config.limit_s} s"
-    return found.tail()
+        answer.error = answer.error or f"not done within {config.limit_s} s"
+    return answer.tail()
 
 
-def packed(config: Config, tail: Tail) -> str:
+def packed(config: TailConfig, tail: NodeTail) -> str:
     """The program's line."""
     text = json.dumps(asdict(tail), separators=(",", ":")).encode("ascii")
     return f'{config.nonce} tail "{base64.b64encode(zlib.compress(text)).decode("ascii")}"'
 
 
-def main(config: Config) -> None:
+def main(config: TailConfig) -> None:
     """The program."""
     try:
         if config.grep:
             re.compile(config.grep)
-        found = read_tail(config)
+        tail = read_tail(config)
     except re.error as error:
-        found = Tail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
-    print(packed(config, found), flush=True)
+        tail = NodeTail(os.uname().nodename, (), (), 0, 0, f"--grep: {error}")
+    print(packed(config, tail), flush=True)

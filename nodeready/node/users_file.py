@@ -45,11 +45,11 @@ _KINDS = {
 }
 
 
-class Refused(OSError):
+class FileRefused(OSError):
     """It is not opened: why, one line (``strerror``)."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(0, why)
+    def __init__(self, reason: str) -> None:
+        super().__init__(0, reason)
 
 
 def kind(mode: int) -> str:
@@ -79,9 +79,9 @@ def rights_of(uid: int) -> Rights | None:
 @lru_cache(maxsize=1000)
 def _rights(uid: int) -> Rights:
     try:
-        known = pwd.getpwuid(uid)
-        groups = os.getgrouplist(known.pw_name, known.pw_gid)
-        return Rights(uid, known.pw_gid, tuple(groups))
+        account = pwd.getpwuid(uid)
+        groups = os.getgrouplist(account.pw_name, account.pw_gid)
+        return Rights(uid, account.pw_gid, tuple(groups))
     except (KeyError, OverflowError):
         return Rights(uid, uid, ())
 
@@ -131,15 +131,15 @@ def confine(memory_bytes: int, cpu_s: int, file_bytes: int = 0, *, executes: boo
     executes:     another program takes this process's place, with an address space of its own
     """
     memory_bytes += 0 if executes else _address_space()
-    for number, wanted in (
+    for number, wanted_limit in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, file_bytes),
     ):
         hard = resource.getrlimit(number)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(number, (most, most))
+        allowed = wanted_limit if hard == resource.RLIM_INFINITY else min(wanted_limit, hard)
+        resource.setrlimit(number, (allowed, allowed))
 
 
 def _address_space() -> int:
@@ -168,15 +168,15 @@ def _no_touch(path: str) -> None:
     """Nothing hangs here."""
 
 
-def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) -> Resolved:
+def follow(place: Resolved, name: str, touch: Callable[[str], None] = _no_touch) -> Resolved:
     """Where a name in this directory, or a path, leads to. A user's link is followed with that
     user's rights alone.
 
     touch: called with each path before it is asked for. Raises what ``touch`` does; OSError where
-    there is nothing; Refused for links of several users, or one that is a hard link.
+    there is nothing; FileRefused for links of several users, or one that is a hard link.
     """
     todo, links = name.split("/")[::-1], 0
-    path, owner = "/" if name.startswith("/") else here.path, here.owner
+    path, owner = "/" if name.startswith("/") else place.path, place.owner
     while todo:
         name = todo.pop()
         if name in ("", "."):
@@ -187,8 +187,8 @@ def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) 
         step = f"{path.rstrip('/')}/{name}"
         touch(step)
         with with_rights(None if owner is None else rights_of(owner)):
-            known = os.lstat(step)
-            if not stat.S_ISLNK(known.st_mode):
+            status = os.lstat(step)
+            if not stat.S_ISLNK(status.st_mode):
                 path = step
                 continue
             links += 1
@@ -196,12 +196,12 @@ def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) 
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             target = os.readlink(step)
         if os.geteuid() == 0:
-            if known.st_nlink > 1 and known.st_uid == 0:
-                raise Refused(f"the link {step} has several names (hard links)")
-            if known.st_uid not in (0, owner):
+            if status.st_nlink > 1 and status.st_uid == 0:
+                raise FileRefused(f"the link {step} has several names (hard links)")
+            if status.st_uid not in (0, owner):
                 if owner is not None:
-                    raise Refused(f"the link {step} is another user's than the one before it")
-                owner = known.st_uid
+                    raise FileRefused(f"the link {step} is another user's than the one before it")
+                owner = status.st_uid
         path = "/" if target.startswith("/") else path
         todo += target.split("/")[::-1]
     return Resolved(path, owner)
@@ -211,7 +211,7 @@ def follow(here: Resolved, name: str, touch: Callable[[str], None] = _no_touch) 
 ROOT = Resolved("/")
 
 
-def known(place: Resolved) -> os.stat_result:
+def linked_status(place: Resolved) -> os.stat_result:
     """What lies there, as whoever's links led there may see it. Raises OSError."""
     with with_rights(None if place.owner is None else rights_of(place.owner)):
         return os.lstat(place.path)
@@ -226,7 +226,7 @@ def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
 
     The path is resolved below the process's own root, with the rights of this user, and through
     nobody's links but root's and that user's. Whoever opens it does so by the descriptor, with the
-    same rights. Raises OSError: FileNotFoundError for no path, Refused for another user's link.
+    same rights. Raises OSError: FileNotFoundError for none, FileRefused for another user's link.
     """
     if "\0" in path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -236,29 +236,29 @@ def held(pid: int, uid: int, path: str) -> Iterator[tuple[int, os.stat_result]]:
         if not path.startswith("/"):
             path = os.path.join(os.readlink(f"/proc/{pid}/cwd"), path)
         with with_rights(rights_of(uid)):
-            here, todo, links = [opened[0]], path.split("/")[::-1], 0
+            opened_path, todo, links = [opened[0]], path.split("/")[::-1], 0
             while todo:
                 name = todo.pop()
                 if name in ("", "."):
                     continue
                 if name == "..":
-                    here = here[:-1] or here
+                    opened_path = opened_path[:-1] or opened_path
                     continue
-                number = os.open(name, flags, dir_fd=here[-1])
+                number = os.open(name, flags, dir_fd=opened_path[-1])
                 opened.append(number)
-                known = os.fstat(number)
-                if not stat.S_ISLNK(known.st_mode):
-                    here.append(number)
+                status = os.fstat(number)
+                if not stat.S_ISLNK(status.st_mode):
+                    opened_path.append(number)
                     continue
                 links += 1
                 if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                if known.st_uid not in (0, uid):
-                    raise Refused("a link on the way is another user's")
+                if status.st_uid not in (0, uid):
+                    raise FileRefused("a link on the way is another user's")
                 target = os.readlink("", dir_fd=number)
-                here = [opened[0]] if target.startswith("/") else here
+                opened_path = [opened[0]] if target.startswith("/") else opened_path
                 todo += target.split("/")[::-1]
-        yield here[-1], os.fstat(here[-1])
+        yield opened_path[-1], os.fstat(opened_path[-1])
     finally:
         for number in opened:
             os.close(number)
@@ -271,14 +271,14 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 
     Raises OSError; NotADirectoryError for what is none.
     """
-    found = look(directory.path)
+    result = look(directory.path)
     try:
-        if not stat.S_ISDIR(found.known.st_mode):
+        if not stat.S_ISDIR(result.known.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory.path)
         with with_rights(None if directory.owner is None else rights_of(directory.owner)):
-            number = os.open(f"/proc/self/fd/{found.number}", os.O_RDONLY | os.O_DIRECTORY)
+            number = os.open(f"/proc/self/fd/{result.number}", os.O_RDONLY | os.O_DIRECTORY)
     finally:
-        os.close(found.number)
+        os.close(result.number)
     try:
         with os.scandir(number) as entries:
             yield entries
@@ -287,7 +287,7 @@ def scan(directory: Resolved) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScannedEntry:
     """What a path stood for when it was looked at.
 
     number:  descriptor of it, with O_PATH; the caller's to close
@@ -300,33 +300,33 @@ class Found:
     shared: bool
 
 
-def look(path: str) -> Found:
+def look(path: str) -> ScannedEntry:
     """Hold what a path without links stands for; nothing is opened.
 
-    Raises OSError; Refused when one of its components has become a link.
+    Raises OSError; FileRefused when one of its components has become a link.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open("/", flags | os.O_DIRECTORY)
-    above = os.fstat(number)
+    parent = os.fstat(number)
     for name in filter(None, path.split("/")):
         try:
-            below = os.open(name, flags, dir_fd=number)
+            child = os.open(name, flags, dir_fd=number)
         except OSError as problem:
             problem.filename = path
             raise
         finally:
-            above = os.fstat(number)
+            parent = os.fstat(number)
             os.close(number)
-        number = below
+        number = child
     try:
-        known = os.fstat(number)
-        if stat.S_ISLNK(known.st_mode):
-            raise Refused("it is a link")
+        status = os.fstat(number)
+        if stat.S_ISLNK(status.st_mode):
+            raise FileRefused("it is a link")
     except OSError:
         os.close(number)
         raise
-    private = above.st_uid in (0, known.st_uid) and not above.st_mode & _OTHERS_WRITE
-    return Found(number, known, not private)
+    private = parent.st_uid in (0, status.st_uid) and not parent.st_mode & _OTHERS_WRITE
+    return ScannedEntry(number, status, not private)
 
 
 def open_regular(
@@ -340,37 +340,37 @@ def open_regular(
     hard_links: open it, unless it is root's, also where the name may be a hard link that somebody
                 else than its owner has made
 
-    Raises OSError; Refused for anything but a regular file, which is then not opened.
+    Raises OSError; FileRefused for anything but a regular file, which is then not opened.
     """
-    found = look(path)
+    result = look(path)
     try:
-        mode = found.known.st_mode
+        mode = result.known.st_mode
         if not stat.S_ISREG(mode):
-            raise Refused(f"it is {kind(mode)}")
+            raise FileRefused(f"it is {kind(mode)}")
         root = os.geteuid() == 0
-        several = found.known.st_nlink > 1 and found.shared
-        if root and several and not (hard_links and found.known.st_uid):
-            raise Refused(
-                f"it has {found.known.st_nlink} names: a hard link, which somebody else than its "
+        several = result.known.st_nlink > 1 and result.shared
+        if root and several and not (hard_links and result.known.st_uid):
+            raise FileRefused(
+                f"it has {result.known.st_nlink} names: a hard link, which somebody else than its "
                 "owner may have made"
             )
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        with with_rights(rights_of(found.known.st_uid if owner is None else owner)):
+        with with_rights(rights_of(result.known.st_uid if owner is None else owner)):
             # This very file, whatever has its name by now.
-            number = os.open(f"/proc/self/fd/{found.number}", flags)
+            number = os.open(f"/proc/self/fd/{result.number}", flags)
     finally:
-        os.close(found.number)
-    return number, found.known
+        os.close(result.number)
+    return number, result.known
 
 
 #: The last moment that a number of 64 bits has, in nanoseconds since 1970: in 2262.
 _LAST_NS = (1 << 63) - 1
 
 
-def modified_ns(known: os.stat_result) -> int:
+def modified_ns(status: os.stat_result) -> int:
     """When it was written, in nanoseconds since 1970, within 64 bits: its owner may set any time,
     and some file systems keep seconds of 64 bits (utimensat(2))."""
-    return max(-_LAST_NS, min(known.st_mtime_ns, _LAST_NS))
+    return max(-_LAST_NS, min(status.st_mtime_ns, _LAST_NS))
 
 
 # --- Many files: who makes many hides nobody else's.
@@ -387,8 +387,10 @@ def _subordinate() -> tuple[tuple[int, int], ...]:
     """The ids that users have for user namespaces, as (first, behind the last)."""
     with contextlib.suppress(OSError), open(_SUBUID, encoding="utf-8", errors="replace") as file:
         rows = (row.strip().split(":") for row in file.read(1 << 20).splitlines())
-        found = (row[1:] for row in rows if len(row) == 3 and all(map(str.isdigit, row[1:])))
-        return tuple((int(first), int(first) + int(count)) for first, count in found)
+        rows_of_digits = (
+            row[1:] for row in rows if len(row) == 3 and all(map(str.isdigit, row[1:]))
+        )
+        return tuple((int(first), int(first) + int(count)) for first, count in rows_of_digits)
     return ()
 
 
@@ -529,14 +531,14 @@ def words(
     maps_of:      the process of which it opens what the maps name, below /proc/PID/root; 0: none
     """
     groups = dict.fromkeys((rights.gid, *rights.groups))
-    given = [
+    options = [
         str(rights.uid),
         ",".join(map(str, groups)),
         ",".join(map(str, capabilities)),
         str(memory_bytes),
         str(maps_of),
     ]
-    return [sys.executable, "-I", "-S", "-B", "-c", _LOWER, *given, *tool]
+    return [sys.executable, "-I", "-S", "-B", "-c", _LOWER, *options, *tool]
 
 
 def rights_of_process(pid: int) -> Rights:

@@ -26,7 +26,7 @@ from nodeready.node.proofs.mesh import (
     TIMEOUT,
     UNREACHABLE,
     Listening,
-    Round,
+    MeshRound,
     Try,
 )
 from nodeready.ready import localize
@@ -292,7 +292,9 @@ class Rounds:
             if (source, SOURCE, port) not in self._cut and (target, TARGET, port) not in self._cut
         )
 
-    def add(self, source: str, target: str, ordered_ports: tuple[int, ...], answer: Round) -> None:
+    def add(
+        self, source: str, target: str, ordered_ports: tuple[int, ...], answer: MeshRound
+    ) -> None:
         """Add the source's answer about the target."""
         failing: dict[int, str] = {}
         passed = []

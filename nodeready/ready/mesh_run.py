@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
-from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, Round
+from nodeready.node.proofs.mesh import CONNECT_S, TOKEN_S, Listening, MeshRound
 from nodeready.ready import mesh
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import (
-    Config,
     Mesh,
+    ProofConfig,
 )
 from nodeready.transport.base import (
     Carrier,
@@ -87,7 +87,7 @@ class MeshRun:
         ports = mesh.chosen_ports(*self.ports)
         limit_s = max(1, int(self.left_s)) + _LONGER_S
         nonce = self.channels.nonce
-        config = Config(nonce, self.carrier.tag, limit_s=limit_s)
+        config = ProofConfig(nonce, self.carrier.tag, limit_s=limit_s)
 
         def start(name: str) -> None:
             self.channels.start(request(name, _MAIN, config, mark=nonce, stdin=True, ports=ports))
@@ -129,7 +129,7 @@ class MeshRun:
                 "limit_s": limit_s,
             }
             channels.open[source].send_line(json.dumps(message, separators=(",", ":")))
-            answer = channels.read(source, "round", Round, limit_s + _MORE_S)
+            answer = channels.read(source, "round", MeshRound, limit_s + _MORE_S)
             if answer is None:
                 return
             if (answer.number, answer.target) != (number, target):

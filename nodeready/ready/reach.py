@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nodeready.ready.localize import PAIR, TARGET, ReachAttempt, ReachFinding, attribute
 from nodeready.subjects.proof.facts import Missing, PdshRun, Peers, Reach, Same, SshTry, Trouble
-from nodeready.subjects.ssh_client.checks import cause_of
+from nodeready.subjects.ssh_client.login_failures import cause_of
 
 #: (source, target) -> (key of the cause, output); ("", "") for a login that worked.
 _Logins = Mapping["tuple[str, str]", "tuple[str, str]"]
@@ -70,18 +70,18 @@ def _login_result(attempt: SshTry, peer: Peers | None) -> tuple[str, str]:
         and (peer is None or _short(peer.host) == _short(attempt.answer))
     ):
         return _WORKED
-    if attempt.own:
-        return "own_config", ", ".join(attempt.own)
+    if attempt.overrides:
+        return "own_config", ", ".join(attempt.overrides)
     if attempt.forced:
         return "forced", attempt.forced
     if attempt.rc == 0 and attempt.answer:
         return "other_host", attempt.answer
     # A login shell that refuses logins prints that on its standard output.
-    cause, line = cause_of(attempt.said or attempt.answer)
+    cause, line = cause_of(attempt.messages or attempt.answer)
     if attempt.rc is None and cause == "other":
         return "timeout", "timed out"
     if attempt.rc == 0 or (cause == "other" and attempt.rc != 255):
-        return "shell", line if attempt.said or attempt.answer else f"exit status {attempt.rc}"
+        return "shell", line if attempt.messages or attempt.answer else f"exit status {attempt.rc}"
     return cause, line
 
 
@@ -156,7 +156,7 @@ def _answers(name: str, peers_by_node: Mapping[str, Peers], logins: _Logins) -> 
     run = peers_by_node[name].pdsh if name in peers_by_node else None
     if run is None:
         return {}
-    peers = [peer for peer in run.asked if logins.get((name, peer), _WORKED) == _WORKED]
+    peers = [peer for peer in run.targets if logins.get((name, peer), _WORKED) == _WORKED]
     texts = {answer.label: answer.text for answer in run.answers if answer.text}
     # pdsh leaves out the domain when all names have the same.
     return {peer: texts.get(peer, texts.get(peer.partition(".")[0], "")) for peer in peers}
@@ -210,10 +210,10 @@ def _pdsh(
         if len(names) > 1 and not _one_host(names, peers_by_node)
     )
     missing = tuple(Missing(peer, _line(run, peer)) for peer in peers if not answers[peer])
-    lines = [line for line in run.said.splitlines() if line.strip()]
+    lines = [line for line in run.messages.splitlines() if line.strip()]
     message = lines[0].strip() if lines and not run.answers else ""
     return Reach(
-        asked=len(peers),
+        pdsh_targets=len(peers),
         distinct=len(by_answer),
         missing=missing,
         same=same,
@@ -230,7 +230,7 @@ def _one_host(names: Iterable[str], peers_by_node: Mapping[str, Peers]) -> bool:
 def _line(run: PdshRun, peer: str) -> str:
     """The first line of pdsh about this peer."""
     marks = (f"{peer}: ", f"{peer.partition('.')[0]}: ")
-    for line in run.said.splitlines():
+    for line in run.messages.splitlines():
         for mark in marks:
             _, separator, text = line.partition(mark)
             if separator and text.strip():

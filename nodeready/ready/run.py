@@ -19,10 +19,10 @@ from nodeready.subjects.proof.facts import (
     COLLECTIVE,
     MESH,
     SESSION,
-    Collective,
-    Config,
     Peers,
+    ProofConfig,
     Proved,
+    ProvedCollective,
 )
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.transport.base import (
@@ -98,7 +98,7 @@ class ReadyTask:
     budget_s: int
     deadline: float
     given: Mapping[str, str] = field(default_factory=dict)
-    together: Callable[[tuple[str, ...]], Mapping[str, Collective]] | None = None
+    together: Callable[[tuple[str, ...]], Mapping[str, ProvedCollective]] | None = None
 
     @property
     def left_s(self) -> float:
@@ -171,11 +171,11 @@ def _round(
 def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversation[Proved]:
     """The conversation of the proofs in the job's user's session on a node."""
     policy = task.policies[name]
-    config = Config(
+    config = ProofConfig(
         nonce=new_nonce(),
         tag=task.carrier.tag,
         user=policy.job_user,
-        wanted=task.wanted.session,
+        proofs=task.wanted.session,
         peers=peers,
         limit_s=max(1, int(task.left_s) - _MARGIN_S),
         py_spy=PY_SPY if policy.py_spy_version else "",
@@ -185,12 +185,12 @@ def _prove_node(task: ReadyTask, name: str, peers: tuple[str, ...]) -> Conversat
     return read_answer(answer, config)
 
 
-def read_answer(answer: Answer, config: Config) -> Proved:
+def read_answer(answer: Answer, config: ProofConfig) -> Proved:
     """The proofs in the answer of a node's program."""
     if answer.kind == LATE and not answer.stdout:
-        return proof.nothing(proof.UNFINISHED, config)
+        return proof.all_unknown(proof.UNFINISHED, config)
     if answer.error and not answer.stdout:
-        return proof.nothing(answer.error, config)
+        return proof.all_unknown(answer.error, config)
     return proof.read(answer.stdout, config)
 
 
@@ -228,20 +228,20 @@ def _meshes(task: ReadyTask, reached: Iterable[str]) -> Meshes:
 
 def _together(
     task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]
-) -> Mapping[str, Collective]:
+) -> Mapping[str, ProvedCollective]:
     """The collective of each node. It begins when all other proofs have ended, which would slow it
     down and use the same ports."""
     if not task.wanted.collective or task.together is None or task.carrier.interrupted:
         return {}
     names = tuple(look.name for look in _looks(task, results) if look.reached)
-    return task.together(names) if len(names) > 1 else dict.fromkeys(names, Collective(1))
+    return task.together(names) if len(names) > 1 else dict.fromkeys(names, ProvedCollective(1))
 
 
 def _ordered_peers(peers: Peers, names: tuple[str, ...]) -> Peers:
     """The node's answer about the peers that it was ordered to try, and no other."""
     run = peers.pdsh
     if run is not None:
-        run = replace(run, asked=tuple(name for name in run.asked if name in names))
+        run = replace(run, targets=tuple(name for name in run.targets if name in names))
     return replace(
         peers, ssh=tuple(attempt for attempt in peers.ssh if attempt.name in names), pdsh=run
     )
@@ -251,7 +251,7 @@ def _with_proofs(
     task: ReadyTask,
     results: Mapping[Key, Look | Proved | Failure],
     meshes: Meshes,
-    together: Mapping[str, Collective],
+    together: Mapping[str, ProvedCollective],
 ) -> list[Look]:
     """The snapshots, each with the node's proofs and what only all nodes show as the subject
     "proof"."""

@@ -10,7 +10,7 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import SimilarTexts, fold_similar, reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, sanitise
-from nodeready.triage.cores import Cores, Crash, Group, crashed_in
+from nodeready.triage.cores import CoreGroup, Cores, Crash, crashed_in
 from nodeready.triage.stacks.document import fold_ranks
 
 #: Groups, frames and lines of Python's own stack that are shown without -v.
@@ -51,7 +51,7 @@ class _CoresTable(TableLayout):
         room = max(20, min(self.width - len(word) - len(text) - 2, _NODES))
         return self.head(word, style, text, "  " if text else "", self.names(names, room))
 
-    def group(self, group: Group) -> Iterator[StyledLine]:
+    def group(self, group: CoreGroup) -> Iterator[StyledLine]:
         """The program and place of a crash, its frames, and one core to look at."""
         first = group.crashes[0]
         top = group.headline
@@ -74,7 +74,7 @@ class _CoresTable(TableLayout):
             yield self.core(crash)
         yield line("")
 
-    def short(self, group: Group) -> StyledLine:
+    def short(self, group: CoreGroup) -> StyledLine:
         """A kind of crash in one line."""
         return next(self.group(group)).with_(f"  {counted(len(group.crashes), 'core')}")
 
@@ -90,7 +90,7 @@ class _CoresTable(TableLayout):
         text = f"{crash.node}: {crash.found.file.path} ({process(crash)})"
         return self.detail((text, "dim"), (doubt, STYLES["warn"]))
 
-    def frames(self, group: Group) -> Iterator[StyledLine]:
+    def frames(self, group: CoreGroup) -> Iterator[StyledLine]:
         rows = group.frames if self.verbose else group.frames[:_FRAMES]
         names = [sanitise(frame.function, 200 if self.verbose else _NAME) for frame in rows]
         width = max(map(len, names), default=0)

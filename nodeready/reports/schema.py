@@ -23,7 +23,7 @@ from nodeready.ready.job_env import Environment
 from nodeready.smoke.document import SmokeReport
 from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
-from nodeready.triage.logs import Tail
+from nodeready.triage.logs import TailDocument
 from nodeready.triage.stacks.debuggable import Debuggable
 from nodeready.triage.stacks.document import Group, Stacks
 
@@ -39,7 +39,7 @@ DOCUMENTS: dict[str, Any] = {
             Stacks,
             Debuggable,
             Cores,
-            Tail,
+            TailDocument,
             Environment,
             Incident,
         ),

@@ -11,7 +11,7 @@ from nodeready.reports.sections import RowSection, fitted
 from nodeready.reports.similar_texts import reasons
 from nodeready.reports.table_layout import NO_LIMIT, TableLayout
 from nodeready.text import counted, span
-from nodeready.triage.logs import Group, Report, Tail
+from nodeready.triage.logs import LogGroup, LogReport, TailDocument
 
 #: Groups that are shown without -v.
 _MOST = 20
@@ -24,7 +24,7 @@ _WORDS = {"no-file": ("no file", "fail"), "unreadable": ("unreadable", "fail"),
 class _TailTable(TableLayout):
     indent = 13
 
-    def __init__(self, tail: Tail, options: Options) -> None:
+    def __init__(self, tail: TailDocument, options: Options) -> None:
         super().__init__(options)
         self.tail = tail
 
@@ -35,12 +35,12 @@ class _TailTable(TableLayout):
     def count_line(self, count: int) -> StyledLine:
         return self.detail((f"and {counted(count, 'more group')} (-v shows them)", "bold"))
 
-    def short(self, group: Group) -> StyledLine:
+    def short(self, group: LogGroup) -> StyledLine:
         """A group in one line: its last line of all."""
         last = group.lines[-1] if group.lines else group.why
         return next(self.whole_of(group)).with_(f"  {last}" if last else "")
 
-    def whole_of(self, group: Group) -> Iterator[StyledLine]:
+    def whole_of(self, group: LogGroup) -> Iterator[StyledLine]:
         return self.lines(group) if group.kind in ("stopped", "lines") else self.unread(group)
 
     def groups(self, *kinds: str) -> list[RowSection]:
@@ -54,7 +54,7 @@ class _TailTable(TableLayout):
             for section in (smaller, last)
         ]
 
-    def rank_text(self, group: Group) -> str:
+    def rank_text(self, group: LogGroup) -> str:
         """The ranks of a group's files, as far as the paths name them."""
         global_ranks = sorted({file.rank for file in group.files if file.rank is not None})
         local = sorted({file.local_rank for file in group.files if file.local_rank is not None})
@@ -63,10 +63,10 @@ class _TailTable(TableLayout):
             return f"  {ranks(global_ranks, limit)}"
         return f"  local {ranks(local, limit)}" if local else ""
 
-    def eg(self, group: Group) -> str:
+    def eg(self, group: LogGroup) -> str:
         return "e.g. " if len(group.files) > 1 else ""
 
-    def unread(self, group: Group) -> Iterator[StyledLine]:
+    def unread(self, group: LogGroup) -> Iterator[StyledLine]:
         """Files that were not read, or nodes without any."""
         word, style = _WORDS[group.kind]
         count = f"  {counted(len(group.files), 'path')}" if group.files else ""
@@ -74,7 +74,7 @@ class _TailTable(TableLayout):
         example = f"{self.eg(group)}{group.example}: " if group.example else ""
         yield self.detail(example, group.why)
 
-    def lines(self, group: Group) -> Iterator[StyledLine]:
+    def lines(self, group: LogGroup) -> Iterator[StyledLine]:
         """A group of files: its nodes and ranks, when it was last written, its last lines."""
         word = f"{len(group.files)} of {self.tail.files}"
         style = "warn" if len(group.files) * 2 < self.tail.files else ""
@@ -107,7 +107,7 @@ class _TailTable(TableLayout):
         if len(rows) > maximum:
             yield self.detail((f"and {len(rows) - maximum} more (-v shows them)", "bold"))
 
-    def state(self, group: Group) -> str:
+    def state(self, group: LogGroup) -> str:
         parts = [counted(len(group.files), "file")]
         if self.tail.grep:
             matches = sum(file.matches or 0 for file in group.files)
@@ -121,7 +121,7 @@ class _TailTable(TableLayout):
         return ", ".join(parts)
 
 
-def _watchdog_text(report: Report) -> str:
+def _watchdog_text(report: LogReport) -> str:
     """``default_pg: ALLREDUCE 7 timed out, 9 enqueued, 6 completed``."""
     number = "" if report.sequence is None else f" {report.sequence}"
     collective = f"{report.operation or 'collective'}{number}"
@@ -143,7 +143,7 @@ def _watchdog_text(report: Report) -> str:
     return f"{report.group}: {text}" if report.group else text
 
 
-def show(tail: Tail, options: Options = PLAIN) -> Iterator[StyledLine]:
+def show(tail: TailDocument, options: Options = PLAIN) -> Iterator[StyledLine]:
     """Nodes and files without an answer, then the groups of lines, the smallest first.
 
     With ``verbose`` nothing is cut or left out.
@@ -164,7 +164,7 @@ def show(tail: Tail, options: Options = PLAIN) -> Iterator[StyledLine]:
     yield from after
 
 
-def _end(tail: Tail, groups: int) -> Iterator[StyledLine]:
+def _end(tail: TailDocument, groups: int) -> Iterator[StyledLine]:
     nodes_ = {node for g in tail.groups if g.kind in ("stopped", "lines") for node in g.nodes}
     yield line("")
     if not tail.complete:

@@ -6,7 +6,7 @@ from nodeready.smoke.document import UNREACHABLE, UNTESTED, SmokeReport
 from nodeready.smoke.engine_choice import MISSING_ENGINE
 from nodeready.smoke.idle_gpus import list_numbers
 from nodeready.smoke.knowledge import GPU, PAIR, SCALE
-from nodeready.subjects.proof.facts import Collective as CollectiveProof
+from nodeready.subjects.proof.facts import ProvedCollective as CollectiveProof
 from nodeready.subjects.result import some
 
 

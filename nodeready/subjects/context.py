@@ -110,7 +110,7 @@ def identity_of(snapshot: Snapshot) -> SshClient | None:
     seen = snapshot.subjects.get("ssh_client")
     if not isinstance(seen, SshClient):
         return None
-    return replace(seen, config={}, files={}, own=(), asked=(), access=Access())
+    return replace(seen, config={}, files={}, root_lines=(), effective=(), access=Access())
 
 
 # --- What is known beside the looks, and the one place where looks are judged.

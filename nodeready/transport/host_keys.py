@@ -17,7 +17,7 @@ import gevent
 from paramiko import Message, MissingHostKeyPolicy, PKey, SSHException
 from pyinfra.connectors.sshuserclient.client import AskPolicy
 
-from nodeready.subjects.ssh_client.facts import matches
+from nodeready.subjects.ssh_client.config import matches
 from nodeready.transport.ssh_config import SshConfigError
 
 # --- What known_hosts files say.

@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple, TypeVar
 from nodeready.json_types import Count
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
-from nodeready.node.cores.program import Core, Done, File, Listing
+from nodeready.node.cores.program import CoreSummary, Done, File, Listing
 from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire
@@ -97,7 +97,7 @@ class Frame:
         return self.library
 
 
-class Thread(NamedTuple):
+class CoreThread(NamedTuple):
     """One thread: its number by gdb, its id in the kernel, and where it stood."""
 
     number: int
@@ -113,7 +113,7 @@ class Backtrace(NamedTuple):
     """
 
     crashed: tuple[Frame, ...] = ()
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[CoreThread, ...] = ()
     python: tuple[str, ...] = ()
 
 
@@ -158,7 +158,7 @@ def frame(row: str) -> Frame | None:
 
 def parse(text: str) -> Backtrace:
     """All that gdb said, by our headings; a line that is no frame is passed over."""
-    section, found = "", Backtrace()
+    section, backtrace = "", Backtrace()
     crashed: list[Frame] = []
     threads: list[tuple[int, int, list[Frame]]] = []
     python: list[str] = []
@@ -169,14 +169,14 @@ def parse(text: str) -> Backtrace:
             python.append(row)
         elif section == EVERY and (head := _THREAD.match(row)):
             threads.append((int(head[1][:9]), int(head[2][:9]), []))
-        elif one := frame(row):
+        elif shown_frame := frame(row):
             if section == CRASHED:
-                crashed.append(one)
+                crashed.append(shown_frame)
             elif section == EVERY and threads:
-                threads[-1][2].append(one)
-    return found._replace(
+                threads[-1][2].append(shown_frame)
+    return backtrace._replace(
         crashed=tuple(crashed),
-        threads=tuple(Thread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
+        threads=tuple(CoreThread(number, lwp, tuple(rows)) for number, lwp, rows in threads),
         python=tuple(python),
     )
 
@@ -184,8 +184,10 @@ def parse(text: str) -> Backtrace:
 def crash_key(frames: Iterable[Frame]) -> tuple[Frame, ...]:
     """What two equal crashes have in common."""
     return tuple(
-        Frame(short) if (short := _without_cpu(one.function)) != one.function else one
-        for one in frames
+        Frame(short)
+        if (short := _without_cpu(shown_frame.function)) != shown_frame.function
+        else shown_frame
+        for shown_frame in frames
     )
 
 
@@ -211,7 +213,7 @@ def crashed_in(frames: Sequence[Frame], top: Frame) -> bool:
 
 
 @dataclass(frozen=True)
-class CoreFile:
+class CrashFile:
     """One file, however many nodes see it.
 
     reader: the node that is asked about it
@@ -240,8 +242,8 @@ class Crash:
     text: gdb's words; ""
     """
 
-    found: CoreFile
-    core: Core
+    found: CrashFile
+    core: CoreSummary
     text: str = ""
 
     @cached_property
@@ -278,12 +280,12 @@ class Crash:
 
     @property
     def truncated(self) -> bool:
-        whole = self.core.whole_bytes
-        return whole is not None and self.found.file.size_bytes < whole
+        total_bytes = self.core.whole_bytes
+        return total_bytes is not None and self.found.file.size_bytes < total_bytes
 
 
 @dataclass(frozen=True)
-class Group:
+class CoreGroup:
     """Crashes of the same program by the same signal in the same place.
 
     signal:  0: copies of live processes; None: not known
@@ -439,7 +441,7 @@ class Cores:
         return tuple(crash for crash in self.crashes if crash.core.unread)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[CoreGroup, ...]:
         """The cores with a backtrace by their crash."""
         indexes = {id(crash): index for index, crash in enumerate(self.crashes)}
         return tuple(
@@ -470,16 +472,16 @@ def signal_name(number: int | None) -> str:
         return f"signal {number}"
 
 
-def grouped(crashes: Iterable[Crash]) -> tuple[Group, ...]:
+def grouped(crashes: Iterable[Crash]) -> tuple[CoreGroup, ...]:
     """Equal crashes together; the group that began first stands first: it may be the cause of the
     others, which lost their peer."""
-    found: dict[tuple[object, ...], list[Crash]] = {}
+    by_key: dict[tuple[object, ...], list[Crash]] = {}
     for crash in sorted(crashes, key=lambda crash: (crash.found.file.modified_ns, crash.node)):
         frames = crash_key(crash.backtrace.crashed)
-        found.setdefault((crash.signal, crash.program, frames), []).append(crash)
+        by_key.setdefault((crash.signal, crash.program, frames), []).append(crash)
     return tuple(
-        Group(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
-        for rows in found.values()
+        CoreGroup(rows[0].signal, rows[0].program, rows[0].backtrace.crashed, tuple(rows))
+        for rows in by_key.values()
     )
 
 
@@ -487,21 +489,21 @@ def _label(name: str) -> str:
     return name.partition(".")[0].lower()
 
 
-def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
+def deduplicated(listings: Mapping[str, Listing]) -> list[CrashFile]:
     """Every core file once, the newest first, each with the node that is to read it.
 
     On a shared file system several nodes see the same one: path, inode, size and time are equal.
     It is read where it was written, if its name tells that, else where least is to be read.
     """
-    seen: dict[tuple[str, int, int, int], list[tuple[str, File]]] = {}
+    read_places: dict[tuple[str, int, int, int], list[tuple[str, File]]] = {}
     for node, listing in listings.items():
         for file in listing.files:
-            known = (file.path, file.inode, file.modified_ns, file.size_bytes)
-            seen.setdefault(known, []).append((node, file))
+            key = (file.path, file.inode, file.modified_ns, file.size_bytes)
+            read_places.setdefault(key, []).append((node, file))
     by_label = {_label(node): node for node in listings}
     load = dict.fromkeys(listings, 0)
-    found = []
-    for places in sorted(seen.values(), key=lambda places: -places[0][1].modified_ns):
+    crashes = []
+    for places in sorted(read_places.values(), key=lambda places: -places[0][1].modified_ns):
         nodes, file = tuple(node for node, _ in places), places[0][1]
         home = by_label.get(_label(file.host), "") if file.host else ""
         reader = home if home in nodes else min(nodes, key=lambda node: load[node])
@@ -509,8 +511,8 @@ def deduplicated(listings: Mapping[str, Listing]) -> list[CoreFile]:
         file = next(one for node, one in places if node == reader)
         # A node may name a file after another one, which would see it, too, if it were its own.
         host = "" if home and home not in nodes else home or file.host
-        found.append(CoreFile(file, reader, nodes, host))
-    return found
+        crashes.append(CrashFile(file, reader, nodes, host))
+    return crashes
 
 
 def file_names(crashes: Sequence[Crash]) -> list[str]:
@@ -558,31 +560,35 @@ def collect_cores(
     started = now()
     errors: dict[str, str] = {}
     nonce = new_nonce()
-    asked = {name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()}
-    said = _asked(ask, "looking", asked)
-    complete = not any(answer.kind == INTERRUPTED for answer in said.values())
+    requests = {
+        name: _list_config(nonce, tag, policy, since_s) for name, policy in policies.items()
+    }
+    answers = _ask_all(ask, "looking", requests)
+    complete = not any(answer.kind == INTERRUPTED for answer in answers.values())
     listings = {}
-    for name, answer in said.items():
+    for name, answer in answers.items():
         try:
-            seen = rows(answer, asked[name], {"listing": Listing})
-            listings[name] = seen[0] if seen else None
+            received = rows(answer, requests[name], {"listing": Listing})
+            listings[name] = received[0] if received else None
         except ProbeError as problem:
             errors[name] = problem.reason
             continue
         if listings[name] is None:
-            errors[name] = no_answer_reason(answer, asked[name], NOT_DONE)
-    known = {name: listing for name, listing in listings.items() if listing is not None}
-    more = {name: listing.more for name, listing in known.items()}
-    reading: dict[str, list[CoreFile]] = {}
-    for found in deduplicated(known):
-        reading.setdefault(found.reader, []).append(found)
+            errors[name] = no_answer_reason(answer, requests[name], NOT_DONE)
+    readable = {name: listing for name, listing in listings.items() if listing is not None}
+    unlisted = {name: listing.more for name, listing in readable.items()}
+    reading: dict[str, list[CrashFile]] = {}
+    for crash in deduplicated(readable):
+        reading.setdefault(crash.reader, []).append(crash)
     crashes: list[Crash] = []
-    gone = {name for name, answer in said.items() if answer.kind in UNREACHED and name in errors}
-    notes = {name: list(listing.notes) for name, listing in known.items()}
+    gone = {
+        name for name, answer in answers.items() if answer.kind in UNREACHED and name in errors
+    }
+    notes = {name: list(listing.notes) for name, listing in readable.items()}
     if reading:
         # Cores that an interrupt left unread are listed as such.
-        reads = ask if complete else _nobody
-        crashes, lost, complete = _read(reads, tag, reading, job, more=more, notes=notes)
+        reads = ask if complete else _ask_nothing
+        crashes, lost, complete = _read(reads, tag, reading, job, unlisted=unlisted, notes=notes)
         errors |= lost
         gone |= lost.keys()
     return Cores(
@@ -592,33 +598,35 @@ def collect_cores(
         crashes=tuple(crashes),
         errors=errors,
         unreachable=frozenset(gone),
-        notes={name: tuple(told) for name, told in notes.items() if told},
-        more={name: number for name, number in more.items() if number},
+        notes={name: tuple(cores) for name, cores in notes.items() if cores},
+        more={name: number for name, number in unlisted.items() if number},
         complete=complete,
     )
 
 
-def _asked(ask: Asks, what: str, configs: Mapping[str, program.Config]) -> Mapping[str, Answer]:
-    return ask(what, {n: request(n, program.__name__, c) for n, c in configs.items()})
+def _ask_all(
+    ask: Asks, phase: str, configs: Mapping[str, program.CoresConfig]
+) -> Mapping[str, Answer]:
+    return ask(phase, {n: request(n, program.__name__, c) for n, c in configs.items()})
 
 
-def _nobody(what: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
+def _ask_nothing(phase: str, requests: Mapping[str, Request]) -> Mapping[str, Answer]:
     """Ask nobody any more."""
     return dict.fromkeys(requests, interrupted())
 
 
-def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.Config:
+def _list_config(nonce: str, tag: str, policy: Policy, since_s: float) -> program.CoresConfig:
     patterns = (policy.core_pattern,) if policy.core_handler == "path" else ()
-    return program.Config(nonce, tag, _LIST_S, patterns, since_s)
+    return program.CoresConfig(nonce, tag, _LIST_S, patterns, since_s)
 
 
 def _read(
     ask: Asks,
     tag: str,
-    reading: Mapping[str, list[CoreFile]],
+    reading: Mapping[str, list[CrashFile]],
     job: str,
     *,
-    more: dict[str, int],
+    unlisted: dict[str, int],
     notes: dict[str, list[str]],
 ) -> tuple[list[Crash], dict[str, str], bool]:
     """Every core with its backtrace; the nodes that were lost meanwhile, each with the reason; and
@@ -626,46 +634,46 @@ def _read(
 
     Counts in ``more`` what is not read.
     """
-    most = _AMONG if job else MOST
-    chosen = {name: by_turns(files)[:most] for name, files in reading.items()}
-    asked = {}
+    maximum = _AMONG if job else MOST
+    chosen = {name: by_turns(files)[:maximum] for name, files in reading.items()}
+    requests = {}
     for name, files in chosen.items():
-        more[name] += len(reading[name]) - len(files)
+        unlisted[name] += len(reading[name]) - len(files)
         limit_s = min(_ALL_S, _FIRST_S + _READ_S * min(len(files), MOST))
-        asked[name] = program.Config(
+        requests[name] = program.CoresConfig(
             new_nonce(),
             tag,
             limit_s,
-            wanted=tuple(
+            selected=tuple(
                 (f.file.path, f.file.inode, f.file.modified_ns, f.file.size_bytes) for f in files
             ),
             job=job,
-            most=MOST,
+            maximum=MOST,
         )
-    said = _asked(ask, "reading", asked)
+    answers = _ask_all(ask, "reading", requests)
     crashes = []
     for name, files in chosen.items():
-        answer, refused = said[name], list[str]()
+        answer, refused = answers[name], list[str]()
         try:
-            seen = rows(answer, asked[name], {"core": Core, "done": Done}, refused)
+            received = rows(answer, requests[name], {"core": CoreSummary, "done": Done}, refused)
         except ProbeError as problem:
-            seen, answer = [], Failure(error=problem.reason)
-        told = {core.number: core for core in seen if isinstance(core, Core)}
-        for end in (row for row in seen if isinstance(row, Done)):
-            more[name] += end.left
+            received, answer = [], Failure(error=problem.reason)
+        cores = {core.number: core for core in received if isinstance(core, CoreSummary)}
+        for end in (row for row in received if isinstance(row, Done)):
+            unlisted[name] += end.left
             if end.unknown:
                 notes.setdefault(name, []).append(f"{end.unknown} cores do not tell their job")
             break
         else:
-            refused.append(f"no answer: {no_answer_reason(answer, asked[name], NOT_DONE)}")
+            refused.append(f"no answer: {no_answer_reason(answer, requests[name], NOT_DONE)}")
         if refused:
-            missing = (number for number in range(len(files)) if number not in told)
-            told |= {number: Core(number, unread=refused[0]) for number in missing}
-        for number, core in told.items():
+            missing = (number for number in range(len(files)) if number not in cores)
+            cores |= {number: CoreSummary(number, unread=refused[0]) for number in missing}
+        for number, core in cores.items():
             if 0 <= number < len(files):
                 crashes.append(Crash(files[number], core, _unpacked(core.text)))
-    lost = {name: answer.error for name, answer in said.items() if answer.kind in UNREACHED}
-    return crashes, lost, not any(answer.kind == INTERRUPTED for answer in said.values())
+    lost = {name: answer.error for name, answer in answers.items() if answer.kind in UNREACHED}
+    return crashes, lost, not any(answer.kind == INTERRUPTED for answer in answers.values())
 
 
 def _unpacked(text: str) -> str:
@@ -692,8 +700,8 @@ class DumpError(Exception):
     kind: of the node's failure; "": it answered
     """
 
-    def __init__(self, why: str, kind: str = "") -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
         self.unreachable = kind in UNREACHED
         self.interrupted = kind == INTERRUPTED
 
@@ -717,7 +725,7 @@ class Dumping:
     def _ask(self, limit_s: int, started: int, kind: str, of: type[Seen]) -> Seen | gcore.Preview:
         """Raises DumpError when there is no answer."""
         name, policy = self.node, self.policy
-        config = gcore.Config(
+        config = gcore.AttachConfig(
             new_nonce(),
             self.tag,
             limit_s,
@@ -730,25 +738,25 @@ class Dumping:
         if answer.kind == INTERRUPTED:
             raise DumpError(f"{name}: {answer.error}", answer.kind)
         try:
-            found = rows(answer, config, {kind: of, "seen": gcore.Preview})
+            received = rows(answer, config, {kind: of, "seen": gcore.Preview})
         except ProbeError as problem:
             raise DumpError(f"{name}: {problem.reason}") from None
-        if not found:
+        if not received:
             raise DumpError(f"{name}: {no_answer_reason(answer, config, NOT_DONE)}", answer.kind)
-        first: Seen | gcore.Preview = found[0]
+        first: Seen | gcore.Preview = received[0]
         return first
 
     def look(self) -> gcore.Preview:
         """What would be done. Raises DumpError when it cannot be done, or nobody answers."""
-        seen = self._ask(_LOOK_S, 0, "seen", gcore.Preview)
-        if seen.refused:
-            raise DumpError(seen.refused)
-        return seen
+        preview = self._ask(_LOOK_S, 0, "seen", gcore.Preview)
+        if preview.refused:
+            raise DumpError(preview.refused)
+        return preview
 
-    def take(self, seen: gcore.Preview) -> gcore.Taken:
+    def take(self, preview: gcore.Preview) -> gcore.Taken:
         """Do it; slow disks take 50 MB a second. Raises DumpError as `look` does."""
-        limit_s = min(_TAKE_S, 60 + seen.size_bytes // 50_000_000)
-        taken = self._ask(limit_s, seen.started, "taken", gcore.Taken)
+        limit_s = min(_TAKE_S, 60 + preview.size_bytes // 50_000_000)
+        taken = self._ask(limit_s, preview.started, "taken", gcore.Taken)
         if isinstance(taken, gcore.Preview):
             raise DumpError(taken.refused)
         return taken

@@ -15,8 +15,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from nodeready.inventory.nodeset import natural
 from nodeready.json_types import Count
 from nodeready.node import payload
-from nodeready.node.tail import Config
-from nodeready.node.tail import Tail as NodeTail
+from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -70,13 +69,13 @@ def ranks_in(path: str, lines: Iterable[str]) -> Ranks:
     What a path calls a rank is then another one: torchrun's directories have the local rank, and
     ``rank_0.log`` may lie on each node.
     """
-    known = ranks_of(path)
-    said = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
-    if len(said) != 1:
-        return known
-    (rank,) = said
-    other = known.rank if known.rank != rank else None
-    return Ranks(rank, known.local_rank if known.local_rank is not None else other)
+    path_ranks = ranks_of(path)
+    global_ranks = {int(match[1]) for line in lines if (match := _GLOBAL.search(line))}
+    if len(global_ranks) != 1:
+        return path_ranks
+    (rank,) = global_ranks
+    other = path_ranks.rank if path_ranks.rank != rank else None
+    return Ranks(rank, path_ranks.local_rank if path_ranks.local_rank is not None else other)
 
 
 # --- Log lines without what always differs between ranks: times, processes, the own rank and node.
@@ -159,8 +158,8 @@ def node_names(*names: str) -> re.Pattern[str]:
     """Finds a node's names, with a domain or without, in its own lines."""
     found = {name.partition(".")[0] for name in names if not _is_address(name)} | {*names}
     # A letter alone would be found in other words.
-    wanted = sorted((re.escape(name) for name in found if len(name) > 1), key=len, reverse=True)
-    return re.compile(rf"(?<![\w.-])(?:{'|'.join(wanted) or '(?!)'})(?:\.[\w.-]*\w)?(?![\w-])")
+    patterns = sorted((re.escape(name) for name in found if len(name) > 1), key=len, reverse=True)
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join(patterns) or '(?!)'})(?:\.[\w.-]*\w)?(?![\w-])")
 
 
 def _is_address(name: str) -> bool:
@@ -174,33 +173,33 @@ def normalised(lines: Iterable[str], names: re.Pattern[str], ranks: Ranks) -> tu
     ranks: of the file; where its path tells none, every number behind the word rank is replaced
     """
     rows = list(lines)
-    own = {number for number in ranks if number is not None}
-    globally = {ranks.rank} if ranks.rank is not None else own
-    if ranks.rank is None and own:
+    ranks_here = {number for number in ranks if number is not None}
+    globally = {ranks.rank} if ranks.rank is not None else ranks_here
+    if ranks.rank is None and ranks_here:
         # torchrun's directory has the local rank; its program may print the global one.
-        said = {_rank_of(match[2]) for row in rows for match in _RANK.finditer(row)}
-        globally = own | said if len(said) == 1 else own
+        row_ranks = {_rank_of(match[2]) for row in rows for match in _RANK.finditer(row)}
+        globally = ranks_here | row_ranks if len(row_ranks) == 1 else ranks_here
 
     def rank(match: re.Match[str]) -> str:
-        of = own if match[1][:5].lower() == _LOCAL else globally
-        mine = not own or _rank_of(match[2]) in of
-        return f"{match[1]}<rank>" if mine else match[0]
+        of = ranks_here if match[1][:5].lower() == _LOCAL else globally
+        is_mine = not ranks_here or _rank_of(match[2]) in of
+        return f"{match[1]}<rank>" if is_mine else match[0]
 
     def first(match: re.Match[str]) -> str:
         # A bare number at the beginning may be a step.
         bracket = match[1].startswith("[")
-        mine = _rank_of(match[2]) in own if own else bracket
-        return ("[<rank>" if bracket else "<rank>") if mine else match[0]
+        is_mine = _rank_of(match[2]) in ranks_here if ranks_here else bracket
+        return ("[<rank>" if bracket else "<rank>") if is_mine else match[0]
 
-    found = []
+    reports = []
     for line in rows:
         text = names.sub("<host>", line)
         for needle, pattern, into in _ROWS:
             if needle in text:
                 text = pattern.sub(into, text)
         text = _FIRST.sub(first, text)
-        found.append(_RANK.sub(rank, text))
-    return tuple(found)
+        reports.append(_RANK.sub(rank, text))
+    return tuple(reports)
 
 
 # --- The document, and the grouping that makes it.
@@ -214,7 +213,7 @@ KINDS = ("no-file", "unreadable", "stopped", "lines", "skipped")
 
 
 @dataclass(frozen=True)
-class File:
+class RankFile:
     """One file of one node.
 
     rank, local_rank: as its path tells, or None
@@ -236,7 +235,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Group:
+class LogGroup:
     """Files with equal last lines, or that were not read for the same reason.
 
     kind:    no-file: nodes where no file matches; unreadable: what could not be read; stopped:
@@ -250,14 +249,14 @@ class Group:
 
     kind: Annotated[str, {"enum": KINDS}]
     nodes: Annotated[tuple[str, ...], {"minItems": 1}]
-    files: tuple[File, ...]
+    files: tuple[RankFile, ...]
     lines: tuple[str, ...] = ()
     example: str = ""
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Report:
+class LogReport:
     """What PyTorch's watchdog, or gloo, says of a rank in a log.
 
     rank:      the global rank that it is about; None: nobody knows
@@ -284,7 +283,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Tail:
+class TailDocument:
     """The document of `nodeready tail`. Text is without control characters: they stand in it as
     visible escapes.
 
@@ -310,13 +309,13 @@ class Tail:
     finished: str
     pattern: str
     grep: str
-    groups: tuple[Group, ...]
+    groups: tuple[LogGroup, ...]
     left_out: Count
     notes: Mapping[str, str]
     unreachable: Mapping[str, str]
     failed: Mapping[str, str]
     complete: bool = True
-    reports: tuple[Report, ...] = ()
+    reports: tuple[LogReport, ...] = ()
 
     @property
     def files(self) -> int:
@@ -333,11 +332,11 @@ class Tail:
 class _Shape:
     """All files whose lines are alike. Of the lines only the newest and the oldest are kept."""
 
-    files: list[File] = field(default_factory=list)
-    newest: tuple[File, tuple[str, ...]] | None = None
-    oldest: tuple[File, tuple[str, ...]] | None = None
+    files: list[RankFile] = field(default_factory=list)
+    newest: tuple[RankFile, tuple[str, ...]] | None = None
+    oldest: tuple[RankFile, tuple[str, ...]] | None = None
 
-    def add(self, file: File, lines: tuple[str, ...]) -> None:
+    def add(self, file: RankFile, lines: tuple[str, ...]) -> None:
         self.files.append(file)
         if self.newest is None or _age(file) < _age(self.newest[0]):
             self.newest = file, lines
@@ -350,36 +349,38 @@ class Grouping:
 
     def __init__(self) -> None:
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        self._unread: dict[tuple[str, str], list[File]] = {}
+        self._unread: dict[tuple[str, str], list[RankFile]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
         self._reports: dict[witness.Report, str] = {}
         self.notes: dict[str, str] = {}
 
-    def add(self, node: str, seen: NodeTail) -> None:
+    def add(self, node: str, tail: NodeTail) -> None:
         """One node's answer."""
-        names = node_names(node, seen.host)
-        if seen.error:
-            self.notes[node] = seen.error
-        for one in seen.files:
+        names = node_names(node, tail.host)
+        if tail.error:
+            self.notes[node] = tail.error
+        for one in tail.files:
             ranks = ranks_in(one.path, one.lines)
-            file = File(
+            file = RankFile(
                 *(node, one.path, *ranks, one.size_bytes, one.mtime_s, one.age_s),
                 matches=one.matches,
             )
-            for said in one.reports:
-                self._reports.setdefault(_of(said, ranks), f"{node}:{one.path}")
+            for report in one.reports:
+                self._reports.setdefault(_of(report, ranks), f"{node}:{one.path}")
             shape = normalised(one.lines, names, ranks)
             self._shapes.setdefault(shape, _Shape()).add(file, one.lines)
-        for other in seen.unread:
+        for other in tail.unread:
             kind = "unreadable" if other.fault else "skipped"
-            file = File(node, other.path, *ranks_of(other.path))
+            file = RankFile(node, other.path, *ranks_of(other.path))
             self._unread.setdefault((kind, other.why), []).append(file)
-        faults = any(other.fault for other in seen.unread)
-        if not (seen.files or faults or seen.error):
-            why = "the files that match were written before" if seen.older else "no file matches"
-            self._without.setdefault(why, []).append(node)
-        self._left_out += max(0, seen.left_out)
+        faults = any(other.fault for other in tail.unread)
+        if not (tail.files or faults or tail.error):
+            reason = (
+                "the files that match were written before" if tail.older else "no file matches"
+            )
+            self._without.setdefault(reason, []).append(node)
+        self._left_out += max(0, tail.left_out)
 
     def done(
         self,
@@ -391,15 +392,15 @@ class Grouping:
         unreachable: Mapping[str, str],
         failed: Mapping[str, str],
         complete: bool = True,
-    ) -> Tail:
+    ) -> TailDocument:
         """The document: within each kind, the smallest group first."""
         groups = [
-            Group("no-file", tuple(sorted(nodes, key=natural)), (), why=why)
-            for why, nodes in self._without.items()
+            LogGroup("no-file", tuple(sorted(nodes, key=natural)), (), why=reason)
+            for reason, nodes in self._without.items()
         ]
         groups += [
-            _group(kind, files, why=why, first=(files[0], ()))
-            for (kind, why), files in self._unread.items()
+            _group(kind, files, reason=reason, first=(files[0], ()))
+            for (kind, reason), files in self._unread.items()
         ]
         groups += self._of_lines()
         # Of equally many, whoever fell silent first: the others may have followed.
@@ -410,7 +411,7 @@ class Grouping:
                 -max(map(_age, group.files), default=0.0),
             )
         )
-        return Tail(
+        return TailDocument(
             *(started, finished, pattern, grep, tuple(groups), self._left_out),
             notes=dict(self.notes),
             unreachable=dict(unreachable),
@@ -419,56 +420,59 @@ class Grouping:
             reports=self._said(),
         )
 
-    def _said(self) -> tuple[Report, ...]:
+    def _said(self) -> tuple[LogReport, ...]:
         """All reports, those of each group together: whom others name, then the rank that is
         least far."""
-        found = [Report(**vars(said), example=where) for said, where in self._reports.items()]
+        reports = [
+            LogReport(**vars(key_report), example=example)
+            for key_report, example in self._reports.items()
+        ]
 
-        def order(one: Report) -> tuple[object, ...]:
-            numbers = (one.completed, one.enqueued, one.sequence, one.rank)
-            named = one.kind in ("missing", "mismatch", "stuck")
-            return one.group, not named, *((number is None, number or 0) for number in numbers)
+        def order(report: LogReport) -> tuple[object, ...]:
+            numbers = (report.completed, report.enqueued, report.sequence, report.rank)
+            named = report.kind in ("missing", "mismatch", "stuck")
+            return report.group, not named, *((number is None, number or 0) for number in numbers)
 
-        return tuple(sorted(found, key=order))
+        return tuple(sorted(reports, key=order))
 
-    def _of_lines(self) -> Iterable[Group]:
+    def _of_lines(self) -> Iterable[LogGroup]:
         ages = [_age(file) for shape in self._shapes.values() for file in shape.files]
         usual = statistics.median_low(ages) if ages else 0.0
         for shape in self._shapes.values():
             files = [_compared(file, usual) for file in shape.files]
             stopped = [file for file in files if (file.behind_s or 0) > BEHIND_S]
-            others = [file for file in files if (file.behind_s or 0) <= BEHIND_S]
+            current_files = [file for file in files if (file.behind_s or 0) <= BEHIND_S]
             if stopped and shape.oldest:
                 yield _group("stopped", stopped, first=shape.oldest)
-            if others and shape.newest:
-                yield _group("lines", others, first=shape.newest)
+            if current_files and shape.newest:
+                yield _group("lines", current_files, first=shape.newest)
 
 
-def _of(said: witness.Report, ranks: Ranks) -> witness.Report:
+def _of(report: witness.Report, ranks: Ranks) -> witness.Report:
     """The report, with the rank of the file where it is about whoever wrote it."""
-    writers = said.kind not in ("missing", "mismatch")
-    return replace(said, rank=ranks.rank) if said.rank is None and writers else said
+    writers = report.kind not in ("missing", "mismatch")
+    return replace(report, rank=ranks.rank) if report.rank is None and writers else report
 
 
-def _age(file: File) -> float:
+def _age(file: RankFile) -> float:
     return file.age_s or 0.0
 
 
-def _compared(file: File, usual: float) -> File:
-    known = {name: getattr(file, name) for name in file.__dataclass_fields__}
-    return File(**{**known, "behind_s": round(_age(file) - usual, 3)})
+def _compared(file: RankFile, usual: float) -> RankFile:
+    fields = {name: getattr(file, name) for name in file.__dataclass_fields__}
+    return RankFile(**{**fields, "behind_s": round(_age(file) - usual, 3)})
 
 
 def _group(
-    kind: str, files: list[File], *, first: tuple[File, tuple[str, ...]], why: str = ""
-) -> Group:
+    kind: str, files: list[RankFile], *, first: tuple[RankFile, tuple[str, ...]], reason: str = ""
+) -> LogGroup:
     files = sorted(files, key=_place)
     nodes = tuple(dict.fromkeys(sorted((file.node for file in files), key=natural)))
     example, lines = first
-    return Group(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", why)
+    return LogGroup(kind, nodes, tuple(files), lines, f"{example.node}:{example.path}", reason)
 
 
-def _place(file: File) -> tuple[bool, int, object, str]:
+def _place(file: RankFile) -> tuple[bool, int, object, str]:
     return file.rank is None, file.rank or 0, natural(file.node), file.path
 
 
@@ -501,22 +505,22 @@ class Fetched:
         return self.kind in UNREACHED
 
 
-def fetch_tail(node: str, config: Config, tag: str) -> Conversation[Fetched]:
+def fetch_tail(node: str, config: TailConfig, tag: str) -> Conversation[Fetched]:
     """The conversation with one node.
 
     config: gets the run's tag here, and a nonce where it has none
     """
-    own = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
-    answer = yield request(node, "nodeready.node.tail", own)
+    with_nonce = replace(config, nonce=config.nonce or new_nonce(), tag=tag)
+    answer = yield request(node, "nodeready.node.tail", with_nonce)
     if answer.error:
         return Fetched(error=answer.error, kind=answer.kind)
     try:
-        return Fetched(read(answer.stdout, own.nonce))
+        return Fetched(read(answer.stdout, with_nonce.nonce))
     except ProbeError as error:
-        why = "" if answer.ok else f": {answer.reason()}"
-        return Fetched(error=f"{error}{why}", kind=FAILED)
+        reason = "" if answer.ok else f": {answer.reason()}"
+        return Fetched(error=f"{error}{reason}", kind=FAILED)
 
 
-def fetched(found: Fetched | Failure) -> Fetched:
+def fetched(answer: Fetched | Failure) -> Fetched:
     """The result of a conversation, also of a failed one."""
-    return Fetched(error=found.error, kind=found.kind) if isinstance(found, Failure) else found
+    return Fetched(error=answer.error, kind=answer.kind) if isinstance(answer, Failure) else answer

@@ -55,7 +55,7 @@ AGREE = 2
 GONE_LOOKS = 2
 
 
-class Key(NamedTuple):
+class RankKey(NamedTuple):
     """A rank's process: its number may be another's later."""
 
     node: str
@@ -76,7 +76,7 @@ class Look:
     """
 
     at: float
-    ranks: Mapping[Key, Motion] = field(default_factory=dict)
+    ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
     ports: Mapping[str, Ports] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     unreached: frozenset[str] = frozenset()
@@ -89,13 +89,15 @@ class Look:
         Where Slurm has put ranks into the job's cgroup, it is their user's.
         """
         ranks = list(self.ranks.values())
-        told = [rank for rank in ranks if rank.in_cgroup] or ranks
-        return list(dict.fromkeys(rank.uid for rank in told))
+        in_job = [rank for rank in ranks if rank.in_cgroup] or ranks
+        return list(dict.fromkeys(rank.uid for rank in in_job))
 
     def of(self, user: int | None) -> Look:
         """The same with the ranks of this user's job alone."""
-        own = {key: rank for key, rank in self.ranks.items() if rank.in_cgroup or rank.uid == user}
-        return replace(self, ranks=own)
+        in_cgroup_ranks = {
+            key: rank for key, rank in self.ranks.items() if rank.in_cgroup or rank.uid == user
+        }
+        return replace(self, ranks=in_cgroup_ranks)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -140,7 +142,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _RankStep:
     """What one rank did between two looks; all by the second."""
 
     rank: str
@@ -178,7 +180,7 @@ class _Step:
         return self.main_cpu > EACH_TIME_S * self.switches
 
 
-def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
+def _step(before: Motion, after: Motion, seconds: float) -> _RankStep | None:
     """None: processes below it came or went, and its counters with them."""
     cpu, faults = after.cpu_s - before.cpu_s, after.faults - before.faults
     moved: float | None = None
@@ -190,7 +192,7 @@ def _step(before: Motion, after: Motion, seconds: float) -> _Step | None:
     if after.log_bytes is not None and before.log_bytes is not None:
         younger = after.log_age_s is not None and after.log_age_s < int(seconds)
         log = after.log_bytes != before.log_bytes or younger
-    return _Step(
+    return _RankStep(
         f"rank {after.rank}" if after.rank is not None else f"pid {after.pid}",
         cpu / seconds,
         max(0.0, after.main_cpu_s - before.main_cpu_s) / seconds,
@@ -214,78 +216,80 @@ def interval(before: Look, after: Look) -> Interval:
 def signs(before: Look, after: Look, seconds: float) -> tuple[Sign, ...]:
     """What each witness says of the time between two looks."""
     fresh = [key for key in after.ranks if key not in before.ranks and key.node in before.nodes]
-    steps: list[_Step] = []
+    steps: list[_RankStep] = []
     changed = len(fresh)
-    for key, now in after.ranks.items():
+    for key, current in after.ranks.items():
         if key in before.ranks:
-            step = _step(before.ranks[key], now, seconds)
+            step = _step(before.ranks[key], current, seconds)
             if step is None:
                 changed += 1
             else:
                 steps.append(step)
-    found = []
+    signs = []
     if changed:
-        found.append(
+        signs.append(
             Sign("processes", True, f"processes of {counted(changed, 'rank')} came or went")
         )
     if steps:
-        found += [_cpu(steps), _switches(steps), _bytes(steps), _log(steps)]
+        signs += [_cpu(steps), _switches(steps), _bytes(steps), _log(steps)]
         if any(step.watchdog for step in steps):
-            found.append(Sign("watchdog", False, "its log has a timeout of PyTorch's watchdog"))
-    found.append(_ports(before, after, seconds))
-    return tuple(found)
+            signs.append(Sign("watchdog", False, "its log has a timeout of PyTorch's watchdog"))
+    signs.append(_ports(before, after, seconds))
+    return tuple(signs)
 
 
-def _most(steps: Iterable[_Step], value: str) -> _Step:
+def _most_common(steps: Iterable[_RankStep], value: str) -> _RankStep:
     return max(steps, key=lambda step: getattr(step, value) or 0)
 
 
-def _cpu(steps: Sequence[_Step]) -> Sign:
+def _cpu(steps: Sequence[_RankStep]) -> Sign:
     computing = [step for step in steps if step.computes]
-    most = _most(computing or steps, "cpu")
-    words = f"{most.rank} takes {100 * most.cpu:.0f} % of a core"
+    busiest = _most_common(computing or steps, "cpu")
+    words = f"{busiest.rank} takes {100 * busiest.cpu:.0f} % of a core"
     if computing:
         return Sign("cpu", True, words)
-    if most.cpu < RESTS:
+    if busiest.cpu < RESTS:
         return Sign("cpu", False, "no CPU time")
     return Sign("cpu", None, f"{words} and does nothing else: it may poll")
 
 
-def _switches(steps: Sequence[_Step]) -> Sign:
+def _switches(steps: Sequence[_RankStep]) -> Sign:
     working = [step for step in steps if step.works]
     if working:
-        most = _most(working, "main_cpu")
-        return Sign("switches", True, f"the main thread of {most.rank} works and waits by turns")
+        busiest = _most_common(working, "main_cpu")
+        return Sign(
+            "switches", True, f"the main thread of {busiest.rank} works and waits by turns"
+        )
     busy = [step for step in steps if step.switches > LOOKS_AROUND]
     if not busy:
         return Sign("switches", False, "the main threads only wait")
-    most = _most(busy, "switches")
+    busiest = _most_common(busy, "switches")
     return Sign(
         "switches",
         None,
-        f"the main thread of {most.rank} looks around {most.switches:.0f} times a second",
+        f"the main thread of {busiest.rank} looks around {busiest.switches:.0f} times a second",
     )
 
 
-def _bytes(steps: Sequence[_Step]) -> Sign:
-    told = [step for step in steps if step.bytes is not None]
-    if not told:
+def _bytes(steps: Sequence[_RankStep]) -> Sign:
+    measured = [step for step in steps if step.bytes is not None]
+    if not measured:
         return Sign("bytes", None, "nobody may see what the ranks read and write")
-    most = _most(told, "bytes")
-    rate = most.bytes or 0
-    words = f"{most.rank} reads and writes {rate / 1024:.0f} KiB a second"
+    busiest = _most_common(measured, "bytes")
+    rate = busiest.bytes or 0
+    words = f"{busiest.rank} reads and writes {rate / 1024:.0f} KiB a second"
     if rate >= BYTES_MOVE:
         return Sign("bytes", True, words)
-    if rate <= BYTES_REST and len(told) == len(steps):
+    if rate <= BYTES_REST and len(measured) == len(steps):
         return Sign("bytes", False, "the ranks read and write nothing")
     return Sign("bytes", None, words)
 
 
-def _log(steps: Sequence[_Step]) -> Sign:
-    told = [step for step in steps if step.log is not None]
-    if not told:
+def _log(steps: Sequence[_RankStep]) -> Sign:
+    measured = [step for step in steps if step.log is not None]
+    if not measured:
         return Sign("log", None, "the ranks write into no file")
-    grows = next((step for step in told if step.log), None)
+    grows = next((step for step in measured if step.log), None)
     if grows is None:
         return Sign("log", False, "no log grows")
     if any(step.watchdog for step in steps):
@@ -303,8 +307,8 @@ def _ports(before: Look, after: Look, seconds: float) -> Sign:
         old, new = before.ports.get(name), after.ports.get(name)
         if old is None or new is None:
             return Sign("ports", None, f"{name} does not tell its ports")
-        both = ((old.network, new.network), (old.rdma, new.rdma))
-        known = [max(0, b - a) / seconds for a, b in both if a is not None and b is not None]
+        counters = ((old.network, new.network), (old.rdma, new.rdma))
+        known = [max(0, b - a) / seconds for a, b in counters if a is not None and b is not None]
         if not known:
             return Sign("ports", None, f"{name} does not tell its ports")
         rates.append((max(known), name))
@@ -345,18 +349,18 @@ def judge(intervals: Sequence[Interval], confirm_s: float, armed: bool = True) -
     last = intervals[-1].kind
     if last == "gone":
         looks = 0
-        for one in reversed(intervals):
-            if one.kind != "gone":
+        for interval in reversed(intervals):
+            if interval.kind != "gone":
                 break
             looks += 1
         return Judgement("gone" if looks >= GONE_LOOKS else "unclear", armed=armed)
     if last == "moves":
         return Judgement("moves")
     still_s = 0.0
-    for one in reversed(intervals):
-        if one.kind != "still":
+    for interval in reversed(intervals):
+        if interval.kind != "still":
             break
-        still_s += one.seconds
+        still_s += interval.seconds
     # A tick of the clock less, because looks are never exactly so far apart.
     fire = armed and last == "still" and still_s >= confirm_s - 0.5
     return Judgement(last, still_s, fire, armed and not fire)
@@ -377,20 +381,20 @@ class Watch:
             self.intervals.append(interval(self.look, look))
         if self.look is None or look.ranks or self.intervals[-1].gone:
             self.look = look
-        kept, seconds = 0, 0.0
+        count, seconds = 0, 0.0
         for one in reversed(self.intervals):
-            kept, seconds = kept + 1, seconds + one.seconds
-            if seconds > self.confirm_s + one.seconds and kept >= GONE_LOOKS:
+            count, seconds = count + 1, seconds + one.seconds
+            if seconds > self.confirm_s + one.seconds and count >= GONE_LOOKS:
                 break
-        del self.intervals[:-kept]
+        del self.intervals[:-count]
         self.judgement = judge(self.intervals, self.confirm_s, self.judgement.armed)
         return self.judgement
 
     @property
     def words(self) -> str:
         """What is seen, in one line; it changes when things change."""
-        look, now = self.look, self.judgement
-        if look is None or now.kind == "gone":
+        look, judgement = self.look, self.judgement
+        if look is None or judgement.kind == "gone":
             return "the job has ended"
         ranks = (
             f"{counted(len(look.ranks), 'rank')} on {folded(look.nodes)}"
@@ -398,18 +402,18 @@ class Watch:
             else ("no rank")
         )
         lost = f"; no answer of {folded(look.errors)}" if look.errors else ""
-        if now.kind == "new":
+        if judgement.kind == "new":
             return f"{ranks}{lost}"
-        told = self.intervals[-1].signs
-        if now.kind == "moves":
-            return f"moves: {ranks}: {_because(told, True)}{lost}"
-        if now.kind == "still":
-            return f"does not move: {ranks}: {_because(told, False)}{lost}"
+        signs = self.intervals[-1].signs
+        if judgement.kind == "moves":
+            return f"moves: {ranks}: {_because(signs, True)}{lost}"
+        if judgement.kind == "still":
+            return f"does not move: {ranks}: {_because(signs, False)}{lost}"
         return f"cannot be told to move: {ranks}{lost}"
 
 
-def _because(told: Iterable[Sign], moves: bool) -> str:
-    return "; ".join(sanitise(sign.text, 100) for sign in told if sign.moves is moves)
+def _because(signs: Iterable[Sign], moves: bool) -> str:
+    return "; ".join(sanitise(sign.text, 100) for sign in signs if sign.moves is moves)
 
 
 # --- Asking.
@@ -424,37 +428,37 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
     config: its nonce is set here; at: of this machine's monotonic clock
     """
     names = list(nodes)
-    own = motion.Config(**{**vars(config), "nonce": new_nonce()})
-    said = ask("watch", {name: request(name, motion.__name__, own) for name in names})
-    ranks: dict[Key, Motion] = {}
+    with_nonce = motion.Config(**{**vars(config), "nonce": new_nonce()})
+    answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
+    ranks: dict[RankKey, Motion] = {}
     ports: dict[str, Ports] = {}
     errors: dict[str, str] = {}
     unreached, interrupted = set(), False
-    for name, answer in said.items():
+    for name, answer in answers.items():
         if answer.kind == INTERRUPTED:
             interrupted = True
             continue
         refused: list[str] = []
         try:
-            seen = rows(answer, own, motion.kinds(), refused)
+            received = rows(answer, with_nonce, motion.kinds(), refused)
         except ProbeError as problem:
             errors[name] = problem.reason
             continue
-        ends = [row for row in seen if isinstance(row, Found)]
+        ends = [row for row in received if isinstance(row, Found)]
         if not ends:
             errors[name] = (
                 refused[0]
                 if refused
-                else no_answer_reason(answer, own, "the job cannot be watched there")
+                else no_answer_reason(answer, with_nonce, "the job cannot be watched there")
             )
             if answer.kind in UNREACHED:
                 unreached.add(name)
             continue
         if ends[0].error or refused:
             errors[name] = ends[0].error or refused[0]
-        for row in seen:
+        for row in received:
             if isinstance(row, Motion):
-                ranks[Key(name, row.pid, row.start)] = row
+                ranks[RankKey(name, row.pid, row.start)] = row
             elif isinstance(row, Ports):
                 ports[name] = row
     return Look(at, ranks, ports, errors, frozenset(unreached), interrupted)

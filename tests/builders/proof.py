@@ -12,7 +12,7 @@ from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import Attempt, Limit, Proved, User
+from nodeready.subjects.proof.facts import DebuggerAttempt, Limit, Proved, User
 from tests.builders.judging import by_name
 
 SPY = "/usr/local/bin/py-spy"
@@ -21,7 +21,7 @@ TAG = "nodeready:test"
 #: What the lab's nodes give to a login, whatever the machine is.
 ANY_LIMITS = Policy(limit_core="0", limit_memlock="0", limit_nofile=256)
 
-GOOD = Attempt("/usr/local/bin/py-spy", good=True, limit_s=10, state="S")
+GOOD = DebuggerAttempt("/usr/local/bin/py-spy", good=True, limit_s=10, state="S")
 NO_GUARDS = proved.Guards(None, None, capable=False, bounded=False)
 AS_ROOT = proved.Guards(None, None, capable=True, bounded=False)
 LIMITS = proved.SessionLimits(*[Limit(-1, -1)] * 2, Limit(1048576, 1048576), (), (), 1048576)
@@ -41,9 +41,11 @@ def put_py_spy(node: LabNode) -> None:
     node.write(SPY, py_spy_binary.binary(Policy().py_spy_version, platform.machine()), mode=0o755)
 
 
-def configured(user="ml", limit_s=40, wanted=("limits", "attach", "tracers")) -> proved.Config:
+def configured(
+    user="ml", limit_s=40, wanted=("limits", "attach", "tracers")
+) -> proved.ProofConfig:
     nonce = f"nodeready-{secrets.token_hex(8)}"
-    return proved.Config(nonce, TAG, user=user, wanted=wanted, limit_s=limit_s)
+    return proved.ProofConfig(nonce, TAG, user=user, proofs=wanted, limit_s=limit_s)
 
 
 def line(config: proved.Config) -> shell.ShellCommand:

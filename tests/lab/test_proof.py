@@ -12,7 +12,7 @@ from nodeready.policy import Policy
 from nodeready.shell import quote
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import UNFINISHED, Config, Core
+from nodeready.subjects.proof.facts import UNFINISHED, ProofConfig, ProvedCore
 from tests.builders.judging import by_name
 from tests.builders.proof import (
     SPY,
@@ -148,11 +148,11 @@ def test_a_pattern_that_is_not_the_kernels_is_found_out(fresh_node) -> None:
     fresh_node.write("/etc/security/limits.d/zz.conf", "ml - core unlimited\n")
     want = Policy()
     fresh_node.run(f"sysctl -qw kernel.core_pattern={want.core_pattern}; mkdir -m 1777 /var/crash")
-    config = Config("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
+    config = ProofConfig("nodeready-0badcafe", "nodeready:test", "ml", ("core",))
     command = line(config)
     said = fresh_node.run(command.line, input=command.stdin).stdout
     seen = proved.read(said, config)
-    assert isinstance(seen.core, Core)
+    assert isinstance(seen.core, ProvedCore)
     assert seen.core.dumped
     result = proof_core.core(seen, want)
     assert (result.status, "core_pattern" in result.actual, "host" in result.fix) == (

@@ -13,7 +13,8 @@ from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import judge
-from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, Identity, SshClient
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SENT_BYTES, SshClient
+from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import (
     READ_BLOCK,
     Endpoint,
@@ -109,7 +110,7 @@ def test_a_node_tells_who_it_is(fresh_node: LabNode) -> None:
     assert identity(node).keys == (ours, key(3))
 
 
-def identity(node: LabNode) -> Identity:
+def identity(node: LabNode) -> NodeIdentity:
     seen: SshClient = observe(on(node), Policy(), ["ssh_client"])["ssh_client"]
     return seen.identity
 

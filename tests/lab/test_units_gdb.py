@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nodeready.node.cores import gdb
-from nodeready.node.cores.core_file import Reader
+from nodeready.node.cores.core_file import CoreReader
 from nodeready.node.runtime import Supervisor, status
 from tests.command import wait_for
 
@@ -48,7 +48,7 @@ def test_a_core_of_our_own_process_lies_where_it_shall(tool, started, tmp_path):
     (core,) = into.iterdir()
     assert done.out.strip() == str(core)
     with core.open("rb") as file:
-        reader = Reader(file.fileno())
+        reader = CoreReader(file.fileno())
         assert reader.notes.pid == started.pid
         assert reader.whole_bytes is not None
         assert os.stat(core).st_size >= reader.whole_bytes

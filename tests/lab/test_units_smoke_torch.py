@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.proofs import mesh
-from nodeready.node.proofs.mesh import Listeners
+from nodeready.node.proofs.mesh import MeshListeners
 from nodeready.node.runtime import Supervisor, status
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
@@ -197,7 +197,7 @@ def test_a_rank_that_reads_the_port_before_the_store_is_there_waits(node, superv
     """The head's listener has the port until its order comes, and sends its token."""
     other = TorchNode(tmp_path, supervisor)
     try:
-        listeners = Listeners([port := free_port()])
+        listeners = MeshListeners([port := free_port()])
         head = SmokePeer("localhost", HOST, port, listeners.token)
         threading.Thread(target=listeners.serve, daemon=True).start()
         answers: list[tuple[RankResult, ...]] = []

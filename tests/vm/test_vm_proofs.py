@@ -19,7 +19,7 @@ from nodeready import shell
 from nodeready.node import payload
 from nodeready.policy import Policy
 from nodeready.subjects.proof import facts as proved
-from nodeready.subjects.proof.facts import Config
+from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.result import Result
 from nodeready.subjects.snapshot import Snapshot, judge
 from tests.cases import cases
@@ -90,11 +90,11 @@ def prove(
     vm: Vm, wanted: tuple[str, ...], login: str = "root", through_sudo: bool = False
 ) -> proved.Proved:
     """What the program sees in ml's session; through_sudo: it is started by sudo, on a terminal"""
-    config = Config(
+    config = ProofConfig(
         nonce=f"nodeready-{secrets.token_hex(8)}",
         tag="nodeready:test-vm",
         user=USER,
-        wanted=wanted,
+        proofs=wanted,
         limit_s=LIMIT_S,
     )
     made = payload.program("nodeready.node.proofs.program", config)

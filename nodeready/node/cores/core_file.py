@@ -119,8 +119,8 @@ def header(head: bytes) -> Header:
 def segments(table: bytes) -> tuple[list[Segment], list[Segment]]:
     """Memory and notes, from the program headers."""
     memory, notes = [], []
-    whole = len(table) - len(table) % _PHDR.size
-    for kind, _, offset, address, _, size, _, _ in _PHDR.iter_unpack(table[:whole]):
+    table_bytes = len(table) - len(table) % _PHDR.size
+    for kind, _, offset, address, _, size, _, _ in _PHDR.iter_unpack(table[:table_bytes]):
         if kind == _LOAD and size:
             memory.append(Segment(offset, address, size))
         elif kind == _NOTE:
@@ -137,7 +137,7 @@ def find(memory: list[Segment], address: int) -> Segment | None:
     return None
 
 
-def _each(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+def _each_note(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
     """Name, type and content of each whole note."""
     at = 0
     while at + 12 <= len(data):
@@ -152,28 +152,28 @@ def _each(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
 
 def parse(data: bytes) -> Notes:
     """The notes of a process; what is cut off or too short is missing."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     threads = 0
-    for name, kind, content in _each(data):
+    for name, kind, content in _each_note(data):
         if name != b"CORE":
             continue
         if kind == _PRSTATUS:
             threads += 1
             # The first is the thread that got the signal.
             if threads == 1 and len(content) >= 36:
-                found["signal"] = struct.unpack_from("<h", content, 12)[0]
-                found.setdefault("pid", struct.unpack_from("<i", content, 32)[0])
+                values["signal"] = struct.unpack_from("<h", content, 12)[0]
+                values.setdefault("pid", struct.unpack_from("<i", content, 32)[0])
         elif kind == _PRPSINFO and len(content) >= 136:
             uid, _, pid = struct.unpack_from("<III", content, 16)
             comm, command = content[40:56], content[56:136]
-            found |= {"uid": uid, "pid": pid, "comm": _string(comm), "command": _string(command)}
+            values |= {"uid": uid, "pid": pid, "comm": _string(comm), "command": _string(command)}
         elif kind == _AUXV:
             pairs = dict(struct.iter_unpack("<QQ", content[: len(content) // 16 * 16]))
-            found |= {"entry": pairs.get(_AT_ENTRY, 0), "execfn": pairs.get(_AT_EXECFN, 0)}
-            found["auxv"] = content
+            values |= {"entry": pairs.get(_AT_ENTRY, 0), "execfn": pairs.get(_AT_EXECFN, 0)}
+            values["auxv"] = content
         elif kind == _FILE:
-            found["files"] = _files(content)
-    return Notes(threads=threads, **found)  # type: ignore[arg-type]
+            values["files"] = _files(content)
+    return Notes(threads=threads, **values)  # type: ignore[arg-type]
 
 
 def _string(raw: bytes) -> str:
@@ -200,7 +200,7 @@ def build_id(image: bytes) -> str:
     if size != _PHDR.size:
         return ""
     for part in segments(image[offset : offset + size * count])[1]:
-        for name, kind, content in _each(image[part.offset : part.offset + part.size]):
+        for name, kind, content in _each_note(image[part.offset : part.offset + part.size]):
             if name == b"GNU" and kind == _BUILD_ID:
                 return content.hex()
     return ""
@@ -224,7 +224,7 @@ def _read(number: int, size: int, offset: int) -> bytes:
     return os.pread(number, size, offset) if offset + size <= sys.maxsize else b""
 
 
-class Reader:
+class CoreReader:
     """An open core. Raises NoCore where it is none, OSError where it cannot be read.
 
     number: its descriptor, which stays the caller's
@@ -233,8 +233,8 @@ class Reader:
     def __init__(self, number: int) -> None:
         self.number = number
         head = os.pread(number, EHDR_BYTES, 0)
-        found = header(head)
-        offset, size = found.table
+        program_headers = header(head)
+        offset, size = program_headers.table
         table = _read(number, size, offset)
         memory, notes = segments(table)
         self.memory: list[Segment] = memory
@@ -243,8 +243,10 @@ class Reader:
         if len(table) == size:
             # whole_bytes expects the program headers at their place in the file.
             between = b"\0" * max(0, min(offset, 1 << 20) - len(head))
-            whole = whole_bytes(head[:offset] + between + table)
-            self.whole_bytes = None if whole is None or whole > sys.maxsize else whole
+            total_bytes = whole_bytes(head[:offset] + between + table)
+            self.whole_bytes = (
+                None if total_bytes is None or total_bytes > sys.maxsize else total_bytes
+            )
         data = b"".join(_read(number, min(n.size, _NOTES_BYTES), n.offset) for n in notes[:1])
         self.notes: Notes = parse(data)
 
@@ -265,8 +267,8 @@ class Reader:
             if part.address <= end < part.address + part.size:
                 begin = max(part.address, end - _STACK_BYTES)
                 strings = self.memory_at(begin, end - begin).split(b"\0")
-                found = filter(None, map(_KEPT.fullmatch, strings))
-                return {match[1].decode(): match[2].decode() for match in found}
+                matches = filter(None, map(_KEPT.fullmatch, strings))
+                return {match[1].decode(): match[2].decode() for match in matches}
         return {}
 
     def rank(self) -> tuple[int | None, tuple[str, ...]]:
@@ -276,7 +278,7 @@ class Reader:
         return ranks.identify(process).rank, tuple(ranks.jobs(process))
 
 
-def program_problem(path: str, wanted: str) -> str:
+def program_problem(path: str, expected: str) -> str:
     """Why this file is not the program of a core, one line; "": it is, as far as one can tell.
 
     Only a regular file is opened, with the rights of its owner where we are root.
@@ -295,7 +297,7 @@ def program_problem(path: str, wanted: str) -> str:
         return f"{path}: {'is no longer there' if gone else problem.strerror}"
     with contextlib.ExitStack() as after:
         after.callback(os.close, number)
-        found = build_id(_read(number, _IMAGE_BYTES, 0))
-    if wanted and found and wanted != found:
-        return f"{path} has changed since: build id {found[:12]}, in the core {wanted[:12]}"
+        actual = build_id(_read(number, _IMAGE_BYTES, 0))
+    if expected and actual and expected != actual:
+        return f"{path} has changed since: build id {actual[:12]}, in the core {expected[:12]}"
     return ""

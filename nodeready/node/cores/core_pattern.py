@@ -76,11 +76,11 @@ def existing(path: str) -> Iterator[str]:
         if os.path.lexists(path):
             yield path
         return
-    pieces = path.split(UNKNOWN)
-    exact = re.compile(r"[0-9]*".join(map(re.escape, pieces)), re.S)
-    for found in glob.iglob("*".join(map(glob.escape, pieces))):
-        if exact.fullmatch(found):
-            yield found
+    parts = path.split(UNKNOWN)
+    exact = re.compile(r"[0-9]*".join(map(re.escape, parts)), re.S)
+    for match in glob.iglob("*".join(map(glob.escape, parts))):
+        if exact.fullmatch(match):
+            yield match
 
 
 # --- A pattern read backwards: the core files that are there, and what their names tell.
@@ -112,7 +112,7 @@ class Name:
 
 
 @dataclass(frozen=True)
-class Directory:
+class PatternDirectory:
     """A directory to which a pattern leads.
 
     shown:  its path as the pattern spells it
@@ -129,7 +129,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Place:
+class CorePlace:
     """One pattern as a place to look in.
 
     pattern: as the kernel has it
@@ -160,7 +160,7 @@ class Place:
         fixed = self.pattern.startswith("/") and not any("\x01" in part for part in parts)
         return ("/".join(parts) or "/") if fixed else ""
 
-    def directories(self) -> list[Directory]:
+    def directories(self) -> list[PatternDirectory]:
         """Where such files may lie. Raises OSError when there is no such directory.
 
         Only the directories that the pattern names are listed. Where a value is part of the name
@@ -170,21 +170,27 @@ class Place:
         first, *parts = self._parts()
         if first or not parts:
             return []
-        found = [Directory("/", ROOT, {})]
+        directories = [PatternDirectory("/", ROOT, {})]
         for part in parts[:-1]:
             problems: list[OSError] = []
-            below = [one for parent in found for one in self._enter(parent, part, problems)]
-            if problems and not below:
+            entered = [
+                directory
+                for parent in directories
+                for directory in self._enter(parent, part, problems)
+            ]
+            if problems and not entered:
                 raise problems[0]
-            found = by_turns(below)[:_DIRECTORIES] if len(below) > _DIRECTORIES else below
-        return found
+            directories = (
+                by_turns(entered)[:_DIRECTORIES] if len(entered) > _DIRECTORIES else entered
+            )
+        return directories
 
     @property
     def prefix(self) -> str:
         """With what the names of all of its files begin."""
         return self._parts()[-1].partition("\x01")[0]
 
-    def names(self, directory: Directory, names: Iterable[str]) -> Iterator[Name]:
+    def names(self, directory: PatternDirectory, names: Iterable[str]) -> Iterator[Name]:
         """Those of the names in one of its directories that the pattern gives."""
         matches = _regex(self._parts()[-1])
         for name in names:
@@ -204,52 +210,56 @@ class Place:
             with scan(directory.real) as entries:
                 yield from self.names(directory, (entry.name for entry in entries))
 
-    def _enter(self, one: Directory, part: str, problems: list[OSError]) -> list[Directory]:
+    def _enter(
+        self, directory: PatternDirectory, part: str, problems: list[OSError]
+    ) -> list[PatternDirectory]:
         """The directories below this one that this part of the pattern names; what was in the way
         is added to the problems."""
-        found: list[Directory] = []
+        directories: list[PatternDirectory] = []
         try:
             if "\x01" not in part:
-                real = follow(one.real, part)
-                return [replace(one, shown=os.path.join(one.shown, part), real=real)]
+                real = follow(directory.real, part)
+                return [replace(directory, shown=os.path.join(directory.shown, part), real=real)]
             matches = _regex(part)
-            with scan(one.real) as entries:
+            with scan(directory.real) as entries:
                 for entry in entries:
                     match = matches.fullmatch(entry.name)
                     if match and entry.is_dir(follow_symlinks=False):
-                        found.append(_below(one, entry, match.groupdict()))
+                        directories.append(_entered(directory, entry, match.groupdict()))
         except OSError as problem:
             problems.append(problem)
-        return found
+        return directories
 
 
-def _below(one: Directory, entry: os.DirEntry[str], values: dict[str, str]) -> Directory:
+def _entered(
+    directory: PatternDirectory, entry: os.DirEntry[str], values: dict[str, str]
+) -> PatternDirectory:
     """A directory in this one, with the values in its name."""
-    known = entry.stat(follow_symlinks=False)
-    return Directory(
-        os.path.join(one.shown, entry.name),
-        Resolved(os.path.join(one.real.path, entry.name), one.real.owner),
-        {**values, **one.values},
-        person(known.st_uid),
-        modified_ns(known),
+    status = entry.stat(follow_symlinks=False)
+    return PatternDirectory(
+        os.path.join(directory.shown, entry.name),
+        Resolved(os.path.join(directory.real.path, entry.name), directory.real.owner),
+        {**values, **directory.values},
+        person(status.st_uid),
+        modified_ns(status),
     )
 
 
 def _regex(part: str) -> re.Pattern[str]:
     """What one component of a marked path can be."""
-    text, at, seen = "", 0, set[str]()
+    text, at, keywords = "", 0, set[str]()
     for mark in _MARK.finditer(part):
         letter = mark[1]
         # As much as the kernel writes, or systemd's \\x20 for a byte: no name takes long to match.
         kind = "[0-9]{1,20}" if letter in _NUMBERS else f".{{0,{_LONGEST.get(letter, 255)}}}"
-        group = f"(?:{kind})" if letter in seen else f"(?P<{letter}>{kind})"
+        group = f"(?:{kind})" if letter in keywords else f"(?P<{letter}>{kind})"
         text += re.escape(part[at : mark.start()]) + group
-        seen.add(letter)
+        keywords.add(letter)
         at = mark.end()
     return re.compile(text + re.escape(part[at:]), re.S)
 
 
-def live() -> Place:
+def live() -> CorePlace:
     """The pattern in force; "" where it cannot be read."""
     try:
         with open(
@@ -257,6 +267,6 @@ def live() -> Place:
         ) as f:
             pattern = f.read().rstrip("\n")
         with open("/proc/sys/kernel/core_uses_pid", encoding="ascii", errors="replace") as f:
-            return Place(pattern, f.read().strip() not in ("", "0"))
+            return CorePlace(pattern, f.read().strip() not in ("", "0"))
     except OSError:
-        return Place("")
+        return CorePlace("")

@@ -22,12 +22,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nodeready.node.cores import core_pattern
-from nodeready.node.cores.core_file import NoCore, Reader
-from nodeready.node.cores.core_pattern import Place, printable
+from nodeready.node.cores.core_file import CoreReader, NoCore
+from nodeready.node.cores.core_pattern import CorePlace, printable
 from nodeready.node.cores.gdb import find_gdb
 from nodeready.node.cores.identity import (
-    Identity,
     NewFile,
+    ProcessIdentity,
     auxv,
     identity,
     namespace,
@@ -60,7 +60,7 @@ _SHARED_ANONYMOUS = ("/SYSV", "/dev/zero", "/memfd:")
 
 
 @dataclass(frozen=True)
-class Target:
+class DumpTarget:
     """One process, as /proc has it now.
 
     identity:   whose it is, and what tells it from every other process
@@ -70,7 +70,7 @@ class Target:
     """
 
     pid: int
-    identity: Identity
+    identity: ProcessIdentity
     user: str
     comm: str
     program: str
@@ -80,7 +80,7 @@ class Target:
     mapped_bytes: int
 
 
-class Refused(Exception):
+class DumpRefused(Exception):
     """No core is taken of this process: why, one line."""
 
 
@@ -104,24 +104,24 @@ def started(pid: int) -> int:
 
 def states(pid: int) -> set[str]:
     """The states of all its threads. Raises OSError when it is gone."""
-    found = set()
+    threads = set()
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
-            found.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
+            threads.add(_stat(f"/proc/{pid}/task/{name}/stat")[0])
         except (OSError, IndexError):
             continue
-    return found
+    return threads
 
 
 def _ancestors() -> set[int]:
-    found, pid = set[int](), os.getpid()
-    while pid > 0 and pid not in found:
-        found.add(pid)
+    threads, pid = set[int](), os.getpid()
+    while pid > 0 and pid not in threads:
+        threads.add(pid)
         try:
             pid = int(_stat(f"/proc/{pid}/stat")[1])
         except (OSError, IndexError, ValueError):
             break
-    return found
+    return threads
 
 
 def core_bytes(smaps: Iterable[str]) -> int:
@@ -144,47 +144,47 @@ def core_bytes(smaps: Iterable[str]) -> int:
     return total
 
 
-def look(pid: int) -> Target:
-    """The process, when a core can be taken of it. Raises Refused."""
+def look(pid: int) -> DumpTarget:
+    """The process, when a core can be taken of it. Raises DumpRefused."""
     try:
         return _look(pid)
     except (FileNotFoundError, ProcessLookupError):
-        raise Refused(f"there is no process {pid}") from None
+        raise DumpRefused(f"there is no process {pid}") from None
     except PermissionError:
-        raise Refused(f"process {pid} is another user's: only root may (--sudo)") from None
+        raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)") from None
 
 
-def _look(pid: int) -> Target:
+def _look(pid: int) -> DumpTarget:
     status = dict(
         row.split(":", 1) for row in _read(f"/proc/{pid}/status").splitlines() if ":" in row
     )
     if int(status["Tgid"]) != pid:
-        raise Refused(f"{pid} is a thread of process {int(status['Tgid'])}")
+        raise DumpRefused(f"{pid} is a thread of process {int(status['Tgid'])}")
     if pid == 1 or pid in _ancestors():
-        raise Refused(f"process {pid} is what this very command hangs on")
+        raise DumpRefused(f"process {pid} is what this very command hangs on")
     if "VmRSS" not in status and status["State"].split()[0] not in "ZX":
-        raise Refused(f"process {pid} is the kernel's own")
+        raise DumpRefused(f"process {pid} is the kernel's own")
     uid = int(status["Uid"].split()[1])
     if os.geteuid() not in (0, uid):
-        raise Refused(f"process {pid} is another user's: only root may (--sudo)")
+        raise DumpRefused(f"process {pid} is another user's: only root may (--sudo)")
     if tracer := int(status["TracerPid"]):
-        raise Refused(f"process {pid} is traced by process {tracer} already")
+        raise DumpRefused(f"process {pid} is traced by process {tracer} already")
     _refuse_bad_state(pid)
-    known = identity(pid)
-    if why := known.mixed(namespace("self")):
-        raise Refused(f"process {pid} {why}: no core is taken of such a process")
+    own_identity = identity(pid)
+    if reason := own_identity.mixed(namespace("self")):
+        raise DumpRefused(f"process {pid} {reason}: no core is taken of such a process")
     resident = sum(
         int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmSwap") if name in status
     )
     mapped = core_bytes(_read(f"/proc/{pid}/smaps").splitlines())
     command = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     try:
-        user = pwd.getpwuid(known.uid).pw_name
+        user = pwd.getpwuid(own_identity.uid).pw_name
     except KeyError:
-        user = str(known.uid)
-    return Target(
+        user = str(own_identity.uid)
+    return DumpTarget(
         pid=pid,
-        identity=known,
+        identity=own_identity,
         user=user,
         comm=_read(f"/proc/{pid}/comm").rstrip("\n"),
         program=os.readlink(f"/proc/{pid}/exe"),
@@ -196,14 +196,14 @@ def _look(pid: int) -> Target:
 
 
 def _refuse_bad_state(pid: int) -> None:
-    """Raises Refused while one of its threads is in one of the _BAD_STATES."""
-    found: set[str] = set()
+    """Raises DumpRefused while one of its threads is in one of the _BAD_STATES."""
+    problems: set[str] = set()
     for number in range(_LOOKS):
         time.sleep(_BETWEEN_S if number else 0)
-        found = states(pid) & _BAD_STATES.keys()
-        if not found:
+        problems = states(pid) & _BAD_STATES.keys()
+        if not problems:
             return
-    raise Refused(f"process {pid} {_BAD_STATES[min(found)]}")
+    raise DumpRefused(f"process {pid} {_BAD_STATES[min(problems)]}")
 
 
 # --- What the program is told and answers, and its work.
@@ -215,7 +215,7 @@ _RESUME_S = 3
 
 
 @dataclass(frozen=True)
-class Config:
+class AttachConfig:
     """What the program is told.
 
     pid:      of the process
@@ -231,6 +231,10 @@ class Config:
     pattern: str = ""
     into: str = ""
     started: int = 0
+
+
+#: The name by which `payload.program` finds the class.
+Config = AttachConfig
 
 
 @dataclass(frozen=True)
@@ -271,21 +275,21 @@ class Taken:
     continued: bool = False
 
 
-def main(config: Config) -> None:
+def main(config: AttachConfig) -> None:
     """Look, or take the core."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     try:
         target = look(config.pid)
         path = _path(target, config)
         directory = _directory(path)
-        seen = _preview(target, path, directory)
-        if config.started not in (0, seen.started):
-            raise Refused(f"process {config.pid} has ended, and another one has its number")
-    except Refused as problem:
+        preview = _preview(target, path, directory)
+        if config.started not in (0, preview.started):
+            raise DumpRefused(f"process {config.pid} has ended, and another one has its number")
+    except DumpRefused as problem:
         print(wire.line(config.nonce, "seen", Preview(config.pid, str(problem))), flush=True)
         return
     if not config.started:
-        print(wire.line(config.nonce, "seen", seen), flush=True)
+        print(wire.line(config.nonce, "seen", preview), flush=True)
         return
 
     def after_kill() -> None:
@@ -301,22 +305,24 @@ def main(config: Config) -> None:
         print(wire.line(config.nonce, "taken", taken), flush=True)
 
 
-def _path(target: Target, config: Config) -> str:
+def _path(target: DumpTarget, config: AttachConfig) -> str:
     """Where the core goes: as a crash would name it, so that it is found like one."""
-    now = str(int(time.time()))
+    timestamp = str(int(time.time()))
     host = os.uname().nodename
     if config.into:
-        return os.path.join(config.into, f"core.{_plain(target.comm)}.{target.pid}.{host}.{now}")
+        return os.path.join(
+            config.into, f"core.{_plain(target.comm)}.{target.pid}.{host}.{timestamp}"
+        )
     values = dict.fromkeys(core_pattern.SPECIFIERS, "0") | {
         "p": str(target.inner_pid), "i": str(target.inner_pid),
         "P": str(target.pid), "I": str(target.pid),
-        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": now,
+        "u": str(target.identity.uid), "g": str(target.identity.gid), "h": host, "t": timestamp,
         "e": target.comm, "f": os.path.basename(target.program), "E": target.program,
     }  # fmt: skip
-    for place in (core_pattern.live(), Place(config.pattern)):
+    for place in (core_pattern.live(), CorePlace(config.pattern)):
         if place.pattern.startswith("/"):
             return core_pattern.expand(place.pattern, values, uses_pid=place.uses_pid)
-    raise Refused("neither core_pattern nor the policy names a directory for cores")
+    raise DumpRefused("neither core_pattern nor the policy names a directory for cores")
 
 
 def _plain(comm: str) -> str:
@@ -326,7 +332,7 @@ def _plain(comm: str) -> str:
 def _writes_sparse() -> bool:
     """Whether this gdb leaves out zeros (NEWS of 15.1)."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
+        complaint = subprocess.run(
             [find_gdb(), "-nx", "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -336,42 +342,44 @@ def _writes_sparse() -> bool:
             cwd="/",
             check=False,
         ).stdout.split(b"\n", 1)[0]
-        version = re.search(rb" ([0-9]+)\.[0-9]", said)
+        version = re.search(rb" ([0-9]+)\.[0-9]", complaint)
         return version is not None and int(version[1]) >= 15
     return False
 
 
 def _directory(path: str) -> int:
-    """A descriptor of the directory for this core. Raises Refused."""
+    """A descriptor of the directory for this core. Raises DumpRefused."""
     try:
         return open_directory(os.path.dirname(path))
     except OSError as problem:
-        raise Refused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
+        raise DumpRefused(f"{printable(str(problem.filename))}: {problem.strerror}") from None
 
 
-def _preview(target: Target, path: str, directory: int) -> Preview:
-    """Raises Refused when there is no room or no tool for it."""
+def _preview(target: DumpTarget, path: str, directory: int) -> Preview:
+    """Raises DumpRefused when there is no room or no tool for it."""
     if not find_gdb():
-        raise Refused("gdb is not installed (nodeready deploy installs it)")
+        raise DumpRefused("gdb is not installed (nodeready deploy installs it)")
     if os.geteuid() == 0 and not _setpriv():
-        raise Refused("setpriv, which gives gdb the user's rights, is not installed (util-linux)")
+        raise DumpRefused(
+            "setpriv, which gives gdb the user's rights, is not installed (util-linux)"
+        )
     shown = printable(os.path.dirname(path))
     room = os.statvfs(directory)
     if room.f_flag & os.ST_RDONLY:
-        raise Refused(f"{shown} is on a read-only file system")
+        raise DumpRefused(f"{shown} is on a read-only file system")
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
-        raise Refused(f"{shown} is not writable for {target.user}")
+        raise DumpRefused(f"{shown} is not writable for {target.user}")
     written = target.resident_bytes if _writes_sparse() else target.mapped_bytes
     need = written + written // _MARGIN_PARTS + _MARGIN_BYTES
     free = room.f_bavail * room.f_frsize
     if free < need:
-        why = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
+        reason = f"{shown} has {free >> 20} MiB free, and the core needs {need >> 20} MiB"
         if written > 2 * target.resident_bytes:
-            why += (
+            reason += (
                 f": {target.resident_bytes >> 20} MiB of memory, and address space that is only "
                 "reserved, of which a gdb before 15 writes the zeros"
             )
-        raise Refused(why)
+        raise DumpRefused(reason)
     return Preview(
         pid=target.pid,
         started=target.identity.started,
@@ -407,7 +415,7 @@ def _environment() -> dict[str, str]:
     return {"PATH": path, "HOME": "/", "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def _rights(known: Identity, scope: int | None) -> list[str]:
+def _rights(process: ProcessIdentity, scope: int | None) -> list[str]:
     """What gives gdb the rights of the process's user, so that the kernel itself decides whether
     that user may look into the process.
 
@@ -415,24 +423,24 @@ def _rights(known: Identity, scope: int | None) -> list[str]:
     """
     have = "-all,+sys_ptrace" if scope in _CAPABLE_SCOPES else "-all"
     return [
-        _setpriv(), f"--reuid={known.uid}", f"--regid={known.gid}", "--clear-groups",
+        _setpriv(), f"--reuid={process.uid}", f"--regid={process.gid}", "--clear-groups",
         f"--inh-caps={have}", f"--ambient-caps={have}", f"--bounding-set={have}",
         "--no-new-privs", "--",
     ]  # fmt: skip
 
 
-def _command(target: Target, mark: str) -> list[str]:
+def _command(target: DumpTarget, mark: str) -> list[str]:
     """gdb, which attaches, says the mark, and waits for what it is told on its input: it lets the
     process go at the end of that."""
     words = [find_gdb(), "-q", "-nx", "-readnever"]
     for setting in _SETTINGS:
         words += ["-iex", f"set {setting}"]
     words += ["-ex", f"attach {target.pid}", "-ex", f"echo {mark}\\n"]
-    ours = os.geteuid() != 0 or target.identity.uid == 0
-    return words if ours else [*_rights(target.identity, first_number(_YAMA)), *words]
+    as_user = os.geteuid() != 0 or target.identity.uid == 0
+    return words if as_user else [*_rights(target.identity, first_number(_YAMA)), *words]
 
 
-def _held(target: Target, session: int) -> str:
+def _held(target: DumpTarget, session: int) -> str:
     """Why gdb does not hold what was looked at, one line; "": it does, and every thread is still.
 
     session: of gdb
@@ -442,9 +450,9 @@ def _held(target: Target, session: int) -> str:
         held = [status(int(name)) for name in threads]
         # What one thread began before it was held would be there by now.
         complete = os.listdir(f"/proc/{target.pid}/task") == threads
-        if why := target.identity.change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {why}"
-        still = all(one.state == "t" and os.getsid(one.tracer) == session for one in held)
+        if reason := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {reason}"
+        still = all(helper.state == "t" and os.getsid(helper.tracer) == session for helper in held)
         if complete and still:
             return ""
     except OSError:
@@ -455,22 +463,22 @@ def _held(target: Target, session: int) -> str:
 _NOT_HELD = "gdb does not hold every thread of it"
 
 
-class _Dialogue:
+class _GdbDialogue:
     """What gdb is told when it holds the process: to write the core, or to let go.
 
     refused: why it was told to let go; "": it was not
     """
 
-    def __init__(self, target: Target, file: int) -> None:
+    def __init__(self, target: DumpTarget, file: int) -> None:
         self.target, self.file, self.refused = target, file, ""
         self.mark = f"held-{secrets.token_hex(8)}"
         self._said, self._told = b"", False
 
-    def hear(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def hear(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         """Look at the process as soon as gdb holds it."""
         if self._told or stream != 1:
             return
-        self._said = (self._said + piece)[-(1 << 16) :]
+        self._said = (self._said + data)[-(1 << 16) :]
         if self.mark.encode() not in self._said:
             return
         self._told = True
@@ -484,29 +492,29 @@ class _Dialogue:
 
 def _limit_size(mapped_bytes: int) -> None:
     """A core of what has grown meanwhile shall not fill the disk."""
-    most = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
+    limit_bytes = mapped_bytes + mapped_bytes // _MARGIN_PARTS + _MARGIN_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    limit_bytes = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
-def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> Taken:
+def dump(supervisor: Supervisor, target: DumpTarget, path: str, directory: int) -> Taken:
     """Have gdb write the core, and see that the process goes on.
 
     directory: descriptor of the path's
     """
-    known, name = target.identity, os.path.basename(path)
+    process, name = target.identity, os.path.basename(path)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.stat(name, dir_fd=directory, follow_symlinks=False)
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         new = NewFile(directory)
     except OSError as problem:
-        why = f"{printable(path)}: {problem.strerror}"
-        return Taken(path, why, state=status(target.pid).state)
+        reason = f"{printable(path)}: {problem.strerror}"
+        return Taken(path, reason, state=status(target.pid).state)
     supervisor.at_end(new.tidy)
     _limit_size(target.mapped_bytes)
-    dialogue = _Dialogue(target, new.number)
+    dialogue = _GdbDialogue(target, new.number)
     # The rest of the time is for ending gdb and letting the process go on.
     limit_s = max(1.0, supervisor.left_s - 2 * _RESUME_S)
     argv = _command(target, dialogue.mark)
@@ -518,10 +526,10 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     except OSError as problem:
         ended = Ended(127, "", f"gdb does not start: {problem.strerror}", 0.0)
     state, continued = resume(target)
-    error = _wrong(ended, target, new.number, dialogue.refused)
+    error = _dump_problem(ended, target, new.number, dialogue.refused)
     if not error:
         try:
-            new.publish(name, known.uid, known.gid)
+            new.publish(name, process.uid, process.gid)
         except OSError as problem:
             error = f"{printable(path)}: {problem.strerror}"
     new.tidy()
@@ -529,7 +537,7 @@ def dump(supervisor: Supervisor, target: Target, path: str, directory: int) -> T
     return Taken(path, error, size, round(ended.seconds, 1), state, continued)
 
 
-def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
+def _dump_problem(ended: Ended, target: DumpTarget, file: int, refused: str) -> str:
     """Why what gdb wrote is no whole core of this process, one line; "": it is."""
     if ended.rc is None:
         return f"gdb had not finished after {ended.seconds:.0f} s and was ended"
@@ -537,28 +545,32 @@ def _wrong(ended: Ended, target: Target, file: int, refused: str) -> str:
         return refused
     if not refused and "Saved corefile" in ended.out:
         with contextlib.suppress(NoCore, OSError):
-            core = Reader(file)
+            core = CoreReader(file)
             if core.whole_bytes and os.fstat(file).st_size >= core.whole_bytes:
                 return _another(core, target)
     # What a process has become is told by gdb as "not permitted".
     with contextlib.suppress(OSError):
-        if why := target.identity.change(identity(target.pid), namespace("self")):
-            return f"process {target.pid} {why}"
+        if reason := target.identity.change(identity(target.pid), namespace("self")):
+            return f"process {target.pid} {reason}"
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    said = [row for row in rows if "process to debug" not in row]
-    return f"gdb: {said[-1][:200] if said else refused or f'exit status {ended.rc}'}"
+    messages = [row for row in rows if "process to debug" not in row]
+    return f"gdb: {messages[-1][:200] if messages else refused or f'exit status {ended.rc}'}"
 
 
-def _another(core: Reader, target: Target) -> str:
+def _another(core: CoreReader, target: DumpTarget) -> str:
     """Why a core's own notes are not this process's, one line; "": they are."""
-    notes, known = core.notes, target.identity
-    told = auxv(notes.auxv)
-    if (notes.pid, notes.uid, told) == (target.pid, known.uid, known.auxv):
+    notes, process = core.notes, target.identity
+    auxiliary = auxv(notes.auxv)
+    if (notes.pid, notes.uid, auxiliary) == (
+        target.pid,
+        process.uid,
+        process.auxv,
+    ):
         return ""
     return f"the core is of another process or program than {target.pid} was: it is removed"
 
 
-def resume(target: Target) -> tuple[str, bool]:
+def resume(target: DumpTarget) -> tuple[str, bool]:
     """See that the process goes on: its state, and whether it needed SIGCONT. Harmless twice.
 
     `look` refuses a stopped process, so a stop is our doing: a gdb that was killed while it
@@ -566,12 +578,12 @@ def resume(target: Target) -> tuple[str, bool]:
     """
     continued, until = False, time.monotonic() + _RESUME_S
     while started(target.pid) == target.identity.started:
-        now = status(target.pid)
-        if now.state == "T" and not now.tracer:
+        current = status(target.pid)
+        if current.state == "T" and not current.tracer:
             with contextlib.suppress(OSError):
                 os.kill(target.pid, signal.SIGCONT)
                 continued = True
-        elif now.state not in "Tt" or time.monotonic() > until:
-            return now.state, continued
+        elif current.state not in "Tt" or time.monotonic() > until:
+            return current.state, continued
         time.sleep(0.05)
     return "", continued

@@ -64,25 +64,25 @@ def environment() -> dict[str, str]:
 
 
 def words(
-    gdb: str, core: str, program: str, asked: tuple[str, ...], guards: tuple[str, ...] = GUARDS
+    gdb: str, core: str, program: str, commands: tuple[str, ...], guards: tuple[str, ...] = GUARDS
 ) -> list[str]:
     """gdb in batch; it reads no start-up file and asks nobody anything.
 
     program: its path; "": it is not known
     """
-    said = [gdb, "-batch", "-nx"]
+    argv = [gdb, "-batch", "-nx"]
     for line in guards:
-        said += ["-iex", line]
-    for line in asked:
-        said += ["-ex", line]
-    said.append(f"--core={core}")
-    return [*said, *([f"--exec={program}", f"--symbols={program}"] if program else ())]
+        argv += ["-iex", line]
+    for line in commands:
+        argv += ["-ex", line]
+    argv.append(f"--core={core}")
+    return [*argv, *([f"--exec={program}", f"--symbols={program}"] if program else ())]
 
 
 def memory_bytes() -> int:
     """The address space that gdb gets: a quarter of the machine's memory, 2 to 16 GiB."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(_LEAST_MEMORY, min(whole // 4, _MOST_MEMORY))
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(_LEAST_MEMORY, min(memory_bytes // 4, _MOST_MEMORY))
 
 
 @lru_cache(maxsize=1)
@@ -96,7 +96,7 @@ def _libc() -> Any:
         return None
 
 
-def _alone() -> None:
+def _own_session() -> None:
     """In the child, before gdb: its limits."""
     with contextlib.suppress(Exception):
         confine(memory_bytes(), LIMIT_S, _WRITTEN_BYTES, executes=True)
@@ -120,13 +120,13 @@ _MOST_ROW = 3000
 def calls(text: str) -> list[tuple[str, str, int]]:
     """The calls of gdb's ``bt``, root to leaf: function, file or library without directories,
     line; a function that has no name is ``?``."""
-    found: dict[int, tuple[str, str, int]] = {}
+    library_calls: dict[int, tuple[str, str, int]] = {}
     for row in text.splitlines():
         if call := _CALL.fullmatch(row.strip()[:_MOST_ROW]):
             place = os.path.basename(call["file"] or call["library"] or "")
             name = "?" if call[2] == "??" else call[2]
-            found[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
-    return [found[number] for number in sorted(found, reverse=True)]
+            library_calls[int(call[1])] = (name[:300], place[:300], int(call["line"] or 0))
+    return [library_calls[number] for number in sorted(library_calls, reverse=True)]
 
 
 def live_stack(
@@ -153,26 +153,26 @@ def live_stack(
         ended = supervisor.run(confined, min(limit_s, LIVE_LIMIT_S), env=environment())
     except (OSError, subprocess.SubprocessError, KeyError, ValueError, IndexError) as problem:
         return [], f"gdb: {getattr(problem, 'strerror', '') or problem}", False
-    found = calls(ended.out)
-    if found:
-        return found, "", ended.rc is None
+    library_calls = calls(ended.out)
+    if library_calls:
+        return library_calls, "", ended.rc is None
     if ended.rc is None:
         return [], "gdb did not finish in time", True
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    told = [row for row in rows if not row.startswith(_NOISE)]
-    return [], f"gdb: {told[-1][:200]}" if told else "gdb shows no call", False
+    messages = [row for row in rows if not row.startswith(_NOISE)]
+    return [], f"gdb: {messages[-1][:200]}" if messages else "gdb shows no call", False
 
 
-class _Output:
+class _GdbOutput:
     """gdb's output, the first TEXT bytes of it."""
 
     def __init__(self) -> None:
         self.out, self.more = bytearray(), False
 
-    def add(self, process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def add(self, process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         if stream == 1:
-            self.more = self.more or len(self.out) + len(piece) > TEXT
-            self.out += piece[: max(0, TEXT - len(self.out))]
+            self.more = self.more or len(self.out) + len(data) > TEXT
+            self.out += data[: max(0, TEXT - len(self.out))]
 
 
 def how(core: int) -> dict[str, object]:
@@ -183,10 +183,14 @@ def how(core: int) -> dict[str, object]:
 def _confined(core: int, rights: Rights | None) -> dict[str, object]:
     """The same, on a core that may be anything. For a process without threads."""
     _libc()
-    found = {**how(core), "preexec_fn": _alone}
+    process_options = {**how(core), "preexec_fn": _own_session}
     if rights is not None:
-        found |= {"user": rights.uid, "group": rights.gid, "extra_groups": list(rights.groups)}
-    return found
+        process_options |= {
+            "user": rights.uid,
+            "group": rights.gid,
+            "extra_groups": list(rights.groups),
+        }
+    return process_options
 
 
 def _limited() -> None:
@@ -197,8 +201,8 @@ def _limited() -> None:
 
 def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
     """The words and the way in which nobody reads a core of root's."""
-    nobody = Rights(NOBODY, NOBODY, ())
-    lower = users_file.words(nobody, (users_file.READ_FILES,), memory_bytes(), argv)
+    nobody_rights = Rights(NOBODY, NOBODY, ())
+    lower = users_file.words(nobody_rights, (users_file.READ_FILES,), memory_bytes(), argv)
     return lower, {**how(core), "preexec_fn": _limited}
 
 
@@ -217,9 +221,9 @@ def backtrace(
     program: its path; "": gdb reads the core alone
     rights:  of whoever could write the core; None: our own, and of root's only to read files
     """
-    asked = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
+    commands = [f"set backtrace limit {FRAMES}", "set print elements 100", "set print repeats 10"]
     last = max(1, min(threads, THREADS))
-    asked += [
+    commands += [
         *(f"echo \\n{CRASHED}\\n", "bt"),
         *(f"echo \\n{EVERY}\\n", f"thread apply 1-{last} bt"),
         *(f"echo \\n{PYTHON}\\n", "py-bt"),
@@ -227,27 +231,27 @@ def backtrace(
     sealed = rights is None and os.geteuid() == 0
     # It prints no line of a file that debug information calls a source (gdb 12 and later).
     guards = (*GUARDS, "set source open off") if sealed else GUARDS
-    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(asked), guards)
+    argv = words(gdb, f"/proc/self/fd/{core}", program, tuple(commands), guards)
     quiet = shutil.which("ionice")
     argv = [quiet, "-c", "3", "-t", *argv] if quiet else argv
     started = _confined(core, rights)
     if sealed:
         argv, started = _sealed(core, argv)
-    kept = _Output()
+    output = _GdbOutput()
     limit_s = min(LIMIT_S, supervisor.left_s)
     try:
-        ended = supervisor.run(argv, limit_s, kept.add, **started)
+        ended = supervisor.run(argv, limit_s, output.add, **started)
     except (OSError, subprocess.SubprocessError) as problem:
         return "", f"{gdb}: {getattr(problem, 'strerror', '') or problem}", "", False
-    text = bytes(kept.out).decode("utf-8", "replace")
+    text = bytes(output.out).decode("utf-8", "replace")
     if _NAMED.search(text):
         if ended.rc is None:
             doubt = f"gdb was ended after {limit_s:.0f} s: not every thread is there"
             return text, "", doubt, True
-        return text, "", "", kept.more
+        return text, "", "", output.more
     if ended.rc is None:
         return "", f"gdb had no backtrace after {limit_s:.0f} s and was ended", "", False
     rows = [row.strip() for row in ended.err.splitlines() if row.strip()]
-    told = [row for row in rows if not row.startswith(_NOISE)]
-    why = "gdb finds no function in it" + (f": {told[-1][:200]}" if told else "")
-    return "", why, "", False
+    messages = [row for row in rows if not row.startswith(_NOISE)]
+    reason = "gdb finds no function in it" + (f": {messages[-1][:200]}" if messages else "")
+    return "", reason, "", False

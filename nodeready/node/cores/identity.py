@@ -34,7 +34,7 @@ class Credentials:
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """One process, as /proc has it at one moment.
 
     started:     clock ticks after boot: with the pid, what tells it from every other process
@@ -57,22 +57,26 @@ class Identity:
     @property
     def uid(self) -> int:
         """The lowest effective user id among its threads."""
-        return min(one.users[1] for one in self.credentials)
+        return min(credentials.users[1] for credentials in self.credentials)
 
     @property
     def gid(self) -> int:
         """The lowest effective group id among its threads."""
-        return min(one.groups[1] for one in self.credentials)
+        return min(credentials.groups[1] for credentials in self.credentials)
 
-    def mixed(self, ours: tuple[int, int]) -> str:
+    def mixed(self, own_namespace: tuple[int, int]) -> str:
         """Why its memory may be more than its user's own, a few words; "": it is the user's.
 
         ours: our own namespace of users
         """
-        for one in self.credentials:
-            if len(set(one.users)) > 1 or len(set(one.groups)) > 1:
+        for credentials in self.credentials:
+            if len(set(credentials.users)) > 1 or len(set(credentials.groups)) > 1:
                 return "runs with the rights of more than one user or group (setuid, setgid)"
-            if one.capabilities and one.users[0] and self.namespace == ours:
+            if (
+                credentials.capabilities
+                and credentials.users[0]
+                and self.namespace == own_namespace
+            ):
                 return "has capabilities, which its user has not"
         if len(self.credentials) > 1:
             return "has threads with different rights"
@@ -83,36 +87,36 @@ class Identity:
             return "is no 64-bit program"
         return "was started with more rights than its user has (setuid, setgid)" if secure else ""
 
-    def change(self, now: Identity, ours: tuple[int, int]) -> str:
+    def change(self, current: ProcessIdentity, own_namespace: tuple[int, int]) -> str:
         """What became of it, a few words; "": nothing.
 
         now: the same pid, later
         """
-        if now == self:
+        if current == self:
             return ""
-        if now.started != self.started:
+        if current.started != self.started:
             return "ended, and another one has its number"
-        if why := now.mixed(ours):
-            return f"changed while it was looked at: it {why}"
-        same = replace(now, executable=self.executable, auxv=self.auxv) == self
-        what = "runs another program" if same else "has another user or group"
-        return f"changed while it was looked at: it {what}"
+        if reason := current.mixed(own_namespace):
+            return f"changed while it was looked at: it {reason}"
+        same = replace(current, executable=self.executable, auxv=self.auxv) == self
+        difference = "runs another program" if same else "has another user or group"
+        return f"changed while it was looked at: it {difference}"
 
 
 def auxv(raw: bytes) -> tuple[tuple[int, int], ...]:
     """The pairs of a 64-bit process up to AT_NULL."""
-    found = []
+    ids = []
     for kind, value in struct.iter_unpack("<QQ", raw[: len(raw) // 16 * 16]):
         if kind == 0:
             break
-        found.append((kind, value))
-    return tuple(found)
+        ids.append((kind, value))
+    return tuple(ids)
 
 
 def namespace(pid: int | str) -> tuple[int, int]:
     """The namespace of users of a process, as device and inode."""
-    known = os.stat(f"/proc/{pid}/ns/user")
-    return known.st_dev, known.st_ino
+    status = os.stat(f"/proc/{pid}/ns/user")
+    return status.st_dev, status.st_ino
 
 
 def thread(status: str) -> dict[str, str]:
@@ -129,30 +133,30 @@ def credentials(rows: dict[str, str]) -> Credentials:
     return Credentials(users, groups, capabilities)
 
 
-def identity(pid: int) -> Identity:
+def identity(pid: int) -> ProcessIdentity:
     """The process of this number.
 
     Raises OSError (ProcessLookupError) where it is gone, or hidden from us.
     """
-    found = set()
+    ids = set()
     with open(f"/proc/{pid}/stat", "rb") as file:
         started = int(file.read().rpartition(b")")[2].split()[19])
     for name in os.listdir(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{name}/status", encoding="utf-8", errors="replace") as f:
-                found.add(credentials(thread(f.read())))
+                ids.add(credentials(thread(f.read())))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    if not found:
+    if not ids:
         raise ProcessLookupError(pid)
     owner = os.stat(f"/proc/{pid}/stat").st_uid
     if os.geteuid() not in (0, owner):
-        return Identity(started, frozenset(found), (0, 0), owner)
-    known = os.stat(f"/proc/{pid}/exe")
+        return ProcessIdentity(started, frozenset(ids), (0, 0), owner)
+    status = os.stat(f"/proc/{pid}/exe")
     with open(f"/proc/{pid}/auxv", "rb") as raw:
-        told = auxv(raw.read(1 << 16))
-    program = (known.st_dev, known.st_ino)
-    return Identity(started, frozenset(found), namespace(pid), owner, program, told)
+        auxiliary = auxv(raw.read(1 << 16))
+    program = (status.st_dev, status.st_ino)
+    return ProcessIdentity(started, frozenset(ids), namespace(pid), owner, program, auxiliary)
 
 
 #: Links on the way to a directory (path_resolution(7)).
@@ -166,10 +170,10 @@ _ENTRIES = 10_000
 _UNNAMED_MISSING = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
-def _ours_alone(known: os.stat_result) -> bool:
+def _ours_alone(status: os.stat_result) -> bool:
     """Whether nobody but root and we can have made what is in this directory."""
-    shared = known.st_mode & 0o002 or (known.st_mode & 0o020 and known.st_gid != 0)
-    return known.st_uid in (0, os.geteuid()) and not shared
+    shared = status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid != 0)
+    return status.st_uid in (0, os.geteuid()) and not shared
 
 
 def open_directory(path: str) -> int:
@@ -179,38 +183,42 @@ def open_directory(path: str) -> int:
     and nobody else can write there. Raises OSError with the name of the component.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    here, alone, links = os.open("/", flags), True, 0
+    directory, is_ours_alone, links = os.open("/", flags), True, 0
     todo, done = [part for part in reversed(path.split("/")) if part], ""
     try:
         while todo:
             name = todo.pop()
-            alone = alone and _ours_alone(os.fstat(here))
+            is_ours_alone = is_ours_alone and _ours_alone(os.fstat(directory))
             try:
-                found = os.open(name, flags, dir_fd=here)
+                next_directory = os.open(name, flags, dir_fd=directory)
             except OSError as problem:
                 raise OSError(problem.errno, problem.strerror, f"{done}/{name}") from None
-            known = os.fstat(found)
-            if stat.S_ISLNK(known.st_mode):
+            status = os.fstat(next_directory)
+            if stat.S_ISLNK(status.st_mode):
                 with contextlib.ExitStack() as after:
-                    after.callback(os.close, found)
+                    after.callback(os.close, next_directory)
                     links += 1
-                    if not alone or known.st_uid not in (0, os.geteuid()) or links > _LINKS:
-                        why = "is a link that another user may have made"
-                        raise OSError(errno.ELOOP, why, f"{done}/{name}")
-                    target = os.readlink("", dir_fd=found)
+                    if (
+                        not is_ours_alone
+                        or status.st_uid not in (0, os.geteuid())
+                        or links > _LINKS
+                    ):
+                        reason = "is a link that another user may have made"
+                        raise OSError(errno.ELOOP, reason, f"{done}/{name}")
+                    target = os.readlink("", dir_fd=next_directory)
                 todo += [part for part in reversed(target.split("/")) if part]
                 if target.startswith("/"):
-                    os.close(here)
-                    here, alone, done = os.open("/", flags), True, ""
+                    os.close(directory)
+                    directory, is_ours_alone, done = os.open("/", flags), True, ""
                 continue
-            os.close(here)
-            here, done = found, f"{done}/{name}"
-            if not stat.S_ISDIR(known.st_mode):
+            os.close(directory)
+            directory, done = next_directory, f"{done}/{name}"
+            if not stat.S_ISDIR(status.st_mode):
                 raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), done)
     except BaseException:
-        os.close(here)
+        os.close(directory)
         raise
-    return here
+    return directory
 
 
 class NewFile:
@@ -265,8 +273,8 @@ def _enter(name: str, directory: int) -> int:
     """A descriptor of a directory that is ours and closed to all others. Raises OSError."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     number = os.open(name, flags, dir_fd=directory)
-    known = os.fstat(number)
-    if known.st_uid != os.geteuid() or known.st_mode & 0o077:
+    status = os.fstat(number)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         os.close(number)
         raise OSError(errno.EPERM, "was put into the place of ours", name)
     return number

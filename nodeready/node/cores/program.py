@@ -25,8 +25,8 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.cores import core_pattern, gdb
-from nodeready.node.cores.core_file import NoCore, Reader, program_problem
-from nodeready.node.cores.core_pattern import Directory, Name, Place, printable
+from nodeready.node.cores.core_file import CoreReader, NoCore, program_problem
+from nodeready.node.cores.core_pattern import CorePlace, Name, PatternDirectory, printable
 from nodeready.node.runtime import ForkedWorker, Send, Supervisor
 from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
@@ -37,7 +37,7 @@ from nodeready.subjects.proof.facts import PROGRAM
 
 
 @dataclass(frozen=True)
-class Config:
+class CoresConfig:
     """What the program is told.
 
     nonce:    random word with which each of its lines begins
@@ -55,13 +55,17 @@ class Config:
     limit_s: int
     patterns: tuple[str, ...] = ()
     since_s: float = 0
-    wanted: tuple[tuple[str, int, int, int], ...] = ()
+    selected: tuple[tuple[str, int, int, int], ...] = ()
     job: str = ""
-    most: int = 20
+    maximum: int = 20
+
+
+#: The name by which `payload.program` finds the class.
+Config = CoresConfig
 
 
 @dataclass(frozen=True)
-class Core:
+class CoreSummary:
     """What one core tells, and the backtrace that gdb took from it.
 
     number:      which of the files that were asked for
@@ -122,7 +126,7 @@ _FRESH_S = 120
 _GDB_MISSING = "gdb is not installed (nodeready deploy installs it)"
 
 
-def main(config: Config) -> None:
+def main(config: CoresConfig) -> None:
     """List, or read what is wanted."""
     with contextlib.suppress(OSError):
         os.nice(19)
@@ -131,9 +135,9 @@ def main(config: Config) -> None:
         file.write("1000")
     # gdb itself may crash: no core of that.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if not config.wanted:
-        found = listing(config.patterns, config.since_s)
-        print(wire.line(config.nonce, "listing", found), flush=True)
+    if not config.selected:
+        files_listing = listing(config.patterns, config.since_s)
+        print(wire.line(config.nonce, "listing", files_listing), flush=True)
         return
     supervisor = Supervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
@@ -141,27 +145,27 @@ def main(config: Config) -> None:
         _read_all(supervisor, config)
 
 
-def _read_all(supervisor: Supervisor, config: Config) -> None:
-    read = left = unknown = 0
-    for number, wanted in enumerate(config.wanted):
-        if read == config.most:
-            left = len(config.wanted) - number
+def _read_all(supervisor: Supervisor, config: CoresConfig) -> None:
+    read = remaining_count = unknown = 0
+    for number, selected in enumerate(config.selected):
+        if read == config.maximum:
+            remaining_count = len(config.selected) - number
             break
-        seen = _read(supervisor, config, number, wanted)
-        if not config.job or config.job in seen.jobs:
+        core = _read(supervisor, config, number, selected)
+        if not config.job or config.job in core.jobs:
             read += 1
-            print(wire.line(config.nonce, "core", seen), flush=True)
-        elif not seen.job:
+            print(wire.line(config.nonce, "core", core), flush=True)
+        elif not core.job:
             unknown += 1
-    print(wire.line(config.nonce, "done", Done(read, left, unknown)), flush=True)
+    print(wire.line(config.nonce, "done", Done(read, remaining_count, unknown)), flush=True)
 
 
 def _read(
-    supervisor: Supervisor, config: Config, number: int, wanted: tuple[str, int, int, int]
-) -> Core:
+    supervisor: Supervisor, config: CoresConfig, number: int, selected: tuple[str, int, int, int]
+) -> CoreSummary:
     """One core, whatever is wrong with it."""
-    began, core = time.monotonic(), Core(number)
-    with _Reading(supervisor, wanted) as reading:
+    began, core = time.monotonic(), CoreSummary(number)
+    with _CoreReading(supervisor, selected) as reading:
         try:
             core = replace(reading.core(), number=number)
             if not core.unread and (not config.job or config.job in core.jobs):
@@ -181,7 +185,7 @@ _BROKE_OFF = "not read: it takes more time or memory than a core may"
 _STORED = re.compile(re.escape(core_pattern.STORE) + r"/core\..*\.([0-9]+)\.[0-9a-f]{32}\.[0-9.]+")
 
 
-class _Reading:
+class _CoreReading:
     """The fork that reads one core; what it says, and the descriptor that it gives us.
 
     As long as it is root it says with whose rights it goes on, and gives us the open file. What
@@ -189,21 +193,21 @@ class _Reading:
     but gdb, with those rights.
     """
 
-    def __init__(self, supervisor: Supervisor, wanted: tuple[str, int, int, int]) -> None:
+    def __init__(self, supervisor: Supervisor, selected: tuple[str, int, int, int]) -> None:
         self.file = -1
         self.uid = 0
-        self.size, self.modified_ns = wanted[3], wanted[2]
-        self.path = wanted[0]
+        self.size, self.modified_ns = selected[3], selected[2]
+        self.path = selected[0]
         self.exec = self.doubt = ""
-        self._ours, theirs = socket.socketpair()
+        self._ours, worker_end = socket.socketpair()
         self._left_s = supervisor.left_s
-        work = partial(_look, wanted, theirs)
-        self._worker = ForkedWorker(work, _READ_S + 1, keep=(theirs.fileno(),))
+        work = partial(_look, selected, worker_end)
+        self._worker = ForkedWorker(work, _READ_S + 1, keep=(worker_end.fileno(),))
         self._ended = False
         supervisor.at_end(self.end)
-        theirs.close()
+        worker_end.close()
 
-    def __enter__(self) -> _Reading:
+    def __enter__(self) -> _CoreReading:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -218,38 +222,38 @@ class _Reading:
             if self.file >= 0:
                 os.close(self.file)
 
-    def core(self) -> Core:
+    def core(self) -> CoreSummary:
         """What its notes tell, or why they do not. Raises ProbeError when it makes no sense."""
         patience_s = min(_READ_S, self._left_s)
-        for said in self._worker.messages(patience_s, time.monotonic() + patience_s):
-            if said is None or not isinstance(said, dict):
+        for message in self._worker.messages(patience_s, time.monotonic() + patience_s):
+            if message is None or not isinstance(message, dict):
                 break
-            if "uid" in said and self.file < 0:
+            if "uid" in message and self.file < 0:
                 _, numbers, _, _ = socket.recv_fds(self._ours, 1, 1)
-                self.file, self.uid = numbers[0], said["uid"]
-            elif "core" in said:
-                core = wire.decode(Core, said["core"])
-                self.exec, self.doubt = str(said.get("exec", "")), str(said.get("doubt", ""))
+                self.file, self.uid = numbers[0], message["uid"]
+            elif "core" in message:
+                core = wire.decode(CoreSummary, message["core"])
+                self.exec, self.doubt = str(message.get("exec", "")), str(message.get("doubt", ""))
                 return core
-        return Core(0, unread=_BROKE_OFF)
+        return CoreSummary(0, unread=_BROKE_OFF)
 
 
-def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send) -> None:
+def _look(selected: tuple[str, int, int, int], channel: socket.socket, send: Send) -> None:
     """The fork's work: it sends ``{"uid": U}`` with the open file, then the core."""
     users_file.confine(_READ_MEMORY, _READ_CPU_S)
-    path, seen = wanted[0], Core(0)
+    path, seen = selected[0], CoreSummary(0)
     try:
         place = users_file.follow(users_file.ROOT, path)
-        number, known = users_file.open_regular(place.path, place.owner, hard_links=True)
-        if (known.st_ino, users_file.modified_ns(known), known.st_size) != wanted[1:]:
-            why = "it has changed since it was listed: still being written?"
-            send({"core": asdict(replace(seen, unread=why))})
+        number, status = users_file.open_regular(place.path, place.owner, hard_links=True)
+        if (status.st_ino, users_file.modified_ns(status), status.st_size) != selected[1:]:
+            reason = "it has changed since it was listed: still being written?"
+            send({"core": asdict(replace(seen, unread=reason))})
             return
-        owner = known.st_uid if place.owner is None else place.owner
+        owner = status.st_uid if place.owner is None else place.owner
         uid, core = owner, None
         if os.geteuid() == 0 and owner == 0:
             # The kernel's file, or systemd's: root's, though the process may have been a user's.
-            uid, core = _process_owner(path, number, known)
+            uid, core = _process_owner(path, number, status)
             seen = _with_notes(seen, core, owner)
             _refuse_secret(number, uid)
         rights = users_file.rights_of(uid)
@@ -257,7 +261,7 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
         socket.send_fds(channel, [b"."], [number])
         channel.close()
         users_file.give_up(rights)
-        core = core or Reader(number)
+        core = core or CoreReader(number)
         address, program = core.notes.executable()
         seen = _with_notes(seen, core, owner)
         if waits := _waits(core):
@@ -273,12 +277,12 @@ def _look(wanted: tuple[str, int, int, int], channel: socket.socket, send: Send)
         send({"core": asdict(replace(seen, unread=_BROKE_OFF))})
 
 
-def _process_owner(path: str, number: int, known: os.stat_result) -> tuple[int, Reader]:
+def _process_owner(path: str, number: int, status: os.stat_result) -> tuple[int, CoreReader]:
     """Whose process left this core, a file of root's: by its name in systemd's store, and by its
-    notes. Raises Refused when root must not read it with a debugger."""
-    if known.st_mode & 0o022:
-        raise users_file.Refused("it is root's, and others may write to it")
-    core = Reader(number)
+    notes. Raises FileRefused when root must not read it with a debugger."""
+    if status.st_mode & 0o022:
+        raise users_file.FileRefused("it is root's, and others may write to it")
+    core = CoreReader(number)
     stored = _STORED.fullmatch(path)
     uids = {int(stored[1][:10]) if stored else 0, core.notes.uid}
     # Where it was cut off before that is told, gdb gets no rights.
@@ -286,18 +290,18 @@ def _process_owner(path: str, number: int, known: os.stat_result) -> tuple[int, 
 
 
 def _refuse_secret(number: int, uid: int) -> None:
-    """Raises Refused for an open core that this user may not read: gdb would be the user's own
+    """Raises FileRefused for an open core that this user may not read: gdb would be the user's own
     process, who could take the core from it (ptrace(2), pidfd_getfd(2))."""
     try:
         with users_file.with_rights(users_file.rights_of(uid)):
             os.close(os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
-        raise users_file.Refused(
+        raise users_file.FileRefused(
             f"it is root's, of a process of uid {uid}'s, who may not read it (a setuid program's)"
         ) from None
 
 
-def _waits(core: Reader) -> str:
+def _waits(core: CoreReader) -> str:
     """Why gdb would wait for somebody when it opens what the core's notes name, one line."""
     names = dict.fromkeys(name for _, _, name in core.notes.files)
     for name in islice(names, _NAMES):
@@ -322,7 +326,7 @@ def _compressed(path: str) -> str:
     return f"it is compressed: coredumpctl{tool} unpacks it (coredumpctl dump PID -o FILE)"
 
 
-def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
+def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSummary:
     """The answer with what the core's notes tell.
 
     owner: of the file. Notes are words of whoever wrote it, in which a user's process may be
@@ -335,7 +339,7 @@ def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
         with contextlib.suppress(KeyError, OverflowError):
             user = pwd.getpwuid(uid).pw_name
     return replace(
-        seen,
+        summary,
         whole_bytes=core.whole_bytes,
         pid=notes.pid,
         signal=notes.signal,
@@ -351,35 +355,37 @@ def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
     )
 
 
-def _with_backtrace(supervisor: Supervisor, seen: Core, reading: _Reading) -> Core:
+def _with_backtrace(
+    supervisor: Supervisor, summary: CoreSummary, reading: _CoreReading
+) -> CoreSummary:
     """The answer with gdb's backtrace, or with the reason why there is none."""
     cut_off = ""
-    if seen.whole_bytes is None or reading.size < seen.whole_bytes:
-        of = "" if seen.whole_bytes is None else f" of {seen.whole_bytes}"
+    if summary.whole_bytes is None or reading.size < summary.whole_bytes:
+        of = "" if summary.whole_bytes is None else f" of {summary.whole_bytes}"
         cut_off = f"it is cut off at {reading.size}{of} bytes"
         if time.time() - reading.modified_ns / 1e9 < _FRESH_S:
             cut_off += ", or still being written"
-    found = gdb.find_gdb()
-    if not found:
-        return replace(seen, unread="; ".join(filter(None, (cut_off, _GDB_MISSING))))
+    debugger = gdb.find_gdb()
+    if not debugger:
+        return replace(summary, unread="; ".join(filter(None, (cut_off, _GDB_MISSING))))
     if supervisor.left_s < 1:
-        return replace(seen, unread="not read: the time was over")
+        return replace(summary, unread="not read: the time was over")
     rights = users_file.rights_of(reading.uid)
     text, error, warning, cut = gdb.backtrace(
         supervisor,
-        found,
+        debugger,
         reading.file,
         program=reading.exec,
-        threads=seen.threads,
+        threads=summary.threads,
         rights=rights,
     )
     doubt = reading.doubt or warning
     if error:
-        why = "; ".join(filter(None, (cut_off, error, doubt)))
-        return replace(seen, unread=printable(why))
+        reason = "; ".join(filter(None, (cut_off, error, doubt)))
+        return replace(summary, unread=printable(reason))
     packed = base64.b64encode(zlib.compress(text.encode("utf-8"))).decode("ascii")
     warnings = "; ".join(filter(None, (cut_off, doubt)))
-    return replace(seen, text=packed, warning=printable(warnings), cut=cut)
+    return replace(summary, text=packed, warning=printable(warnings), cut=cut)
 
 
 # --- The core files that are there: by their names, in the few places where the kernel puts them.
@@ -435,15 +441,15 @@ class Listing:
     notes: tuple[wire.Line, ...] = ()
 
 
-def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
+def places(patterns: Iterable[str]) -> tuple[list[CorePlace], list[str]]:
     """The places to look in, and a note about each place where nobody can look.
 
     patterns: of the policy
     """
-    found, notes = [], []
+    directories, notes = [], []
     live = core_pattern.live()
     if live.pattern.startswith("/"):
-        found.append(live)
+        directories.append(live)
     elif not live.handler:
         notes.append(
             f"core_pattern is {live.shown or 'empty'}: cores lie in whatever directory each "
@@ -454,17 +460,17 @@ def places(patterns: Iterable[str]) -> tuple[list[Place], list[str]]:
             f"core_pattern hands cores to {printable(live.handler)}, "
             "which alone knows where they are"
         )
-    found += [Place(pattern) for pattern in patterns if pattern.startswith("/")]
+    directories += [CorePlace(pattern) for pattern in patterns if pattern.startswith("/")]
     if os.path.isdir(core_pattern.STORE):
-        found.append(Place(core_pattern.STORE_PATTERN))
-    return list(dict.fromkeys(found)), notes
+        directories.append(CorePlace(core_pattern.STORE_PATTERN))
+    return list(dict.fromkeys(directories)), notes
 
 
 # --- One place, in a fork.
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CoreEntry:
     """A regular file in one of a place's directories."""
 
     directory: int
@@ -477,22 +483,22 @@ class _Entry:
 
 
 def _entries(
-    place: Place, directories: Sequence[Directory], until: float
-) -> tuple[list[_Entry], int, list[str]]:
+    place: CorePlace, directories: Sequence[PatternDirectory], until: float
+) -> tuple[list[_CoreEntry], int, list[str]]:
     """The regular files that may be the place's, of many each user's newest; how many there are;
     and a note about each directory that was not looked through."""
-    kept: list[_Entry] = []
+    entries: list[_CoreEntry] = []
     count, notes = 0, []
     for at, directory in enumerate(directories):
         names = looked = 0
         try:
-            with users_file.scan(directory.real) as found:
-                for entry in found:
+            with users_file.scan(directory.real) as directory_entries:
+                for entry in directory_entries:
                     names += 1
-                    now = time.monotonic()
-                    if now > until:
+                    now_s = time.monotonic()
+                    if now_s > until:
                         # A moment more, to know how many there are.
-                        if now > until + 1:
+                        if now_s > until + 1:
                             break
                         continue
                     looked += 1
@@ -500,11 +506,11 @@ def _entries(
                     if not entry.name.startswith(place.prefix):
                         continue
                     with contextlib.suppress(OSError):
-                        one = _entry(at, entry)
-                        count += one is not None
-                        kept += [one] if one else []
-                    if len(kept) >= 2 * _KEPT:
-                        kept = by_turns(kept)[:_KEPT]
+                        kept_entry = _entry(at, entry)
+                        count += kept_entry is not None
+                        entries += [kept_entry] if kept_entry else []
+                    if len(entries) >= 2 * _KEPT:
+                        entries = by_turns(entries)[:_KEPT]
         except OSError as problem:
             notes.append(f"{printable(directory.shown)}: {problem.strerror or problem}")
         if looked < names:
@@ -512,18 +518,18 @@ def _entries(
                 f"{printable(directory.shown)}: {names:,} names or more, looked at {looked:,}: "
                 "newer cores may be among the others"
             )
-    return kept, count, notes
+    return entries, count, notes
 
 
-def _entry(at: int, entry: os.DirEntry[str]) -> _Entry | None:
+def _entry(at: int, entry: os.DirEntry[str]) -> _CoreEntry | None:
     if not entry.is_file(follow_symlinks=False):
         return None
-    seen = entry.stat(follow_symlinks=False)
-    if not stat.S_ISREG(seen.st_mode):
+    status = entry.stat(follow_symlinks=False)
+    if not stat.S_ISREG(status.st_mode):
         return None
-    size, when = seen.st_size, users_file.modified_ns(seen)
-    owner = users_file.person(seen.st_uid)
-    return _Entry(at, entry.name, seen.st_dev, seen.st_ino, when, size, owner)
+    size, when = status.st_size, users_file.modified_ns(status)
+    owner = users_file.person(status.st_uid)
+    return _CoreEntry(at, entry.name, status.st_dev, status.st_ino, when, size, owner)
 
 
 def _number(values: dict[str, str], letters: str) -> int | None:
@@ -535,14 +541,14 @@ def _number(values: dict[str, str], letters: str) -> int | None:
     return None
 
 
-def _file(name: Name, entry: _Entry, now: float) -> File:
+def _file(name: Name, entry: _CoreEntry, now_s: float) -> File:
     return File(
         name.path,
         entry.inode,
         entry.modified_ns,
         entry.size_bytes,
         entry.owner,
-        max(0.0, now - entry.modified_ns / 1e9),
+        max(0.0, now_s - entry.modified_ns / 1e9),
         compressed=name.compressed,
         host=name.values.get("h", ""),
         pid=_number(name.values, "PpIi"),
@@ -550,37 +556,39 @@ def _file(name: Name, entry: _Entry, now: float) -> File:
     )
 
 
-def _list(place: Place, since_s: float, send: Send) -> None:
+def _list(place: CorePlace, since_s: float, send: Send) -> None:
     """The fork's work: it sends ``{"files": [...], "more": N, "notes": [...]}``."""
     users_file.confine(_MEMORY, int(_LOOK_S + _SORT_S) + 1)
-    began, now = time.monotonic(), time.time()
+    began, now_s = time.monotonic(), time.time()
     try:
         directories = place.directories()
     except OSError as problem:
-        where = printable(str(problem.filename or place.directory))
-        send({"files": [], "more": 0, "notes": [f"{where}: {problem.strerror or problem}"]})
+        source = printable(str(problem.filename or place.directory))
+        send({"files": [], "more": 0, "notes": [f"{source}: {problem.strerror or problem}"]})
         return
     entries, count, notes = _entries(place, directories, began + _LOOK_S)
     if since_s:
-        recent = [one for one in entries if now - one.modified_ns / 1e9 <= since_s]
+        recent = [entry for entry in entries if now_s - entry.modified_ns / 1e9 <= since_s]
         # Of those that were not kept, nobody knows.
         count, entries = count - (len(entries) - len(recent)), recent
     files: list[File] = []
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     for at, entry in enumerate(by_turns(entries)):
         if time.monotonic() > began + _LOOK_S + _SORT_S:
-            left = len(entries) - at
-            notes.append(f"{place.shown}: {left:,} files, and no time to look at their names")
+            remaining_count = len(entries) - at
+            notes.append(
+                f"{place.shown}: {remaining_count:,} files, and no time to look at their names"
+            )
             break
         name = next(place.names(directories[entry.directory], [entry.name]), None)
-        if name is None or (entry.device, entry.inode) in seen:
+        if name is None or (entry.device, entry.inode) in visited:
             count -= 1
             continue
-        seen.add((entry.device, entry.inode))
+        visited.add((entry.device, entry.inode))
         if len(files) < LISTED:
-            files.append(_file(name, entry, now))
-    more = max(0, count - len(files))
-    send({"files": [asdict(file) for file in files], "more": more, "notes": notes})
+            files.append(_file(name, entry, now_s))
+    unlisted = max(0, count - len(files))
+    send({"files": [asdict(file) for file in files], "more": unlisted, "notes": notes})
 
 
 # --- All places.
@@ -592,28 +600,32 @@ def listing(patterns: Iterable[str], since_s: float = 0) -> Listing:
     patterns: the policy's, beside the one in force and systemd's store
     since_s:  only those that were written in the last so many seconds; 0: all
     """
-    where, notes = places(patterns)
-    found: dict[tuple[str, int], File] = {}
-    more = 0
-    for place in where:
+    directories, notes = places(patterns)
+    files_by_inode: dict[tuple[str, int], File] = {}
+    unlisted = 0
+    for place in directories:
         answer = _answer(place, since_s)
         if answer is None:
             notes.append(f"{place.shown}: no answer within {_LOOK_S + _SORT_S:.0f} s")
             continue
-        before = len(found)
+        before = len(files_by_inode)
         listed = [File(**row) for row in answer["files"]]
-        found |= {(file.path, file.inode): file for file in listed}
+        files_by_inode |= {(file.path, file.inode): file for file in listed}
         # Two patterns may name the same directory: what both do not list is the same, too.
-        more = max(more, answer["more"]) if len(found) == before else more + answer["more"]
+        unlisted = (
+            max(unlisted, answer["more"])
+            if len(files_by_inode) == before
+            else unlisted + answer["more"]
+        )
         notes += answer["notes"]
-    chosen = by_turns(found.values())[:LISTED]
-    more += len(found) - len(chosen)
-    shown = tuple(dict.fromkeys(place.shown for place in where))
+    chosen = by_turns(files_by_inode.values())[:LISTED]
+    unlisted += len(files_by_inode) - len(chosen)
+    shown = tuple(dict.fromkeys(place.shown for place in directories))
     newest = tuple(sorted(chosen, key=lambda file: -file.modified_ns))
-    return Listing(shown, newest, more, tuple(dict.fromkeys(notes)))
+    return Listing(shown, newest, unlisted, tuple(dict.fromkeys(notes)))
 
 
-def _answer(place: Place, since_s: float) -> Any:
+def _answer(place: CorePlace, since_s: float) -> Any:
     """What the fork sends; None: it hangs, or broke off."""
     worker = ForkedWorker(partial(_list, place, since_s), 2 * (_LOOK_S + _SORT_S))
     try:

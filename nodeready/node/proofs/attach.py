@@ -30,10 +30,10 @@ from nodeready.subjects.proof.facts import (
     NO_START,
     NOEXEC,
     Attach,
-    Attempt,
-    Config,
     Control,
+    DebuggerAttempt,
     Guards,
+    ProofConfig,
     Tracers,
 )
 
@@ -72,8 +72,8 @@ def guards() -> Guards:
 
 def environment() -> dict[str, str]:
     """The environment of a tool: in English; gdb downloads nothing and writes no bytecode."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
-    return {**kept, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("DEBUGINFOD_URLS", "LANGUAGE")}
+    return {**environment, "LC_ALL": "C", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def attempt(
@@ -84,7 +84,7 @@ def attempt(
     *,
     wrong: Callable[[Ended], str],
     on_output: OutputHandler | None = None,
-) -> Attempt:
+) -> DebuggerAttempt:
     """Try a tool on this canary.
 
     wrong:     what is wrong with the tool's end; "": nothing
@@ -94,20 +94,20 @@ def attempt(
     try:
         ended = supervisor.run(argv, limit_s, on_output, env=environment())
     except OSError as problem:
-        return Attempt(argv[0], NO_START, _no_start(argv[0], problem))
-    said = "" if ended.rc is None else wrong(ended)
-    refused = bool(said and _REFUSED.search(ended.err))
+        return DebuggerAttempt(argv[0], NO_START, _no_start(argv[0], problem))
+    complaint = "" if ended.rc is None else wrong(ended)
+    refused = bool(complaint and _REFUSED.search(ended.err))
     answered = responds(canary)
     if not answered:
         # A killed canary needs a moment until it is gone.
         with contextlib.suppress(subprocess.TimeoutExpired):
             canary.wait(1)
     after = status(canary.pid) if canary.returncode is None else Status("", 0)
-    return Attempt(
+    return DebuggerAttempt(
         tool=argv[0],
         rc=ended.rc,
-        said=said[:300],
-        good=ended.rc is not None and not said,
+        complaint=complaint[:300],
+        good=ended.rc is not None and not complaint,
         refused=refused,
         limit_s=limit_s,
         full=full,
@@ -132,9 +132,9 @@ def complaint(ended: Ended) -> str:
     """
     rows = (ended.err.strip() or ended.out.strip()).splitlines()
     chosen = [row for row in rows if _REFUSED.search(row)] or rows
-    said = " ".join(" ".join(chosen)[:2000].split())
-    if said or ended.rc is None:
-        return said
+    complaint = " ".join(" ".join(chosen)[:2000].split())
+    if complaint or ended.rc is None:
+        return complaint
     return f"exit status {ended.rc}" if ended.rc >= 0 else f"ended by signal {-ended.rc}"
 
 
@@ -146,9 +146,9 @@ _LIMITS_S = {"blocking": 10, "nonblocking": 10, "native": 25}
 _OPTIONS = {"blocking": [], "nonblocking": ["--nonblocking"], "native": ["--native"]}
 
 
-def _py_spy(config: Config) -> str:
-    found = config.py_spy or shutil.which("py-spy") or ""
-    return found if os.path.exists(found) and roots_alone(found) else ""
+def _py_spy(config: ProofConfig) -> str:
+    spy = config.py_spy or shutil.which("py-spy") or ""
+    return spy if os.path.exists(spy) and roots_alone(spy) else ""
 
 
 def _wrong(ended: Ended) -> str:
@@ -163,39 +163,39 @@ def _wrong(ended: Ended) -> str:
     return "" if FRAME in frames else "its stacks lack the target's function"
 
 
-def _dump(supervisor: Supervisor, config: Config, mode: str, pid: int) -> list[str]:
+def _dump(supervisor: Supervisor, config: ProofConfig, mode: str, pid: int) -> list[str]:
     return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
 
 
-def prove(supervisor: Supervisor, config: Config) -> Attach:
+def prove(supervisor: Supervisor, config: ProofConfig) -> Attach:
     """The three modes one after the other: two blocking dumps of one process collide."""
-    found: dict[str, Attempt] = {}
+    attempts: dict[str, DebuggerAttempt] = {}
     if not _py_spy(config):
-        return Attach(guards(), "", *[Attempt("")] * 3)
+        return Attach(guards(), "", *[DebuggerAttempt("")] * 3)
     canary = None
     try:
         for mode, limit_s in _LIMITS_S.items():
-            if supervisor.left_s < 1 or (config.here and mode != "blocking"):
+            if supervisor.left_s < 1 or (config.machine and mode != "blocking"):
                 break
             canary = canary or supervisor.canary()
             argv = _dump(supervisor, config, mode, canary.pid)
-            found[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
-            if not found[mode].answers or found[mode].tracer:
+            attempts[mode] = attempt(supervisor, canary, argv, limit_s, wrong=_wrong)
+            if not attempts[mode].answers or attempts[mode].tracer:
                 # The next mode gets a canary that this one has not touched.
                 supervisor.stop(canary)
                 canary = None
     except OSError as problem:
-        return Attach(guards(), str(problem), *map(found.get, _LIMITS_S))
+        return Attach(guards(), str(problem), *map(attempts.get, _LIMITS_S))
     finally:
         if canary is not None:
             supervisor.stop(canary)
-    return Attach(guards(), "", *map(found.get, _LIMITS_S))
+    return Attach(guards(), "", *map(attempts.get, _LIMITS_S))
 
 
-def control(supervisor: Supervisor, config: Config, uid: int | None = None) -> Control:
+def control(supervisor: Supervisor, config: ProofConfig, uid: int | None = None) -> Control:
     """As root, on a canary of this user; None: of root."""
     if not _py_spy(config):
-        return Control(guards(), "", Attempt(""))
+        return Control(guards(), "", DebuggerAttempt(""))
     try:
         canary = supervisor.canary(None if uid is None else rights_of(uid))
     except OSError as problem:
@@ -228,7 +228,7 @@ def _no_calls(ended: Ended) -> str:
     return complaint(ended)
 
 
-def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
+def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
     # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
     if status(canary.pid).state == "D":
         return None
@@ -237,18 +237,18 @@ def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | N
     return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
 
 
-def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
+def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
     text = bytearray()
-    told: list[bytes] = []
+    chunks: list[bytes] = []
 
-    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
+    def on_output(process: subprocess.Popen[bytes], stream: int, data: bytes) -> None:
         """Have the canary make system calls once strace has attached, then interrupt strace."""
-        text.extend(piece[:4096])
-        if not told and b"attached" in text:
-            told.append(b"go on")
+        text.extend(data[:4096])
+        if not chunks and b"attached" in text:
+            chunks.append(b"go on")
             responds(canary)
-        if len(told) == 1 and b"read(0," in text:
-            told.append(b"leave")
+        if len(chunks) == 1 and b"read(0," in text:
+            chunks.append(b"leave")
             process.send_signal(signal.SIGINT)
 
     argv = [shutil.which("strace") or "", "-p", str(canary.pid)]
@@ -258,11 +258,11 @@ def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt 
 def _try(
     supervisor: Supervisor,
     tool: str,
-    on: Callable[[Supervisor, subprocess.Popen[bytes]], Attempt | None],
-) -> Attempt | None:
+    on: Callable[[Supervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
+) -> DebuggerAttempt | None:
     """A tool on a canary of its own. Raises OSError when none comes up."""
     if not shutil.which(tool):
-        return Attempt("")
+        return DebuggerAttempt("")
     if supervisor.left_s < 1:
         return None
     canary = supervisor.canary()
@@ -272,7 +272,7 @@ def _try(
         supervisor.stop(canary)
 
 
-def prove_tracers(supervisor: Supervisor, config: Config) -> Tracers:
+def prove_tracers(supervisor: Supervisor, config: ProofConfig) -> Tracers:
     """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
     gdb = None
     try:

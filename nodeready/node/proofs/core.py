@@ -29,7 +29,14 @@ from nodeready.node.cores.core_pattern import (
 from nodeready.node.proofs.attach import environment, first_number
 from nodeready.node.runtime import Supervisor
 from nodeready.node.users_file import ROOT, follow, open_regular
-from nodeready.subjects.proof.facts import DUMP_S, PROGRAM, REPORTERS, Config, Core, Directory
+from nodeready.subjects.proof.facts import (
+    DUMP_S,
+    PROGRAM,
+    REPORTERS,
+    CoreDirectory,
+    ProofConfig,
+    ProvedCore,
+)
 
 # --- The canary's core file: told from all others, measured, removed.
 
@@ -38,7 +45,7 @@ _HEAD_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class CoreFile:
+class CanaryCore:
     """A core file.
 
     whole_bytes: the size that its headers give; None: it has no headers
@@ -65,7 +72,7 @@ class Mark:
     since: float
 
 
-def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
+def find_core(path: str, mark: Mark, *, named: bool) -> CanaryCore | None:
     """The file at ``path``, when it is our canary's core; None for every other.
 
     named: its name has the canary's number, so that it is ours even when it was cut off before
@@ -75,11 +82,11 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
         if stat.S_ISLNK(os.lstat(path).st_mode):
             return None
         place = follow(ROOT, path)
-        number, seen = open_regular(place.path, place.owner)
+        number, status = open_regular(place.path, place.owner)
     except OSError:
         return None
     try:
-        if seen.st_uid != mark.uid or seen.st_nlink != 1:
+        if status.st_uid != mark.uid or status.st_nlink != 1:
             return None
         head = os.read(number, _HEAD_BYTES)
     except OSError:
@@ -87,10 +94,10 @@ def find_core(path: str, mark: Mark, *, named: bool) -> CoreFile | None:
     finally:
         os.close(number)
     # Its times are the file server's: a little off.
-    ours = mark.word.encode() in head or (named and seen.st_mtime >= mark.since - 2)
-    if not ours:
+    is_ours = mark.word.encode() in head or (named and status.st_mtime >= mark.since - 2)
+    if not is_ours:
         return None
-    return CoreFile(path, seen.st_dev, seen.st_ino, seen.st_size, whole_bytes(head))
+    return CanaryCore(path, status.st_dev, status.st_ino, status.st_size, whole_bytes(head))
 
 
 def whole_bytes(head: bytes) -> int | None:
@@ -116,16 +123,16 @@ def whole_bytes(head: bytes) -> int | None:
     return max(ends)
 
 
-def remove(found: CoreFile) -> str:
+def remove(core_file: CanaryCore) -> str:
     """Remove exactly this file; returns why it cannot be removed, or ""."""
-    parent, name = os.path.split(found.path)
+    parent, name = os.path.split(core_file.path)
     try:
         directory = os.open(parent or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:
         return problem.strerror or str(problem)
     try:
-        now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if (now.st_dev, now.st_ino) == (found.device, found.inode):
+        current = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if (current.st_dev, current.st_ino) == (core_file.device, core_file.inode):
             os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
         pass
@@ -183,15 +190,15 @@ class CrashCanary:
         limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="surrogateescape") as file:
             comm = file.read().rstrip("\n")
-        found = {
+        values = {
             "p": pid, "i": pid, "u": str(os.getuid()), "g": str(os.getgid()), "d": "1",
             "s": str(int(signal.SIGSEGV)), "h": os.uname().nodename, "e": comm,
             "E": self.program, "c": str(limit % 2**64),
         }  # fmt: skip
         with contextlib.suppress(OSError):
             if os.readlink("/proc/self/ns/pid") == _HOST_PIDS:
-                found.update(P=pid, I=pid)
-        return found
+                values.update(P=pid, I=pid)
+        return values
 
     @property
     def alone(self) -> bool:
@@ -206,12 +213,12 @@ class CrashCanary:
         os.kill(self.pid, signal.SIGSEGV)
         until = time.monotonic() + min(DUMP_S, self.supervisor.left_s)
         # Popen's own wait() drops the bit that says so.
-        while (seen := os.waitid(os.P_PID, self.pid, how)) is None:
+        while (status := os.waitid(os.P_PID, self.pid, how)) is None:
             if time.monotonic() > until:
                 return None
             time.sleep(0.02)
         self._ended = time.time()
-        return seen.si_code == os.CLD_DUMPED
+        return status.si_code == os.CLD_DUMPED
 
     def expected(self, second: int | None = None) -> str:
         """The path that the pattern gives, expanded; second: of the crash."""
@@ -219,13 +226,13 @@ class CrashCanary:
         path = expand(self.pattern, values, uses_pid=self._uses_pid)
         return os.path.join(self.home or "/", path)
 
-    def cores(self) -> list[CoreFile]:
+    def cores(self) -> list[CanaryCore]:
         """Every core of the canary's that is there."""
-        found: list[CoreFile | None] = []
+        core_files: list[CanaryCore | None] = []
         if self.home:
             with contextlib.suppress(OSError):
                 paths = [entry.path for entry in os.scandir(self.home)]
-                found = [find_core(path, self.mark, named=True) for path in paths]
+                core_files = [find_core(path, self.mark, named=True) for path in paths]
         if self._values and self.pattern and not handler_of(self.pattern):
             named = names_process(self.pattern, self._values, uses_pid=self._uses_pid)
             until = self._ended or time.time()
@@ -234,9 +241,9 @@ class CrashCanary:
             for path in dict.fromkeys(self.expected(second) for second in seconds):
                 for name in existing(path):
                     # A number alone is the host's only where we have the host's numbers.
-                    ours = named and "P" in self._values
-                    found.append(find_core(name, self.mark, named=ours))
-        return [one for one in found if one is not None]
+                    is_ours = named and "P" in self._values
+                    core_files.append(find_core(name, self.mark, named=is_ours))
+        return [core_file for core_file in core_files if core_file is not None]
 
     def tidy(self) -> str:
         """End the canary, remove its cores; returns what is left and why. Harmless twice."""
@@ -246,7 +253,7 @@ class CrashCanary:
         if self.home:
             with contextlib.suppress(OSError):
                 os.rmdir(self.home)
-        return "; ".join(f"{printable(path)}: {why}" for path, why in problems if why)
+        return "; ".join(f"{printable(path)}: {reason}" for path, reason in problems if reason)
 
 
 def _private(word: str) -> str:
@@ -286,14 +293,14 @@ def stored_core(supervisor: Supervisor, pid: int, mark: Mark, home: str) -> Stor
     """
     until = time.monotonic() + min(_KEEP_S, supervisor.left_s / 2)
     while True:
-        path, said = _entry(supervisor, pid, mark)
+        path, complaint = _entry(supervisor, pid, mark)
         if path or time.monotonic() > until:
             break
         time.sleep(0.3)
     if not path:
-        return StoredCore(_stored_path(pid, mark), said)
-    if path == "none" or said == "missing":
-        return StoredCore("", f"coredumpctl: Storage: {path} {said}".rstrip())
+        return StoredCore(_stored_path(pid, mark), complaint)
+    if path == "none" or complaint == "missing":
+        return StoredCore("", f"coredumpctl: Storage: {path} {complaint}".rstrip())
     return StoredCore(path, _copy(supervisor, pid, home))
 
 
@@ -336,7 +343,7 @@ _PATTERN = "/proc/sys/kernel/core_pattern"
 _GDB_S = 60
 
 
-def _directory(path: str) -> Directory | None:
+def _directory(path: str) -> CoreDirectory | None:
     """The directory as this user finds it; None: its name is not known."""
     if UNKNOWN in path:
         return None
@@ -345,8 +352,8 @@ def _directory(path: str) -> Directory | None:
         mode = os.stat(os.path.join(path, "")).st_mode
         room = os.statvfs(path)
     except OSError as problem:
-        return Directory(shown, problem.strerror or str(problem))
-    return Directory(
+        return CoreDirectory(shown, problem.strerror or str(problem))
+    return CoreDirectory(
         shown,
         mode=mode & 0o7777,
         writable=os.access(path, os.W_OK | os.X_OK),
@@ -356,17 +363,19 @@ def _directory(path: str) -> Directory | None:
     )
 
 
-def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) -> tuple[int, str]:
+def _backtrace(
+    supervisor: Supervisor, path: str, program: str, core: CanaryCore
+) -> tuple[int, str]:
     """How many frames gdb reads from a core, and what it said when there is none.
 
     path: gdb's
     """
     try:
-        number, seen = open_regular(follow(ROOT, core.path).path)
+        number, status = open_regular(follow(ROOT, core.path).path)
     except OSError as problem:
         return 0, problem.strerror or str(problem)
     try:
-        if (seen.st_dev, seen.st_ino) != (core.device, core.inode):
+        if (status.st_dev, status.st_ino) != (core.device, core.inode):
             return 0, "another file has its name now"
         argv = gdb.words(path, f"/proc/self/fd/{number}", program, ("bt",))
         ended = supervisor.run(argv, _GDB_S, None, **gdb.how(number))
@@ -380,18 +389,18 @@ def _backtrace(supervisor: Supervisor, path: str, program: str, core: CoreFile) 
     return frames, "" if frames else ended.first or f"exit status {ended.rc}"
 
 
-def _before(canary: CrashCanary) -> Core:
+def _before(canary: CrashCanary) -> ProvedCore:
     """What is known before the crash."""
     handler = handler_of(canary.pattern)
     limit = resource.getrlimit(resource.RLIMIT_CORE)[0]
     expected = "" if handler else printable(canary.expected())
     # With no second in it, the path is what a crash would replace (fs/coredump.c unlinks it).
-    there = not handler and canary.pattern and os.path.lexists(canary.expected())
-    return Core(
+    existed = not handler and canary.pattern and os.path.lexists(canary.expected())
+    return ProvedCore(
         pattern=printable(canary.pattern),
         handler=printable(handler),
         handler_there=not handler or os.access(handler, os.X_OK),
-        skipped=f"{expected} is there, and a crash would replace it" if there else "",
+        skipped=f"{expected} is there, and a crash would replace it" if existed else "",
         # Of a process that is not, these files are root's, though not their directory.
         dumpable=os.stat(f"/proc/{canary.pid}/environ").st_uid == os.geteuid(),
         limit_bytes=None if limit == resource.RLIM_INFINITY else limit,
@@ -400,51 +409,51 @@ def _before(canary: CrashCanary) -> Core:
     )
 
 
-def _after(canary: CrashCanary, seen: Core) -> Core:
+def _after(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     """Crash the canary, and add what is on the disk then; nothing is removed here."""
-    seen = replace(seen, dumped=canary.crash())
-    if not seen.handler:
-        seen = replace(seen, directory=_directory(os.path.dirname(canary.expected())))
-    elif os.path.basename(seen.handler) == PROGRAM and seen.dumped:
-        kept = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
-        seen = replace(seen, path=printable(kept.path), gdb_said=kept.said)
-    found = canary.cores()
-    if not found:
-        return seen
-    core = found[-1]
+    observed = replace(observed, dumped=canary.crash())
+    if not observed.handler:
+        observed = replace(observed, directory=_directory(os.path.dirname(canary.expected())))
+    elif os.path.basename(observed.handler) == PROGRAM and observed.dumped:
+        stored = stored_core(canary.supervisor, canary.pid, canary.mark, canary.home)
+        observed = replace(observed, path=printable(stored.path), gdb_said=stored.said)
+    core_file = canary.cores()
+    if not core_file:
+        return observed
+    core = core_file[-1]
     at_home = os.path.dirname(core.path) == canary.home
-    relative = not seen.handler and not os.path.isabs(canary.pattern)
-    seen = replace(
-        seen,
-        path=seen.path or printable(core.path),
-        stray=at_home and not relative and not seen.path,
+    relative = not observed.handler and not os.path.isabs(canary.pattern)
+    observed = replace(
+        observed,
+        path=observed.path or printable(core.path),
+        stray=at_home and not relative and not observed.path,
         size_bytes=core.size_bytes,
         whole_bytes=core.whole_bytes,
     )
-    if seen.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
-        frames, said = _backtrace(canary.supervisor, seen.gdb, canary.program, core)
-        seen = replace(seen, frames=frames, gdb_said=said)
-    return seen
+    if observed.gdb and core.size_bytes >= (core.whole_bytes or sys.maxsize):
+        frames, complaint = _backtrace(canary.supervisor, observed.gdb, canary.program, core)
+        observed = replace(observed, frames=frames, gdb_said=complaint)
+    return observed
 
 
-def prove(supervisor: Supervisor, config: Config) -> Core:
+def prove(supervisor: Supervisor, config: ProofConfig) -> ProvedCore:
     """Crash a canary and see what is left of it."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")
     handler = handler_of(pattern)
     if os.path.basename(handler) in REPORTERS:
         shown = printable(handler)
-        why = f"{shown} reports each crash to somebody, so nothing was crashed"
-        return Core(printable(pattern), shown, skipped=why)
+        reason = f"{shown} reports each crash to somebody, so nothing was crashed"
+        return ProvedCore(printable(pattern), shown, skipped=reason)
     canary = CrashCanary(supervisor, pattern)
     supervisor.at_end(canary.tidy)
     try:
         canary.begin()
-        if config.here and not canary.alone:
-            return Core(printable(pattern), skipped="one core at a time has this name")
-        seen = _before(canary)
-        seen = replace(seen, gdb="") if config.here else seen
-        seen = seen if seen.skipped else _after(canary, seen)
+        if config.machine and not canary.alone:
+            return ProvedCore(printable(pattern), skipped="one core at a time has this name")
+        observed = _before(canary)
+        observed = replace(observed, gdb="") if config.machine else observed
+        observed = observed if observed.skipped else _after(canary, observed)
     finally:
-        left = canary.tidy()
-    return replace(seen, left=left)
+        leftover = canary.tidy()
+    return replace(observed, leftover=leftover)

@@ -29,7 +29,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import Busy, Config
+from nodeready.subjects.proof.facts import Busy, ProofConfig
+
+#: The name by which `payload.program` finds the class.
+Config = ProofConfig
 
 # --- Listeners on the job's ports. Their token tells them from other programs.
 #
@@ -57,28 +60,28 @@ def listener(port: int) -> socket.socket:
 
 
 def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         # A TIME_WAIT of the last job is no obstacle.
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        made.bind((address, port))
-        made.listen(_WAITING)
-        made.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(_WAITING)
+        listener.setblocking(False)
     except OSError:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
-def reset_on_close(one: socket.socket) -> None:
+def reset_on_close(connection: socket.socket) -> None:
     """Let close() reset the connection: no TIME_WAIT stays on a port (socket(7), SO_LINGER)."""
     with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-class Listeners:
+class MeshListeners:
     """Our listeners. Each connection gets the token."""
 
     def __init__(self, ports: Iterable[int]) -> None:
@@ -106,39 +109,39 @@ class Listeners:
         waiting = selectors.DefaultSelector()
         opened: dict[socket.socket, float] = {}
 
-        def close(one: socket.socket) -> None:
-            waiting.unregister(one)
-            del opened[one]
-            one.close()
+        def close(connection: socket.socket) -> None:
+            waiting.unregister(connection)
+            del opened[connection]
+            connection.close()
 
         def accept(listener: socket.socket) -> None:
-            one, _ = listener.accept()
+            connection, _ = listener.accept()
             self.came += 1
-            one.setblocking(False)
-            reset_on_close(one)
-            opened[one] = time.monotonic() + OPEN_S
-            waiting.register(one, selectors.EVENT_READ)
+            connection.setblocking(False)
+            reset_on_close(connection)
+            opened[connection] = time.monotonic() + OPEN_S
+            waiting.register(connection, selectors.EVENT_READ)
             with contextlib.suppress(OSError):
-                one.send(self.token.encode())
+                connection.send(self.token.encode())
 
         listeners = set(self.sockets.values())
         for listener in listeners:
             waiting.register(listener, selectors.EVENT_READ)
         while True:
             for key, _ in waiting.select(1):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
-                if one in listeners:
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection in listeners:
                     with contextlib.suppress(OSError):
-                        accept(one)
-                elif one in opened:
+                        accept(connection)
+                elif connection in opened:
                     # Whatever it says, it has its token.
-                    close(one)
-            now = time.monotonic()
-            late = [one for one, until in opened.items() if until < now]
-            for one in late + [*opened][: max(0, len(opened) - MOST)]:
-                if one in opened:
-                    close(one)
+                    close(connection)
+            now_s = time.monotonic()
+            late = [connection for connection, until in opened.items() if until < now_s]
+            for connection in late + [*opened][: max(0, len(opened) - MOST)]:
+                if connection in opened:
+                    close(connection)
 
 
 # --- Connections to other nodes, and what the program is told and answers.
@@ -175,7 +178,7 @@ class Listening:
 
 
 # wire.decode looks for the classes of a field in the module.
-__all__ = ["Busy", "Listening", "Round", "Try", "main"]
+__all__ = ["Busy", "Listening", "MeshRound", "Try", "main"]
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Round:
+class MeshRound:
     """The result of one round: one target, its ports one after the other.
 
     resolved: the addresses of the target's name on this node, in the resolver's order
@@ -223,24 +226,24 @@ def own_addresses(fib_trie: str, if_inet6: str) -> tuple[str, ...]:
 
     Loopback and link-local addresses are left out: every node has them, so they tell nothing.
     """
-    found = []
+    peers = []
     last = ""
     for row in fib_trie.splitlines():
         text = row.strip()
         if text.startswith("|-- "):
             last = text[4:]
         elif text == "/32 host LOCAL":
-            found.append(last)
+            peers.append(last)
     for row in if_inet6.splitlines():
         digits = row.partition(" ")[0]
         if re.fullmatch("[0-9a-f]{32}", digits):
-            found.append(":".join(digits[at : at + 4] for at in range(0, 32, 4)))
+            peers.append(":".join(digits[at : at + 4] for at in range(0, 32, 4)))
     addresses = []
-    for text in dict.fromkeys(found):
+    for text in dict.fromkeys(peers):
         with contextlib.suppress(ValueError):
-            one = ipaddress.ip_address(text)
-            if not (one.is_loopback or one.is_link_local):
-                addresses.append(str(one))
+            address = ipaddress.ip_address(text)
+            if not (address.is_loopback or address.is_link_local):
+                addresses.append(str(address))
     return tuple(addresses)
 
 
@@ -262,10 +265,10 @@ def _read(path: str) -> str:
 Ready = Callable[[socket.socket, int, float], bool]
 
 
-def ready(one: socket.socket, events: int, seconds: float) -> bool:
+def ready(connection: socket.socket, events: int, seconds: float) -> bool:
     """Wait for the socket, and for nothing else."""
     poll = select.poll()
-    poll.register(one, events)
+    poll.register(connection, events)
     return bool(poll.poll(max(0, math.ceil(seconds * 1000))))
 
 
@@ -277,20 +280,20 @@ def resolve(
 
     wait: waits for the thread, so many seconds; it may raise
     """
-    found: list[tuple[tuple[str, ...], str]] = []
+    resolutions: list[tuple[tuple[str, ...], str]] = []
 
     def ask() -> None:
         try:
             rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
             addresses = (str(row[4][0]).partition("%")[0] for row in rows)
-            found.append((tuple(dict.fromkeys(addresses)), ""))
+            resolutions.append((tuple(dict.fromkeys(addresses)), ""))
         except (OSError, ValueError) as problem:
-            found.append(((), getattr(problem, "strerror", None) or str(problem)))
+            resolutions.append(((), getattr(problem, "strerror", None) or str(problem)))
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     wait(asking, RESOLVE_S)
-    return found[0] if found else ((), f"no answer in {RESOLVE_S:.0f} s")
+    return resolutions[0] if resolutions else ((), f"no answer in {RESOLVE_S:.0f} s")
 
 
 def meet(
@@ -301,51 +304,53 @@ def meet(
     It does not block, and close() resets it.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    one = socket.socket(family, socket.SOCK_STREAM)
+    connection = socket.socket(family, socket.SOCK_STREAM)
     try:
-        one.setblocking(False)
-        found = _handshake(one, address, port, ready, connect_s)
-        if found.outcome == OK:
-            found = _met(one, found, token, ready)
+        connection.setblocking(False)
+        attempt = _handshake(connection, address, port, ready, connect_s)
+        if attempt.outcome == OK:
+            attempt = _shake_hands(connection, attempt, token, ready)
     except BaseException:
-        one.close()
+        connection.close()
         raise
-    if found.outcome != OK:
-        one.close()
-        return found, None
-    reset_on_close(one)
-    return found, one
+    if attempt.outcome != OK:
+        connection.close()
+        return attempt, None
+    reset_on_close(connection)
+    return attempt, connection
 
 
-def _handshake(one: socket.socket, address: str, port: int, ready: Ready, connect_s: float) -> Try:
+def _handshake(
+    connection: socket.socket, address: str, port: int, ready: Ready, connect_s: float
+) -> Try:
     began = time.monotonic()
-    problem = one.connect_ex((address, port))
+    problem = connection.connect_ex((address, port))
     if problem == errno.EINPROGRESS:
-        if not ready(one, select.POLLOUT, connect_s):
+        if not ready(connection, select.POLLOUT, connect_s):
             return Try(port, TIMEOUT, 0.0, "")
-        problem = one.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        problem = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if problem:
         return Try(port, _OUTCOMES.get(problem, FAILED), 0.0, os.strerror(problem))
     return Try(port, OK, round((time.monotonic() - began) * 1000, 3), "")
 
 
-def _met(one: socket.socket, made: Try, token: bytes, ready: Ready) -> Try:
+def _shake_hands(connection: socket.socket, attempt: Try, token: bytes, ready: Ready) -> Try:
     """What became of a connection that was made: whether the token comes."""
     until = time.monotonic() + TOKEN_S
-    heard = b""
-    while len(heard) < len(token):
-        if not ready(one, select.POLLIN, until - time.monotonic()):
-            return replace(made, outcome=SILENT)
+    received = b""
+    while len(received) < len(token):
+        if not ready(connection, select.POLLIN, until - time.monotonic()):
+            return replace(attempt, outcome=SILENT)
         try:
-            piece = one.recv(len(token) - len(heard))
+            data = connection.recv(len(token) - len(received))
         except BlockingIOError:
             continue
         except OSError as error:
-            return replace(made, outcome=FOREIGN, said=error.strerror or str(error))
-        heard += piece
-        if not piece or not token.startswith(heard):
-            return replace(made, outcome=FOREIGN)
-    return made
+            return replace(attempt, outcome=FOREIGN, said=error.strerror or str(error))
+        received += data
+        if not data or not token.startswith(received):
+            return replace(attempt, outcome=FOREIGN)
+    return attempt
 
 
 _OUTCOMES = {
@@ -367,52 +372,58 @@ def tries(
         if timeouts == IN_A_ROW:
             yield Try(port, SKIPPED, 0.0, "")
             continue
-        found, met = meet(address, port, token, ready)
-        if met is not None:
-            met.close()
-        timeouts += found.outcome == TIMEOUT and timeouts == number
-        yield found
+        attempt, peer = meet(address, port, token, ready)
+        if peer is not None:
+            peer.close()
+        timeouts += attempt.outcome == TIMEOUT and timeouts == number
+        yield attempt
 
 
-def theirs(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
+def peer_address(resolved: Iterable[str], addresses: Iterable[str], own: Iterable[str]) -> str:
     """The first that is the target's own; "": none is.
 
     An address that this node has, too (a container bridge's, say) leads back here.
     """
-    return next((one for one in resolved if one in addresses and one not in own), "")
+    return next(
+        (address for address in resolved if address in addresses and address not in own), ""
+    )
 
 
-def _round(asked: dict[str, Any], own: tuple[str, ...], listeners: Listeners) -> Round:
+def _round(
+    request: dict[str, Any], addresses: tuple[str, ...], listeners: MeshListeners
+) -> MeshRound:
     began = time.monotonic()
-    name = asked["target"]
+    name = request["target"]
     resolved, error = resolve(name)
-    address = theirs(resolved, asked["addresses"], own)
-    found: tuple[Try, ...] = ()
+    address = peer_address(resolved, request["addresses"], addresses)
+    attempts: tuple[Try, ...] = ()
     if address:
-        token = asked["token"].encode()
-        found = tuple(tries(address, asked["ports"], token, began + asked["limit_s"]))
-    host = (resolved, error) if asked["host"] == name else resolve(asked["host"])
-    return Round(asked["round"], name, resolved, error, address, found, listeners.came, *host)
+        token = request["token"].encode()
+        attempts = tuple(tries(address, request["ports"], token, began + request["limit_s"]))
+    host = (resolved, error) if request["host"] == name else resolve(request["host"])
+    return MeshRound(
+        request["round"], name, resolved, error, address, attempts, listeners.came, *host
+    )
 
 
-def main(config: Config, *, ports: tuple[int, ...]) -> None:
+def main(config: ProofConfig, *, ports: tuple[int, ...]) -> None:
     """Listen on these ports, and connect as the lines of standard input say.
 
     A line is a JSON object: round (its number), target (a name), ports, addresses, token and host
     (what the target's program said), limit_s (seconds for this round).
     """
     signal.alarm(config.limit_s)
-    listeners = Listeners(ports)
-    own = addresses_here()
+    listeners = MeshListeners(ports)
+    addresses = addresses_here()
     threading.Thread(target=listeners.serve, daemon=True).start()
-    asked: queue.Queue[str] = queue.Queue()
+    requests: queue.Queue[str] = queue.Queue()
 
     def work() -> None:
         # Whatever goes wrong ends the process: the connection's end tells the other side.
         try:
             while True:
-                seen = _round(json.loads(asked.get()), own, listeners)
-                print(wire.line(config.nonce, "round", seen), flush=True)
+                answer = _round(json.loads(requests.get()), addresses, listeners)
+                print(wire.line(config.nonce, "round", answer), flush=True)
         finally:
             os._exit(1)
 
@@ -422,12 +433,12 @@ def main(config: Config, *, ports: tuple[int, ...]) -> None:
         listeners.token,
         tuple(sorted(listeners.sockets)),
         listeners.busy,
-        own,
+        addresses,
         host,
         *resolve(host),
     )
     print(wire.line(config.nonce, "listening", first), flush=True)
     # The end of the input is the end of everything, in the middle of a connection, too.
     for line in sys.stdin:
-        asked.put(line)
+        requests.put(line)
     os._exit(0)

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from nodeready.node.runtime import Ended, Supervisor
 from nodeready.shell import quote
 from nodeready.subjects.proof.facts import (
-    Answer,
-    Config,
+    PdshAnswer,
     PdshRun,
     Peers,
+    ProofConfig,
     RcmdDefault,
     SshTry,
 )
@@ -45,7 +45,7 @@ _MOST_OPTIONS = 8
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
-def prove(supervisor: Supervisor, config: Config) -> Peers:
+def prove(supervisor: Supervisor, config: ProofConfig) -> Peers:
     """Log in to every peer as a person would: the user's configuration, keys and known hosts
     count, and nothing is answered for the user."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
@@ -59,7 +59,9 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
         thread.start()
     tries = _logins(supervisor, config.peers) if has_ssh else ()
     reached = tuple(
-        one.name for one in tries if one.rc == 0 and one.answer and _PLAIN_NAME.fullmatch(one.name)
+        peer.name
+        for peer in tries
+        if peer.rc == 0 and peer.answer and _PLAIN_NAME.fullmatch(peer.name)
     )
     for thread in asking:
         thread.join()
@@ -68,23 +70,23 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
         return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, None)
     login = shells.get("login", _Shell("", dict(os.environ), ""))
     runs: dict[str, PdshRun] = {}
-    for one in shells.values():
+    for shell in shells.values():
         # Nobody runs rshd any more, and root's rsh waits for a minute.
-        if one.rcmd not in ("", "ssh", "rsh") and one.rcmd not in runs:
-            runs[one.rcmd] = _pdsh(supervisor, reached, one.rcmd, one.environment)
+        if shell.rcmd not in ("", "ssh", "rsh") and shell.rcmd not in runs:
+            runs[shell.rcmd] = _pdsh(supervisor, reached, shell.rcmd, shell.environment)
     run = runs.get(login.rcmd)
     if run is None or not run.answers:
         run = _pdsh(supervisor, reached, "ssh", login.environment)
     defaults = tuple(
         RcmdDefault(
             kind=kind,
-            rcmd=one.rcmd[:80],
-            value=one.value,
-            set_by="" if one.rcmd == "ssh" else _set_by(supervisor, kind, one),
-            works=one.rcmd == "ssh" or (one.rcmd in runs and bool(runs[one.rcmd].answers)),
-            said=one.said,
+            rcmd=shell.rcmd[:80],
+            value=shell.value,
+            set_by="" if shell.rcmd == "ssh" else _set_by(supervisor, kind, shell),
+            works=shell.rcmd == "ssh" or (shell.rcmd in runs and bool(runs[shell.rcmd].answers)),
+            messages=shell.said,
         )
-        for kind, one in shells.items()
+        for kind, shell in shells.items()
     )
     pdshrc = _pdshrc(supervisor)
     return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
@@ -93,21 +95,21 @@ def prove(supervisor: Supervisor, config: Config) -> Peers:
 def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
     """Log in to the peers, AT_ONCE side by side: a peer that hangs costs only itself. Peers for
     which there is no time left are not tried."""
-    found: dict[str, SshTry] = {}
+    tries: dict[str, SshTry] = {}
     waiting = list(reversed(names))
 
     def work() -> None:
         with contextlib.suppress(IndexError):
             while time.monotonic() < supervisor.deadline:
                 name = waiting.pop()
-                found[name] = _login(supervisor, name)
+                tries[name] = _login(supervisor, name)
 
     workers = [threading.Thread(target=work, daemon=True) for _ in names[:AT_ONCE]]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    return tuple(found[name] for name in names if name in found)
+    return tuple(tries[name] for name in names if name in tries)
 
 
 def _login(supervisor: Supervisor, name: str) -> SshTry:
@@ -116,17 +118,17 @@ def _login(supervisor: Supervisor, name: str) -> SshTry:
         answer = _answer(ended)
         if ended.rc == 0 and answer.partition(".")[0] == name.partition(".")[0]:
             return SshTry(name, 0, answer, "")
-        own, forced = _own_options(supervisor, name), ""
-        if own:
+        overrides, forced = _own_options(supervisor, name), ""
+        if overrides:
             again = _ssh(supervisor, name, "-F", _SYSTEM)
             if again.rc != 0 or _answer(again) == answer:
-                own = ()
+                overrides = ()
         if ended.rc not in (255, None):
             match = _FORCED.search(_ssh(supervisor, name, "-v").err)
             forced = match[1][:200] if match else ""
     except OSError as problem:
         return SshTry(name, 255, "", f"ssh: {problem.strerror}")
-    return SshTry(name, ended.rc, answer, _said(ended), own, forced)
+    return SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
 
 
 def _ssh(supervisor: Supervisor, name: str, *words: str) -> Ended:
@@ -144,20 +146,20 @@ def _answer(ended: Ended) -> str:
 
 def _own_options(supervisor: Supervisor, name: str) -> tuple[str, ...]:
     """The options that the user's own configuration changes for this peer. Raises OSError."""
-    both, system = (
+    with_own, system = (
         supervisor.run(["ssh", *words, "-G", "--", name], CONNECT_S).out.splitlines()
         for words in ([], ["-F", _SYSTEM])
     )
-    changed = [row.strip()[:200] for row in both if row not in system]
+    changed = [row.strip()[:200] for row in with_own if row not in system]
     return tuple(changed[:_MOST_OPTIONS]) if system else ()
 
 
-def _said(ended: Ended) -> str:
+def _messages(ended: Ended) -> str:
     return ended.err.strip()[-_KEPT:] if ended.rc != 0 else ""
 
 
 def _pdsh(
-    supervisor: Supervisor, names: tuple[str, ...], rcmd: str, own: Mapping[str, str]
+    supervisor: Supervisor, names: tuple[str, ...], rcmd: str, variables: Mapping[str, str]
 ) -> PdshRun:
     """Ask all peers in one run of pdsh, by this remote command, in this environment.
 
@@ -166,10 +168,10 @@ def _pdsh(
     """
     # ConnectTimeout is -t; with -u, pdsh ends what it started itself.
     limits = ["-t", str(CONNECT_S), "-u", str(_COMMAND_S), "-f", str(AT_ONCE)]
-    mine = " ".join(f"-o{option}" for option in _OPTIONS)
-    append = f"{own.get('PDSH_SSH_ARGS_APPEND', '')} {mine}".strip()
-    environment = {**own, "PDSH_SSH_ARGS_APPEND": append}
-    program = shutil.which("pdsh", path=own.get("PATH")) or "pdsh"
+    options = " ".join(f"-o{option}" for option in _OPTIONS)
+    append = f"{variables.get('PDSH_SSH_ARGS_APPEND', '')} {options}".strip()
+    environment = {**variables, "PDSH_SSH_ARGS_APPEND": append}
+    program = shutil.which("pdsh", path=variables.get("PATH")) or "pdsh"
     run = PdshRun(names, (), None, "")
     for status in (["-S"], []):
         argv = [program, *status, "-R", rcmd, *limits, "-w", ",".join(names), _ASKED]
@@ -178,7 +180,9 @@ def _pdsh(
         except OSError as problem:
             return PdshRun(names, (), 127, f"pdsh: {problem.strerror}")
         parts = (row.partition(": ") for row in ended.out.splitlines())
-        responds = tuple(Answer(label[:200], text[:200]) for label, colon, text in parts if colon)
+        responds = tuple(
+            PdshAnswer(label[:200], text[:200]) for label, colon, text in parts if colon
+        )
         # Not _said: pdsh exits with 0 whatever happened.
         run = PdshRun(names, responds, ended.rc, ended.err.strip()[-_KEPT:])
         if responds or ended.rc is None or "command timeout" in ended.err:
@@ -231,7 +235,7 @@ class _Shell:
         return None if value is None else value[:80]
 
 
-def _ask(supervisor: Supervisor, kind: str, found: dict[str, _Shell]) -> None:
+def _ask(supervisor: Supervisor, kind: str, shells: dict[str, _Shell]) -> None:
     """Ask pdsh in the user's own shell which remote command it takes; it connects to nobody.
 
     A shell that hangs or that shows no environment tells nothing: then nothing is found.
@@ -247,9 +251,9 @@ def _ask(supervisor: Supervisor, kind: str, found: dict[str, _Shell]) -> None:
         ended = supervisor.run([path, *option, "-c", script], _SHELL_S)
         _, shown, environment = ended.out.split(f"{mark}\n", 2)
         match = _RCMD.search(shown)
-        own = {str(key): str(value) for key, value in json.loads(environment).items()}
-        said = [row for row in ended.err.splitlines() if "rcmd" in row or "pdsh" in row]
-        found[kind] = _Shell(match[1] if match else "", own, "; ".join(said)[-200:])
+        variables = {str(key): str(value) for key, value in json.loads(environment).items()}
+        complaints = [row for row in ended.err.splitlines() if "rcmd" in row or "pdsh" in row]
+        shells[kind] = _Shell(match[1] if match else "", variables, "; ".join(complaints)[-200:])
 
 
 def _pdshrc(supervisor: Supervisor) -> str:
@@ -275,7 +279,7 @@ def _set_by(supervisor: Supervisor, kind: str, shell: _Shell) -> str:
         reads = []
         for choice in _STARTS[start]:
             # Of one choice, the first file that is there.
-            tests = (f"[ -r {one} ]; then . {one}" for one in choice.split())
+            tests = (f"[ -r {path} ]; then . {path}" for path in choice.split())
             reads.append(f"if {'; elif '.join(tests)}; fi")
         script = "PS4='+nodeready:${BASH_SOURCE}:${LINENO}: '; set -x; " + "; ".join(reads)
         option = ["--noprofile"] if start == "login" else ["--norc", "-i"]

@@ -24,9 +24,18 @@ from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
 from nodeready.node.runtime import Supervisor, hold_streams, mistake
 from nodeready.subjects import wire
-from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User, Way
+from nodeready.subjects.proof.facts import (
+    FURTHER_SESSIONS,
+    IN_EACH_SESSION,
+    ProofConfig,
+    SessionProof,
+    User,
+)
 
-_PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
+#: The name by which `payload.program` finds the class.
+Config = ProofConfig
+
+_PROVE: dict[str, Callable[[Supervisor, ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
@@ -41,30 +50,34 @@ _LOGIN_S = 5
 _printing = threading.Lock()
 
 
-def _say(config: Config, name: str, seen: Any) -> None:
+def _say(config: ProofConfig, name: str, observed: Any) -> None:
     with _printing:
-        print(wire.line(config.nonce, name, seen), flush=True)
+        print(wire.line(config.nonce, name, observed), flush=True)
 
 
-def _observe(config: Config, name: str, look: Callable[[], Any]) -> None:
+def _observe(config: ProofConfig, name: str, look: Callable[[], Any]) -> None:
     """Make and print one observation. An exception is one, too: it costs no other canary."""
     try:
-        seen = look()
+        observed = look()
     except Exception as problem:  # noqa: BLE001
-        seen = session.Broken(mistake(problem))
-    _say(config, name, seen)
+        observed = session.BrokenProof(mistake(problem))
+    _say(config, name, observed)
 
 
-def _beside(config: Config, name: str, look: Callable[[], Any]) -> threading.Thread:
+def _in_thread(config: ProofConfig, name: str, look: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=_observe, args=(config, name, look), daemon=True)
     thread.start()
     return thread
 
 
-def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[[], Any]]) -> None:
+def _proofs(
+    supervisor: Supervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
+) -> None:
     """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
-    looks = {**more} | {name: partial(_PROVE[name], supervisor, config) for name in config.wanted}
-    for thread in [_beside(config, name, look) for name, look in looks.items()]:
+    looks = {**further} | {
+        name: partial(_PROVE[name], supervisor, config) for name in config.proofs
+    }
+    for thread in [_in_thread(config, name, look) for name, look in looks.items()]:
         # A little longer: a proof that the end of the time cuts off says so itself.
         thread.join(supervisor.left_s + 0.5)
 
@@ -81,7 +94,7 @@ def _end_with_parent(supervisor: Supervisor) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def main(config: Config, *, inside: bool = False) -> None:
+def main(config: ProofConfig, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
     hold_streams()
     supervisor = Supervisor(config.tag, config.limit_s)
@@ -98,64 +111,64 @@ def main(config: Config, *, inside: bool = False) -> None:
     with supervisor:
         if inside:
             _end_with_parent(supervisor)
-            _here(supervisor, config, inside=True)
+            _in_own_session(supervisor, config, inside=True)
         elif os.geteuid() == 0 and config.user not in ("", "root"):
             _as_user(supervisor, config)
         else:
-            control = os.geteuid() == 0 and "attach" in config.wanted
-            _here(supervisor, config, control=control)
+            control = os.geteuid() == 0 and "attach" in config.proofs
+            _in_own_session(supervisor, config, control=control)
         _printing.acquire()
 
 
-def _here(
-    supervisor: Supervisor, config: Config, *, control: bool = False, inside: bool = False
+def _in_own_session(
+    supervisor: Supervisor, config: ProofConfig, *, control: bool = False, inside: bool = False
 ) -> None:
     """The proofs in this session.
 
     control: we are root, and try what only root can tell
     inside:  another program of ours opened the session, and tells how the node opens them
     """
-    here, uid = session.name_of(os.geteuid()), os.geteuid()
-    if config.user and here != config.user:
-        why = session.cannot_become(here, config.user)
-        _say(config, "user", User(config.user, uid, True, why))
+    user_name, uid = session.name_of(os.geteuid()), os.geteuid()
+    if config.user and user_name != config.user:
+        reason = session.cannot_become(user_name, config.user)
+        _say(config, "user", User(config.user, uid, True, reason))
         return
-    if config.here and session.identity() != config.here:
-        _say(config, "user", User(here, uid, True, f"{os.uname().nodename} answers"))
+    if config.machine and session.identity() != config.machine:
+        _say(config, "user", User(user_name, uid, True, f"{os.uname().nodename} answers"))
         return
-    _say(config, "user", User(here, uid, bool(config.user), ""))
-    beside: dict[str, Callable[[], Any]] = {}
+    _say(config, "user", User(user_name, uid, bool(config.user), ""))
+    parallel: dict[str, Callable[[], Any]] = {}
     if control:
-        beside["control"] = partial(attach.control, supervisor, config)
+        parallel["control"] = partial(attach.control, supervisor, config)
     if not inside and _by_ways(config):
-        beside["logins"] = partial(session.logins, supervisor, here)
-    if not config.here and _by_ways(config):
-        beside |= _other_ways(supervisor, config)
-    _proofs(supervisor, config, beside)
+        parallel["logins"] = partial(session.logins, supervisor, user_name)
+    if not config.machine and _by_ways(config):
+        parallel |= _other_ways(supervisor, config)
+    _proofs(supervisor, config, parallel)
 
 
-def _by_ways(config: Config) -> bool:
+def _by_ways(config: ProofConfig) -> bool:
     """Whether something is proved that can be another in another way in."""
-    return not {*BY_WAYS}.isdisjoint(config.wanted)
+    return not {*IN_EACH_SESSION}.isdisjoint(config.proofs)
 
 
-def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[], Any]]:
+def _other_ways(supervisor: Supervisor, config: ProofConfig) -> dict[str, Callable[[], Any]]:
     """The other ways in from this session, which is one of them itself."""
-    ways: dict[str, Callable[[], Any]] = {}
+    sessions: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
     if opened_by != "ssh":
-        ways["ssh"] = partial(session.by_ssh, supervisor, config)
+        sessions["ssh"] = partial(session.by_ssh, supervisor, config)
     elif session.shell_of(name):
-        ways["login"] = partial(session.by_shell, supervisor, config, name, "login")
+        sessions["login"] = partial(session.by_shell, supervisor, config, name, "login")
     slurmd = (
-        session.limits_of_daemon("slurmd") if config.step and "limits" in config.wanted else ()
+        session.limits_of_daemon("slurmd") if config.step and "limits" in config.proofs else ()
     )
     if session.step_matters(slurmd):
-        ways["step"] = partial(session.by_srun, supervisor, config)
-    return ways
+        sessions["step"] = partial(session.by_srun, supervisor, config)
+    return sessions
 
 
-def _as_user(supervisor: Supervisor, config: Config) -> None:
+def _as_user(supervisor: Supervisor, config: ProofConfig) -> None:
     """The user's session, and root's control beside it."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid
@@ -163,34 +176,36 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         _say(config, "user", User(config.user, -1, True, f"no such user: {config.user}"))
         return
     control = partial(attach.control, supervisor, config, uid)
-    beside = []
-    if "attach" in config.wanted:
-        beside.append(_beside(config, "control", control))
-    beside.append(_beside(config, "logins", partial(session.logins, supervisor, config.user)))
+    threads = []
+    if "attach" in config.proofs:
+        threads.append(_in_thread(config, "control", control))
+    threads.append(_in_thread(config, "logins", partial(session.logins, supervisor, config.user)))
     inner = replace(
         config,
         limit_s=max(1, int(supervisor.left_s) - 2),
         # In a job of Slurm's own, another one may have no room.
         step=config.step and "SLURM_JOB_ID" not in os.environ,
     )
-    begun = by_shell = False
+    has_begun = by_shell = False
 
     def line(text: str) -> None:
         # The session is the user's, who can learn the nonce there and print what is asked of the
         # session. What root tells is none of that.
-        nonlocal begun, by_shell
+        nonlocal has_begun, by_shell
         try:
             rows = dict(wire.lines(text, config.nonce))
-            way = wire.decode(Way, rows["ssh"]) if "ssh" in rows else Way("")
+            by_ssh_session = (
+                wire.decode(SessionProof, rows["ssh"]) if "ssh" in rows else SessionProof("")
+            )
         except wire.DecodeError:
             return
-        if not rows or not {*rows} <= {"user", *inner.wanted, *OTHER_WAYS}:
+        if not rows or not {*rows} <= {"user", *inner.proofs, *FURTHER_SESSIONS}:
             return
-        begun = begun or "user" in rows
-        if way.error and not way.ended and not by_shell:
+        has_begun = has_begun or "user" in rows
+        if by_ssh_session.error and not by_ssh_session.ended and not by_shell:
             by_shell = True
             look = partial(session.by_shell, supervisor, config, config.user, "shell")
-            beside.append(_beside(config, "shell", look))
+            threads.append(_in_thread(config, "shell", look))
         # A profile's noise may stand in front of it.
         with _printing:
             print(text[text.index(f"{config.nonce} ") :], flush=True)
@@ -200,8 +215,8 @@ def _as_user(supervisor: Supervisor, config: Config) -> None:
         return payload.program(__name__, inner, inside=True, **how)  # type: ignore[arg-type]
 
     ended = session.run(supervisor, config.user, made, line)
-    if not begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
-        why = session.no_session(ended, config.user)
-        _say(config, "user", User(config.user, uid, True, why))
-    for thread in beside:
+    if not has_begun and not (ended.rc is None and config.limit_s < _LOGIN_S):
+        reason = session.no_session(ended, config.user)
+        _say(config, "user", User(config.user, uid, True, reason))
+    for thread in threads:
         thread.join(supervisor.left_s)

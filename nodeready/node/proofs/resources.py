@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nodeready.node.proofs.session import name_of
 from nodeready.node.runtime import Supervisor
-from nodeready.subjects.proof.facts import SHM, Config, DeviceNode, Place, Resources
+from nodeready.subjects.proof.facts import SHM, DeviceNode, JobDirectory, ProofConfig, Resources
 
 #: The files that CUDA, ROCm, NCCL and MPI open.
 _DEVICES = (
@@ -29,7 +29,7 @@ _DEVICES = (
 _BYTES = 1 << 20
 
 
-def prove(supervisor: Supervisor, config: Config) -> Resources:
+def prove(supervisor: Supervisor, config: ProofConfig) -> Resources:
     """Write to the directories, map what was written, and ask for the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
     places = dict.fromkeys(("/tmp", SHM, home))
@@ -44,7 +44,7 @@ def prove(supervisor: Supervisor, config: Config) -> Resources:
     )
 
 
-def _place(path: str) -> Place:
+def _place(path: str) -> JobDirectory:
     """What can be done in a directory."""
     number = -1
     try:
@@ -53,7 +53,7 @@ def _place(path: str) -> Place:
     except OSError as problem:
         # A file system of the network has no such files.
         if isinstance(problem, (PermissionError, FileNotFoundError, NotADirectoryError)):
-            return Place(path, _words(problem))
+            return JobDirectory(path, _words(problem))
     try:
         if number < 0:
             number, name = tempfile.mkstemp(prefix=".nodeready-", dir=path)
@@ -63,9 +63,9 @@ def _place(path: str) -> Place:
             shared[:1] = b"x"
         free = os.fstatvfs(number)
     except OSError as problem:
-        return Place(path, _words(problem))
+        return JobDirectory(path, _words(problem))
     else:
-        return Place(path, "", _executes(number), free.f_bavail * free.f_frsize)
+        return JobDirectory(path, "", _executes(number), free.f_bavail * free.f_frsize)
     finally:
         if number >= 0:
             os.close(number)
@@ -123,9 +123,9 @@ def _device(path: str) -> DeviceNode | None:
     except PermissionError as problem:
         if problem.errno != errno.EACCES:
             return None
-        seen = os.stat(path)
-        owner = f"{name_of(seen.st_uid)}:{_group(seen.st_gid)}"
-        return DeviceNode(path, f"{stat.S_IMODE(seen.st_mode):04o} {owner}")
+        status = os.stat(path)
+        owner = f"{name_of(status.st_uid)}:{_group(status.st_gid)}"
+        return DeviceNode(path, f"{stat.S_IMODE(status.st_mode):04o} {owner}")
     except OSError:
         return None
     return None

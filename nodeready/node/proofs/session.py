@@ -32,19 +32,19 @@ from nodeready.shell import quote
 from nodeready.subjects import wire
 from nodeready.subjects.base import PAM_DIRECTORIES
 from nodeready.subjects.proof.facts import (
-    BY_WAYS,
+    IN_EACH_SESSION,
     LOGIN_MODULES,
     OTHER_ITEMS,
     SESSION,
-    Config,
     Limit,
     LimitsLine,
     Logins,
     PamLine,
+    ProofConfig,
     Service,
     SessionLimits,
+    SessionProof,
     User,
-    Way,
 )
 
 # --- The limits of this session, and who opened it.
@@ -104,23 +104,23 @@ def _parents() -> Iterator[tuple[int, str]]:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for _up in range(32):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                name, _, rest = file.read().partition("(")[2].rpartition(")")
+                name, _, remaining = file.read().partition("(")[2].rpartition(")")
             yield pid, name
-            pid = int(rest.split()[1])
+            pid = int(remaining.split()[1])
 
 
 def opened_by() -> tuple[str, tuple[Limit, ...]]:
-    """Who opened this session, a key of `WAYS` or "", and the limits that this program has: they
-    come from PAM, before any profile. () where they cannot be read."""
+    """A key of SESSION_NAMES (who opened it) or "", and the limits that PAM set before any
+    profile; () where they cannot be read."""
     for pid, name in _parents():
         # slurmstepd: [1234.batch], as the process calls itself
-        way = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
-        if way is not None:
+        opener = "srun" if name.startswith("slurmstepd") else _OPENERS.get(name)
+        if opener is not None:
             try:
                 # slurmstepd gives its task other limits than it has itself.
-                return way, () if way in ("", "srun") else limits_of(pid)
+                return opener, () if opener in ("", "srun") else limits_of(pid)
             except (OSError, ValueError, KeyError):
-                return way, ()
+                return opener, ()
     return "", ()
 
 
@@ -136,14 +136,14 @@ def _ceiling() -> tuple[int, ...]:
         return ()
 
 
-def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
+def prove(supervisor: Supervisor, config: ProofConfig) -> SessionLimits:
     """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
-    way, before = opened_by()
+    opener, before = opened_by()
     with open("/proc/self/limits", encoding="ascii", errors="replace") as file:
-        others = _others_in(file.read())
-    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, way, others)
+        further = _others_in(file.read())
+    return SessionLimits(core, memlock, nofile, before, _ceiling(), nr_open, opener, further)
 
 
 def name_of(uid: int) -> str:
@@ -154,13 +154,13 @@ def name_of(uid: int) -> str:
         return str(uid)
 
 
-def cannot_become(here: str, user: str) -> str:
+def cannot_become(current_user: str, user: str) -> str:
     """Why a session as one user cannot be one as another."""
-    return f"logged in as {here}, who cannot become {user}: log in as root"
+    return f"logged in as {current_user}, who cannot become {user}: log in as root"
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenProof:
     """In place of an observation: the exception of ours that ended the proof."""
 
     broken: str
@@ -184,12 +184,12 @@ _OF_SSHD = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 102
 def run(
     supervisor: Supervisor,
     user: str,
-    made: Callable[[int], tuple[str, str]],
+    make_script: Callable[[int], tuple[str, str]],
     line: Callable[[str], None],
     *,
-    more: Iterable[str] | None = None,
-    begun: tuple[float, Callable[[], bool]] | None = None,
-    way: str = "su",
+    further_input: Iterable[str] | None = None,
+    start: tuple[float, Callable[[], bool]] | None = None,
+    opener: str = "su",
 ) -> Ended:
     """Run a program below the user's own shell: in a new session of this user, as root.
 
@@ -214,24 +214,24 @@ def run(
     keeps = name in _KEEPING or not name
     how: dict[str, Any] = {"pass_fds": (read,)} if keeps else {"stdin": read}
     try:
-        script, told = made(read if keeps else 0)
-        pieces = itertools.chain([told], more or ())
-        threading.Thread(target=_tell, args=(os.dup(write), pieces), daemon=True).start()
-        if more is not None:
+        script, first_input = make_script(read if keeps else 0)
+        chunks = itertools.chain([first_input], further_input or ())
+        threading.Thread(target=_tell, args=(os.dup(write), chunks), daemon=True).start()
+        if further_input is not None:
             os.close(write)
             write = -1
-        argv = ["su", *(["-"] if way == "su" else []), user]
+        argv = ["su", *(["-"] if opener == "su" else []), user]
         argv += [] if name else ["-s", "/bin/sh"]
-        if way == "login":
+        if opener == "login":
             # By the dash, every shell knows that it is a login shell.
             argv, how["executable"] = [f"-{name}"], pwd.getpwnam(user).pw_shell or "/bin/sh"
         text = _DECODED.format(base64.b64encode(script.encode()).decode())
         argv += ["-c", f"exec /bin/sh -c {quote(f'eval {text}')}"]
-        if way == "shell":
+        if opener == "shell":
             how["env"] = _OF_SSHD
         # A second is left to end what hangs, and to say so.
         limit_s = supervisor.left_s - 1
-        return supervisor.run(argv, limit_s, _by_line(line), begun, **how)
+        return supervisor.run(argv, limit_s, _by_line(line), start, **how)
     except OSError as problem:
         return Ended(127, "", f"{argv[0]}: {problem.strerror}", 0.0)
     finally:
@@ -248,12 +248,12 @@ def shell_of(user: str) -> str:
 
 def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None]:
     """What hears a program's output, and gives each line of it to ``line``."""
-    kept = bytearray()
+    buffer = bytearray()
 
-    def on_output(_: object, stream: int, piece: bytes) -> None:
+    def on_output(_: object, stream: int, data: bytes) -> None:
         if stream == 1:
-            *rows, rest = bytes(kept + piece).split(b"\n")
-            kept[:] = rest[-KEPT_BYTES:]
+            *rows, remaining = bytes(buffer + data).split(b"\n")
+            buffer[:] = remaining[-KEPT_BYTES:]
             for row in rows:
                 line(row.decode("utf-8", "replace"))
 
@@ -262,24 +262,24 @@ def _by_line(line: Callable[[str], None]) -> Callable[[object, int, bytes], None
 
 def no_session(ended: Ended, user: str) -> str:
     """Why a session came to nothing, in one line."""
-    why = ended.first or f"exit status {ended.rc}"
-    if why.startswith("Traceback"):
+    reason = ended.first or f"exit status {ended.rc}"
+    if reason.startswith("Traceback"):
         # A program of ours: what it cannot do in the user's limits stands in the last line.
-        why = ended.err.strip().splitlines()[-1][:200]
+        reason = ended.err.strip().splitlines()[-1][:200]
     python = next((row for row in ended.out.splitlines() if payload.NO_PYTHON in row), "")
     if python:
         named = f"{payload.NO_PYTHON} that {user} may run"
-        why = python.replace(payload.NO_PYTHON, named)[:300]
+        reason = python.replace(payload.NO_PYTHON, named)[:300]
     elif ended.rc is None:
-        why = f"timed out; it said: {ended.first}" if ended.first else "timed out"
-    return f"no session: {why}"
+        reason = f"timed out; it said: {ended.first}" if ended.first else "timed out"
+    return f"no session: {reason}"
 
 
-def _tell(number: int, pieces: Iterable[str]) -> None:
+def _tell(number: int, chunks: Iterable[str]) -> None:
     """Write all of it, as fast as it is read; a reader that is gone is its own trouble."""
     with contextlib.suppress(OSError), os.fdopen(number, "wb") as file:
-        for piece in pieces:
-            file.write(piece.encode())
+        for data in chunks:
+            file.write(data.encode())
             file.flush()
 
 
@@ -298,11 +298,11 @@ def _above_sudo() -> int | None:
 
     With use_pty, sudo is two processes, and sets its own core limit to 0, too.
     """
-    below = False
+    is_below = False
     for pid, name in _parents():
-        if below and name != "sudo":
+        if is_below and name != "sudo":
             return pid
-        below = below or name == "sudo"
+        is_below = is_below or name == "sudo"
     return None
 
 
@@ -334,11 +334,11 @@ _MARK = "LC_IDENTIFICATION"
 
 def _end_marked(mark: str) -> None:
     """End what is left of a session that was given up: killing ssh ends no process behind it."""
-    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/environ", "rb") as file:
-                found = f"{_MARK}={mark}".encode() in file.read(1 << 20).split(b"\0")
-            if found:
+                is_marked = f"{_MARK}={mark}".encode() in file.read(1 << 20).split(b"\0")
+            if is_marked:
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -348,32 +348,32 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: Supervisor, config: Config) -> Way:
+def by_ssh(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
     The user's key may not open it: then nothing is proved that way, and the reason is told
     (`by_shell` is in its place then).
     """
     if not shutil.which("ssh"):
-        return Way("ssh is not installed")
-    way = Way("no time left")
+        return SessionProof("ssh is not installed")
+    proof = SessionProof("no time left")
     # Where the name leads to an address without sshd, there is one behind the loopback.
     for host in (os.uname().nodename, "localhost"):
         if supervisor.left_s > _CONNECT_S:
-            way = _by_ssh(supervisor, config, host)
-        if not _NO_SSHD.search(way.error):
+            proof = _by_ssh(supervisor, config, host)
+        if not _NO_SSHD.search(proof.error):
             break
-    return way
+    return proof
 
 
-def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
+def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionProof:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
-    rows = _Rows(config, name, limit_s)
-    made = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
+    rows = _SessionRows(config, name, limit_s)
+    program = payload.program(_MAIN, rows.config, stdin=True, first=sys.executable, inside=True)
     options = [word for option in _OPTIONS for word in ("-o", option)]
     argv = ["ssh", *options, "-l", name, "--", host, f"exec /bin/sh -c {quote(_READ)}"]
-    text = f"{base64.b64encode(made.script.encode()).decode()}\n{made.text}"
+    text = f"{base64.b64encode(program.script.encode()).decode()}\n{program.text}"
     mark = f"nodeready-{os.urandom(8).hex()}"
     environment = {**os.environ, _MARK: mark}
     # Its end tells the program there that we are gone.
@@ -385,7 +385,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
         if ended.rc is None:
             _end_marked(mark)
     except OSError as problem:
-        return Way(f"ssh: {problem.strerror}")
+        return SessionProof(f"ssh: {problem.strerror}")
     finally:
         os.close(read)
         os.close(write)
@@ -393,33 +393,36 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> Way:
+def by_shell(supervisor: Supervisor, config: ProofConfig, user: str, opener: str) -> SessionProof:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
-    rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
+    rows = _SessionRows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
     def made(descriptor: int) -> tuple[str, str]:
         how = {"stdin": True, "first": sys.executable, "descriptor": descriptor}
         return payload.program(_MAIN, rows.config, inside=True, **how)  # type: ignore[arg-type]
 
-    ended = run(supervisor, user, made, rows.add, begun=rows.begun, way=way)
-    seen = rows.way(ended, starts=ended.rc is not None)
-    return replace(seen, limits=replace(seen.limits, way=way)) if seen.limits else seen
+    ended = run(supervisor, user, made, rows.add, start=rows.begun, opener=opener)
+    proof = rows.way(ended, starts=ended.rc is not None)
+    return replace(proof, limits=replace(proof.limits, opener=opener)) if proof.limits else proof
 
 
-class _Rows:
+class _SessionRows:
     """What the program inside another way in is told, and what it tells.
 
     config: of the program there
     begun:  as for `Supervisor.run`
     """
 
-    def __init__(self, config: Config, name: str, limit_s: float) -> None:
-        wanted = tuple(one for one in BY_WAYS if one in config.wanted)
+    def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
+        repeated = tuple(name for name in IN_EACH_SESSION if name in config.proofs)
         self.config = replace(
-            config, user=name, wanted=wanted, peers=(), here=identity(), step=False,
+            config, user=name, proofs=repeated, peers=(), machine=identity(), step=False,
             limit_s=max(1, int(limit_s) - 1),
         )  # fmt: skip
-        self._kinds: dict[str, type[Any]] = {"user": User, **{one: SESSION[one] for one in wanted}}
+        self._kinds: dict[str, type[Any]] = {
+            "user": User,
+            **{name: SESSION[name] for name in repeated},
+        }
         self._rows: dict[str, Any] = {}
         self.begun = (_BEGIN_S, lambda: "user" in self._rows)
 
@@ -430,17 +433,17 @@ class _Rows:
                 if kind in self._kinds and kind not in self._rows:
                     self._rows[kind] = wire.decode(self._kinds[kind], data)
 
-    def way(self, ended: Ended, *, starts: bool) -> Way:
+    def way(self, ended: Ended, *, starts: bool) -> SessionProof:
         """What came of it. starts: the user's shell was started, and ended by itself"""
         user = self._rows.pop("user", None)
         if user and not user.error:
-            return Way("", **self._rows)
+            return SessionProof("", **self._rows)
         rows = [row.strip() for row in f"{ended.out}\n{ended.err}".splitlines() if row.strip()]
         rows = [row for row in rows if not row.startswith("Warning: Permanently added")]
-        said = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
-        why = user.error if user else "timed out" if ended.rc is None else said
-        closed = bool(re.search(r"\b(closed|reset) by\b", said))
-        return Way(why[:300], closed, ended=starts and user is None)
+        message = "; ".join(rows[-2:]) or f"exit status {ended.rc}"
+        reason = user.error if user else "timed out" if ended.rc is None else message
+        closed = bool(re.search(r"\b(closed|reset) by\b", message))
+        return SessionProof(reason[:300], closed, ended=starts and user is None)
 
 
 # --- A step of Slurm.
@@ -452,7 +455,7 @@ _IMMEDIATE_S, _STEP_S = 3, 15
 def _lower(these: tuple[Limit, ...], than: tuple[Limit, ...]) -> bool:
     """Whether one of these limits is lower than the other one of the same item."""
     values = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(these, than) for kind in KINDS]
-    return any(one != -1 and (other == -1 or one < other) for one, other in values)
+    return any(limit != -1 and (other == -1 or limit < other) for limit, other in values)
 
 
 def step_matters(slurmd: tuple[Limit, ...]) -> bool:
@@ -462,14 +465,14 @@ def step_matters(slurmd: tuple[Limit, ...]) -> bool:
     those of whoever submits, below that (slurm.conf(5)). Where slurmd has no lower ones than this
     session, a step would show nothing else, and none is started.
     """
-    mine = tuple(Limit(*resource.getrlimit(number)) for number in ITEMS.values())
-    return _lower(slurmd, mine) and "SLURM_JOB_ID" not in os.environ
+    own_limits = tuple(Limit(*resource.getrlimit(number)) for number in ITEMS.values())
+    return _lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: Supervisor, config: Config) -> Way:
+def by_srun(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
     """The limits of a step on this node, when Slurm can start one at once."""
     if not shutil.which("srun"):
-        return Way("srun is not installed")
+        return SessionProof("srun is not installed")
     node = os.uname().nodename.partition(".")[0]
     argv = [
         "srun", f"--immediate={_IMMEDIATE_S}", f"--nodelist={node}", "--nodes=1", "--ntasks=1",
@@ -479,16 +482,16 @@ def by_srun(supervisor: Supervisor, config: Config) -> Way:
     try:
         ended = supervisor.run(argv, _STEP_S)
     except OSError as problem:
-        return Way(f"srun: {problem.strerror}")
+        return SessionProof(f"srun: {problem.strerror}")
     try:
         core, memlock, nofile = _limits_in(ended.out)
-        others = _others_in(ended.out)
+        further = _others_in(ended.out)
     except (ValueError, KeyError):
-        said = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
-        return Way("timed out" if ended.rc is None else said)
+        message = re.sub(r"^srun: (error: )?", "", ended.first) or f"exit status {ended.rc}"
+        return SessionProof("timed out" if ended.rc is None else message)
     nr_open = first_number("/proc/sys/fs/nr_open")
-    limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", others)
-    return Way("", limits=limits)
+    limits = SessionLimits(core, memlock, nofile, (), _ceiling(), nr_open, "srun", further)
+    return SessionProof("", limits=limits)
 
 
 # --- How the node opens sessions.
@@ -527,34 +530,34 @@ def _stack(path: str, kinds: tuple[str, ...], depth: int = 0) -> Iterator[PamLin
         text = row.partition("#")[0].strip()
         if text.startswith("@include"):
             yield from _stack(_file_of(text[8:].strip()) or "?", kinds, depth + 1)
-        found = _PAM_LINE.fullmatch(text)
-        if not found or found[1].lower() not in kinds:
+        match = _PAM_LINE.fullmatch(text)
+        if not match or match[1].lower() not in kinds:
             continue
-        if found[2].lower() in ("include", "substack"):
-            yield from _stack(_file_of(found[3]) or "?", (found[1].lower(),), depth + 1)
-        module = re.sub(r"^pam_|\.so$", "", os.path.basename(found[3]))
-        if module in LOGIN_MODULES and (module != "limits" or found[1].lower() == "session"):
-            yield PamLine(module, " ".join(found[4].split())[:300], f"{path}:{number}")
+        if match[2].lower() in ("include", "substack"):
+            yield from _stack(_file_of(match[3]) or "?", (match[1].lower(),), depth + 1)
+        module = re.sub(r"^pam_|\.so$", "", os.path.basename(match[3]))
+        if module in LOGIN_MODULES and (module != "limits" or match[1].lower() == "session"):
+            yield PamLine(module, " ".join(match[4].split())[:300], f"{path}:{number}")
 
 
 def _service(name: str, *files: str) -> Service:
     """What PAM asks for a service, by the first of these names that has a file."""
     path = next(filter(None, map(_file_of, files)), "")
     lines = list(_stack(path, ("account", "session"))) if path else []
-    known = tuple(one for one in lines if one is not None)
-    return Service(name, path, len(known) == len(lines), known[:_MOST_LINES])
+    readable = tuple(line for line in lines if line is not None)
+    return Service(name, path, len(readable) == len(lines), readable[:_MOST_LINES])
 
 
 def _running(name: str) -> int | None:
     """The process of root's that has this name and was not started by one of the same name."""
-    found: dict[int, int] = {}
-    for pid in (int(one) for one in os.listdir("/proc") if one.isdigit()):
+    counts: dict[int, int] = {}
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                comm, _, rest = file.read().partition("(")[2].rpartition(")")
+                comm, _, remaining = file.read().partition("(")[2].rpartition(")")
             if comm == name and os.stat(f"/proc/{pid}").st_uid == 0:
-                found[pid] = int(rest.split()[1])
-    return min((pid for pid, parent in found.items() if parent not in found), default=None)
+                counts[pid] = int(remaining.split()[1])
+    return min((pid for pid, parent in counts.items() if parent not in counts), default=None)
 
 
 def limits_of_daemon(name: str) -> tuple[Limit, ...]:
@@ -571,20 +574,20 @@ def _use_pam(supervisor: Supervisor, name: str) -> bool | None:
         return None
     argv = [sshd, "-T", "-C", f"user={name},host=localhost,addr=127.0.0.1"]
     with contextlib.suppress(OSError):
-        found = re.search(r"^usepam (yes|no)$", supervisor.run(argv, 5).out, re.M | re.I)
-        return found[1].lower() == "yes" if found else None
+        match = re.search(r"^usepam (yes|no)$", supervisor.run(argv, 5).out, re.M | re.I)
+        return match[1].lower() == "yes" if match else None
     return None
 
 
 def _domains(name: str) -> tuple[str, ...]:
     """What stands for a user in limits.conf, beside ``*``: limits.conf(5)."""
-    known = pwd.getpwnam(name)
-    found = [name, f":{known.pw_uid}"]
-    for gid in os.getgrouplist(name, known.pw_gid)[:_MOST_LINES]:
-        found.append(f"@:{gid}")
+    account = pwd.getpwnam(name)
+    domains = [name, f":{account.pw_uid}"]
+    for gid in os.getgrouplist(name, account.pw_gid)[:_MOST_LINES]:
+        domains.append(f"@:{gid}")
         with contextlib.suppress(KeyError):
-            found.append(f"@{grp.getgrgid(gid).gr_name}")
-    return tuple(found)
+            domains.append(f"@{grp.getgrgid(gid).gr_name}")
+    return tuple(domains)
 
 
 def _limits_lines() -> Iterator[LimitsLine]:
@@ -602,11 +605,11 @@ def logins(supervisor: Supervisor, name: str) -> Logins:
     """How this node opens sessions for this user: what to look at when one is refused, or gets
     other limits than another. It only looks."""
     nologin = next(filter(os.path.exists, _NOLOGIN), "")
-    says = ""
+    notice = ""
     with contextlib.suppress(OSError, StopIteration):
         if nologin and os.path.isfile(nologin):
             with open(nologin, encoding="utf-8", errors="replace") as file:
-                says = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
+                notice = next(row.strip() for row in file.read(4096).splitlines() if row.strip())
     return Logins(
         services=(
             _service("ssh", "sshd"),
@@ -615,7 +618,7 @@ def logins(supervisor: Supervisor, name: str) -> Logins:
         ),
         use_pam=_use_pam(supervisor, name),
         nologin=nologin,
-        says=says[:200],
+        notice=notice[:200],
         shutdown=os.path.exists(_SHUTDOWN),
         sshd=limits_of_daemon("sshd"),
         slurmd=limits_of_daemon("slurmd"),

@@ -82,7 +82,7 @@ class ExpectedConnection:
             connection.close()
 
 
-class SmokeListeners(mesh.Listeners):
+class SmokeListeners(mesh.MeshListeners):
     """Our listeners. One thread serves; the others call `release`, `lend`, `take`, `expected`."""
 
     def __init__(self, ports: Iterable[int]) -> None:

@@ -118,7 +118,7 @@ def run_pair(
     # What is known when the time is over is the answer.
     with contextlib.suppress(TestOver, OSError):
         resolved, error = mesh.resolve(peer.name, deadline.join)
-        address = mesh.theirs(resolved, peer.addresses, own_addresses)
+        address = mesh.peer_address(resolved, peer.addresses, own_addresses)
         # Half of the time is for the data.
         half = deadline.began + order.limit_s / 2
         ports = order.ports if address else ()

@@ -224,8 +224,8 @@ class _SessionPart(_ProgramPart):
                 config.user,
                 inner_program,
                 self._hear,
-                more=iter(self._orders.get, None),
-                begun=(_LOGIN_S, lambda: self._has_begun),
+                further_input=iter(self._orders.get, None),
+                start=(_LOGIN_S, lambda: self._has_begun),
             )
         except Exception as problem:  # noqa: BLE001 - its files were closed when we left, say
             ended = Ended(127, "", mistake(problem), 0.0)

@@ -174,7 +174,7 @@ class RingRank:
     def _connect_to_next(self, peer: SmokePeer) -> None:
         self._next_name = peer.name
         resolved, error = mesh.resolve(peer.name, self._deadline.join)
-        address = mesh.theirs(resolved, peer.addresses, ())
+        address = mesh.peer_address(resolved, peer.addresses, ())
         if not resolved:
             message = f"{peer.name} does not resolve ({error or 'no address'})"
             raise RingFailure(message, self.next)

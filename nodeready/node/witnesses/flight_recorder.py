@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node import users_file
-from nodeready.node.users_file import Refused, rights_of, with_rights
+from nodeready.node.users_file import FileRefused, rights_of, with_rights
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
@@ -175,9 +175,9 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
     """
     with users_file.held(pid, uid, path) as (held, known):
         if not stat.S_ISREG(known.st_mode):
-            raise Refused(f"it is {users_file.kind(known.st_mode)}")
+            raise FileRefused(f"it is {users_file.kind(known.st_mode)}")
         if known.st_uid != uid:
-            raise Refused("it is another user's file")
+            raise FileRefused("it is another user's file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(uid)):
             number = os.open(f"/proc/self/fd/{held}", flags)
@@ -247,7 +247,7 @@ def _has_open(pid: int, known: os.stat_result) -> bool:
 
 def _reason(problem: OSError) -> str:
     why = problem.strerror or str(problem)
-    return why if isinstance(problem, Refused) else why.lower()
+    return why if isinstance(problem, FileRefused) else why.lower()
 
 
 # --- The dump's form: a pickle as c10's and Python's picklers write plain data, or JSON.

@@ -1,9 +1,4 @@
-"""What the proofs of one node saw: plain data, filled on the node and judged by the checks.
-
-First what the node's own session shows, then what all nodes together saw of ssh, pdsh and the
-job's ports, at last what the node's program is told, all that it saw as `Proved`, and the reader
-of its answer.
-"""
+"""What the proofs of one node saw: plain data, filled on the node and judged by the checks."""
 
 from __future__ import annotations
 
@@ -48,11 +43,11 @@ class SessionLimits:
 
     before:  the limits that PAM gave to su, in the order of ITEMS, before the user's profile was
              read; () where the session is not su's
-    ceiling: the hard limits that nobody on this node can exceed, in the order of ITEMS, where
-             root may raise none; () on every usual node
+    ceiling: the hard limits that no process on this node can exceed, in the order of ITEMS,
+             where root may raise none; () on every usual node
     nr_open: fs.nr_open: no process may have more open files; None: unreadable
-    way:     who opened the session: a key of `WAYS`; "": none of them
-    others:  the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
+    opener:  who opened the session: a key of `SESSION_NAMES`; "": unknown
+    further: the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     """
 
     core: Limit
@@ -61,8 +56,8 @@ class SessionLimits:
     before: tuple[Limit, ...]
     ceiling: tuple[int, ...]
     nr_open: int | None
-    way: wire.Name = ""
-    others: tuple[int, ...] = ()
+    opener: wire.Name = ""
+    further: tuple[int, ...] = ()
 
 
 #: Limits that no policy names, and that end a job all the same -> as /proc/PID/limits calls them.
@@ -74,7 +69,7 @@ OTHER_ITEMS = {
 
 
 #: The ways in which a job's processes come to a node -> how a result names that way.
-WAYS = {
+SESSION_NAMES = {
     "ssh": "ssh", "su": "su -", "shell": "a shell as sshd starts it", "login": "a login shell",
     "srun": "srun", "slurmd": "slurmd",
 }  # fmt: skip
@@ -86,12 +81,12 @@ class PamLine:
 
     module: without ``pam_`` and ``.so``
     words:  the module's arguments, with a blank between them
-    where:  the line, ``/path:number``
+    source: the line, ``/path:number``
     """
 
     module: wire.Name
     words: wire.Line
-    where: wire.Line
+    source: wire.Line
 
 
 @dataclass(frozen=True)
@@ -99,14 +94,14 @@ class Service:
     """What PAM asks for one service.
 
     name:  the way in, ``ssh`` or ``su``, or ``slurm``
-    path:  its file; "": there is none that can be read
-    whole: all files that it includes could be read
-    lines: of its account and session stacks, included files' too, in their order
+    path:  its file; "": no file can be read
+    is_complete: all files that it includes could be read
+    lines: of its account and session stacks, with included files, in their order
     """
 
     name: wire.Name
     path: wire.Path
-    whole: bool
+    is_complete: bool
     lines: tuple[PamLine, ...]
 
 
@@ -125,8 +120,8 @@ class Logins:
 
     services: what PAM asks, for each way that goes through PAM
     use_pam:  sshd asks PAM (UsePAM); None: only root can tell, or sshd's configuration is refused
-    nologin:  the file that keeps everybody but root from logging in; "": there is none
-    says:     the first line of that file
+    nologin:  the file that keeps all users but root from logging in; "": no file does
+    notice:   the first line of that file
     shutdown: a shutdown is scheduled
     sshd:     the limits of sshd itself, in the order of ITEMS; (): sshd does not run
     slurmd:   the limits of slurmd, which its jobs inherit; (): slurmd does not run
@@ -138,7 +133,7 @@ class Logins:
     services: tuple[Service, ...]
     use_pam: bool | None
     nologin: wire.Path
-    says: wire.Line
+    notice: wire.Line
     shutdown: bool
     sshd: tuple[Limit, ...]
     slurmd: tuple[Limit, ...]
@@ -157,24 +152,24 @@ NOEXEC = "its file system is mounted noexec"
 
 
 @dataclass(frozen=True)
-class Attempt:
+class DebuggerAttempt:
     """A debugger's attempt at a target process.
 
     tool:    the tool's path; "": not installed, and no other field means anything
     rc:      the tool's exit status, negative for a signal, NO_START; None: ended by its limit
-    said:    the tool's complaint, on one line
+    complaint: the tool's error message, on one line
     good:    the tool showed what it should
     refused: the tool was not permitted to look at the target
     limit_s: seconds that the tool had
     full:    ``limit_s`` was the tool's whole limit, not cut short by the end of the run
     state:   the target's state afterwards, the letter of /proc; "": the target is gone
     tracer:  the process that traces the target afterwards; 0: none
-    answers: the target went on: it did what it was told afterwards
+    answers: the target still answered afterwards
     """
 
     tool: wire.Path
     rc: int | None = 0
-    said: wire.Line = ""
+    complaint: wire.Line = ""
     good: bool = False
     refused: bool = False
     limit_s: wire.Count = 0
@@ -210,9 +205,9 @@ class Attach:
 
     guards: Guards
     error: wire.Line
-    blocking: Attempt | None
-    nonblocking: Attempt | None
-    native: Attempt | None
+    blocking: DebuggerAttempt | None
+    nonblocking: DebuggerAttempt | None
+    native: DebuggerAttempt | None
 
 
 @dataclass(frozen=True)
@@ -225,7 +220,7 @@ class Control:
 
     guards: Guards
     error: wire.Line
-    attempt: Attempt | None
+    attempt: DebuggerAttempt | None
 
 
 @dataclass(frozen=True)
@@ -238,16 +233,16 @@ class Tracers:
 
     guards: Guards
     error: wire.Line
-    gdb: Attempt | None
-    strace: Attempt | None
+    gdb: DebuggerAttempt | None
+    strace: DebuggerAttempt | None
 
 
-#: The programs of core_pattern that keep reports of their own and notify somebody of them.
+#: The programs of core_pattern that store crash reports and notify a person.
 REPORTERS = ("apport", "abrt-hook-ccpp")
 
 
 @dataclass(frozen=True)
-class Directory:
+class CoreDirectory:
     """The directory in which the core was to be written.
 
     error:      why the path cannot be used as a directory; "": it can
@@ -267,7 +262,7 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Core:
+class ProvedCore:
     """What the crash of a canary, a sleeping /bin/sh, left.
 
     pattern:       kernel.core_pattern as the session sees it
@@ -287,7 +282,7 @@ class Core:
     gdb:           gdb's path; "": not installed
     gdb_said:      the complaint of gdb or coredumpctl
     frames:        of the backtrace that gdb read from the core
-    left:          what could not be removed, and why; "": nothing
+    leftover:      what could not be removed, and why; "": nothing
     """
 
     pattern: wire.Path
@@ -303,24 +298,52 @@ class Core:
     stray: bool = False
     size_bytes: wire.Number = 0
     whole_bytes: int | None = None
-    directory: Directory | None = None
+    directory: CoreDirectory | None = None
     gdb: wire.Path = ""
     gdb_said: str = ""
     frames: wire.Count = 0
-    left: str = ""
+    leftover: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is a core, and its headers name no missing part."""
+        if self.whole_bytes is None:
+            return bool(self.path) and self.handler != "" and not self.stray
+        return bool(self.path) and self.size_bytes >= self.whole_bytes
+
+    @property
+    def is_cut_by_limit(self) -> bool:
+        """Whether the session's core limit is the reason that there is no complete core.
+
+        The kernel heeds the limit when it writes a file and not when it pipes a core.
+        systemd-coredump heeds it as upstream builds the program (RHEL, SLES).
+        """
+        limit = self.limit_bytes
+        if limit is None or self.skipped or self.dumped is None or self.is_complete:
+            return False
+        if self.handler and self.dumped:
+            by_systemd = self.handler.endswith(f"/{PROGRAM}")
+            return by_systemd and not self.path and limit < MIN_CORE_LIMIT
+        if not self.dumped:
+            return not self.handler and limit < MIN_CORE_LIMIT
+        return bool(self.path) and limit < (self.whole_bytes or SHELL_CORE_BYTES)
 
 
-#: The program of core_pattern that keeps cores in a store of its own.
+#: The program of core_pattern that keeps cores in its own store.
 PROGRAM = "systemd-coredump"
+#: Bytes of a core limit below which the kernel writes no core: most machines' ELF_EXEC_PAGESIZE.
+MIN_CORE_LIMIT = 4096
+#: Minimum bytes of a core of /bin/sh, where the core's headers do not give its size.
+SHELL_CORE_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Way:
-    """What another way in shows than the session in which the proofs run.
+class SessionProof:
+    """The observations of a further session beside the first one.
 
-    error:  why nothing is proved this way, one line; "": something is
+    error:  why nothing is proved in it, one line; "": something is
     closed: the login was begun, and the node refused or ended it
-    ended:  the user's shell was started, and ended before what it was to run
+    ended:  the user's shell was started, and ended before its command
     attach: py-spy's blocking dump alone
     core:   without a backtrace; None also where two cores at once would have one name
     """
@@ -331,7 +354,7 @@ class Way:
     limits: SessionLimits | None = None
     attach: Attach | None = None
     tracers: Tracers | None = None
-    core: Core | None = None
+    core: ProvedCore | None = None
 
 
 #: Where programs of one node share memory (shm_overview(7)).
@@ -339,7 +362,7 @@ SHM = "/dev/shm"
 
 
 @dataclass(frozen=True)
-class Place:
+class JobDirectory:
     """A directory that jobs write to.
 
     error:      why the user cannot write there; "": written, and mapped
@@ -371,7 +394,7 @@ class Resources:
              unreadable
     """
 
-    places: tuple[Place, ...]
+    places: tuple[JobDirectory, ...]
     devices: tuple[DeviceNode, ...]
     home: wire.Path
     memory_bytes: wire.Number | None = None
@@ -382,25 +405,24 @@ class SshTry:
     """One login by ssh.
 
     name:   the peer's name in the inventory
-    rc:     exit status of ssh: 255 for trouble of its own; None: ended by its time limit
-    answer: the last line that came back: the peer's host name when all is well, whatever the
-            login prints before that
-    said:   the end of ssh's messages; "" when ssh exited with 0
-    own:    what the user's own configuration makes of options (``user nobody``), where the login
+    rc:     exit status of ssh: 255 for an error of ssh itself; None: ended by its time limit
+    answer: the last line that came back: the peer's host name after a good login
+    messages:  the end of ssh's messages; "" when ssh exited with 0
+    overrides: options as the user's own configuration sets them (``user ada``), where the login
             fails or ends elsewhere with them, and works by the system's alone
-    forced: ``FILE:LINE`` of the authorized key there whose command= runs instead of ours; "": none
+    forced: ``FILE:LINE`` of the authorized key there whose command= replaces ours; "": none
     """
 
     name: wire.Name
     rc: int | None
     answer: wire.Line
-    said: str
-    own: tuple[wire.Line, ...] = ()
+    messages: str
+    overrides: tuple[wire.Line, ...] = ()
     forced: wire.Line = ""
 
 
 @dataclass(frozen=True)
-class Answer:
+class PdshAnswer:
     """One line of pdsh's output, ``LABEL: text``."""
 
     label: wire.Name
@@ -411,17 +433,17 @@ class Answer:
 class PdshRun:
     """One run of pdsh over the peers that ssh reaches; where ssh fails, pdsh fails as well.
 
-    asked:   the names that pdsh was given
+    targets: the names that pdsh was given
     answers: the lines that came back
     rc:      pdsh's exit status, which says little (0 for a refused connection); None: ended by
              its time limit
-    said:    the end of pdsh's messages
+    messages: the end of pdsh's messages
     """
 
-    asked: tuple[wire.Name, ...]
-    answers: tuple[Answer, ...]
+    targets: tuple[wire.Name, ...]
+    answers: tuple[PdshAnswer, ...]
     rc: int | None
-    said: str
+    messages: str
 
 
 @dataclass(frozen=True)
@@ -432,9 +454,9 @@ class RcmdDefault:
     rcmd:   as ``pdsh -q`` prints it; "": it prints none
     value:  PDSH_RCMD_TYPE; None: not set
     set_by: the line that the shell read at its start and that decides, ``/path:number``; "": none,
-            or it cannot be told
+            or it is unknown
     works:  it is ssh, or brought an answer
-    said:   the end of pdsh's messages when there is no ``rcmd``
+    messages: the end of pdsh's messages when there is no ``rcmd``
     """
 
     kind: wire.Name
@@ -442,7 +464,7 @@ class RcmdDefault:
     value: wire.Line | None
     set_by: wire.Line
     works: bool
-    said: wire.Line
+    messages: wire.Line
 
 
 @dataclass(frozen=True)
@@ -455,8 +477,8 @@ class Peers:
     pdsh_installed: the user's PATH has pdsh
     pdsh:           None: not tried, for want of a peer or of pdsh
     defaults:       pdsh's remote command in the user's shells; (): not asked
-    pdshrc:         why a shell that reads ~/.pdshrc does not come to what follows; "": it does,
-                    or there is none
+    pdshrc:         why a shell that reads ~/.pdshrc runs no later command; "": it does, or
+                    there is no such file
     """
 
     host: wire.Name
@@ -473,7 +495,7 @@ class Peers:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong with a node's logins, told once however many attempts show it.
+    """One fault of a node's logins, reported once for all attempts that show it.
 
     kind:  ``target``: peers cannot log in to the node; ``source``: the node cannot log in to
            peers; ``both``; ``pair``: the node cannot log in to one peer, and neither has other
@@ -481,7 +503,7 @@ class Trouble:
     peers: the peers with which the logins fail
     tried: with how many peers logins were tried, in that direction
     cause: a key of `nodeready.subjects.ssh_client.checks.CAUSES`
-    said:  ssh's message that tells the cause, or the host name that answered
+    message: ssh's message with the cause, or the host name that answered
     back:  whether the other direction works; None: it was not tried
     """
 
@@ -489,16 +511,16 @@ class Trouble:
     peers: tuple[str, ...]
     tried: int
     cause: str
-    said: str = ""
+    message: str = ""
     back: bool | None = None
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A peer that ssh reaches and pdsh does not; ``said``: pdsh's message about it, or ""."""
+    """A peer that ssh reaches and pdsh does not. message: pdsh's words about it, or ""."""
 
     name: str
-    said: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -517,10 +539,10 @@ class Reach:
     by:        how many peers tried to log in to this node
     ssh:       what is wrong with the logins, for which this node is to blame
     excused:   peers that this node does not reach, and that are to blame themselves
-    asked:     how many peers pdsh was given: those that ssh reaches
+    pdsh_targets: how many peers pdsh was given: those that ssh reaches
     distinct:  how many different answers pdsh brought
     missing:   the peers without an answer
-    same:      peers that cannot be told apart, for another reason than their own host names
+    same:      peers with the same answer, for another reason than their host names
     pdsh_said: pdsh's message when it brought no answer at all, one line
     pdsh_by:   peers whose pdsh this node does not answer as itself; these are excused
     """
@@ -529,7 +551,7 @@ class Reach:
     by: int = 0
     ssh: tuple[Trouble, ...] = ()
     excused: tuple[str, ...] = ()
-    asked: int = 0
+    pdsh_targets: int = 0
     distinct: int = 0
     missing: tuple[Missing, ...] = ()
     same: tuple[Same, ...] = ()
@@ -550,7 +572,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Blocked:
-    """One thing that is wrong with a node's connections, named once however many show it.
+    """One fault of a node's connections, reported once for all connections that show it.
 
     kind:  ``target``: peers do not reach the node; ``source``: the node does not reach peers;
            ``both``; ``pair``: the node does not reach one peer, and neither has other trouble
@@ -587,8 +609,8 @@ class Mesh:
     worst_peer: the peer of the slowest handshake
     crowd:     connections that came to this node's listeners, when most were no peer's and a peer
                did not come through; else 0
-    own_name:  why the node's host name leads to no address of its own on the node itself; "": it
-               leads there
+    own_name:  why the node's host name does not resolve to the node's address on the node; "": it
+               does
     names:     what is wrong with host names between this node and its peers
     """
 
@@ -614,14 +636,14 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Collective:
+class ProvedCollective:
     """What a collective over all nodes showed of one.
 
     nodes:    how many were to take part; 1: this one alone
     engine:   that made the collective, ``torch 2.13.0 over nccl``; "": none
     proves:   what its pass proves
-    against:  the evidence against this node, a sentence for each finding; (): there is none
-    untested: why nothing can be said of the node; "": something can
+    against:  the evidence against this node, a sentence for each finding; (): no evidence
+    untested: why the node was not tested; "": it was
     lacking:  that is because it has no engine
     warnings: what got worse on the node meanwhile, or is slow
     """
@@ -646,47 +668,47 @@ SESSION: dict[str, type[Any]] = {
     "limits": SessionLimits,
     "attach": Attach,
     "tracers": Tracers,
-    "core": Core,
+    "core": ProvedCore,
     "resources": Resources,
     "peers": Peers,
 }
 #: The proofs that run between the nodes.
 MESH, COLLECTIVE = "mesh", "collective"
-#: What the user's session tells beside that: the other ways in, when one of `BY_WAYS` is wanted.
-OTHER_WAYS: dict[str, type[Any]] = {"ssh": Way, "step": Way}
-#: The proofs that are made in each way.
-BY_WAYS = ("limits", "attach", "tracers", "core")
+#: The further sessions, opened when one of `IN_EACH_SESSION` is asked for.
+FURTHER_SESSIONS: dict[str, type[Any]] = {"ssh": SessionProof, "step": SessionProof}
+#: The proofs that each session repeats.
+IN_EACH_SESSION = ("limits", "attach", "tracers", "core")
 _KINDS = {
-    "user": User, "control": Control, "logins": Logins, **SESSION, **OTHER_WAYS, "shell": Way,
-    "login": Way,
+    "user": User, "control": Control, "logins": Logins, **SESSION, **FURTHER_SESSIONS,
+    "shell": SessionProof, "login": SessionProof,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Config:
-    """What the program of the proofs is told.
+class ProofConfig:
+    """The orders to the program of the proofs.
 
     nonce:     random word with which each of its lines begins
     tag:       ``nodeready:RUN``, in the arguments of every process that it starts and leaves
                running for a while, so that an interrupt finds it
-    user:      the job's user; "": whoever the login is
-    wanted:    which of SESSION
+    user:      the job's user; "": the login's user
+    proofs:    which of SESSION
     peers:     the other nodes to which ssh and pdsh are tried, by the names of the inventory
     limit_s:   seconds after which it must have ended
     py_spy:    the path of py-spy; "": where the user's PATH finds it
-    here:      this is another way into the machine of this name (`session.identity`), and only
-               what is quick is proved; "": it is the first session
+    machine:   this is a further session on the machine of this name (`session.identity`), with
+               quick proofs only; "": it is the first session
     step:      a step of Slurm may be asked for
     """
 
     nonce: str
     tag: str
     user: str = ""
-    wanted: tuple[str, ...] = tuple(SESSION)
+    proofs: tuple[str, ...] = tuple(SESSION)
     peers: tuple[str, ...] = ()
     limit_s: int = 50
     py_spy: str = "/usr/local/bin/py-spy"
-    here: str = ""
+    machine: str = ""
     step: bool = False
 
 
@@ -712,55 +734,60 @@ class Proved:
     attach: Attach | Unknown | None = None
     control: Control | Unknown | None = None
     logins: Logins | Unknown | None = None
-    ssh: Way | Unknown | None = None
-    shell: Way | Unknown | None = None
-    login: Way | Unknown | None = None
-    step: Way | Unknown | None = None
+    ssh: SessionProof | Unknown | None = None
+    shell: SessionProof | Unknown | None = None
+    login: SessionProof | Unknown | None = None
+    step: SessionProof | Unknown | None = None
     tracers: Tracers | Unknown | None = None
-    core: Core | Unknown | None = None
+    core: ProvedCore | Unknown | None = None
     resources: Resources | Unknown | None = None
     peers: Peers | Unknown | None = None
     reach: Reach | Unknown | None = None
     mesh: Mesh | Unknown | None = None
-    collective: Collective | Unknown | None = None
+    collective: ProvedCollective | Unknown | None = None
+
+    @property
+    def user_name(self) -> str:
+        """The name of the session's user in a result."""
+        return self.user.name if isinstance(self.user, User) else "the user"
 
 
-class Asked(Protocol):
+class ProofRequest(Protocol):
     """The part of a request that a reader of the answer has to know."""
 
     @property
     def nonce(self) -> str: ...
     @property
-    def wanted(self) -> tuple[str, ...]: ...
+    def proofs(self) -> tuple[str, ...]: ...
 
 
-def nothing(reason: str, asked: Asked) -> Proved:
+def all_unknown(reason: str, asked: ProofRequest) -> Proved:
     """The proofs of a node that gave no answer."""
     unknown: Any = Unknown(reason)
-    return Proved(unknown, **dict.fromkeys(asked.wanted, unknown))
+    return Proved(unknown, **dict.fromkeys(asked.proofs, unknown))
 
 
-def read(text: str, asked: Asked) -> Proved:
+def read(text: str, asked: ProofRequest) -> Proved:
     """The proofs in a node's answer. Never raises: a proof that cannot be read is Unknown."""
     if f"{asked.nonce} {wire.NO_PYTHON}" in text:
-        return nothing(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
+        return all_unknown(f"{wire.NO_PYTHON} on the node: the proofs need it", asked)
     found: dict[str, Any] = {}
     try:
         for name, data in wire.lines(text, asked.nonce):
             if name in _KINDS and name not in found:
-                found[name] = _one(name, data)
+                found[name] = _decode(name, data)
     except wire.DecodeError as problem:
-        return nothing(problem.reason, asked)
+        return all_unknown(problem.reason, asked)
     user = found.get("user", Unknown(UNFINISHED))
     if isinstance(user, User) and user.error:
-        # Without a session there is nothing to prove: the reason is told once.
+        # Without a session there is nothing to prove: the reason is given once.
         return Proved(user, logins=found.get("logins"))
-    for name in asked.wanted:
+    for name in asked.proofs:
         found.setdefault(name, Unknown(UNFINISHED))
     return Proved(**{**found, "user": user})
 
 
-def _one(name: str, data: Any) -> Any:
+def _decode(name: str, data: Any) -> Any:
     if isinstance(data, dict) and set(data) == {"broken"}:
         return Unknown("ended with an error", str(data["broken"])[:300])
     try:

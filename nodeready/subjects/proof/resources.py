@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from nodeready.policy import Policy
-from nodeready.subjects.proof.facts import SHM, Place, Proved, Resources, User
-from nodeready.subjects.proof.reach import unseen
-from nodeready.subjects.result import Result, check, fail, na, ok, some, warn
+from nodeready.subjects.proof.facts import SHM, JobDirectory, Proved, Resources
+from nodeready.subjects.proof.preconditions import (
+    observation,
+)
+from nodeready.subjects.result import Result, check, fail, ok, some, warn
 
 
-def _unusable(place: Place, home: str) -> str:
+def _unusable(place: JobDirectory, home: str) -> str:
     """What is wrong with a directory that only costs caches and compiled code; "": nothing."""
     if place.error:
         return f"{place.path}: {place.error}" if place.path == home else ""
@@ -35,7 +37,7 @@ _MEMORY = "see what takes the memory: `free -m`, and memory.max of the user's sl
         "remount it with exec, for writing or with room",
     ),
 )
-def resources(seen: Proved, want: Policy) -> Result:
+def resources(observed: Proved, policy: Policy) -> Result:
     """The job's user can use what a job uses: /tmp, shared memory, the home, the device files.
 
     1 MiB is written and mapped in each directory. What of it cannot be written breaks jobs (NCCL
@@ -47,32 +49,30 @@ def resources(seen: Proved, want: Policy) -> Result:
     tmpfs, the cgroup that Slurm gives to a job, devices that a cgroup keeps from a session.
     """
     check = "proof.resources"
-    nothing = unseen(check, seen, "resources")
-    if nothing is not None or not isinstance(seen.resources, Resources):
-        return nothing or na(check, "not proved")
-    expected = "usable for the job's user"
-    name = seen.user.name if isinstance(seen.user, User) else "the user"
-    observed = seen.resources
-    closed = [f"{device.path} ({device.mode})" for device in observed.devices]
+    resources = observation(check, observed, "resources", Resources)
+    if isinstance(resources, Result):
+        return resources
+    expected, name = "usable for the job's user", observed.user_name
+    closed = [f"{device.path} ({device.mode})" for device in resources.devices]
     if closed:
         fix = f"add {name} to the file's group, or open it with a rule of udev (NVIDIA: "
         actual = f"{name} cannot open {some(closed)}"
         return fail(check, expected, actual, "/dev", f"{fix}NVreg_DeviceFileMode=0666)")
-    broken = [place for place in observed.places if place.error and place.path != observed.home]
+    broken = [place for place in resources.places if place.error and place.path != resources.home]
     if broken:
         actual = "; ".join(f"{place.path}: {place.error}" for place in broken)
         fix = f"chmod 1777 {broken[0].path}, or see what is full or read-only there"
         return fail(check, expected, actual, broken[0].path, fix)
-    free_mb = min(place.free_bytes >> 20 for place in observed.places if place.path == SHM)
-    if free_mb < want.shm_min_mb:
+    free_mb = min(place.free_bytes >> 20 for place in resources.places if place.path == SHM)
+    if free_mb < policy.shm_min_mb:
         fix = "free or enlarge /dev/shm: `df -h /dev/shm`, host.shm"
-        actual = f"{free_mb} MiB of shared memory are free, {want.shm_min_mb} wanted"
+        actual = f"{free_mb} MiB of shared memory are free, {policy.shm_min_mb} wanted"
         return warn(check, expected, actual, SHM, fix)
-    if observed.memory_bytes is not None and observed.memory_bytes >> 20 < want.shm_min_mb:
-        free_mb = observed.memory_bytes >> 20
-        actual = f"shared memory can grow by {free_mb} MiB of memory, {want.shm_min_mb} wanted"
+    if resources.memory_bytes is not None and resources.memory_bytes >> 20 < policy.shm_min_mb:
+        free_mb = resources.memory_bytes >> 20
+        actual = f"shared memory can grow by {free_mb} MiB of memory, {policy.shm_min_mb} wanted"
         return warn(check, expected, actual, SHM, _MEMORY)
-    costly = [words for place in observed.places if (words := _unusable(place, observed.home))]
+    costly = [words for place in resources.places if (words := _unusable(place, resources.home))]
     if costly:
         fix = (
             "TMPDIR, XDG_CACHE_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR elsewhere, or "

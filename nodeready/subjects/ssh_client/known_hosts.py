@@ -1,19 +1,19 @@
 """The fleet's known_hosts: each node's lines, from the inventory and from what all nodes showed.
 
-A node speaks for itself alone, and the inventory says who that is:
+A node may claim its own names and addresses only, by these rules:
 
-- What the inventory calls a node (its name, ``ssh_hostname``, ``ssh_names``) is that node's,
-  whether this run observed the node or not. What the inventory gives to two nodes is nobody's.
-- Of what a node calls itself, its host name counts when it shares its first label with the name
-  that the inventory gives to this node alone: ``gpu001`` may be ``gpu001.cluster``, and
-  ``gpu001.cluster`` is ``gpu001``. Where the inventory has the full name, no other one counts.
-  Its domain has to be one that another node of the run is in, too, or that the inventory names: a
-  node ``github`` is not ``github.com``. Of a run with one node, the lines reach that node alone.
-- Of a node's addresses, the one counts at which this run's connection found the node. Any other
-  could be a login node's or a gateway's: those of further interfaces stand in ``ssh_names``.
+- A name of the inventory (the node's name, ``ssh_hostname``, ``ssh_names``) belongs to its node,
+  whether this run observed the node or not. A name of two nodes belongs to no node.
+- A host name that the node reports counts when it shares its first label with a name that the
+  inventory gives to this node alone: ``gpu001`` may be ``gpu001.cluster``, and ``gpu001.cluster``
+  is ``gpu001``. Where the inventory has a full name, only that name counts. Another node of the
+  run must share the domain, or the inventory must name it: a node ``github`` is not
+  ``github.com``. In a run with one node, the lines reach that node alone.
+- Of a node's addresses, only the address of this run's connection counts. Another address could be
+  a login node's or a gateway's: ``ssh_names`` lists the addresses of further interfaces.
 - A node's keys count when the key with which its sshd answered this run is among them.
-- Lines about a node that this run did not observe stay where they are: every node keeps those of
-  its own block, and no node gets those of another node's.
+- Lines about a node that this run did not observe stay: every node keeps these lines of its own
+  block, and gets none from another node's block.
 - A name of the policy's own lines cannot be claimed with another key.
 """
 
@@ -26,27 +26,21 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nodeready.subjects import managed_block
-from nodeready.subjects.ssh_client.facts import (
-    KNOWN_HOSTS,
-    SshClient,
-    block_digest,
-    clean_address,
-    clean_key,
-    clean_name,
-)
+from nodeready.subjects.ssh_client.facts import KNOWN_HOSTS, SshClient, block_digest
+from nodeready.subjects.ssh_client.identity import clean_address, clean_key, clean_name
 
 if TYPE_CHECKING:
     from nodeready.subjects.snapshot import Snapshot
 
-#: Stands between the nodes' lines and the policy's: lines behind it go when the policy drops them.
+#: Separates the nodes' lines from the policy's: a line below it goes when the policy drops it.
 FURTHER = "# Further lines, from the policy:"
 
-#: At most so many different large blocks are fetched, the commonest first.
+#: Maximum different large blocks that are fetched, the commonest first.
 MAX_FETCHED = 4
-#: A block is asked of so many of the nodes that have it: one of them may not give it.
+#: Maximum nodes that are asked for the same block: a node may not answer.
 MAX_ASKED = 3
-#: At most so many different sets of lines about nodes that were not observed are kept, the
-#: commonest first. Honest nodes have one, or two while a fleet changes.
+#: Maximum different sets of lines about unobserved nodes that are kept, the commonest first.
+#: Honest nodes have one, or two while a fleet changes.
 MAX_KEPT = 8
 
 _BEGIN, _END = managed_block.BEGIN.decode(), managed_block.END.decode()
@@ -76,20 +70,20 @@ class Endpoint(NamedTuple):
 _NOWHERE = Endpoint()
 
 
-class Entry(NamedTuple):
+class KnownHostsEntry(NamedTuple):
     """One line: its names (``host`` or ``[host]:port``), and its key, ``type base64``."""
 
     names: tuple[str, ...]
     key: str
 
 
-def parse_line(line: str) -> Entry | None:
+def parse_line(line: str) -> KnownHostsEntry | None:
     """A line in the form that we write; None for any other form (hashed, marked, a pattern)."""
     names, _, key = line.partition(" ")
     words = names.split(",")
     if not key or clean_key(key) != key or not all(map(_is_target, words)):
         return None
-    return Entry(tuple(words), key)
+    return KnownHostsEntry(tuple(words), key)
 
 
 _WITH_PORT = re.compile(r"\[([^]]+)\]:([1-9]\d{0,4})")
@@ -111,35 +105,35 @@ def _clean(text: str) -> str:
 
 
 class Names:
-    """The names and addresses that an inventory gives to its nodes, and what follows from them.
+    """The names and addresses that an inventory gives to its nodes.
 
-    given: name, address, ``[name]:port`` -> the node; "": several nodes have it
+    owners: name, address, ``[name]:port`` -> the node; "": several nodes have it
     of:    node -> what the inventory gives to it alone
     domains: of the names that the inventory gives
     """
 
     def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
-        self.given: dict[str, str] = {}
+        self.owners: dict[str, str] = {}
         self.of: dict[str, set[str]] = {}
         self._labels: dict[str, str] = {}
         self._full: set[str] = set()
         self._ports = {node: endpoint.port for node, endpoint in endpoints.items()}
         for node, endpoint in endpoints.items():
-            for target in _given(node, endpoint):
-                self.given[target] = "" if self.given.get(target, node) != node else node
+            for target in _inventory_names(node, endpoint):
+                self.owners[target] = "" if self.owners.get(target, node) != node else node
             for name in filter(None, map(clean_name, (node, endpoint.address))):
                 label = name.partition(".")[0]
                 self._labels[label] = "" if self._labels.get(label, node) != node else node
                 if label != name:
                     self._full.add(label)
-        for target, node in self.given.items():
+        for target, node in self.owners.items():
             self.of.setdefault(node, set()).add(target)
-        self.domains = {_domain(_bare(target)) for target in self.given} - {""}
+        self.domains = {_domain(_bare(target)) for target in self.owners} - {""}
 
     def owner(self, target: str) -> str:
         """The node whose name this is; "": no node's, or several nodes'."""
-        if target in self.given:
-            return self.given[target]
+        if target in self.owners:
+            return self.owners[target]
         match = _WITH_PORT.fullmatch(target)
         name = clean_name(match[1] if match else target)
         label = name.partition(".")[0]
@@ -149,19 +143,19 @@ class Names:
         return "" if name != label and label in self._full else node
 
     def claimed(self, node: str, name: str) -> set[str]:
-        """What follows from a host name that the node says it has; nothing where it is not its."""
+        """The targets of a host name that the node reports; none where the name is not its own."""
         port = self._ports.get(node, 22)
         forms = {name} if port == 22 else {name, f"[{name}]:{port}"}
         return {target for target in forms if self.owner(target) == node}
 
 
 def _domain(name: str) -> str:
-    """What stands behind the first label of a host name; "": nothing, or it is an address."""
+    """The domain of a host name; "": it has none, or is an address."""
     return "" if clean_address(name) else name.partition(".")[2]
 
 
-def _given(node: str, endpoint: Endpoint) -> set[str]:
-    """What the inventory calls the node."""
+def _inventory_names(node: str, endpoint: Endpoint) -> set[str]:
+    """The names and addresses that the inventory gives to the node."""
     name, address = _clean(node), _clean(endpoint.address)
     further = set(map(_clean, endpoint.names))
     if endpoint.port == 22:
@@ -172,7 +166,7 @@ def _given(node: str, endpoint: Endpoint) -> set[str]:
 
 
 class Fleet:
-    """What a run knows of the fleet's host keys.
+    """The host keys of the fleet, as a run observed them.
 
     snapshots: name in the inventory -> what that node showed
     extra:     the policy's own lines
@@ -188,21 +182,23 @@ class Fleet:
         extra: Iterable[str] = (),
         endpoints: Mapping[str, Endpoint] | None = None,
     ) -> None:
-        found = {**dict.fromkeys(snapshots, _NOWHERE), **(endpoints or {})}
-        self._names = Names(found)
+        known_endpoints = {**dict.fromkeys(snapshots, _NOWHERE), **(endpoints or {})}
+        self._names = Names(known_endpoints)
         self._further = [line for line in extra if line != FURTHER]
         self._reserved = _reserved(self._further)
         self._nodes = {
-            node: seen
+            node: client
             for node, snapshot in snapshots.items()
-            if isinstance(seen := snapshot.subjects.get("ssh_client"), SshClient)
-            and seen.identity.keys
-            and (not found[node].key or found[node].key in seen.identity.keys)
+            if isinstance(client := snapshot.subjects.get("ssh_client"), SshClient)
+            and client.identity.keys
+            and (
+                not known_endpoints[node].key or known_endpoints[node].key in client.identity.keys
+            )
         }
         #: Whether the inventory has nodes whose keys this run did not see.
-        self.unseen = len(self._nodes) < len(found)
+        self.unseen = len(self._nodes) < len(known_endpoints)
         self._domains = self._known_domains()
-        self._owners = self._owned(found)
+        self._owners = self._owned(known_endpoints)
         targets: dict[str, list[str]] = {}
         for target, node in self._owners.items():
             targets.setdefault(node, []).append(target)
@@ -215,23 +211,27 @@ class Fleet:
 
     def _known_domains(self) -> set[str]:
         """The domains in which a node may say that it is."""
-        told = Counter(
+        domain_counts = Counter(
             domain
-            for node, seen in self._nodes.items()
+            for node, client in self._nodes.items()
             for domain in {
-                _domain(name) for name in seen.identity.names if self._names.owner(name) == node
+                _domain(name) for name in client.identity.names if self._names.owner(name) == node
             }
         )
         enough = min(2, len(self._nodes))
-        return self._names.domains | {one for one, count in told.items() if count >= enough} | {""}
+        return (
+            self._names.domains
+            | {domain for domain, count in domain_counts.items() if count >= enough}
+            | {""}
+        )
 
     def _owned(self, endpoints: Mapping[str, Endpoint]) -> dict[str, str]:
         """Name -> the observed node that it belongs to."""
         owners = {target: node for node in self._nodes for target in self._names.of.get(node, ())}
         claims: dict[str, list[str]] = {}
-        for node, seen in self._nodes.items():
-            for target in self._own(node, seen, endpoints[node]):
-                if target not in self._names.given:
+        for node, client in self._nodes.items():
+            for target in self._claimed_names(node, client, endpoints[node]):
+                if target not in self._names.owners:
                     claims.setdefault(target, []).append(node)
         for target, nodes in claims.items():
             keys = self._nodes[nodes[0]].identity.keys
@@ -239,16 +239,20 @@ class Fleet:
                 owners[target] = nodes[0]
         return owners
 
-    def _own(self, node: str, seen: SshClient, endpoint: Endpoint) -> set[str]:
-        """What the node is called beside what the inventory gives to it."""
-        own, reached = seen.identity, clean_address(endpoint.reached)
+    def _claimed_names(self, node: str, client: SshClient, endpoint: Endpoint) -> set[str]:
+        """The node's names and addresses beyond those of the inventory."""
+        identity, reached = client.identity, clean_address(endpoint.reached)
         if endpoint.local:
-            strangers = {name for name in own.names if self._names.owner(name) not in ("", node)}
-            return {*own.names, *own.addresses} - strangers
-        told = (name for name in own.names if _domain(name) in self._domains)
-        targets = {target for name in told for target in self._names.claimed(node, name)}
+            strangers = {
+                name for name in identity.names if self._names.owner(name) not in ("", node)
+            }
+            return {*identity.names, *identity.addresses} - strangers
+        own_domain_names = (name for name in identity.names if _domain(name) in self._domains)
+        targets = {
+            target for name in own_domain_names for target in self._names.claimed(node, name)
+        }
         # Behind a forwarded port somebody else may have the address.
-        if endpoint.port == 22 and reached in own.addresses:
+        if endpoint.port == 22 and reached in identity.addresses:
             targets.add(reached)
         return targets
 
@@ -257,8 +261,8 @@ class Fleet:
         reserved = self._reserved.get(target)
         return reserved is None or not reserved.isdisjoint(keys)
 
-    def kept(self, block: Iterable[str]) -> frozenset[str]:
-        """What stays of a node's own block: lines about nodes that this run did not observe."""
+    def retained(self, block: Iterable[str]) -> frozenset[str]:
+        """The lines of a node's block that stay: those about nodes not observed."""
         if not self.unseen:
             return frozenset()
         lines: set[str] = set()
@@ -277,22 +281,22 @@ class Fleet:
 
     def _stays(self, target: str, node: str, key: str) -> bool:
         """Whether a name in an old line is still that of the node, which was not observed."""
-        if target in self._names.given:
-            return self._names.given[target] == node
+        if target in self._names.owners:
+            return self._names.owners[target] == node
         if target in self._owners or not self._may_have(target, (key,)):
             return False
         return bool(clean_address(_bare(target))) or self._names.owner(target) == node
 
-    def lines(self, kept: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    def lines(self, retained: frozenset[str] = frozenset()) -> tuple[str, ...]:
         """The lines that a node shall have, sorted; one object for all nodes that keep the same.
 
-        kept: of the node's own block, as `kept` found
+        kept: of the node's own block, as `retained` found
         """
-        if kept not in self._made:
-            lines = self._lines | kept
-            others = sorted({line for line in self._further if line not in lines})
-            self._made[kept] = (*sorted(lines), *((FURTHER, *others) if others else ()))
-        return self._made[kept]
+        if retained not in self._made:
+            lines = self._lines | retained
+            further = sorted({line for line in self._further if line not in lines})
+            self._made[retained] = (*sorted(lines), *((FURTHER, *further) if further else ()))
+        return self._made[retained]
 
 
 def fleet_lines(
@@ -303,7 +307,7 @@ def fleet_lines(
 ) -> tuple[str, ...]:
     """The known_hosts lines of a node that has this block now; see `Fleet`."""
     fleet = Fleet(snapshots, extra, endpoints)
-    return fleet.lines(fleet.kept(block))
+    return fleet.lines(fleet.retained(block))
 
 
 def lines_of_nodes(
@@ -315,24 +319,26 @@ def lines_of_nodes(
     """
     # A digest that a node tells of a block that did not come along stands for no other's block.
     kept_of: dict[tuple[bool, str], frozenset[str]] = {}
-    found: dict[str, frozenset[str]] = {}
+    retained_of: dict[str, frozenset[str]] = {}
     for name, snapshot in snapshots.items():
-        seen = snapshot.subjects.get("ssh_client")
-        if not isinstance(seen, SshClient):
+        client = snapshot.subjects.get("ssh_client")
+        if not isinstance(client, SshClient):
             continue
-        held = seen.known_hosts
+        held = client.known_hosts
         which = held.sent, held.digest
         if which not in kept_of:
             lines = held.lines if held.sent else blocks.get(held.digest)
-            kept_of[which] = fleet.kept(lines or ())
-        found[name] = kept_of[which]
-    commonest = sorted(Counter(found.values()).items(), key=lambda one: (-one[1], sorted(one[0])))
-    known = {kept for kept, _ in commonest[:MAX_KEPT]}
-    nothing: frozenset[str] = frozenset()
-    return {
-        name: fleet.lines(kept if (kept := found.get(name, nothing)) in known else nothing)
-        for name in snapshots
+            kept_of[which] = fleet.retained(lines or ())
+        retained_of[name] = kept_of[which]
+    commonest = sorted(
+        Counter(retained_of.values()).items(), key=lambda item: (-item[1], sorted(item[0]))
+    )
+    commonest_sets = {retained for retained, _ in commonest[:MAX_KEPT]}
+    lines_of = {
+        retained: fleet.lines(retained if retained in commonest_sets else frozenset())
+        for retained in {*retained_of.values(), frozenset[str]()}
     }
+    return {name: lines_of[retained_of.get(name, frozenset())] for name in snapshots}
 
 
 def unsent(
@@ -347,14 +353,14 @@ def unsent(
     some hold keys of nodes that this run did not see. READ_BLOCK on one of the nodes prints the
     block.
     """
-    wanted = block_digest("".join(f"{line}\n" for line in lines).encode())
+    expected_digest = block_digest("".join(f"{line}\n" for line in lines).encode())
     holders: dict[str, list[str]] = {}
     for name, snapshot in snapshots.items():
-        seen = snapshot.subjects.get("ssh_client")
-        if isinstance(seen, SshClient) and not seen.known_hosts.sent:
-            holders.setdefault(seen.known_hosts.digest, []).append(name)
-    for known in ("", wanted):
-        holders.pop(known, None)
+        client = snapshot.subjects.get("ssh_client")
+        if isinstance(client, SshClient) and not client.known_hosts.sent:
+            holders.setdefault(client.known_hosts.digest, []).append(name)
+    for ignored in ("", expected_digest):
+        holders.pop(ignored, None)
     commonest = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
     return {digest: tuple(nodes[:MAX_ASKED]) for digest, nodes in commonest[:MAX_FETCHED]}
 
@@ -380,10 +386,10 @@ def _order(target: str) -> tuple[bool, bool, str]:
 
 def _reserved(further: Iterable[str]) -> dict[str, set[str]]:
     """Name -> its keys in the policy's own lines."""
-    found: dict[str, set[str]] = {}
+    reserved: dict[str, set[str]] = {}
     for line in further:
         entry = parse_line(line)
         if entry is not None:
             for name in entry.names:
-                found.setdefault(name, set()).add(entry.key)
-    return found
+                reserved.setdefault(name, set()).add(entry.key)
+    return reserved

@@ -28,7 +28,7 @@ from nodeready.subjects.core_dumps.checks import retention_rule
 from nodeready.subjects.gate.facts import POLICY
 from nodeready.subjects.gate.files import contents
 from nodeready.subjects.pdsh.checks import pdshrc_lines
-from nodeready.subjects.ssh_client.checks import expected, option_lines
+from nodeready.subjects.ssh_client.checks import fleet_block, option_lines
 from nodeready.subjects.templates import render
 
 #: A file that is there as soon as a shell has run one of them.
@@ -124,7 +124,7 @@ def test_files_whose_reader_takes_lines() -> None:
         options = option_lines(policy)
         assert _lines(render("ssh_client/ssh_config.conf.j2", lines=options)) == [*options]
         assert re.fullmatch(r"Host( !?[\w*?][\w*?.:%-]*)*|Host ", options[0], re.ASCII)
-        known = _lines(expected(policy.ssh_known_hosts).inner)
+        known = _lines(fleet_block(policy.ssh_known_hosts).inner)
         assert len(known) <= len(policy.ssh_known_hosts)
         for package in policy.packages:
             assert re.fullmatch(r"[a-z0-9][a-z0-9+.-]*(?<!-)", package)

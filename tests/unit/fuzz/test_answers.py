@@ -54,22 +54,26 @@ def judged(text: str) -> None:
 FILE = File("/c/core.1", 1, 7, 5, 0, 0.5, ".zst", "gpu1", 4711, 11)
 KINDS = {
     "listing": Listing(("/c/*",), (FILE,), 1, ("a note",)),
-    "core": cores.Core(0, "", "w", 5, 1, 11, 0, "ada", "sh", "/bin/sh", "sh", 3, 1, "7", "eJw="),
+    "core": cores.CoreSummary(
+        0, "", "w", 5, 1, 11, 0, "ada", "sh", "/bin/sh", "sh", 3, 1, "7", "eJw="
+    ),
     "done": cores.Done(1, 2, 3),
     "seen": gcore.Preview(*(0 for _ in gcore.Preview.__dataclass_fields__)),
     "listening": mesh.Listening("t", (29500,), (mesh.Busy(1, "x"),), ("10.1.0.5",)),
-    "round": mesh.Round(1, "n", ("::1",), "", "::1", (mesh.Try(1, "ok", 0.5, ""),), 1),
+    "round": mesh.MeshRound(1, "n", ("::1",), "", "::1", (mesh.Try(1, "ok", 0.5, ""),), 1),
     "user": proof.User("ml", 2000, True, ""),
     "limits": proved.LIMITS,
     "attach": proved.WELL.attach,
-    "core_proof": proof.Core("core", directory=proof.Directory("/c")),
+    "core_proof": proof.ProvedCore("core", directory=proof.CoreDirectory("/c")),
     "peers": proof.Peers(
         "n", True, (proof.SshTry("m", 0, "m", ""),), True,
-        proof.PdshRun(("m",), (proof.Answer("m", "x"),), 0, ""),
+        proof.PdshRun(("m",), (proof.PdshAnswer("m", "x"),), 0, ""),
         (proof.RcmdDefault("login", "rsh", "rsh", "/etc/profile:3", False, ""),),
     ),
-    "ssh": proof.Way("", False, proved.LIMITS, proved.WELL.attach, proof.Core("core")),
-    "step": proof.Way("Requested nodes are busy"),
+    "ssh": proof.SessionProof(
+        "", False, proved.LIMITS, proved.WELL.attach, proof.ProvedCore("core")
+    ),
+    "step": proof.SessionProof("Requested nodes are busy"),
     "logins": proof.Logins(
         (proof.Service("ssh", "/p", True, (proof.PamLine("limits", "conf=/x", "/p:1"),)),),
         True, "/run/nologin", "down", False, (proof.Limit(0, -1),), (),
@@ -92,8 +96,10 @@ def read_row(text: str, name: str) -> None:
     assert isinstance(seen.user, (proof.User, Unknown))
 
 
-LOG = tail.File("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)
-TAIL = tail.Tail("gpu1", (LOG, LOG), (tail.Unread("/log/x", "is a FIFO", False),), 1, 2, "")
+LOG = tail.LogTail("/log/rank_1.log", 9, 1.6e9, 5.0, ("step 1 12:00:00", "a" * 99), 3)
+TAIL = tail.NodeTail(
+    "gpu1", (LOG, LOG), (tail.UnreadFile("/log/x", "is a FIFO", False),), 1, 2, ""
+)
 
 
 def read_logs(answer: object) -> None:

@@ -57,7 +57,9 @@ def plain(row: Any) -> Any:
 
 
 DONE = json.dumps(asdict(cores.Done(1, 0)))
-CORE = cores.Core(0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3"))
+CORE = cores.CoreSummary(
+    0, pid=4711, signal=11, user="ada", comm="sh", text=packed("#0 f () at a.c:3")
+)
 TAIL = {
     "host": "x", "unread": [], "left_out": 0, "older": 0, "error": "",
     "files": [{"path": "/log/rank_1.log", "size_bytes": 9, "mtime_s": 1.6e9, "age_s": 5.0,
@@ -293,7 +295,7 @@ class Peer(Channel):
         order = json.loads(line)
         address = ADDRESSES[order["target"]]
         tried = tuple(mesh.Try(port, mesh.OK, 0.5, "") for port in order["ports"])
-        row = mesh.Round(order["round"], order["target"], (address,), "", address, tried, 1)
+        row = mesh.MeshRound(order["round"], order["target"], (address,), "", address, tried, 1)
         self.lines.append(self.says or f"round {json.dumps(asdict(row))}")
 
     def read_line(self, limit_s: float) -> str | None:

@@ -47,7 +47,7 @@ from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import iptables, nft
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts
-from nodeready.subjects.ssh_client.checks import cause_of
+from nodeready.subjects.ssh_client.login_failures import cause_of
 from nodeready.text import sanitise
 from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.srun import StepOutput
@@ -215,7 +215,7 @@ PARSERS: dict[str, Any] = {
     "a job's nodes": (job, InventoryError),
     "ssh's words": (lambda text: cause_of(text[:65536]),),
     "py-spy's JSON": (lambda text: py_spy.parse(text, 7),),
-    "a core_pattern": (lambda text: core_pattern.Place(text[:4096]).shown,),
+    "a core_pattern": (lambda text: core_pattern.CorePlace(text[:4096]).shown,),
     "what Slurm knows of a node": (drain.parse, drain.DrainError),
     "a verdict that was kept": (lambda text: gate.parse(raw(text)),),
     "a look that was kept": (history.parse_sample,),

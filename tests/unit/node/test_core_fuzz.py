@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodeready.node.cores import core_file
-from nodeready.node.cores.core_file import NoCore, Reader
-from nodeready.node.cores.core_pattern import STORE_PATTERN, Directory, Place
+from nodeready.node.cores.core_file import CoreReader, NoCore
+from nodeready.node.cores.core_pattern import STORE_PATTERN, CorePlace, PatternDirectory
 from nodeready.node.users_file import ROOT
 from tests.unit.node.test_core_notes import NOTES, header
 
@@ -54,7 +54,7 @@ def test_a_mutated_core_is_read_or_refused_within_a_bound(changes, cut):
         file.write(mutated(changes, cut))
         tracemalloc.start()
         with contextlib.suppress(NoCore, OSError):
-            core = Reader(file.fileno())
+            core = CoreReader(file.fileno())
             address, program = core.notes.executable()
             core.build_id(address)
             rank, jobs = core.rank()
@@ -79,7 +79,7 @@ def test_bytes_that_are_no_core_cost_nothing(data):
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(st.text(st.characters(exclude_characters="/\0"), max_size=255))
 def test_no_name_is_too_much_for_a_pattern(name):
-    where = Directory("/cores", ROOT, {})
+    where = PatternDirectory("/cores", ROOT, {})
     for pattern in (STORE_PATTERN, "/cores/core.%e.%h.%E.%p.%t"):
-        for found in Place(pattern).names(where, [name, f"core.{name}"]):
+        for found in CorePlace(pattern).names(where, [name, f"core.{name}"]):
             assert found.path.startswith("/cores/")

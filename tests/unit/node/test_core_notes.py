@@ -176,8 +176,8 @@ ADDRESS = {"MASTER_ADDR": "gpu001", "MASTER_PORT": "29500"}
     ({"MASTER_ADDR": "gpu001"}, None, ()),
 ])  # fmt: skip
 def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch, environment, rank, names):
-    monkeypatch.setattr(core_file.Reader, "environment", lambda self: environment)
-    reader = object.__new__(core_file.Reader)
+    monkeypatch.setattr(core_file.CoreReader, "environment", lambda self: environment)
+    reader = object.__new__(core_file.CoreReader)
     assert reader.rank() == (rank, names)
     words = [f"{name}={value}".encode() for name, value in environment.items()]
     assert all(map(core_file._KEPT.fullmatch, words))

@@ -12,8 +12,8 @@ import pytest
 from nodeready.node.cores import identity as identities
 from nodeready.node.cores.identity import (
     Credentials,
-    Identity,
     NewFile,
+    ProcessIdentity,
     auxv,
     identity,
     namespace,
@@ -23,13 +23,13 @@ from nodeready.node.cores.identity import (
 
 OURS = (4, 4026531837)
 USER = Credentials((4001,) * 4, (4001,) * 4, 0)
-PLAIN = Identity(77, frozenset({USER}), OURS, 4001, (8, 15), ((23, 0), (9, 0x401000)))
+PLAIN = ProcessIdentity(77, frozenset({USER}), OURS, 4001, (8, 15), ((23, 0), (9, 0x401000)))
 ROOT = replace(
     PLAIN, credentials=frozenset({Credentials((0,) * 4, (0,) * 4, 0x1FFFFFFFFFF)}), owner=0
 )
 
 
-def changed(**how) -> Identity:
+def changed(**how) -> ProcessIdentity:
     return replace(PLAIN, credentials=frozenset({replace(USER, **how)}))
 
 

@@ -21,11 +21,11 @@ from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof_core
 from nodeready.subjects.proof.facts import (
-    Config,
-    Core,
-    Directory,
+    CoreDirectory,
     Limit,
+    ProofConfig,
     Proved,
+    ProvedCore,
     SessionLimits,
     User,
 )
@@ -121,11 +121,11 @@ def test_only_our_own_file_is_taken_and_removed(tmp_path):
     assert core.find_core(str(others), mark, named=True) is None
 
 
-PLACE = Directory("/var/crash", mode=0o1777, writable=True, free_bytes=2**30, free_files=1000)
+PLACE = CoreDirectory("/var/crash", mode=0o1777, writable=True, free_bytes=2**30, free_files=1000)
 PATH = "/var/crash/core.sh.42.n1.1700000000"
 WHOLE = {"path": PATH, "size_bytes": 471040, "whole_bytes": 471040, "frames": 3}
 GONE = {"path": "", "size_bytes": 0, "whole_bytes": None, "frames": 0}
-GOOD = Core(
+GOOD = ProvedCore(
     pattern=WANT.core_pattern,
     dumped=True,
     expected=PATH,
@@ -146,7 +146,7 @@ CORES = {
 }
 
 
-def judged(seen: Core | Unknown | None, want: Policy = WANT, **more):
+def judged(seen: ProvedCore | Unknown | None, want: Policy = WANT, **more):
     whole = Proved(User("ml", 2000, True, ""), core=seen, **more)
     return proof_core.core(whole, want), proof_core.backtrace(whole, want)
 
@@ -167,7 +167,7 @@ def test_each_cause_is_one_failure_that_names_it(case):
     if not seen.frames:
         assert (trace.status, trace.actual) == ("na", "no core: see proof.core")
     # The limits' check leaves to this one what this one tells.
-    assert proof_core.limited(seen) == ("limits" in case["fix"])
+    assert seen.is_cut_by_limit == ("limits" in case["fix"])
 
 
 NO_FORMAT = "not in executable format: file format not recognized"
@@ -181,7 +181,7 @@ UNREAD = {"whole_bytes": None, "frames": 0, "gdb_said": "coredumpctl: No such fi
     (replace(GOOD, frames=0, gdb_said=NO_FORMAT), WANT, ("ok", "fail"), "not recognized"),
     (replace(KEPT, **UNREAD), SYSTEMD, ("ok", "fail"), "No such file"),
     (replace(GOOD, gdb="", frames=0), WANT, ("ok", "na"), "gdb is not installed: see proof.gdb"),
-    (replace(GOOD, left="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
+    (replace(GOOD, leftover="/c/core.1: x"), WANT, ("warn", "ok"), "/c/core.1: x"),
     (None, WANT, ("na", "na"), ""),
     (Unknown("timed out"), WANT, ("unknown", "unknown"), "timed out"),
 ])  # fmt: skip
@@ -213,11 +213,11 @@ def test_a_crash_here_leaves_nothing(monkeypatch):
     """This machine's own kernel, whatever its core_pattern."""
     word = secrets.token_hex(8)
     monkeypatch.setattr(secrets, "token_hex", lambda size: word)
-    config = Config("nonce", "nodeready:test-core")
+    config = ProofConfig("nonce", "nodeready:test-core")
     with Supervisor(config.tag, 60) as supervisor:
         seen = core.prove(supervisor, config)
-    assert (seen.left, list(Path("/tmp").glob(f"*{word}*"))) == ("", [])
-    assert wire.decode(Core, dataclasses.asdict(seen)) == seen
+    assert (seen.leftover, list(Path("/tmp").glob(f"*{word}*"))) == ("", [])
+    assert wire.decode(ProvedCore, dataclasses.asdict(seen)) == seen
     assert seen.dumped if seen.path else judged(seen)[0].status == "fail"
     assert not os.path.exists(seen.path)
 

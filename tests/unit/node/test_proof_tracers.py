@@ -30,8 +30,8 @@ def supervisor():
 
 @pytest.mark.parametrize(("gdb", "strace", "expected"), [
     (GOOD, GOOD, ("ok", "ok")),
-    (replace(BAD, said="boo"), GOOD, ("fail", "ok")),
-    (GOOD, replace(BAD, said="boo"), ("ok", "fail")),
+    (replace(BAD, complaint="boo"), GOOD, ("fail", "ok")),
+    (GOOD, replace(BAD, complaint="boo"), ("ok", "fail")),
     (GOOD, None, ("ok", "unknown")),
     (None, GOOD, ("unknown", "ok")),
     (replace(GOOD, tool=""), GOOD, ("fail", "ok")),
@@ -103,4 +103,4 @@ def test_what_the_tools_say_when_they_are_refused(supervisor, case):
     argv = ["sh", "-c", 'printf "%s\n" "$1" >&2; exit 1', "sh", case["name"]]
     tried = attach.attempt(supervisor, supervisor.canary(), argv, 5, wrong=attach.complaint)
     assert (tried.refused, tried.good, tried.rc) == (case["refused"], False, 1)
-    assert tried.said.endswith(case["name"].split("\n")[-1][-30:] or "exit status 1")
+    assert tried.complaint.endswith(case["name"].split("\n")[-1][-30:] or "exit status 1")

@@ -297,7 +297,7 @@ def test_a_restart_gets_a_log_of_its_own(tmp_path):
 
 def test_a_full_disk_ends_the_log_alone():
     complaints = []
-    log = supervisor.Log(complaints.append)
+    log = supervisor.RankLog(complaints.append)
     log._fd, log.path = os.open("/dev/full", os.O_WRONLY), "/logs/x.log"
     log.write(b"a\n")
     log.write(b"b\n")
@@ -515,7 +515,7 @@ def test_forked_and_spawned_processes_are_traced_apart(script):
     ("<frozen importlib>", False),
 ])  # fmt: skip
 def test_a_package_that_is_asked_for_is_traced(path, is_mine):
-    ring = supervisor.Ring("/nonexistent", 4, ("mine",))
+    ring = supervisor.LogRing("/nonexistent", 4, ("mine",))
     assert ring.is_mine(compile("pass", path, "exec")) == is_mine
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from nodeready.node import tail as program
-from nodeready.node.tail import MAX_ANSWER, Config, Tail, packed, read_tail
+from nodeready.node.tail import MAX_ANSWER, NodeTail, TailConfig, packed, read_tail
 from nodeready.triage.logs import read
 from tests.cases import cases
 
 
-def tail(pattern: object, **how: object) -> Tail:
-    return read_tail(Config("N", "nodeready:test", str(pattern), **how))
+def tail(pattern: object, **how: object) -> NodeTail:
+    return read_tail(TailConfig("N", "nodeready:test", str(pattern), **how))
 
 
 FILES = ("a/1.log", "a/b/2.log", "a/b/c/3.log", "a/.hidden/4.log", "x[1].log")
@@ -38,7 +38,7 @@ def test_the_files_of_a_pattern(tree, case):
     seen = tail(f"{tree}/{case['name']}")
     assert sorted(file.path for file in seen.files) == [f"{tree}/{path}" for path in case["paths"]]
     assert (seen.unread, seen.error) == ((), "")
-    assert read(packed(Config("N", "t", ""), seen), "N") == seen
+    assert read(packed(TailConfig("N", "t", ""), seen), "N") == seen
 
 
 def test_of_many_files_those_that_were_written_last(tree):
@@ -59,7 +59,7 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
     assert "lines are missing" in seen.error
     assert sum(len(line) for file in seen.files for line in file.lines) < MAX_ANSWER // 8
     # No more is kept meanwhile than twice as much.
-    kept = program._Answer(Config("N", "nodeready:test", ""))
+    kept = program._TailAnswer(TailConfig("N", "nodeready:test", ""))
     for file in seen.files * 3:
         kept.add_file(replace(file, path=f"{len(kept.files)}", lines=("x" * 30_000,)))
         assert sum(map(sum, kept.sizes.values())) <= 2 * program.MAX_ANSWER
@@ -71,7 +71,7 @@ def test_an_answer_has_a_bound(tmp_path, monkeypatch):
 
 
 def test_a_mistake_in_the_fork_is_an_error(tree, monkeypatch):
-    monkeypatch.setattr("nodeready.node.tail.Reader.read", lambda *_: 1 / 0)
+    monkeypatch.setattr("nodeready.node.tail.TailReader.read", lambda *_: 1 / 0)
     seen = tail(f"{tree}/a/*.log")
     assert seen.error == "its own reader broke off"
     assert [file.why for file in seen.unread] == ["not read within 30 s"]

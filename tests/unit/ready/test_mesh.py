@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.proofs.mesh import Listening, Round, Try, own_addresses
+from nodeready.node.proofs.mesh import Listening, MeshRound, Try, own_addresses
 from nodeready.policy import Policy
 from nodeready.ready.mesh import (
     Rounds,
@@ -18,7 +18,7 @@ from nodeready.ready.mesh import (
     rounds,
 )
 from nodeready.subjects.base import Unknown
-from nodeready.subjects.proof import reach
+from nodeready.subjects.proof import mesh as mesh_checks
 from nodeready.subjects.proof.facts import Blocked, Busy, Mesh, Proved, User
 from tests.cases import cases
 
@@ -119,8 +119,8 @@ def answer(target, *outcomes, resolved=None):
         for port, outcome in zip(PORTS, outcomes, strict=False)
     )
     if resolved is None:
-        return Round(0, target, (own,), "", own, tries, 0)
-    return Round(0, target, tuple(resolved), "" if resolved else "unknown name", "", (), 0)
+        return MeshRound(0, target, (own,), "", own, tries, 0)
+    return MeshRound(0, target, tuple(resolved), "" if resolved else "unknown name", "", (), 0)
 
 
 def well(target):
@@ -153,9 +153,9 @@ def test_a_crowd_at_the_listeners_is_no_fault_of_the_peers():
     meshes = everywhere(three(), quiet, ("b", "a", crowded[0]), ("b", "c", crowded[1]))
     assert not blocked(meshes)
     assert {name: item.crowd for name, item in meshes.items()} == {"a": 0, "b": 90_000, "c": 0}
-    result = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=meshes["b"]), Policy())
+    result = mesh_checks.mesh(Proved(User("ada", 1000, True, ""), mesh=meshes["b"]), Policy())
     assert result.status == "warn"
-    assert "90000 connections of others" in result.actual
+    assert "90000 foreign connections" in result.actual
     # As many as the rounds bring anyway, and a peer that came through, are none.
     meshes = everywhere(three(), ("b", "c", crowded[1]))
     assert not any(item.crowd for item in meshes.values())
@@ -204,7 +204,7 @@ def test_host_names_that_lead_a_job_astray(case):
     assert not blocked(meshes)
     words = {}
     for name, observed in meshes.items():
-        result = reach.mesh(Proved(User("ada", 1000, True, ""), mesh=observed), Policy())
+        result = mesh_checks.mesh(Proved(User("ada", 1000, True, ""), mesh=observed), Policy())
         assert result.status == ("warn" if name in case["warn"] else "ok")
         words[name] = result.actual
     for name, text in case["warn"].items():
@@ -232,7 +232,7 @@ def test_ports_times_and_addresses_that_a_node_makes_up_are_dropped():
     assert mesh.to_ask("a", "b") == PORTS
     assert mesh.addresses["b"] == ("10.0.0.2",)
     hostile = (Try(22, "refused", 0.0, ""), *(Try(p, "ok", -1.0, "") for p in PORTS[:2]))
-    reply = Round(
+    reply = MeshRound(
         0, "b", ("10.0.0.2",), "", "10.0.0.2", (*hostile, Try(29502, "ok", 1e300, "")), 0
     )
     meshes = everywhere(mesh, ("a", "b", reply))
@@ -295,6 +295,6 @@ def test_how_the_mesh_and_its_ports_are_judged(case):
         mesh = None
     else:
         mesh = replace(GOOD, **changes)
-    check = getattr(reach, case["check"])
+    check = getattr(mesh_checks, case["check"])
     result = check(Proved(User("ada", 1000, True, ""), mesh=mesh), Policy())
     assert [result.status, result.actual] == case["expected"]

@@ -9,7 +9,7 @@ from nodeready.ready.mesh import peers_of, ring_and_skips
 from nodeready.ready.reach import reach
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import (
-    Answer,
+    PdshAnswer,
     PdshRun,
     Peers,
     Proved,
@@ -17,8 +17,8 @@ from nodeready.subjects.proof.facts import (
     SshTry,
     User,
 )
-from nodeready.subjects.proof.reach import pdsh, ssh
-from nodeready.subjects.ssh_client.checks import CAUSES, cause_of
+from nodeready.subjects.proof.logins import pdsh, ssh
+from nodeready.subjects.ssh_client.login_failures import CAUSES, cause_of
 from tests.cases import cases
 
 WORDS = {
@@ -67,7 +67,7 @@ class Fleet:
             for peer in self.peers[name]
         )
         targets = tuple(item.name for item in tries if item.rc == 0 and item.answer)
-        run = PdshRun(targets, tuple(Answer(peer, self.host[peer]) for peer in targets), 0, "")
+        run = PdshRun(targets, tuple(PdshAnswer(peer, self.host[peer]) for peer in targets), 0, "")
         own = self.defaults.get(name, ())
         return Peers(self.host[name], True, tries, True, self.pdsh.get(name, run), own)
 
@@ -135,7 +135,7 @@ def test_the_known_hosts_line_of_a_changed_key_is_the_source():
 @pytest.mark.parametrize("case", cases(__file__, "data/logins.json"))
 def test_a_single_login(case):
     fleet = Fleet(4)
-    more = {key: case[key] for key in ("own", "forced") if key in case}
+    more = {key: case[key] for key in ("overrides", "forced") if key in case}
     fleet.breaks("node001", "node003", case["said"], case["rc"], case["answer"], **more)
     bad = fleet.bad()
     if case["actual"] is None:
@@ -151,7 +151,7 @@ def test_a_node_that_answers_no_pdsh_as_itself_fails_no_other(text):
     fleet = Fleet(6)
     for name in fleet.names:
         rows = [(peer, text if peer == "node003" else peer) for peer in fleet.peers[name]]
-        answers = tuple(Answer(*row) for row in rows if row[1])
+        answers = tuple(PdshAnswer(*row) for row in rows if row[1])
         fleet.pdsh[name] = PdshRun(fleet.peers[name], answers, 0, "")
     assert fleet.bad() == {}
     assert fleet.bad(1).keys() == {"node003"}
@@ -161,7 +161,7 @@ def test_a_node_that_answers_no_pdsh_as_itself_fails_no_other(text):
 @pytest.mark.parametrize("case", cases(__file__, "data/pdsh_answers.json"))
 def test_answers_of_pdsh_are_counted(case):
     fleet = Fleet(4)
-    answers = tuple(Answer(*pair) for pair in case["answers"])
+    answers = tuple(PdshAnswer(*pair) for pair in case["answers"])
     fleet.pdsh["node001"] = PdshRun(fleet.peers["node001"], answers, case["rc"], case["said"])
     bad = fleet.bad(1)
     assert fleet.actual(1) == ({"node001": case["actual"]} if case["actual"] else {})
@@ -170,14 +170,14 @@ def test_answers_of_pdsh_are_counted(case):
 
 def test_pdsh_leaves_out_the_domain_that_all_have():
     tries = tuple(SshTry(f"{name}.example", 0, name, "") for name in ("a", "b"))
-    run = PdshRun(("a.example", "b.example"), (Answer("a", "a"), Answer("b", "b")), 0, "")
+    run = PdshRun(("a.example", "b.example"), (PdshAnswer("a", "a"), PdshAnswer("b", "b")), 0, "")
     reached = reach({"node001": Peers("node001", True, tries, True, run)})["node001"]
     assert (reached.distinct, reached.missing, reached.same) == (2, (), ())
 
 
 def test_a_pdshrc_that_ends_the_shell_fails():
     tries = (SshTry("b", 0, "b", ""),)
-    run = PdshRun(("b",), (Answer("b", "b"),), 0, "")
+    run = PdshRun(("b",), (PdshAnswer("b", "b"),), 0, "")
     for said, status in (("", "ok"), ("exit status 1", "fail")):
         peers = Peers("a", True, tries, True, run, pdshrc=said)
         result = pdsh(Proved(ML, peers=peers, reach=reach({"a": peers})["a"]), Policy())
@@ -204,7 +204,7 @@ def test_the_remote_command_that_pdsh_takes_by_default(case):
     fleet = Fleet(4)
     fleet.defaults["node001"] = tuple(
         RcmdDefault(
-            **{"kind": "login", "set_by": "", "works": row["rcmd"] == "ssh", "said": "", **row}
+            **{"kind": "login", "set_by": "", "works": row["rcmd"] == "ssh", "messages": "", **row}
         )
         for row in case["defaults"]
     )

@@ -14,10 +14,9 @@ from nodeready.audit.document import Outlier, Ready
 from nodeready.deploy.document import Deploy, DeployOutcome, PlannedAction, PlannedChange
 from nodeready.deploy.document import DeployedNode as DeployNode
 from nodeready.inventory.nodeset import expand
-from nodeready.node.cores.program import Core
+from nodeready.node.cores.program import CoreSummary
 from nodeready.node.cores.program import File as CoreOnDisk
-from nodeready.node.tail import File, Unread
-from nodeready.node.tail import Tail as NodeTail
+from nodeready.node.tail import LogTail, NodeTail, UnreadFile
 from nodeready.reports import json_report
 from nodeready.reports.registry import PLAIN, Options, find
 from nodeready.reports.similar_texts import fold_similar, reasons
@@ -32,7 +31,7 @@ from nodeready.smoke.document import (
 )
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.result import fail, fixable, unknown, warn
-from nodeready.triage.cores import CoreFile, Cores, Crash
+from nodeready.triage.cores import Cores, Crash, CrashFile
 from nodeready.triage.logs import Grouping
 from nodeready.triage.stacks.document import Group
 from tests.builders import stack_fleets
@@ -293,8 +292,8 @@ def logs(count):
     grouping, good = Grouping(), count * 2 // 5
     for n in range(good):
         rows = tuple([f"step {n}" if n % 10 == 0 else "step 9"] * 10)
-        file = File(f"/log/rank_{n}.log", 100, 1_800_000_000.0, 2.0, rows, None)
-        unread = (Unread(f"/log/{n}.err", "permission denied", True),) if n % 17 == 0 else ()
+        file = LogTail(f"/log/rank_{n}.log", 100, 1_800_000_000.0, 2.0, rows, None)
+        unread = (UnreadFile(f"/log/{n}.err", "permission denied", True),) if n % 17 == 0 else ()
         grouping.add(gpu(n), NodeTail("x", (file,), unread, 0, 0, ""))
     return grouping.done(
         pattern="/log/*", started="s", finished="f",
@@ -308,10 +307,10 @@ def crashed(count):
     good, crashes = count // 2, []
     for n in range(good):
         path = f"/var/core.{n}"
-        file = CoreFile(CoreOnDisk(path, 1, n, 5, 0, 0.5), gpu(n), (gpu(n),), gpu(n))
+        file = CrashFile(CoreOnDisk(path, 1, n, 5, 0, 0.5), gpu(n), (gpu(n),), gpu(n))
         unread = f"gdb: {path}: no such file" if n % 2 else ""
         text = f"== the thread of the signal\n#0 0x1 in f{n} (x=1) at a.c:{n}\n#1 0x2 in main ()"
-        core = Core(0, signal=11, program="/usr/bin/python3", unread=unread)
+        core = CoreSummary(0, signal=11, program="/usr/bin/python3", unread=unread)
         crashes.append(Crash(file, core, text))
     errors = away(range(good, count))
     return Cores(

@@ -11,8 +11,10 @@ from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.debug_tools.facts import BrokenProgram, DebugTools, unusable
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.ssh_client import facts as ssh_facts
-from nodeready.subjects.ssh_client.checks import known_hosts, named_file, options, where_of
-from nodeready.subjects.ssh_client.facts import Asked, SshClient, known_as, parse_known_hosts
+from nodeready.subjects.ssh_client.checks import known_hosts, options
+from nodeready.subjects.ssh_client.facts import EffectiveOptions, SshClient, parse_known_hosts
+from nodeready.subjects.ssh_client.identity import known_as
+from nodeready.subjects.ssh_client.login_failures import message_source, named_file
 from tests.builders.ssh_client import key
 from tests.cases import cases
 
@@ -87,9 +89,9 @@ GOOD = {
 BLOCK = managed_block.put(b"", "".join(f"{line}\n" for line in LINES).encode(), "keep")
 
 
-def client(*answers: Asked, content: bytes = BLOCK) -> SshClient:
+def client(*answers: EffectiveOptions, content: bytes = BLOCK) -> SshClient:
     known = parse_known_hosts(content)
-    return SshClient(True, (9, 2), ssh_facts.Identity(), known, {}, {}, (), answers)
+    return SshClient(True, (9, 2), ssh_facts.NodeIdentity(), known, {}, {}, (), answers)
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/ssh_said.json"))
@@ -97,7 +99,10 @@ def test_what_ssh_says_of_one_peer(case):
     """usual: what ssh -G says otherwise for all hosts; printed: for that one (ssh_config(5))."""
     want = Policy(ssh_client_hosts=("gpu*",), ssh_known_hosts=LINES)
     usual, printed = {**GOOD, **case.get("usual", {})}, case.get("printed", {})
-    answers = [Asked("gpux", False, usual), Asked(case["host"], False, {**usual, **printed})]
+    answers = [
+        EffectiveOptions("gpux", False, usual),
+        EffectiveOptions(case["host"], False, {**usual, **printed}),
+    ]
     result = options(client(*answers), want)
     assert result.status == case["status"], result
     if case["status"] != "ok" and printed:
@@ -136,7 +141,7 @@ def test_where_a_person_has_to_look(case):
     """line: None where only the file is known, and not a place to look at."""
     file, line = case["file"], case["line"]
     printed = case["printed"].replace("FILE", file)
-    assert where_of(printed) == ("" if line is None else f"{file}{line}")
+    assert message_source(printed) == ("" if line is None else f"{file}{line}")
     assert named_file(printed) == file
 
 

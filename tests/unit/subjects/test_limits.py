@@ -179,9 +179,9 @@ def test_a_container_that_cannot_raise_limits_is_not_locked_out():
     assert judged(observed)["limits.nofile"].status == "fail"
     files = {"/proc/9/limits": proc().replace("1048576", "4096")}
     observed = node(files, STRICT, "ceiling=9")
-    assert checks.wanted(observed, POLICY).keys() == {"core", "memlock"}
+    assert checks.possible_limits(observed, POLICY).keys() == {"core", "memlock"}
     observed = node(files, "ceiling=9")
-    assert checks.wanted(observed, POLICY).keys() == {"core", "memlock", "nofile"}
+    assert checks.possible_limits(observed, POLICY).keys() == {"core", "memlock", "nofile"}
 
 
 def test_a_service_gets_a_drop_in_in_units_of_systemd():
@@ -223,7 +223,7 @@ def test_what_makes_no_sense_is_refused():
 def test_hostile_lines_stay_data():
     hostile = "$(reboot);\x1b[2J hard core `id`\n* hard core 0;rm\n" + "x " * 100000
     observed = node({CONF: hostile + "\n* - nofile 99999999999999999999999999\n* - core -5"})
-    assert [entry.where for entry in observed.pam.entries] == [
+    assert [entry.source for entry in observed.pam.entries] == [
         f"{CONF}:{number}" for number in (2, 4, 4, 5, 5)
     ]
     assert max(entry.value for entry in observed.pam.entries) == limits.UNLIMITED

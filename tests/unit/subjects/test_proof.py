@@ -12,7 +12,7 @@ from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks as proof
 from nodeready.subjects.proof import facts
-from nodeready.subjects.proof.facts import Attempt, Limit, Proved, User
+from nodeready.subjects.proof.facts import DebuggerAttempt, Limit, Proved, User
 from tests.builders.judging import by_name
 from tests.builders.proof import AS_ROOT, GOOD, LIMITS, NO_GUARDS, SPY, WELL, judged
 from tests.builders.verdicts import assert_verdict, policy_of
@@ -40,13 +40,13 @@ def limits(good: facts.SessionLimits, changes: dict[str, Any]) -> facts.SessionL
         before = tuple(map(limit, before))
     others = tuple(changes.get("others", {}).get(item, -1) for item in facts.OTHER_ITEMS)
     ceiling = tuple(changes.get("ceiling", good.ceiling))
-    return replace(changed, before=before, ceiling=ceiling, others=others)
+    return replace(changed, before=before, ceiling=ceiling, further=others)
 
 
 def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
     """A service's PAM lines, as `NUMBER MODULE WORDS`; None: its file cannot be read."""
     if lines is None:
-        return replace(good, whole=False, lines=())
+        return replace(good, is_complete=False, lines=())
     path = good.path or f"/etc/pam.d/{good.name}"
     parts = [f"{line} ".split(" ", 2) for line in lines]
     pam_lines = [
@@ -56,35 +56,35 @@ def service(good: facts.Service, lines: list[str] | None) -> facts.Service:
 
 
 PLAIN = (Limit(-1, -1), Limit(-1, -1), Limit(1048576, 1048576))
-SU = replace(LIMITS, way="su", before=PLAIN)
-SSH, SRUN = replace(SU, way="ssh"), replace(LIMITS, way="srun")
+SU = replace(LIMITS, opener="su", before=PLAIN)
+SSH, SRUN = replace(SU, opener="ssh"), replace(LIMITS, opener="srun")
 SERVICES = (
     service(facts.Service("ssh", "/etc/pam.d/sshd", True, ()), ["7 nologin", "40 limits"]),
     service(facts.Service("su", "/etc/pam.d/su", True, ()), ["52 limits"]),
     facts.Service("slurm", "", True, ()),
 )
 LOGINS = facts.Logins(
-    SERVICES, use_pam=True, nologin="", says="", shutdown=False,
+    SERVICES, use_pam=True, nologin="", notice="", shutdown=False,
     sshd=(*PLAIN[:2], Limit(1024, 524288)), slurmd=(), lines=(),
     domains=("ml", ":2000", "@:2000", "@ml", "@:3000", "@gpu"),
 )  # fmt: skip
 #: A node on which su and ssh open good sessions.
-SESSIONS = replace(WELL, limits=SU, ssh=facts.Way("", limits=SSH), logins=LOGINS)
+SESSIONS = replace(WELL, limits=SU, ssh=facts.SessionProof("", limits=SSH), logins=LOGINS)
 WAYS = {
-    "no key": facts.Way("ml@node001: Permission denied (publickey)."),
-    "closed": facts.Way(
+    "no key": facts.SessionProof("ml@node001: Permission denied (publickey)."),
+    "closed": facts.SessionProof(
         "System is going down.; Connection closed by 10.0.0.2 port 22", closed=True
     ),
-    "exit 1": facts.Way("exit status 1", ended=True),
+    "exit 1": facts.SessionProof("exit status 1", ended=True),
     "broken": Unknown("x"),
 }
 
 
-def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.Way | Unknown:
+def way(value: str | dict[str, Any], good: facts.SessionLimits) -> facts.SessionProof | Unknown:
     """A session with these limits, or why there is none."""
     if isinstance(value, str):
-        return WAYS.get(value) or facts.Way(value)
-    return facts.Way("", limits=limits(good, value))
+        return WAYS.get(value) or facts.SessionProof(value)
+    return facts.SessionProof("", limits=limits(good, value))
 
 
 def logins(case: dict[str, Any]) -> facts.Logins | None:
@@ -115,10 +115,10 @@ def proved(case: dict[str, Any]) -> Proved:
         logins=logins(case),
     )  # fmt: skip
     if "shell" in case:
-        shell = replace(SU, way="shell")
+        shell = replace(SU, opener="shell")
         observed = replace(observed, shell=way(case["shell"], shell))
     if "login" in case:
-        by_ssh, login = replace(SU, way="ssh"), replace(SU, way="login")
+        by_ssh, login = replace(SU, opener="ssh"), replace(SU, opener="login")
         own = limits(by_ssh, case.get("ssh", {}))
         observed = replace(observed, limits=own, ssh=None, login=way(case["login"], login))
     if "step" in case:
@@ -129,14 +129,16 @@ def proved(case: dict[str, Any]) -> Proved:
     return replace(observed, user=User(*user))
 
 
-def attempt(value: Any) -> Attempt | None:
+def attempt(value: Any) -> DebuggerAttempt | None:
     """What a debugger's attempt gave."""
     if isinstance(value, dict):
         return (
-            Attempt(SPY, **value) if value.get("rc") == facts.NO_START else replace(GOOD, **value)
+            DebuggerAttempt(SPY, **value)
+            if value.get("rc") == facts.NO_START
+            else replace(GOOD, **value)
         )
-    refused = replace(GOOD, good=False, rc=1, said="Error: Permission Denied", refused=True)
-    return {"good": GOOD, "refused": refused, "missing": Attempt("")}.get(value)
+    refused = replace(GOOD, good=False, rc=1, complaint="Error: Permission Denied", refused=True)
+    return {"good": GOOD, "refused": refused, "missing": DebuggerAttempt("")}.get(value)
 
 
 def attached(case: dict[str, Any]) -> Proved:
@@ -198,8 +200,8 @@ def test_without_a_session_or_a_canary_no_tool_is_judged():
 
 def test_a_waived_core_does_not_hide_its_limit():
     zero = replace(SU, core=Limit(0, -1), before=(Limit(0, -1), *PLAIN[1:]))
-    core = facts.Core("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
-    by_ssh = facts.Way("", limits=replace(zero, way="ssh"))
+    core = facts.ProvedCore("/c/core.%p", dumped=False, limit_bytes=0, expected="/c/core.1")
+    by_ssh = facts.SessionProof("", limits=replace(zero, opener="ssh"))
     observed = replace(SESSIONS, limits=zero, ssh=by_ssh, core=core)
     assert proof.core(observed, Policy()).status == "fail"
     assert proof.limits(observed, Policy()).status == "ok"
@@ -211,42 +213,45 @@ def test_a_waived_core_does_not_hide_its_limit():
 
 
 def test_a_gdb_that_only_one_way_in_breaks_is_told_of_that_way():
-    broken = replace(GOOD, good=False, rc=127, said="gdb: error while loading shared libraries")
-    way = facts.Way("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
+    broken = replace(
+        GOOD, good=False, rc=127, complaint="gdb: error while loading shared libraries"
+    )
+    way = facts.SessionProof("", tracers=facts.Tracers(NO_GUARDS, "", broken, GOOD))
     for name, words in (("ssh", "by ssh"), ("shell", "by a shell as sshd starts it")):
-        observed = replace(SESSIONS, **{"ssh": facts.Way("no key"), name: way})
+        observed = replace(SESSIONS, **{"ssh": facts.SessionProof("no key"), name: way})
         result = proof.gdb(observed, Policy())
-        assert (result.status, result.actual) == ("fail", f"{words}: {broken.said}")
+        assert (result.status, result.actual) == ("fail", f"{words}: {broken.complaint}")
         assert proof.strace(observed, Policy()).status == "ok"
 
 
 def test_what_ssh_alone_refuses_is_told_of_ssh():
-    refused = Attempt(SPY, rc=1, said="Permission denied", refused=True)
-    by_ssh = facts.Way(
+    refused = DebuggerAttempt(SPY, rc=1, complaint="Permission denied", refused=True)
+    by_ssh = facts.SessionProof(
         "", attach=facts.Attach(facts.Guards(None, None, False, True), "", refused, None, None)
     )
     result = proof.attach(replace(SESSIONS, ssh=by_ssh), Policy())
     assert result.status == "fail"
     assert result.actual.startswith("by ssh: refused")
-    late = facts.Way("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
+    late = facts.SessionProof("", attach=facts.Attach(NO_GUARDS, "", None, None, None))
     assert proof.attach(replace(SESSIONS, ssh=late), Policy()).status == "ok"
 
 
 def test_a_core_that_ssh_alone_does_not_leave_is_told_of_ssh():
-    whole = facts.Core(
+    whole = facts.ProvedCore(
         "/var/crash/core.%e.%p.%h.%t", dumped=True, path="/var/crash/c", size_bytes=9,
         whole_bytes=9, gdb="/usr/bin/gdb", frames=3,
     )  # fmt: skip
     policy = Policy(core_pattern=whole.pattern)
     lost = replace(
-        whole, dumped=False, path="", directory=facts.Directory("/var/crash", "No such")
+        whole, dumped=False, path="", directory=facts.CoreDirectory("/var/crash", "No such")
     )
     assert proof.core(replace(SESSIONS, core=whole), policy).status == "ok"
-    result = proof.core(replace(SESSIONS, core=whole, ssh=facts.Way("", core=lost)), policy)
+    by_ssh = facts.SessionProof("", core=lost)
+    result = proof.core(replace(SESSIONS, core=whole, ssh=by_ssh), policy)
     assert (result.status, result.actual) == ("fail", "by ssh: none: /var/crash: No such")
     # Its limit is for proof.limits to tell, and what was not crashed proves nothing.
     for other in (replace(lost, limit_bytes=0), replace(whole, skipped="another one")):
-        observed = replace(SESSIONS, core=whole, ssh=facts.Way("", core=other))
+        observed = replace(SESSIONS, core=whole, ssh=facts.SessionProof("", core=other))
         assert proof.core(observed, policy).status == "ok"
 
 
@@ -256,7 +261,7 @@ def test_what_a_job_uses_can_be_used(case):
     paths = ("/tmp", facts.SHM, "/home/ml")
     errors, exec_errors = case.get("errors", {}), case.get("exec_errors", {})
     places = [
-        facts.Place(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
+        facts.JobDirectory(path, errors.get(path, ""), exec_errors.get(path, ""), 4 << 30)
         for path in paths
     ]
     devices = [facts.DeviceNode(*row) for row in case.get("devices", [])]
@@ -301,10 +306,10 @@ def test_what_pam_asks(tmp_path, monkeypatch, case):
     (tmp_path / "own").write_text(case["text"])
     (tmp_path / "other").write_text("account required pam_access.so\nsession x pam_limits.so\n")
     observed = session._service("su", "none", "own")
-    assert observed.whole is (case["lines"] is not None)
+    assert observed.is_complete is (case["lines"] is not None)
     if case["lines"] is not None:
         assert case["lines"] == [
-            f"{line.module} {line.words}".strip() + f":{line.where.rpartition(':')[2]}"
+            f"{line.module} {line.words}".strip() + f":{line.source.rpartition(':')[2]}"
             for line in observed.lines
         ]
     assert session._service("su", "none") == facts.Service("su", "", True, ())

@@ -17,7 +17,7 @@ from nodeready.smoke.document import SmokeNode, SmokeReport
 from nodeready.smoke.knowledge import SmokeSuspect
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import checks, facts
-from nodeready.subjects.proof.facts import Collective, Proved, User
+from nodeready.subjects.proof.facts import Proved, ProvedCollective, User
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import UNREACHABLE, Failure, Key
 from nodeready.transport.look import Look
@@ -25,7 +25,7 @@ from tests.builders.judging import by_name
 from tests.cases import cases
 
 USER = User("ml", 2000, True, "")
-GOOD = Collective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
+GOOD = ProvedCollective(12, "torch 2.13.0 over gloo", "sums of the job's PyTorch")
 SILENT = Unknown(facts.UNFINISHED)
 LEFT_OUT = "nodeready smoke INVENTORY --exclude-out FILE looks longer, and writes who is left out"
 
@@ -36,7 +36,7 @@ def test_what_is_judged_of_a_node(case):
     found = case["collective"]
     if found:
         told = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items()}
-        found = SILENT if "silent" in told else Collective(**told)
+        found = SILENT if "silent" in told else ProvedCollective(**told)
     result = by_name(checks, Proved(USER, collective=found), Policy())["collective"]
     assert f"{result.status}: {result.actual}" == case["name"]
     assert (result.fix == LEFT_OUT) == (result.status == "fail")
@@ -80,7 +80,7 @@ def test_the_test_as_a_proof_of_each_node():
     assert proofs["g"].warnings == ("hot",)
     assert (proofs["h"].untested, proofs["h"].lacking) == ("GPU 0 is busy", False)
     assert proofs["i"].untested == "lost: connection"
-    assert proofs["j"] == Collective(10, "torch 2.13.0 over nccl", "NCCL")
+    assert proofs["j"] == ProvedCollective(10, "torch 2.13.0 over nccl", "NCCL")
 
 
 TORCH = "no PyTorch over gloo: No module named 'torch'"
@@ -109,7 +109,7 @@ def task(
     names: str = "abc",
     **more: Any,
 ) -> ready.ReadyTask:
-    def together(members: tuple[str, ...]) -> dict[str, Collective]:
+    def together(members: tuple[str, ...]) -> dict[str, ProvedCollective]:
         asked.append(members)
         return dict.fromkeys(members, GOOD)
 
@@ -142,7 +142,7 @@ def test_it_is_made_over_the_nodes_that_were_reached_and_only_when_it_is_wanted(
 
 def test_one_node_alone_is_not_tested_and_an_interrupt_asks_for_nothing_more():
     asked: list[tuple[str, ...]] = []
-    assert proofs_of(task(asked, names="a"), looks("a")) == {"a": Collective(1)}
+    assert proofs_of(task(asked, names="a"), looks("a")) == {"a": ProvedCollective(1)}
     interrupted = task(asked)
     interrupted.carrier.interrupted = True
     assert ready._together(interrupted, looks("abc")) == {}

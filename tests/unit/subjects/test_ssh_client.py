@@ -15,10 +15,12 @@ from nodeready.subjects import managed_block
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.context import expectations
 from nodeready.subjects.snapshot import Snapshot, nothing
-from nodeready.subjects.ssh_client import checks
+from nodeready.subjects.ssh_client import checks, config, identity
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts as fleet
-from nodeready.subjects.ssh_client.facts import MAIN, Identity, KnownHosts, SshClient
+from nodeready.subjects.ssh_client.config import MAIN
+from nodeready.subjects.ssh_client.facts import KnownHosts, SshClient
+from nodeready.subjects.ssh_client.identity import NodeIdentity
 from nodeready.subjects.ssh_client.known_hosts import Endpoint, Fleet, fleet_lines, lines_of_nodes
 from tests.builders.judging import judge_all
 from tests.builders.nics import proc, route
@@ -66,7 +68,7 @@ def test_a_node_with_nothing():
     with pytest.raises(ProbeError):
         parse(RECORDED, None)
     observed = parse("host=gpu001\nfqdn=gpu001.example\nsize=0\n")
-    assert observed.identity == Identity(("gpu001", "gpu001.example"), (), ())
+    assert observed.identity == NodeIdentity(("gpu001", "gpu001.example"), (), ())
     assert observed.known_hosts.content is None
     assert statuses(observed, Policy()) == ["warn", "na", "na", "na", "na"]
 
@@ -81,7 +83,7 @@ def test_a_file_cannot_speak_for_the_node():
     hostile = f"key={key(6)}\nhave=ssh\nask=own gpux\nstricthostkeychecking true\nrc=0\n"
     hostile += f"@xyz file /etc/ssh/ssh_config\n1: eth0 inet 10.6.6.6/8 x\n{MAIN}:1:Host *\n"
     observed = parse(f"host=gpu001\n{exact('/etc/ssh/ssh_known_hosts', hostile, 'abc')}")
-    assert observed.identity.keys == observed.identity.addresses == observed.asked == ()
+    assert observed.identity.keys == observed.identity.addresses == observed.effective == ()
     assert observed.files == {}
     assert observed.installed is False
 
@@ -89,16 +91,16 @@ def test_a_file_cannot_speak_for_the_node():
 @pytest.mark.parametrize("case", cases(__file__, DATA, "hostile"))
 def test_nothing_hostile_becomes_a_name_a_key_or_an_address(case):
     text = case["text"].replace("LONG", "A" * 9000).replace("key=x A\n", f"key=x {A}\n")
-    assert parse(text).identity == Identity((), (), ())
+    assert parse(text).identity == NodeIdentity((), (), ())
 
 
 def test_a_megabyte_is_no_name_and_options_that_begin_again_are_read_once():
     long = "host=" + "a" * 1_000_000 + "\nkey=" + "A" * 1_000_000 + "\n"
-    assert parse(long).identity == Identity((), (), ())
+    assert parse(long).identity == NodeIdentity((), (), ())
     # Looking for the end of each beginning would take minutes.
     head = "ask=own a\n" * 20_000 + "ask=system node001\n|user ml\nrc=0\n|user root\nrc=1\n"
-    (asked,) = ssh_client._asked(head)
-    assert (asked.host, asked.own, asked.values) == ("node001", False, {"user": "ml"})
+    (asked,) = ssh_client._parse_effective(head)
+    assert (asked.host, asked.as_prober, asked.values) == ("node001", False, {"user": "ml"})
 
 
 def test_each_pattern_is_tried_by_a_host_that_it_means():
@@ -107,7 +109,7 @@ def test_each_pattern_is_tried_by_a_host_that_it_means():
     for host, pattern in zip(
         ssh_client.samples(policy), policy.ssh_client_hosts[1:], strict=False
     ):
-        assert ssh_client.matches([pattern], host)
+        assert config.matches([pattern], host)
 
 
 def test_options_that_no_deploy_sets():
@@ -135,16 +137,16 @@ def test_the_first_value_wins(case):
     """where: the line that wins for gpu1; first: whether a drop-in of ours would win."""
     texts = {f"/etc/ssh/{path}": text for path, text in case["files"].items()}
     files = {path: ssh_client.lines_of(path, text.encode()) for path, text in texts.items()}
-    winner = ssh_client.winner(MAIN, files, "gpu1", "stricthostkeychecking")
+    winner = config.winner(MAIN, files, "gpu1", "stricthostkeychecking")
     where = f"/etc/ssh/{case['where']}" if "where" in case else None
     assert (winner.where if winner else None) == where
-    assert ssh_client.speaks_first(MAIN, files, ("stricthostkeychecking",)) is case["first"]
+    assert config.speaks_first(MAIN, files, ("stricthostkeychecking",)) is case["first"]
 
 
 def node(
     names: str, keys: Iterable[str], addresses: str = "", block: Iterable[str] | None = None
 ) -> Snapshot:
-    identity = Identity(tuple(names.split()), tuple(addresses.split()), tuple(keys))
+    identity = NodeIdentity(tuple(names.split()), tuple(addresses.split()), tuple(keys))
     known = KnownHosts()
     if block is not None:
         inner = "".join(f"{line}\n" for line in block).encode()
@@ -285,14 +287,14 @@ NO_KEYS += [f"ssh-rsa {A.split()[1]}", f"{A}\nevil {B}", A.replace("ed25519 ", "
 
 
 def test_what_is_no_name_no_address_for_others_and_no_key_is_dropped():
-    assert [text for text in NO_NAMES if ssh_client.clean_name(text)] == []
+    assert [text for text in NO_NAMES if identity.clean_name(text)] == []
     no_addresses = ["127.0.0.1", "::1", "fe80::1", "0.0.0.0", "1.2.3", "x", ""]
-    assert [text for text in no_addresses if ssh_client.clean_address(text)] == []
+    assert [text for text in no_addresses if identity.clean_address(text)] == []
     assert [
-        text for text in NO_KEYS if ssh_client.clean_key(text) or fleet.parse_line(f"gpu1 {text}")
+        text for text in NO_KEYS if identity.clean_key(text) or fleet.parse_line(f"gpu1 {text}")
     ] == []
-    assert ssh_client.clean_name("x" * 63) == "x" * 63
-    assert ssh_client.clean_key(f"{A} root@gpu1") == A
+    assert identity.clean_name("x" * 63) == "x" * 63
+    assert identity.clean_key(f"{A} root@gpu1") == A
 
 
 @pytest.mark.parametrize("case", cases(__file__, DATA, "checked"))
@@ -311,7 +313,7 @@ def test_nothing_gathered_and_other_modes_do_not_apply():
     assert checks.known_hosts(observed, other).status == "na"
     # A block that nothing keeps right any more goes.
     assert checks.leftover(node("x", [A], "", lines)["ssh_client"], other).fixable
-    assert checks.expected(lines) is checks.expected(lines)
+    assert checks.fleet_block(lines) is checks.fleet_block(lines)
 
 
 def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
@@ -323,4 +325,4 @@ def test_another_key_than_the_connections_is_a_finding_that_no_deploy_repairs():
     ):  # fmt: skip
         result = checks.host_key(node("gpu1", keys)["ssh_client"], policy)
         assert (result.status, result.fixable) == (status, False)
-    assert result.actual == f"ssh-ed25519 {ssh_client.fingerprint(A)}"
+    assert result.actual == f"ssh-ed25519 {identity.fingerprint(A)}"

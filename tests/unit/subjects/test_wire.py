@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeready.node.proofs.session import Broken
+from nodeready.node.proofs.session import BrokenProof
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof import facts as proved
@@ -109,7 +109,7 @@ def test_an_answer_is_read_as_far_as_it_came():
         wire.line(config.nonce, "user", user),
         # A second one, as if a user had guessed the nonce, changes nothing.
         wire.line(config.nonce, "user", User("root", 0, True, "")),
-        wire.line(config.nonce, "attach", Broken("KeyError: 'x' (attach.py:1)")),
+        wire.line(config.nonce, "attach", BrokenProof("KeyError: 'x' (attach.py:1)")),
         f'{config.nonce} limits {{"core": 1}}',
         wire.line(config.nonce, "what", user),
     ]

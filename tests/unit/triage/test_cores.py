@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.cores.core_pattern import Place
+from nodeready.node.cores.core_pattern import CorePlace
 from nodeready.node.cores.gcore import core_bytes
-from nodeready.node.cores.program import Core, File, Listing, listing
+from nodeready.node.cores.program import CoreSummary, File, Listing, listing
 from nodeready.reports import cores_table, json_report
 from nodeready.reports.registry import Options
 from nodeready.triage import cores as backtraces
-from nodeready.triage.cores import CoreFile, Cores, Crash, Frame, deduplicated, file_names, grouped
+from nodeready.triage.cores import (
+    Cores,
+    Crash,
+    CrashFile,
+    Frame,
+    deduplicated,
+    file_names,
+    grouped,
+)
 from tests.cases import cases
 
 
@@ -65,7 +73,7 @@ def test_the_same_crash_elsewhere_has_other_addresses_arguments_and_cpus():
 def test_a_name_is_read_by_the_pattern(tmp_path, case):
     path = tmp_path / case["file"]
     path.touch()
-    files = list(Place(f"{tmp_path}/{case['pattern']}", case.get("uses_pid", False)).find())
+    files = list(CorePlace(f"{tmp_path}/{case['pattern']}", case.get("uses_pid", False)).find())
     assert [file.path for file in files] == ([] if case["values"] is None else [str(path)])
     assert all(case["values"].items() <= file.values.items() for file in files)
     assert all(file.compressed == case.get("compressed", "") for file in files)
@@ -76,12 +84,12 @@ def test_a_directory_of_the_pattern_is_entered_and_no_link_in_it(tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     (tmp_path / "link").symlink_to(tmp_path / "gpu1")
-    place = Place(f"{tmp_path}/%h/%P")
+    place = CorePlace(f"{tmp_path}/%h/%P")
     assert sorted(file.values["h"] for file in place.find()) == ["gpu1", "gpu2"]
     assert place.directory == ""
-    assert Place("/cores/core.%e").directory == "/cores"
-    assert Place("core.%e").directory == ""
-    assert list(Place("core").find()) == []
+    assert CorePlace("/cores/core.%e").directory == "/cores"
+    assert CorePlace("core.%e").directory == ""
+    assert list(CorePlace("core").find()) == []
 
 
 def test_only_regular_files_are_listed_the_newest_first(tmp_path):
@@ -122,7 +130,7 @@ def crash(node: str, when: int, frames: str = "", **core: object) -> Crash:
     text = f"== the thread of the signal\n{frames}" if frames else ""
     values = {"signal": 11, "program": "/usr/bin/python3", **core}
     file = core_file(f"/var/crash/{node}.{when}", when=when, host=node)
-    return Crash(CoreFile(file, node, (node,), node), Core(0, **values), text)  # type: ignore[arg-type]
+    return Crash(CrashFile(file, node, (node,), node), CoreSummary(0, **values), text)  # type: ignore[arg-type]
 
 
 NCCL = "#0 0x1 in abort () from /lib/libc.so.6\n#1 0x2 in watchdog (a=1) at nccl.cc:5"

@@ -17,7 +17,7 @@ from nodeready.cli import values
 from nodeready.cli.options import Refused
 from nodeready.cli.values import past
 from nodeready.node import tail as node_tail
-from nodeready.node.tail import Config, File, Mounts, Tail, Unread, read_tail
+from nodeready.node.tail import LogTail, Mounts, NodeTail, TailConfig, UnreadFile, read_tail
 from nodeready.node.witnesses.logs import Report
 from nodeready.reports import json_report, tail_table
 from nodeready.reports.registry import Options
@@ -171,16 +171,16 @@ def test_what_is_no_moment_in_the_past(words):
             past("2x", how)
 
 
-def log(rank: object, *lines: str, age: float = 2.0) -> File:
-    return File(f"/log/rank_{rank}.log", 100, 1_800_000_000.0, age, lines, None)
+def log(rank: object, *lines: str, age: float = 2.0) -> LogTail:
+    return LogTail(f"/log/rank_{rank}.log", 100, 1_800_000_000.0, age, lines, None)
 
 
-def node(*files: File, unread: tuple[Unread, ...] = (), **more: object) -> Tail:
+def node(*files: LogTail, unread: tuple[UnreadFile, ...] = (), **more: object) -> NodeTail:
     known = {"host": "x", "left_out": 0, "older": 0, "error": "", **more}
-    return Tail(files=files, unread=unread, **known)
+    return NodeTail(files=files, unread=unread, **known)
 
 
-def grouped(nodes: dict[str, Tail], **more: object):
+def grouped(nodes: dict[str, NodeTail], **more: object):
     grouping = Grouping()
     for name, answer in nodes.items():
         grouping.add(name, answer)
@@ -260,7 +260,10 @@ def test_the_reports_of_watchdogs_are_shown_the_least_far_first():
 
 
 def test_what_is_missing_stands_by_itself():
-    fault, pipe = Unread("/log/a", "permission denied", True), Unread("/log/p", "is a FIFO", False)
+    fault, pipe = (
+        UnreadFile("/log/a", "permission denied", True),
+        UnreadFile("/log/p", "is a FIFO", False),
+    )
     late = node(error="not done within 30 s")
     told = (node(log(0, "x")), node(), node(older=2), node(unread=(fault,)), node(unread=(pipe,)))
     nodes = {f"n{at}": one for at, one in enumerate((*told, late, node(log(1), left_out=3)), 1)}
@@ -303,7 +306,9 @@ def torchrun(monkeypatch):
     def read_logs(mode: str, name: str = "stderr.log"):
         pattern = f"{LOGS}/{mode}/{{}}/*/attempt_0/*/{name}"
         nodes = ("node0", "node1")
-        return grouped({node: read_tail(Config("N", "T", pattern.format(node))) for node in nodes})
+        return grouped(
+            {node: read_tail(TailConfig("N", "T", pattern.format(node))) for node in nodes}
+        )
 
     return read_logs
 

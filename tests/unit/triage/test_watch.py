@@ -11,7 +11,17 @@ from nodeready.node.witnesses import motion
 from nodeready.node.witnesses.motion import Found, Motion, Ports
 from nodeready.subjects import wire
 from nodeready.transport.base import UNREACHABLE, Failure, Reply
-from nodeready.triage.watch import Interval, Key, Look, Sign, Watch, interval, judge, signs, take
+from nodeready.triage.watch import (
+    Interval,
+    Look,
+    RankKey,
+    Sign,
+    Watch,
+    interval,
+    judge,
+    signs,
+    take,
+)
 from tests.cases import cases
 
 MINUTE = 60.0
@@ -29,7 +39,7 @@ def pair(
     *steps: dict[str, float], nodes: int = 1, ports: float | None = None
 ) -> tuple[Look, Look]:
     """Two looks a minute apart. steps: what each rank has done meanwhile; None of ports: untold"""
-    keys = [Key(f"gpu{rank % nodes}", 100 + rank, 5.0) for rank in range(len(steps))]
+    keys = [RankKey(f"gpu{rank % nodes}", 100 + rank, 5.0) for rank in range(len(steps))]
     before = {key: replace(REST, pid=key.pid, rank=rank) for rank, key in enumerate(keys)}
     after = {key: later(before[key], **step) for key, step in zip(keys, steps, strict=True)}
     if ports is None:
@@ -78,7 +88,7 @@ def test_where_witnesses_are_few_nobody_says_that_it_hangs():
     )
     assert interval(before, after).kind == "unclear"
     # Ranks that were started again move.
-    fresh = {Key(key.node, key.pid + 7, 99.0): rank for key, rank in before.ranks.items()}
+    fresh = {RankKey(key.node, key.pid + 7, 99.0): rank for key, rank in before.ranks.items()}
     minute = interval(before, Look(MINUTE, fresh))
     assert (minute.kind, minute.signs[0].text) == ("moves", "processes of 1 rank came or went")
 
@@ -205,7 +215,7 @@ def answering(*rows: object, text: str = ""):
 def test_a_look_has_every_rank_of_every_node():
     ask = answering(("motion", REST), ("ports", Ports(7, None)), ("found", Found(1)))
     look = take(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
-    assert look.ranks == {Key("gpu0", 100, 5.0): REST, Key("gpu1", 100, 5.0): REST}
+    assert look.ranks == {RankKey("gpu0", 100, 5.0): REST, RankKey("gpu1", 100, 5.0): REST}
     assert look.ports == {"gpu0": Ports(7, None), "gpu1": Ports(7, None)}
     assert (look.at, look.errors) == (3.0, {})
 
@@ -222,7 +232,7 @@ AWAY = {"gpu0": Failure(kind=UNREACHABLE, error="connection refused")}
 ])  # fmt: skip
 def test_a_job_has_one_user(rows, users, own):
     ranks = {
-        Key("gpu0", number, 5.0): replace(REST, uid=uid, in_cgroup=in_cgroup)
+        RankKey("gpu0", number, 5.0): replace(REST, uid=uid, in_cgroup=in_cgroup)
         for number, (uid, in_cgroup) in enumerate(rows)
     }
     look = Look(0.0, ranks)

@@ -1,0 +1,163 @@
+"""The limits of services: systemd's unit files, their drop-ins and the manager's defaults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nodeready.subjects.base import (
+    Line,
+    beatable,
+    by_path,
+)
+from nodeready.subjects.limits.pam import ITEMS, UNLIMITED, files_by_name
+
+# --- The limits that systemd gives to a service: its unit file and its drop-ins.
+#
+# Rules, from systemd.unit(5) and systemd.exec(5): the unit file of the first directory counts;
+# drop-ins of all directories are applied by base name, a name that stands in several directories
+# counts in the first; a later assignment wins, an empty one resets. Drop-ins may also belong to a
+# prefix (``foo-.service.d`` for foo-bar) or to all services (``service.d``).
+
+#: Highest priority first, systemd.unit(5), table 1; /lib on a system without merged /usr.
+UNIT_DIRECTORIES = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+_SUFFIXES = {suffix: 1024**power for power, suffix in enumerate(("", *"KMGTPE"))}
+
+
+@dataclass(frozen=True)
+class UnitLimit:
+    """One limit of a unit in kernel units, and the line that sets it."""
+
+    soft: int
+    hard: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An installed service.
+
+    path:   its unit file
+    limits: item -> the limit that the unit's files set; without the items that they do not set
+    last:   base name of the last foreign drop-in that sets a limit and that a drop-in of
+            nodeready can follow; "" for none
+    """
+
+    path: str
+    limits: Mapping[str, UnitLimit] = field(default_factory=dict)
+    last: str = ""
+
+
+def file_names(service: str) -> tuple[str, ...]:
+    """The file names of a service's unit; an instance may have its template's."""
+    template, at, instance = service.partition("@")
+    names = (f"{service}.service",)
+    return (*names, f"{template}@.service") if at and instance else names
+
+
+def dropin_directories(service: str) -> tuple[str, ...]:
+    """The directories of a service's drop-ins, the most specific name first."""
+    names = list(file_names(service))
+    stem = service.partition("@")[0]
+    while "-" in stem.rstrip("-"):
+        stem = stem.rstrip("-").rpartition("-")[0] + "-"
+        names.append(f"{stem}.service")
+    return tuple(
+        f"{directory}/{name}.d" for name in (*names, "service") for directory in UNIT_DIRECTORIES
+    )
+
+
+def _size(text: str) -> int | None:
+    if text == "infinity":
+        return UNLIMITED
+    match = re.fullmatch(r"(\d{1,19})(\.\d{1,9})? ?([KMGTPE]?)B?", text)
+    if match is None:
+        return None
+    factor = _SUFFIXES[match[3]]
+    value: int = int(match[1]) * factor + int(float(match[2] or 0) * factor)
+    return min(value, UNLIMITED)
+
+
+def _limit(text: str, source: str) -> UnitLimit | None:
+    """``HARD_AND_SOFT`` or ``SOFT:HARD``; None for a text that systemd ignores."""
+    soft, colon, hard = text.partition(":")
+    first, second = _size(soft.strip()), _size((hard if colon else soft).strip())
+    return None if first is None or second is None else UnitLimit(first, second, source)
+
+
+def _apply(
+    lines: Iterable[Line],
+    limits: dict[str, UnitLimit],
+    section_name: str = "[Service]",
+    word: str = "",
+) -> bool:
+    """Apply one file's section to ``limits``. Returns whether it sets one of ITEMS.
+
+    word: what stands before ``Limit`` in the keys
+    """
+    section, sets = "", False
+    for line in lines:
+        text = line.text.strip()
+        if text.startswith("["):
+            section = text
+        match = re.fullmatch(rf"{word}Limit([A-Z]+)\s*=\s*(.*)", text)
+        if section != section_name or match is None or match[1].lower() not in ITEMS:
+            continue
+        sets = True
+        if not match[2]:
+            limits.pop(match[1].lower(), None)
+        limit = _limit(match[2], line.where)
+        if limit is not None:
+            limits[match[1].lower()] = limit
+    return sets
+
+
+def parse_unit_limits(
+    service: str, path: str, lines: Iterable[Line], existing: Iterable[str] = ()
+) -> Unit:
+    """The limits of a service, from the lines of its unit file and drop-ins.
+
+    existing: the drop-ins that are there: one without lines masks too
+    """
+    files = by_path(lines)
+    dropins = files_by_name(dropin_directories(service), dict.fromkeys((*existing, *files)))
+    limits: dict[str, UnitLimit] = {}
+    _apply(files.get(path, ()), limits)
+    last = ""
+    for name in dropins:
+        sets = _apply(files.get(dropins[name], ()), limits)
+        if sets and "nodeready" not in name and beatable(name):
+            last = name
+    return Unit(path, limits, last)
+
+
+#: Highest priority first (systemd-system.conf(5)).
+_MANAGER = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd")
+
+
+def parse_defaults(lines: Iterable[Line], existing: Iterable[str] = ()) -> dict[str, UnitLimit]:
+    """The limits of a unit that sets none: DefaultLimitX of systemd-system.conf(5)."""
+    files = by_path(lines)
+    main = next(
+        (
+            f"{directory}/system.conf"
+            for directory in _MANAGER
+            if f"{directory}/system.conf" in files
+        ),
+        "",
+    )
+    names = files_by_name(
+        (f"{directory}/system.conf.d" for directory in _MANAGER),
+        dict.fromkeys((*existing, *files)),
+    )
+    limits: dict[str, UnitLimit] = {}
+    for path in (main, *names.values()):
+        _apply(files.get(path, ()), limits, "[Manager]", "Default")
+    return limits

@@ -1,0 +1,225 @@
+"""Judge whether the job's user can look into a process that hangs: py-spy, gdb, strace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nodeready.policy import Policy
+from nodeready.subjects.access import MAY_EXECUTE, PACKAGED
+from nodeready.subjects.proof.facts import (
+    NO_START,
+    NOEXEC,
+    UNFINISHED,
+    Attach,
+    Control,
+    DebuggerAttempt,
+    Guards,
+    Proved,
+    Tracers,
+    User,
+)
+from nodeready.subjects.proof.preconditions import (
+    observation,
+    other_sessions,
+)
+from nodeready.subjects.result import (
+    Result,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    unknown,
+)
+
+_DEPLOY = "nodeready deploy INVENTORY --only"
+
+
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+
+_SETTINGS = ("ptrace_scope", "packages", "py_spy_version")
+_FIXES = (
+    "run TOOL by hand on the node, on a process that may be lost",
+    MAY_EXECUTE.format("TOOL"),
+    "remove TOOL, or put a program there that runs",
+    deploy("nodeready deploy INVENTORY --only debug_tools"),
+    "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)",
+    "nodeready deploy INVENTORY --only ptrace, then reboot the node",
+    deploy("nodeready deploy INVENTORY --only ptrace"),
+    "ptrace_scope: 0 in the policy lets the job's user attach",
+    "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)",
+)
+
+
+def _root_can(observed: Proved) -> bool | None:
+    """Whether root attached to a process of the job's user; None: untried, or that is root."""
+    attempt = observed.control.attempt if isinstance(observed.control, Control) else None
+    user_is_root = isinstance(observed.user, User) and observed.user.uid == 0
+    return None if user_is_root or attempt is None or not attempt.tool else attempt.good
+
+
+def _refused(
+    check: str, expected: str, guards: Guards, observed: Proved, policy: Policy
+) -> Result:
+    """The result of a tool that the kernel refused, with the cause (see `Control`)."""
+    root = _root_can(observed)
+    also = {True: " (root can)", False: ", to root too", None: ""}[root]
+    of_root = observed.control.guards if isinstance(observed.control, Control) else None
+    lacks = guards.bounded or (of_root is not None and not of_root.capable)
+    yama = guards.yama or 0
+    causes = ["SELinux's deny_ptrace is on"] if guards.deny_ptrace and not root else []
+    causes += [f"Yama's ptrace_scope is {yama}"] if yama else []
+    causes += ["CAP_SYS_PTRACE is missing"] if lacks and not root else []
+    actual = f"refused{also if not root else ''}: {' and '.join(causes)}{also if root else ''}"
+    if yama == 3:
+        fix = f"{_DEPLOY} ptrace, then reboot the node"
+        return fail(check, expected, actual, _YAMA, fix)
+    if yama > policy.ptrace_scope or (guards.deny_ptrace and not root):
+        return fixable(check, expected, actual, _YAMA if yama else "", f"{_DEPLOY} ptrace")
+    if yama:
+        fix = "ptrace_scope: 0 in the policy lets the job's user attach"
+        return fail(check, expected, actual, _YAMA, fix)
+    if lacks and not root:
+        fix = "give the container CAP_SYS_PTRACE (--cap-add SYS_PTRACE)"
+        return fail(check, expected, actual, "", fix)
+    actual = f"refused{also}: not by Yama, SELinux or a missing capability"
+    fix = "look for AppArmor, a seccomp filter, or file capabilities of Python (getcap)"
+    return fail(check, expected, actual, "", fix)
+
+
+def _after(attempt: DebuggerAttempt) -> str:
+    """What is wrong with the tool's target afterwards; "": the target runs, untraced."""
+    if attempt.tracer:
+        return f"its target is still traced, by process {attempt.tracer}"
+    if attempt.answers or attempt.rc == NO_START:
+        return ""
+    if attempt.state in ("", "Z", "X"):
+        return "its target ended"
+    word = {"T": "stopped", "t": "stopped"}.get(attempt.state, "hanging")
+    return f"its target stays {word} (state {attempt.state})"
+
+
+def _missing(check: str, expected: str, tool: str, policy: Policy) -> Result:
+    if tool == "py-spy" and not policy.py_spy_version:
+        return na(check, "no py-spy, and the policy leaves it alone")
+    if tool != "py-spy" and tool not in policy.packages:
+        return na(check, f"no {tool}, and it is not among the policy's packages")
+    return fixable(check, expected, f"{tool} is not installed", "", f"{_DEPLOY} debug_tools")
+
+
+def _broken(
+    check: str, expected: str, tool: str, attempt: DebuggerAttempt, root: bool | None
+) -> Result:
+    """The tool was permitted, and showed too little or left its target in a bad state."""
+    also = {True: " (root can)", False: " (root's too)", None: ""}[root]
+    after = _after(attempt)
+    fix = f"run {tool} by hand on the node, on a process that may be lost"
+    if attempt.rc == NO_START:
+        actual, fix = (
+            f"{attempt.tool} does not start: {attempt.complaint}",
+            f"{_DEPLOY} debug_tools",
+        )
+        if attempt.complaint == NOEXEC:
+            fix = MAY_EXECUTE.format(attempt.tool)
+        elif tool != "py-spy" and not attempt.tool.startswith(tuple(f"{d}/" for d in PACKAGED)):
+            # No package brings it back.
+            fix = f"remove {attempt.tool}, or put a program there that runs"
+    elif attempt.rc is None:
+        actual = f"timed out after {attempt.limit_s} s{also}"
+    elif not attempt.good:
+        actual = f"{attempt.complaint}{also}"
+    else:
+        return fail(check, expected, after, attempt.tool, fix)
+    return fail(check, expected, "; ".join(filter(None, (actual, after))), attempt.tool, fix)
+
+
+def _judge(
+    check: str, expected: str, observed: Proved, policy: Policy, selection: tuple[str, str, str]
+) -> Result:
+    """The result of one tool's attempt.
+
+    of: the tool, the field of `Proved` with its attempts, and the attempt among them
+    """
+    tool, field, mode = selection
+    kind: type[Attach | Tracers] = Attach if field == "attach" else Tracers
+    attempts = observation(check, observed, field, kind)
+    if isinstance(attempts, Result):
+        return attempts
+    attempt: DebuggerAttempt | None = getattr(attempts, mode)
+    if attempt is None:
+        return unknown(
+            check, f"no process to look at: {attempts.error}" if attempts.error else UNFINISHED
+        )
+    if not attempt.tool:
+        return _missing(check, expected, tool, policy)
+    if attempt.good and not _after(attempt):
+        return ok(check, expected)
+    if attempt.refused:
+        return _refused(check, expected, attempts.guards, observed, policy)
+    if attempt.rc is None and not attempt.full:
+        return unknown(check, UNFINISHED)
+    return _broken(
+        check, expected, tool, attempt, _root_can(observed) if tool == "py-spy" else None
+    )
+
+
+def _judge_sessions(
+    check: str, expected: str, observed: Proved, policy: Policy, selection: tuple[str, str, str]
+) -> Result:
+    """The result of one tool's attempts: in the first session, then in the further ones."""
+    result = _judge(check, expected, observed, policy, selection)
+    for name, session in other_sessions(observed) if result.status == "ok" else ():
+        attempts = getattr(session, selection[1])
+        if attempts is not None:
+            result_there = _judge(
+                check, expected, replace(observed, **{selection[1]: attempts}), policy, selection
+            )
+            if result_there.status == "fail":
+                return replace(result_there, actual=f"by {name}: {result_there.actual}")
+    return result
+
+
+@check("proof.attach", settings=_SETTINGS, fix=_FIXES, proof="attach")
+def attach(observed: Proved, policy: Policy) -> Result:
+    """py-spy shows the stack of a process of the job's user, to that user, without sudo.
+
+    The process is a sibling of py-spy, as a rank is a sibling of a person's debugger: at Yama's
+    scope 1 a parent may attach, and proves nothing. The process must run on afterwards. It is
+    tried in the user's session and, where the user's key opens one, in a session of ssh's.
+    """
+    check, expected = "proof.attach", "a stack by py-spy dump"
+    return _judge_sessions(check, expected, observed, policy, ("py-spy", "attach", "blocking"))
+
+
+@check("proof.attach_nonblocking", settings=_SETTINGS, fix=_FIXES, proof="attach")
+def attach_nonblocking(observed: Proved, policy: Policy) -> Result:
+    """py-spy shows a stack without pausing its target, the only way into one in state D."""
+    selection = ("py-spy", "attach", "nonblocking")
+    expected = "a stack by py-spy dump --nonblocking"
+    return _judge("proof.attach_nonblocking", expected, observed, policy, selection)
+
+
+@check("proof.attach_native", settings=_SETTINGS, fix=_FIXES, proof="attach")
+def attach_native(observed: Proved, policy: Policy) -> Result:
+    """py-spy shows the frames of C libraries too: a collective hangs in NCCL, not in Python."""
+    selection = ("py-spy", "attach", "native")
+    return _judge(
+        "proof.attach_native", "a stack by py-spy dump --native", observed, policy, selection
+    )
+
+
+@check("proof.gdb", settings=_SETTINGS, fix=_FIXES, proof="tracers")
+def gdb(observed: Proved, policy: Policy) -> Result:
+    """gdb attaches to a process of the same user, shows its backtrace, and leaves it running."""
+    selection = ("gdb", "tracers", "gdb")
+    return _judge_sessions("proof.gdb", "a backtrace by gdb -p", observed, policy, selection)
+
+
+@check("proof.strace", settings=_SETTINGS, fix=_FIXES, proof="tracers")
+def strace(observed: Proved, policy: Policy) -> Result:
+    """strace shows the system calls of a process of the same user, and leaves it running."""
+    selection = ("strace", "tracers", "strace")
+    return _judge_sessions(
+        "proof.strace", "system calls by strace -p", observed, policy, selection
+    )

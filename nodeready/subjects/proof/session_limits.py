@@ -1,0 +1,434 @@
+"""Judge the resource limits of new sessions, in each way in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Line
+from nodeready.subjects.limits.checks import possible_limits, shown
+from nodeready.subjects.limits.facts import Limits
+from nodeready.subjects.limits.pam import (
+    ITEMS,
+    KINDS,
+    UNLIMITED,
+    PamLimits,
+    parse_pam_limits,
+    span,
+)
+from nodeready.subjects.proof.facts import (
+    OTHER_ITEMS,
+    SESSION_NAMES,
+    Limit,
+    Logins,
+    PamLine,
+    Proved,
+    ProvedCore,
+    Service,
+    SessionLimits,
+    SessionProof,
+)
+from nodeready.subjects.proof.preconditions import (
+    observation,
+    pam_service,
+)
+from nodeready.subjects.result import (
+    Result,
+    check,
+    deploy,
+    fail,
+    fixable,
+    na,
+    ok,
+    warn,
+)
+from nodeready.subjects.sysctl import BootSetting
+
+
+def _kernel(limit: Limit) -> dict[str, int]:
+    """The soft and the hard limit, with UNLIMITED for -1, as the subject limits has it."""
+    return {k: UNLIMITED if v == -1 else v for k, v in vars(limit).items()}
+
+
+def _possible(observed: SessionLimits, policy: Policy) -> dict[str, int]:
+    """Item -> the policy's limit, without the limits that this node's kernel refuses."""
+    ceiling = dict(zip(ITEMS, observed.ceiling))
+    ceiling_limits = {item: UNLIMITED if value == -1 else value for item, value in ceiling.items()}
+    node = Limits(
+        PamLimits(), {}, (), ceiling_limits, observed.nr_open, BootSetting(None), systemd=False
+    )
+    return possible_limits(node, policy)
+
+
+@dataclass(frozen=True)
+class LowLimits:
+    """The limits of one kind of session that are too low.
+
+    items:  item -> its value in words
+    cause:  in words; "": not known
+    source: the line that decides
+    fix:    a person's act; "": a deploy may repair it
+    """
+
+    items: Mapping[str, str]
+    cause: str = ""
+    source: str = ""
+    fix: str = ""
+
+
+def limit_text(limit: Limit, item: str) -> str:
+    return "/".join(dict.fromkeys(shown(value, item) for value in _kernel(limit).values()))
+
+
+def _items(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{item} {value}" for item, value in values.items())
+
+
+def _by_way(observed: Proved) -> dict[str, SessionLimits]:
+    """Key of WAYS -> the limits of that session; the first session's come first."""
+    assert isinstance(observed.limits, SessionLimits)
+    sessions = {observed.limits.opener: observed.limits}
+    further = (observed.ssh, observed.shell, observed.login, observed.step)
+    for name, opener in zip(("ssh", "shell", "login", "srun"), further):
+        if isinstance(opener, SessionProof) and opener.limits is not None:
+            sessions.setdefault(name, opener.limits)
+    if (
+        "ssh" not in sessions
+        and isinstance(observed.logins, Logins)
+        and _without_pam(observed, observed.logins)
+    ):
+        sessions["ssh"] = _with(observed.limits, observed.logins.sshd, "ssh")
+    slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
+    slurm = pam_service(observed, "slurm")
+    raised = slurm is not None and any(line.module == "limits" for line in slurm.lines)
+    if len(slurmd) == len(ITEMS) and "srun" not in sessions and not raised:
+        # A step's hard limits are slurmd's; which soft ones it has, only a step can tell.
+        hard = tuple(Limit(limit.hard, limit.hard) for limit in slurmd)
+        sessions["slurmd"] = _with(observed.limits, hard, "slurmd")
+    return sessions
+
+
+def _with(first: SessionLimits, limits: tuple[Limit, ...], opener: str) -> SessionLimits:
+    """The limits of another way in on the same node."""
+    core, memlock, nofile = limits
+    first = replace(first, before=(), opener=opener, further=())
+    return replace(first, core=core, memlock=memlock, nofile=nofile)
+
+
+def _without_pam(observed: Proved, logins: Logins) -> bool:
+    """Whether ssh's sessions have sshd's own limits: sshd does not ask PAM, or PAM sets none."""
+    service = pam_service(observed, "ssh")
+    none = service is not None and service.is_complete and not _pam_limits(service)
+    return len(logins.sshd) == len(ITEMS) and (logins.use_pam is False or none)
+
+
+def _pam_limits(service: Service | None) -> list[PamLine]:
+    return [line for line in service.lines if line.module == "limits"] if service else []
+
+
+def _other_file(service: Service | None) -> tuple[str, str]:
+    """The one file that pam_limits reads by its option conf= (pam_limits(8)), and that option's
+    line; "": pam_limits reads limits.conf and limits.d."""
+    for line in _pam_limits(service):
+        other = re.search(r"\bconf=(\S+)", line.words)
+        if other and other[1] != "/etc/security/limits.conf":
+            return other[1], line.source
+    return "", ""
+
+
+def _own_lines(logins: Logins) -> Iterator[tuple[str, str, str, int, str]]:
+    """(domain, kind, item, value, line) of the limits for the user's own names; the last counts.
+
+    A user's line beats a group's (limits.conf(5)).
+    """
+    lines = (Line(line.path, line.number, line.text) for line in logins.lines)
+    pam = parse_pam_limits(lines)
+    domains = {*logins.domains}
+    numbers = {
+        group: {
+            int(domain.rpartition(":")[2])
+            for domain in domains
+            if re.fullmatch(rf"{group}:\d+", domain)
+        }
+        for group in ("@", "")
+    }
+
+    def about(domain: str) -> bool:
+        ids = span(domain)
+        if ids is None:
+            return domain in domains
+        return any(ids[0] <= number <= ids[1] for number in numbers["@" * domain.startswith("@")])
+
+    for at in ("@", ""):
+        for entry in pam.entries:
+            if entry.domain.startswith("@") == bool(at) and about(entry.domain):
+                yield entry.domain, entry.kind, entry.item, entry.value, entry.source
+    for domain, source in pam.exempt:
+        if about(domain):
+            yield from ((domain, kind, item, -1, source) for kind in KINDS for item in ITEMS)
+
+
+_RESTART = "systemctl restart slurmd, when idle"
+_RAISE = (
+    "raise or remove it in limits.conf, limits.d, the start-up files of the user's shell, or the "
+    "unit of sshd or slurmd"
+)
+
+
+def low_limits(
+    opener: str,
+    low: Mapping[str, str],
+    has: SessionLimits,
+    possible: Mapping[str, int],
+    observed: Proved,
+) -> LowLimits:
+    """The cause of too low limits of one kind of session."""
+    name = observed.user_name
+    if opener in ("srun", "slurmd"):
+        fix = f"nodeready deploy INVENTORY --only limits, then {_RESTART}"
+        slurmd = observed.logins.slurmd if isinstance(observed.logins, Logins) else ()
+        slurmd_limits = dict(zip(ITEMS, slurmd))
+        if opener == "srun" and all(
+            min(_kernel(slurmd_limits[item]).values()) >= possible[item]
+            for item in low
+            if item in slurmd_limits
+        ):
+            fix = "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits"
+            return LowLimits(low, "slurmd itself has more", "", fix)
+        return LowLimits(low, "slurmd's own limits, which its jobs inherit", "", fix)
+    before = dict(zip(ITEMS, has.before))
+    lowered = [
+        item
+        for item in low
+        if item in before and min(_kernel(before[item]).values()) >= possible[item]
+    ]
+    if lowered:
+        items = ", ".join(lowered)
+        files = f"{name}'s profile, or /etc/profile"
+        lowering = "the profile"
+        if opener in ("ssh", "shell"):
+            files = f"{name}'s ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc"
+            lowering = "the shell's start-up"
+        fix = f"remove the ulimit of {items} from {files}"
+        return LowLimits(low, f"{lowering} lowers {items}", "", fix)
+    # root starts that shell through su, and a login shell is in ssh's session.
+    opener = {"shell": "su", "login": "ssh"}.get(opener, opener)
+    logins, service = observed.logins, pam_service(observed, opener)
+    if not isinstance(logins, Logins):
+        return LowLimits(low)
+    if opener == "ssh" and logins.use_pam is False:
+        fix = "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)"
+        return LowLimits(low, "sshd does not ask PAM: UsePAM no", "/etc/ssh/sshd_config", fix)
+    if service and service.is_complete and not _pam_limits(service):
+        fix = f"add `session required pam_limits.so` to {service.path}"
+        return LowLimits(low, f"no pam_limits in {service.path}", service.path, fix)
+    other, source = _other_file(service)
+    if other:
+        fix = f"take conf={other} off {source}, or set these limits in {other}"
+        return LowLimits(low, f"pam_limits reads {other} by {source}", source, fix)
+    decides = {
+        (kind, item): (value, domain, source)
+        for domain, kind, item, value, source in _own_lines(logins)
+    }
+    for item in low:
+        for kind in KINDS:
+            value, domain, source = decides.get((kind, item), (UNLIMITED, "", ""))
+            if value == -1 or value < possible[item]:
+                words = f"{domain} has limits of its own ({source})"
+                if value == -1:
+                    words = f"{domain} is exempt from all limits ({source})"
+                return LowLimits(low, words, source, f"raise or remove the line {source}")
+    return LowLimits(low)
+
+
+def _unlike(opener: str, low: LowLimits, observed: Proved) -> LowLimits:
+    """The fix for a session with lower limits than another, where no cause is known yet."""
+    if low.fix or low.cause or not isinstance(observed.logins, Logins):
+        return low
+    if opener == "ssh":
+        sshd = dict(zip(ITEMS, observed.logins.sshd))
+        if sshd and all(limit_text(sshd[item], item) == low.items[item] for item in low.items):
+            fix = "journalctl -t sshd tells why pam_limits sets none; or restart sshd"
+            return replace(low, cause="these are sshd's own", fix=fix)
+    files = " and ".join(service.path for service in observed.logins.services[:2] if service.path)
+    return replace(low, fix=f"compare {files}" if files else "compare the files of pam.d")
+
+
+@check(
+    "proof.limits",
+    proof="limits",
+    settings=(
+        "core_handler",
+        "core_pattern",
+        "limit_core",
+        "limit_memlock",
+        "limit_nofile",
+        "waivers",
+    ),
+    fix=(
+        deploy("nodeready deploy INVENTORY --only limits"),
+        "remove the ulimit of ITEMS from the user's profile, or /etc/profile",
+        "remove the ulimit of ITEMS from the user's ~/.bashrc or ~/.ssh/rc, or /etc/bash.bashrc",
+        "take conf=FILE off WHERE, or set these limits in FILE",
+        "add `session required pam_limits.so` to FILE",
+        "UsePAM yes in /etc/ssh/sshd_config, then systemctl reload ssh (RHEL, SLES: sshd)",
+        "raise or remove the line WHERE",
+        f"nodeready deploy INVENTORY --only limits, then {_RESTART}",
+        "PropagateResourceLimitsExcept in slurm.conf, or the limits of who submits",
+        "compare FILES",
+        _RAISE,
+    ),
+)
+def limits(observed: Proved, policy: Policy) -> Result:
+    """A new session of the job's user has the policy's limits, after PAM and after its profile.
+
+    limit_core, limit_memlock and limit_nofile of the policy, or more; soft and hard. Each kind of
+    session is tried: ``su -``, ssh from the node to itself where the user's key opens that, else
+    the user's shell as sshd starts it, and slurmd's limits, which its jobs inherit. A login can
+    miss the limits of the files: by a pam.d file without pam_limits or with another ``conf=``, a
+    ulimit in a profile, an sshd that does not ask PAM. Sessions that differ are a warning where
+    all have enough. Limits that no policy names fail below what a job needs: as, data, fsize, cpu,
+    stack, nproc, rttime. The subject limits reports a limit that this node's kernel refuses;
+    proof.core, unless waived, a core limit that cost a core. Neither is repeated here.
+    """
+    check = "proof.limits"
+    first = observation(check, observed, "limits", SessionLimits)
+    if isinstance(first, Result):
+        return first
+    possible = _possible(first, policy)
+    waived = any(name == "proof.core" for name, _ in policy.waivers)
+    if isinstance(observed.core, ProvedCore) and observed.core.is_cut_by_limit and not waived:
+        possible.pop("core", None)
+    if not possible:
+        return na(check, "none of the policy's limits can be had here, or proof.core tells")
+    expected = _items({item: shown(limit, item) for item, limit in possible.items()})
+    sessions = _by_way(observed)
+    findings: dict[str, LowLimits] = {}
+    for opener, has in sessions.items():
+        low = {
+            item: limit_text(getattr(has, item), item)
+            for item, limit in possible.items()
+            if min(_kernel(getattr(has, item)).values()) < limit
+        }
+        if low:
+            findings[opener] = low_limits(opener, low, has, possible, observed)
+    if not findings:
+        doubt = _unnamed_limits(check, expected, sessions)
+        doubt = doubt or _differing(check, expected, sessions, possible)
+        doubt = doubt or _not_seen(check, expected, sessions, observed)
+        return doubt or ok(check, expected, _not_proved(expected, observed))
+    logins = [opener for opener in sessions if opener not in ("srun", "slurmd")]
+    if len(logins) > 1 and len([opener for opener in logins if opener in findings]) == 1:
+        findings = {opener: _unlike(opener, low, observed) for opener, low in findings.items()}
+    return _too_low(check, expected, sessions, findings)
+
+
+def _too_low(
+    check: str,
+    expected: str,
+    sessions: Mapping[str, SessionLimits],
+    findings: Mapping[str, LowLimits],
+) -> Result:
+    """The result where sessions have too low limits."""
+    kinds: list[LowLimits] = []
+    for low in findings.values():
+        if low not in kinds:
+            kinds.append(low)
+    # Where all sessions have the same limits for the same cause, the result names no session.
+    is_everywhere = len(kinds) == 1 and len(findings) == len(sessions)
+    texts = []
+    for low in kinds:
+        openers = [opener for opener, other in findings.items() if other == low]
+        names = [SESSION_NAMES.get(opener, "this login") for opener in openers]
+        by = "" if is_everywhere else f" by {' and '.join(names)}"
+        texts.append(f"{_items(low.items)}{by}" + (f": {low.cause}" if low.cause else ""))
+    other = next(
+        (opener for opener in sessions if opener not in findings and opener in ("su", "ssh")), None
+    )
+    if other is not None:
+        items = dict.fromkeys(item for low in kinds for item in low.items)
+        has = {item: limit_text(getattr(sessions[other], item), item) for item in items}
+        texts.append(f"{_items(has)} by {SESSION_NAMES[other]}")
+    actual = "; ".join(texts)
+    first = next((low for low in kinds if low.fix), None)
+    if first is None:
+        return fixable(check, expected, actual, "", "nodeready deploy INVENTORY --only limits")
+    return fail(check, expected, actual, first.source, first.fix)
+
+
+#: The least of the limits that no policy names, in kernel units; -1: none may be set. as, data:
+#: CUDA reserves more addresses than the node has memory; fsize: a checkpoint, and a core; cpu:
+#: seconds of all threads together, which a long job has at some time; stack: what glibc gives to
+#: a thread by itself; nproc: a rank with its loaders and OpenMP has hundreds of threads; rttime:
+#: microseconds without a wait, which a real-time thread that polls has at some time (UCX, DPDK).
+_LEAST = {
+    "as": 1 << 40, "data": 1 << 40, "fsize": 1 << 40, "cpu": -1, "stack": 2 << 20, "nproc": 1024,
+    "rttime": -1,
+}  # fmt: skip
+
+
+def _unnamed_limits(
+    check: str, expected: str, sessions: Mapping[str, SessionLimits]
+) -> Result | None:
+    """The failure of a limit that no policy names and that ends a job."""
+    low: dict[str, list[str]] = {}
+    for opener, has in sessions.items():
+        values = dict(zip(OTHER_ITEMS, has.further))
+        words = ", ".join(
+            f"{item} {value}"
+            for item, value in values.items()
+            if value != -1 and (_LEAST[item] == -1 or value < _LEAST[item])
+        )
+        if words:
+            low.setdefault(words, []).append(SESSION_NAMES.get(opener, "this login"))
+    if not low:
+        return None
+    actual = "; ".join(f"{words} by {' and '.join(names)}" for words, names in low.items())
+    fix = _RAISE
+    return fail(check, expected, f"too little for a job: {actual}", "", fix)
+
+
+def _differing(
+    check: str, expected: str, sessions: Mapping[str, SessionLimits], possible: Mapping[str, int]
+) -> Result | None:
+    """The warning where sessions have different limits, and all enough."""
+    logins = {opener: has for opener, has in sessions.items() if opener not in ("srun", "slurmd")}
+    # A limit that the policy does not ask for may differ.
+    differing = [
+        item
+        for item, limit in possible.items()
+        if limit and len({limit_text(getattr(has, item), item) for has in logins.values()}) > 1
+    ]
+    if not differing:
+        return None
+    actual = "; ".join(
+        f"{_items({item: limit_text(getattr(has, item), item) for item in differing})} by "
+        f"{SESSION_NAMES.get(opener, 'this login')}"
+        for opener, has in logins.items()
+    )
+    fix = "compare /etc/pam.d/sshd and /etc/pam.d/su, and what the user's shells run"
+    return warn(check, expected, actual, "", fix)
+
+
+def _not_seen(
+    check: str, expected: str, sessions: Mapping[str, SessionLimits], observed: Proved
+) -> Result | None:
+    """The warning where ssh's sessions have other limits, and no key of the user's opens one."""
+    other, source = _other_file(pam_service(observed, "ssh"))
+    if not other or "ssh" in sessions or other == _other_file(pam_service(observed, "su"))[0]:
+        return None
+    actual = f"not seen by ssh, where pam_limits reads {other}"
+    fix = f"take conf={other} off {source}, or set these limits in {other}"
+    return warn(check, expected, actual, source, fix)
+
+
+def _not_proved(expected: str, observed: Proved) -> str:
+    """The expected limits, and the sessions that could not be opened."""
+    texts = [expected]
+    for name, opener in (("ssh", observed.ssh), ("srun", observed.step)):
+        if isinstance(opener, SessionProof) and opener.error:
+            # Without the names of user and host, nodes share one result.
+            texts.append(f"not proved by {name}: {re.sub(r'^[^ ]+@[^ ]+: ', '', opener.error)}")
+    return "; ".join(texts)
