@@ -83,7 +83,7 @@ class Stat:
 
 
 @dataclass(frozen=True)
-class Process:
+class ScannedProcess:
     """One process, as far as it is needed to find ranks.
 
     command:     its arguments, joined by spaces
@@ -168,17 +168,17 @@ def stat(text: str) -> Stat | None:
 
 def environment(data: bytes) -> dict[str, str]:
     """The values of KEYS in /proc/PID/environ; where one is twice, the first, as getenv has it."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     data = b"\0" + data
     for key in KEYS:
         # None of the others is looked at: there may be hundreds of thousands.
         name = b"\0%b=" % key.encode("ascii")
-        if (at := data.find(name)) >= 0:
-            begin = at + len(name)
+        if (index := data.find(name)) >= 0:
+            begin = index + len(name)
             end = data.find(b"\0", begin, begin + _VALUE_BYTES)
             value = data[begin : begin + _VALUE_BYTES if end < 0 else end]
-            found[key] = value.decode("utf-8", "replace")
-    return found
+            values[key] = value.decode("utf-8", "replace")
+    return values
 
 
 def slurm_job(text: str) -> str:
@@ -201,8 +201,8 @@ def main_cpu_s(schedstat: str, task_stat: str) -> float:
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
-    known = stat(task_stat)
-    return known.cpu_s if known else 0.0
+    parsed = stat(task_stat)
+    return parsed.cpu_s if parsed else 0.0
 
 
 #: The fields of /proc/PID/status that `facts` takes; the last is of the main thread alone.
@@ -211,8 +211,8 @@ _STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
 
 def read_and_written(io: str, *names: str) -> int | None:
     """These counters of /proc/PID/io, together; None where it does not tell."""
-    found = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
-    return sum(map(int, found)) if found else None
+    counters = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
+    return sum(map(int, counters)) if counters else None
 
 
 def facts(
@@ -229,29 +229,29 @@ def facts(
     task: schedstat and stat of its main thread
     io:   of the process
     """
-    known = stat(stat_text)
-    if known is None:
+    parsed = stat(stat_text)
+    if parsed is None:
         return None
     values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
     numbers = [(values.get(name, "").split() or [""])[0] for name in _STATUS]
     tracer, uid, switches = (int(word) if word.isdigit() else 0 for word in numbers)
     return Facts(
-        known.state,
+        parsed.state,
         "" if wchan.strip() == "0" else wchan.strip()[:100],
         kernel_stack(stack),
-        known.cpu_s,
-        known.start_s,
-        known.threads,
+        parsed.cpu_s,
+        parsed.start_s,
+        parsed.threads,
         tracer,
         uid,
         switches,
         main_cpu_s(*task),
         read_and_written(io, "syscr", "syscw"),
-        known.exiting,
+        parsed.exiting,
     )
 
 
-def _read(path: str, most: int = 65536) -> bytes | None:
+def _read(path: str, max_bytes: int = 65536) -> bytes | None:
     """The beginning of a file of /proc; None when there is none, or we may not."""
     try:
         number = os.open(path, os.O_RDONLY)
@@ -259,8 +259,8 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         return None
     try:
         data = b""
-        while len(data) < most and (piece := os.read(number, most - len(data))):
-            data += piece
+        while len(data) < max_bytes and (chunk := os.read(number, max_bytes - len(data))):
+            data += chunk
         return data
     except OSError:
         return None
@@ -268,9 +268,9 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def contents(path: str, most: int = 65536) -> str:
+def contents(path: str, max_bytes: int = 65536) -> str:
     """The beginning of a file of /proc; "" when there is none, or we may not."""
-    return (_read(path, most) or b"").decode("utf-8", "replace")
+    return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
@@ -284,20 +284,20 @@ def pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _outside(pid: int) -> dict[str, Any] | None:
+def _outer_fields(pid: int) -> dict[str, Any] | None:
     """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
-    known = stat(contents(f"/proc/{pid}/stat"))
-    if known is None or known.kernel:
+    parsed = stat(contents(f"/proc/{pid}/stat"))
+    if parsed is None or parsed.kernel:
         return None
     program = ""
     with contextlib.suppress(OSError):
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     return {
         "pid": pid,
-        "parent": known.parent,
-        "name": known.name,
-        "start_s": known.start_s,
-        "cpu_s": known.cpu_s,
+        "parent": parsed.parent,
+        "name": parsed.name,
+        "start_s": parsed.start_s,
+        "cpu_s": parsed.cpu_s,
         "program": program,
         "uid": _uid(contents(f"/proc/{pid}/status")),
     }
@@ -305,20 +305,20 @@ def _outside(pid: int) -> dict[str, Any] | None:
 
 def _uid(status: str) -> int | None:
     """The real user: what a setuid program does is its caller's doing."""
-    found = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
-    return int(found[1]) if found else None
+    match = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
+    return int(match[1]) if match else None
 
 
-def _look(pid: int) -> dict[str, Any] | None:
-    seen = _outside(pid)
-    if seen is None:
+def _scan_one(pid: int) -> dict[str, Any] | None:
+    fields = _outer_fields(pid)
+    if fields is None:
         return None
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
-    seen["environment"] = environment_of(pid)
-    seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    seen["person"] = None if seen["uid"] is None else person(seen["uid"])
-    seen["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
-    return seen
+    fields["environment"] = environment_of(pid)
+    fields["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    fields["person"] = None if fields["uid"] is None else person(fields["uid"])
+    fields["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
+    return fields
 
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
@@ -334,27 +334,27 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
     kernel, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
     times = contents(f"{task}/schedstat"), of_task
-    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
-    if found is None:
+    process_facts = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
+    if process_facts is None:
         return None
-    alone = stat(of_task) if thread else None
-    return {**vars(found), **({"state": alone.state} if alone else {})}
+    thread_stat = stat(of_task) if thread else None
+    return {**vars(process_facts), **({"state": thread_stat.state} if thread_stat else {})}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
     """Whose these processes are, for `each`: the kernel's word, which needs no look into them."""
-    found = {}
+    uids = {}
     for pid in numbers:
         with contextlib.suppress(OSError):
-            found[pid] = os.stat(f"/proc/{pid}").st_uid
-    return found
+            uids[pid] = os.stat(f"/proc/{pid}").st_uid
+    return uids
 
 
 def each(
-    look: Callable[[int], Any],
+    probe: Callable[[int], Any],
     numbers: Sequence[int],
     deadline: float,
-    owned: Mapping[int, object] | None = None,
+    owners_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
     """``look(number)`` of each, made in a fork; HANGS for those that gave no answer in time.
 
@@ -362,63 +362,67 @@ def each(
     owned:    whose each is: the owners take turns, and after one that hangs, its owner's others
               wait for everybody else's
     """
-    found: dict[int, Any] = {}
-    whose = owned or {}
-    todo, patience_s = by_owner(numbers, whose), _PATIENCE_S
+    answers: dict[int, Any] = {}
+    owner_by_number = owners_by_number or {}
+    waiting, patience_s = by_owner(numbers, owner_by_number), _PATIENCE_S
     hung: Counter[object] = Counter()
-    while todo and time.monotonic() < deadline:
+    while waiting and time.monotonic() < deadline:
 
-        def work(send: Send, todo: Sequence[int] = tuple(todo)) -> None:
+        def work(send: Send, todo: Sequence[int] = tuple(waiting)) -> None:
             for number in todo:
-                send([look(number)])
+                send([probe(number)])
 
         worker = ForkedWorker(work, max(0.2, deadline - time.monotonic()))
-        for seen in worker.messages(patience_s, deadline):
-            if seen is None:
+        for message in worker.messages(patience_s, deadline):
+            if message is None:
                 break
-            found[todo.pop(0)] = seen[0]
+            answers[waiting.pop(0)] = message[0]
         worker.end()
-        if todo and time.monotonic() < deadline:
-            number = todo.pop(0)
-            found[number] = HANGS
+        if waiting and time.monotonic() < deadline:
+            number = waiting.pop(0)
+            answers[number] = HANGS
             patience_s = _NEXT_PATIENCE_S
-            hung[whose.get(number)] += 1
-            todo.sort(key=lambda number: hung[whose.get(number)])
-    return {number: found[number] for number in numbers if number in found}
+            hung[owner_by_number.get(number)] += 1
+            waiting.sort(key=lambda number: hung[owner_by_number.get(number)])
+    return {number: answers[number] for number in numbers if number in answers}
 
 
-def by_owner(numbers: Iterable[int], whose: Mapping[int, object]) -> list[int]:
+def by_owner(numbers: Iterable[int], owner_by_number: Mapping[int, object]) -> list[int]:
     """The first of each owner, then the second of each, and so on."""
-    nth: Counter[object] = Counter()
+    count_by_owner: Counter[object] = Counter()
     ranked = []
     for number in numbers:
-        ranked.append((nth[whose.get(number)], number))
-        nth[whose.get(number)] += 1
+        ranked.append((count_by_owner[owner_by_number.get(number)], number))
+        count_by_owner[owner_by_number.get(number)] += 1
     return [number for _, number in sorted(ranked, key=lambda row: row[0])]
 
 
-def scan(deadline: float, numbers: Sequence[int] | None = None) -> tuple[list[Process], int]:
+def scan(
+    deadline: float, numbers: Sequence[int] | None = None
+) -> tuple[list[ScannedProcess], int]:
     """All processes (or these) that are no kernel threads, and how many were not looked at in
     time."""
     numbers = pids() if numbers is None else numbers
-    found = each(_look, numbers, deadline, owners(numbers))
-    left_out = len(numbers) - len(found)
-    for pid, seen in found.items():
-        if seen is HANGS:
-            known = _outside(pid)
-            found[pid] = {**known, "hangs": True} if known else None
-    return [Process(**seen) for seen in found.values() if seen], left_out
+    answers = each(_scan_one, numbers, deadline, owners(numbers))
+    left_out = len(numbers) - len(answers)
+    for pid, fields in answers.items():
+        if fields is HANGS:
+            remaining_fields = _outer_fields(pid)
+            answers[pid] = {**remaining_fields, "hangs": True} if remaining_fields else None
+    return [ScannedProcess(**fields) for fields in answers.values() if fields], left_out
 
 
 def children() -> dict[int, list[int]]:
     """Process -> those that it has started, of all that there are now, the oldest first."""
-    found: dict[int, list[tuple[float, int]]] = {}
+    children_by_parent: dict[int, list[tuple[float, int]]] = {}
     for pid in pids():
         # /proc/PID/stat never waits for the process.
-        known = stat(contents(f"/proc/{pid}/stat"))
-        if known and not known.kernel:
-            found.setdefault(known.parent, []).append((known.start_s, pid))
-    return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
+        parsed = stat(contents(f"/proc/{pid}/stat"))
+        if parsed and not parsed.kernel:
+            children_by_parent.setdefault(parsed.parent, []).append((parsed.start_s, pid))
+    return {
+        parent: [pid for _, pid in sorted(rows)] for parent, rows in children_by_parent.items()
+    }
 
 
 def observe(
@@ -428,14 +432,17 @@ def observe(
 
     threads: process -> the thread that counts, where that is not the main one
     """
-    of = threads or {}
-    found = each(
-        lambda pid: _facts(pid, thread=of.get(pid, 0)), numbers, deadline, owners(numbers)
+    thread_by_pid = threads or {}
+    answers = each(
+        lambda pid: _facts(pid, thread=thread_by_pid.get(pid, 0)),
+        numbers,
+        deadline,
+        owners(numbers),
     )
-    for pid, seen in found.items():
-        if seen is HANGS:
-            found[pid] = _facts(pid, locked=False, thread=of.get(pid, 0))
+    for pid, fields in answers.items():
+        if fields is HANGS:
+            answers[pid] = _facts(pid, locked=False, thread=thread_by_pid.get(pid, 0))
     return {
-        pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
-        for pid, seen in found.items()
+        pid: Facts(**{**fields, "kernel_stack": tuple(fields["kernel_stack"])}) if fields else None
+        for pid, fields in answers.items()
     }

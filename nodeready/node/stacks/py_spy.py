@@ -77,7 +77,7 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 
 
 @dataclass(frozen=True)
-class Thread:
+class PySpyThread:
     """A thread's name and stack. number: the kernel's; 0: not told"""
 
     name: str
@@ -103,11 +103,11 @@ class Dump:
     """
 
     main: tuple[Frame, ...] | None = None
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[PySpyThread, ...] = ()
     gil: str = ""
     error: str = ""
     locals: tuple[str, ...] = ()
-    own: bool = False
+    holds_gil: bool = False
     thread: int = 0
     spawned: int = -1
     spawns: int = -1
@@ -122,9 +122,9 @@ class Dump:
 
 def find(path: str) -> str:
     """The program: this one, or whichever the session has; "": none that we may run."""
-    for one in (path, shutil.which("py-spy") or ""):
-        if one and os.access(one, os.X_OK) and roots_alone(one):
-            return one
+    for candidate in (path, shutil.which("py-spy") or ""):
+        if candidate and os.access(candidate, os.X_OK) and roots_alone(candidate):
+            return candidate
     return ""
 
 
@@ -156,7 +156,7 @@ def parse(text: str, pid: int) -> Dump:
         if not isinstance(rows, list):
             raise TypeError(rows)
         threads = [
-            Thread(
+            PySpyThread(
                 str(row["thread_name"] or "")[:100],
                 _stack(row["frames"]),
                 _number(row.get("os_thread_id")),
@@ -174,19 +174,21 @@ def parse(text: str, pid: int) -> Dump:
         return Dump(error="py-spy's output makes no sense")
     if not threads:
         return Dump(error="py-spy found no thread")
-    main = next(found[-1] for found in mains if found)
-    rest = threads[:main] + threads[main + 1 :]
-    trainer = _trainer(threads) if _serves(threads[main]) else None
+    main = next(numbers[-1] for numbers in mains if numbers)
+    other_threads = threads[:main] + threads[main + 1 :]
+    trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
     if trainer is not None:
-        main, rest = trainer, threads[:trainer] + threads[trainer + 1 :]
+        main, other_threads = trainer, threads[:trainer] + threads[trainer + 1 :]
     if not threads[main].frames:
-        return Dump(threads=tuple(rest[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL)
+        return Dump(
+            threads=tuple(other_threads[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL
+        )
     return Dump(
         threads[main].frames,
-        tuple(rest[:_MOST_THREADS]),
+        tuple(other_threads[:_MOST_THREADS]),
         (gil or [""])[0],
         locals=_locals(rows[main]["frames"]),
-        own=rows[main].get("owns_gil") is True,
+        holds_gil=rows[main].get("owns_gil") is True,
         thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
@@ -200,13 +202,13 @@ _RAY_LOOP = ("main_loop", "ray/_private/worker.py")
 _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
 
 
-def _serves(thread: Thread) -> bool:
+def _is_ray_loop(thread: PySpyThread) -> bool:
     """Whether a main thread only waits for what Ray tells it to do."""
     last = thread.frames[-1] if thread.frames else CUT
     return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
 
 
-def _trainer(threads: Sequence[Thread]) -> int | None:
+def _trainer(threads: Sequence[PySpyThread]) -> int | None:
     """The thread of Ray Train's that trains; None: there is none."""
     for number, thread in enumerate(threads):
         for function, file, _ in thread.frames:
@@ -232,58 +234,62 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
         if str(frame.get("short_filename")).endswith(_SPAWN):
             for row in frame["locals"]:
                 if isinstance(row, dict) and row.get("name") == name:
-                    said = str(row.get("repr"))
-                    return int(said) if re.fullmatch(r"[0-9]{1,5}", said) else -1
+                    value = str(row.get("repr"))
+                    return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
     return -1
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
     """Variables of the innermost calls, of the user's own where there are some."""
-    told = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
-    users = [frame for frame in told if not _LIBRARY.search(str(frame.get("filename")))]
-    found = []
-    for frame in (users or told)[:_LOCAL_FRAMES]:
+    frames_with_locals = [
+        frame for frame in frames if isinstance(frame, dict) and frame.get("locals")
+    ]
+    user_frames = [
+        frame for frame in frames_with_locals if not _LIBRARY.search(str(frame.get("filename")))
+    ]
+    variables = []
+    for frame in (user_frames or frames_with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
         for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
             name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MOST_WORD]
             # An address is another one in every process.
             value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
             text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
-            found.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
-    return tuple(found)
+            variables.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
+    return tuple(variables)
 
 
-def words(ended: Ended) -> tuple[str, bool]:
+def failure_reason(ended: Ended) -> tuple[str, bool]:
     """Why a dump failed, on one line, and whether another try may do better."""
-    for pattern, said, again in _WORDS:
+    for pattern, message, is_retriable in _WORDS:
         if re.search(pattern, ended.err):
-            return said, again
-    told = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
-    said = re.sub(r"^Error: ", "", told[0].strip()[:200] if told else "")
+            return message, is_retriable
+    lines = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
+    message = re.sub(r"^Error: ", "", lines[0].strip()[:200] if lines else "")
     ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
-    return f"py-spy: {said or ending}", True
+    return f"py-spy: {message or ending}", True
 
 
 _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
-    kept = bytearray()
+    output = bytearray()
 
-    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
-        if stream == 1 and len(kept) <= MOST_BYTES:
-            kept.extend(piece)
+    def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
+        if stream == 1 and len(output) <= MOST_BYTES:
+            output.extend(chunk)
 
-    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), kept
+    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), output
 
 
-def _began(pid: int) -> float:
+def _start_s(pid: int) -> float:
     """When a process began, in seconds since boot; 0: there is none, or a zombie."""
-    known = stat(contents(f"/proc/{pid}/stat", 4096))
-    return known.start_s if known and known.state not in "ZXx" else 0.0
+    parsed = stat(contents(f"/proc/{pid}/stat", 4096))
+    return parsed.start_s if parsed and parsed.state not in "ZXx" else 0.0
 
 
-def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:
+def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN) -> Dump:
     """A dump of this process; what came in the way is its `error`.
 
     limit_s: seconds that are left at all
@@ -294,9 +300,9 @@ def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str =
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
-    native = how == NATIVE
-    argv = [path, "dump", "--json", *_OPTIONS[how], "--pid", str(pid)]
-    error, began = "", _began(pid)
+    native = mode == NATIVE
+    argv = [path, "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
+    error, started_s = "", _start_s(pid)
     # A process that runs changes under the eyes of whoever does not stop it.
     for _ in range(1 if native else 2):
         try:
@@ -304,20 +310,20 @@ def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str =
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error=ENDED)
         try:
-            ended, kept = _run(
+            ended, output = _run(
                 supervisor, confined, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
             )
         except OSError as problem:
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")
         if ended.rc is None:
             return Dump(error=HUNG)
-        if len(kept) > MOST_BYTES:
+        if len(output) > MOST_BYTES:
             return Dump(error=f"its stacks are more than {MOST_BYTES >> 20} MB")
         if ended.rc == 0:
-            return parse(kept.decode("utf-8", "replace"), pid)
-        error, again = words(ended)
-        if _began(pid) != began or not began:
+            return parse(output.decode("utf-8", "replace"), pid)
+        error, is_retriable = failure_reason(ended)
+        if _start_s(pid) != started_s or not started_s:
             return Dump(error=ENDED)
-        if not again or supervisor.left_s < 1:
+        if not is_retriable or supervisor.left_s < 1:
             break
     return Dump(error=error)

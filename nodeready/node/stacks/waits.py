@@ -95,7 +95,7 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Call:
+class WaitCall:
     """What one thread waits for, as far as it can be told alone.
 
     verb:    the system call, as it is shown; "": none
@@ -121,7 +121,7 @@ class Call:
     holders: tuple[int, ...] = ()
 
 
-def look(pid: int, thread: int = 0) -> list[Any] | None:
+def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
     """The main thread's call, as plain data for `Call`; None: it runs, or we may not see that.
 
     It may wait with the process: for `processes.each`. thread: another one than the main one
@@ -134,7 +134,7 @@ def look(pid: int, thread: int = 0) -> list[Any] | None:
         return None
     arguments = [int(word, 16) for word in words[1:7]]
     channel = contents(f"/proc/{pid}/task/{thread or pid}/wchan")
-    return _Thread(pid, arguments, channel).call(verb, names)
+    return _WaitingThread(pid, arguments, channel).call(verb, names)
 
 
 def _signed(value: int) -> int:
@@ -143,7 +143,7 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-class _Thread:
+class _WaitingThread:
     def __init__(self, pid: int, arguments: Sequence[int], channel: str = "") -> None:
         self.pid, self.arguments, self._channel = pid, arguments, channel
         self.objects: list[str] = []
@@ -170,17 +170,17 @@ class _Thread:
         elif names == "waitid":
             child = self.arguments[1] if first == _P_PID else -1
         elif names in ("poll", "select", "epoll"):
-            self._set(names)
+            self._descriptor_set(names)
         elif verb == "futex":
             timed = self.arguments[3] != 0
             if not self.arguments[1] & _FUTEX_PRIVATE:
                 maps = contents(f"/proc/{self.pid}/maps", MAPS_BYTES)
-                places = shared_maps(maps).items()
-                at = self.arguments[0]
-                shared = next((n for n, (low, end) in places if low <= at < end), "")
+                mappings = shared_maps(maps).items()
+                address = self.arguments[0]
+                shared = next((n for n, (low, end) in mappings if low <= address < end), "")
         return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
 
-    def _memory(self, address: int, most: int) -> bytes:
+    def _memory(self, address: int, max_bytes: int) -> bytes:
         """Bytes of its memory, up to the end of the mapping."""
         if not 0 < address < 1 << 63:
             return b""
@@ -188,23 +188,23 @@ class _Thread:
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 # Page by page: what follows a string may not be there.
-                data, end = b"", address + most
+                data, end = b"", address + max_bytes
                 while address < end:
-                    piece = os.pread(number, min(end, (address | 4095) + 1) - address, address)
-                    data, address = data + piece, address + len(piece)
-                    if not piece or b"\0" in piece:
+                    chunk = os.pread(number, min(end, (address | 4095) + 1) - address, address)
+                    data, address = data + chunk, address + len(chunk)
+                    if not chunk or b"\0" in chunk:
                         break
                 return data
             finally:
                 os.close(number)
         return b""
 
-    def _words(self, address: int, most: int) -> bytes:
+    def _words(self, address: int, max_bytes: int) -> bytes:
         """Bytes of its memory that may have zeros."""
         with contextlib.suppress(OSError, OverflowError, ValueError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return os.pread(number, most, address) if address else b""
+                return os.pread(number, max_bytes, address) if address else b""
             finally:
                 os.close(number)
         return b""
@@ -256,24 +256,27 @@ class _Thread:
         elif link.startswith("anon_inode:"):
             self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
         elif link.startswith("/"):
-            known = self._type(link) if not link.startswith("/dev/") else ""
+            file_system = self._type(link) if not link.startswith("/dev/") else ""
             if _PIPED.search(self._channel):
                 # A pipe with a name. Its phrase is the name.
                 self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
-            self.objects.append(f"{link[-_WIDE:]}{known}")
+            self.objects.append(f"{link[-_WIDE:]}{file_system}")
         return ""
 
     def _socket(self, inode: int, verb: str) -> tuple[str, str]:
         verb = {"read": "recv", "write": "send"}.get(verb, verb)
         for name in ("tcp", "tcp6", "udp", "udp6"):
             table = contents(f"/proc/{self.pid}/net/{name}", _TABLE_BYTES)
-            found = tcp_row(table, inode)
-            if found:
-                own, peer, state = found
+            socket_row = tcp_row(table, inode)
+            if socket_row:
+                local_address, peer, state = socket_row
                 if state == _LISTEN:
-                    return "accept" if verb == "accept" else verb, f"connections to {own}"
+                    return (
+                        "accept" if verb == "accept" else verb,
+                        f"connections to {local_address}",
+                    )
                 if name in _TCP:
-                    self.sockets.append((own, peer))
+                    self.sockets.append((local_address, peer))
                 return ("connect" if state == _SYN_SENT else verb), peer
         for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
             words = row.split(None, 7)
@@ -285,47 +288,47 @@ class _Thread:
 
     def _connect(self, number: int) -> None:
         data = self._words(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
-        found = address(data)
-        if found:
-            self.objects.append(found)
+        peer = address(data)
+        if peer:
+            self.objects.append(peer)
         else:
             self._descriptor(number, "connect")
 
-    def _set(self, names: str) -> None:
+    def _descriptor_set(self, names: str) -> None:
         """Add what a set of descriptors stands for."""
-        wanted: list[tuple[int, str]] = []
+        descriptors: list[tuple[int, str]] = []
         if names == "poll":
             count = min(self.arguments[1], _MOST_POLLED)
             data = self._words(self.arguments[0], count * 8)
-            for at in range(0, len(data) - 7, 8):
-                number, events, _ = struct.unpack_from("=ihh", data, at)
+            for offset in range(0, len(data) - 7, 8):
+                number, events, _ = struct.unpack_from("=ihh", data, offset)
                 # POLLOUT of poll(2) asks for room, what else for something to read.
-                wanted.append((number, "r" if events & 4 and not events & 1 else "w"))
+                descriptors.append((number, "r" if events & 4 and not events & 1 else "w"))
         elif names == "select":
             count = min(max(_signed(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
                 bits = int.from_bytes(
                     self._words(self.arguments[place], (count + 63) // 64 * 8), "little"
                 )
-                wanted += [(number, end) for number in range(count) if bits >> number & 1]
+                descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
             text = contents(f"/proc/{self.pid}/fdinfo/{_signed(self.arguments[0])}")
             for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
                 events = int(mask, 16)
-                wanted.append((int(number), "r" if events & 4 and not events & 1 else "w"))
-        for number, end in wanted[:_MOST_POLLED]:
+                descriptors.append((int(number), "r" if events & 4 and not events & 1 else "w"))
+        for number, end in descriptors[:_MOST_POLLED]:
             if number >= 0:
                 self._descriptor(number, names, end)
 
 
 def _mount(row: str) -> tuple[str, str] | None:
     """Where a row of /proc/PID/mountinfo is mounted, and its type."""
-    words, _, rest = row.partition(" - ")
+    words, _, source = row.partition(" - ")
     fields = words.split(" ")
-    if len(fields) < 6 or not rest:
+    if len(fields) < 6 or not source:
         return None
-    place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
-    return place, rest.split(" ")[0][:40]
+    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return place, source.split(" ")[0][:40]
 
 
 def _host(text: str) -> str:
@@ -345,11 +348,11 @@ def _host(text: str) -> str:
 def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
     """Own address, peer and state of a socket in /proc/net/tcp or its kin; None: not there."""
     end = r"([0-9A-F]+:[0-9A-F]{4})"
-    found = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
-    if not found:
+    match = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
+    if not match:
         return None
     try:
-        return _host(found[1]), _host(found[2]), int(found[3], 16)
+        return _host(match[1]), _host(match[2]), int(match[3], 16)
     except (ValueError, struct.error):
         return None
 
@@ -369,7 +372,7 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
                     inodes.add(link[8:-1])
     names = (f"{UNIX}{inode}" for inode in inodes)
     peers = frozenset(local.values())
-    found = [(name, local.get(name, "")) for name in names if name in local or name in peers]
+    connections = [(name, local.get(name, "")) for name in names if name in local or name in peers]
     for table in _TCP if inodes else ():
         for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
             words = row.split(None, 10)
@@ -378,43 +381,43 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
                     state = int(words[3], 16)
                     if state in (_ESTABLISHED, _LISTEN):
                         peer = "" if state == _LISTEN else _host(words[2])
-                        found.append((_host(words[1]), peer))
-    return found
+                        connections.append((_host(words[1]), peer))
+    return connections
 
 
 def unix_peers() -> dict[str, str]:
     """The connected sockets of this machine (unix(7)), and the other end of each, as `sockets` has
     them: asked of the kernel (sock_diag(7)), which shows them by their inodes."""
-    found: dict[str, str] = {}
+    peers: dict[str, str] = {}
     with (
         contextlib.suppress(OSError, struct.error),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
     ):
         kernel.settimeout(_ENDS_S)
-        asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
-        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 1, 0) + asked)
+        request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
         while True:
-            data, at = kernel.recv(1 << 16), 0
-            while at < len(data):
-                length, kind = struct.unpack_from("=IH", data, at)
+            data, offset = kernel.recv(1 << 16), 0
+            while offset < len(data):
+                length, kind = struct.unpack_from("=IH", data, offset)
                 if kind != _BY_FAMILY:
-                    return found
-                (inode,) = struct.unpack_from("=I", data, at + 20)
+                    return peers
+                (inode,) = struct.unpack_from("=I", data, offset + 20)
                 # After the two heads come attributes: length, kind, value.
-                if length >= 40 and struct.unpack_from("=HH", data, at + 32) == (8, 2):
-                    (peer,) = struct.unpack_from("=I", data, at + 36)
-                    found[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
-                at += length + -length % 4
-    return found
+                if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
+                    (peer,) = struct.unpack_from("=I", data, offset + 36)
+                    peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                offset += length + -length % 4
+    return peers
 
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
     """Files of /proc/PID/maps by which a process shares memory that it may write: device and
     inode -> where the first such mapping begins and ends."""
-    found: dict[str, tuple[int, int]] = {}
+    mapping_by_file: dict[str, tuple[int, int]] = {}
     for low, end, device, inode in _SHARED.findall(maps):
-        found.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
-    return found
+        mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
+    return mapping_by_file
 
 
 _SHARED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ (\S+) ([1-9]\d*)", re.M)
@@ -444,58 +447,58 @@ def lock_holder(text: str, pid: int) -> int:
     """Who holds the lock that a process waits for, in /proc/locks (proc_locks(5)); 0: nobody is
     named there. Whoever waits stands below the lock, under the same number, with an arrow."""
     holder: dict[str, int] = {}
-    for number, waits, _, who in _LOCK.findall(text):
+    for number, waits, _, pid_text in _LOCK.findall(text):
         if not waits:
-            holder[number] = int(who)
-        elif int(who) == pid:
+            holder[number] = int(pid_text)
+        elif int(pid_text) == pid:
             return max(0, holder.get(number, 0))
     return 0
 
 
-def _ends(pid: int, wanted: frozenset[int | str]) -> list[tuple[int | str, str]]:
+def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:
     """The pipes of these that a process has, with the ends. A link tells without its target."""
-    found: set[tuple[int | str, str]] = set()
+    pipe_ends: set[tuple[int | str, str]] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
             with contextlib.suppress(OSError, ValueError):
                 path = f"/proc/{pid}/fd/{name}"
                 link = os.readlink(path)
                 inode = int(link[6:-1]) if link.startswith("pipe:[") else link
-                if inode in wanted:
+                if inode in inodes:
                     # symlink's permissions: how the file was opened (proc_pid_fd(5)).
                     mode = os.lstat(path).st_mode
-                    found |= {(inode, "r")} if mode & stat.S_IRUSR else set()
-                    found |= {(inode, "w")} if mode & stat.S_IWUSR else set()
-    return sorted(found, key=str)
+                    pipe_ends |= {(inode, "r")} if mode & stat.S_IRUSR else set()
+                    pipe_ends |= {(inode, "w")} if mode & stat.S_IWUSR else set()
+    return sorted(pipe_ends, key=str)
 
 
 @dataclass
-class Ends:
+class PipeEnds:
     """Who has which end of which pipe.
 
     who:   (inode, end) -> processes, the nearest first
     whole: every process of the same users was looked at
     """
 
-    who: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
-    whole: bool = True
+    pids: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
+    is_complete: bool = True
 
 
-def ends(wanted: Iterable[int | str], pids: Sequence[int], deadline: float) -> Ends:
+def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: float) -> PipeEnds:
     """Who of these processes has an end of these pipes. pids: the likeliest first"""
-    inodes = frozenset(wanted)
-    found = Ends()
+    inodes = frozenset(pipes)
+    pipe_ends = PipeEnds()
     if not inodes:
-        return found
-    seen = each(lambda pid: _ends(pid, inodes), pids, deadline)
+        return pipe_ends
+    answers = each(lambda pid: _pipe_ends_of(pid, inodes), pids, deadline)
     for pid in pids:
-        rows = seen.get(pid, HANGS)
+        rows = answers.get(pid, HANGS)
         if rows is HANGS:
-            found.whole = False
+            pipe_ends.is_complete = False
             continue
         for inode, end in rows:
-            found.who.setdefault((inode, end), []).append(pid)
-    return found
+            pipe_ends.pids.setdefault((inode, end), []).append(pid)
+    return pipe_ends
 
 
 # --- The phrase.
@@ -503,86 +506,94 @@ def ends(wanted: Iterable[int | str], pids: Sequence[int], deadline: float) -> E
 
 def observe(
     threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
-) -> dict[int, tuple[Call, str]]:
+) -> dict[int, tuple[WaitCall, str]]:
     """What these processes wait for, each with the phrase for it.
 
     threads: process -> its thread that counts; 0: the main one
     near:    process -> those that may have the other end of its pipes, the likeliest first
     """
     pids = list(threads)
-    seen = each(lambda pid: look(pid, threads[pid]), pids, deadline, owners(pids))
-    known = {pid: Call(*row) for pid, row in seen.items() if row and row is not HANGS}
-    inodes = {inode for call in known.values() for _, inode, _ in call.pipes}
-    likely: dict[int, None] = {}
-    for pid, call in known.items():
+    rows = each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
+    call_by_pid = {pid: WaitCall(*row) for pid, row in rows.items() if row and row is not HANGS}
+    inodes = {inode for call in call_by_pid.values() for _, inode, _ in call.pipes}
+    likely_pids: dict[int, None] = {}
+    for pid, call in call_by_pid.items():
         if call.pipes:
-            likely.update(dict.fromkeys(near.get(pid, ())))
-    until = min(deadline, time.monotonic() + _ENDS_S)
-    others = ends(inodes, list(likely), until)
-    locks = contents("/proc/locks") if any(call.lock for call in known.values()) else ""
+            likely_pids.update(dict.fromkeys(near.get(pid, ())))
+    deadline_of_ends = min(deadline, time.monotonic() + _ENDS_S)
+    pipe_ends = find_pipe_ends(inodes, list(likely_pids), deadline_of_ends)
+    locks = contents("/proc/locks") if any(call.lock for call in call_by_pid.values()) else ""
     return {
         pid: (
-            replace(call, holders=_holders(pid, call, others, locks)),
-            phrase(pid, call, others, locks),
+            replace(call, holders=_holders(pid, call, pipe_ends, locks)),
+            phrase(pid, call, pipe_ends, locks),
         )
-        for pid, call in known.items()
+        for pid, call in call_by_pid.items()
     }
 
 
-def _holders(pid: int, call: Call, others: Ends, locks: str) -> tuple[int, ...]:
+def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
     """Who has the lock of a file, or the other ends of the pipes that a call waits for; () where
     not everybody was looked at."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)
-    if not others.whole:
+    if not pipe_ends.is_complete:
         return ()
-    found = [others.who.get((inode, end), []) for _, inode, end in call.pipes]
-    return tuple(dict.fromkeys(pid for pids in found for pid in pids))
+    holders = [pipe_ends.pids.get((inode, end), []) for _, inode, end in call.pipes]
+    return tuple(dict.fromkeys(pid for pids in holders for pid in pids))
 
 
-def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
+def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
     """``read of /data/shard-5 (nfs4)``: what a process waits for, one line."""
     objects = list(call.objects)
-    for at, inode, end in call.pipes:
-        if at >= 0:
-            objects[at] = _pipe(pid, inode, end, others)
+    for index, inode, end in call.pipes:
+        if index >= 0:
+            objects[index] = _pipe(pid, inode, end, pipe_ends)
     if call.child:
         return f"wait for child {named(call.child)}" if call.child > 0 else "wait for any child"
-    named_ = list(dict.fromkeys(objects))
+    names = list(dict.fromkeys(objects))
     text = call.verb
-    if named_:
-        joint = {"connect": "to", "write": "to", "send": "to", "recv": "from", "accept": "of"}.get(
-            call.verb, "of"
-        )
-        more = f" and {len(named_) - _NAMED} more" if len(named_) > _NAMED else ""
-        text += f" {joint} {', '.join(named_[:_NAMED])}{more}"
+    if names:
+        preposition = {
+            "connect": "to",
+            "write": "to",
+            "send": "to",
+            "recv": "from",
+            "accept": "of",
+        }.get(call.verb, "of")
+        suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
     if call.lock:
         holder = lock_holder(locks, pid)
         text += f", held by pid {named(holder)}" if holder else ""
     return text
 
 
-def _pipe(pid: int, inode: int | str, end: str, others: Ends) -> str:
-    does = "writes" if end == "w" else "reads"
-    who = [one for one in others.who.get((inode, end), ()) if one != pid]
-    if not who:
+def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
+    verb = "writes" if end == "w" else "reads"
+    holders = [holder for holder in pipe_ends.pids.get((inode, end), ()) if holder != pid]
+    if not holders:
         # The kernel ends a wait for a pipe whose other end nobody has (pipe(7)).
-        own = pid in others.who.get((inode, end), ())
-        return f"a pipe that only it {does} itself" if own and others.whole else "a pipe"
-    few = f"pid {named(who[0])}"
-    if len(who) > 1:
-        few = f"pids {', '.join(map(str, who[:_NAMED]))}"
-        few += f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
-        does = does.rstrip("s")
-    return f"a pipe that {few} {does}"
+        is_holder = pid in pipe_ends.pids.get((inode, end), ())
+        return (
+            f"a pipe that only it {verb} itself"
+            if is_holder and pipe_ends.is_complete
+            else "a pipe"
+        )
+    holder_text = f"pid {named(holders[0])}"
+    if len(holders) > 1:
+        holder_text = f"pids {', '.join(map(str, holders[:_NAMED]))}"
+        holder_text += f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        verb = verb.rstrip("s")
+    return f"a pipe that {holder_text} {verb}"
 
 
 def named(pid: int) -> str:
     """``55 (gcc)``; with the state of one that is stopped or has ended."""
     text = contents(f"/proc/{pid}/stat")
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    if not rest:
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    if not fields:
         return f"{pid} (ended)"
-    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(rest.split()[0], "")
+    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(fields.split()[0], "")
     return f"{pid} ({name[:40]}{state})"

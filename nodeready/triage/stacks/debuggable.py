@@ -1,6 +1,6 @@
 """Whether a running job can be debugged when it hangs or dies: what is there, and what is not.
 
-Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stacks.beside`).
+Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stacks.ask_witnesses`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
 from nodeready.json_types import MomentOrEmpty
-from nodeready.node.stacks.beside import (
+from nodeready.node.stacks.ask_witnesses import (
     RECORDER,
     RECORDER_ON,
     buffer_variable,

@@ -19,18 +19,18 @@ from typing import Any
 
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes, py_spy, waits
-from nodeready.node.stacks.processes import HANGS, Process, contents, each
+from nodeready.node.stacks.processes import HANGS, ScannedProcess, contents, each
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import (
     Computes,
-    Identity,
-    Rank,
+    JobRank,
+    RankIdentity,
     StackTable,
-    Target,
-    noise,
+    StackTarget,
+    is_ray_trainer,
+    only_tracks,
     owner_of,
     program,
-    trains,
 )
 from nodeready.node.witnesses import logs
 
@@ -65,12 +65,12 @@ _STACKS = (
 )  # fmt: skip
 
 
-def kind(process: Process, dump: Dump | None = None) -> str:
+def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
     """What a process is for: by its stack, where there is one, else by its name and words."""
     calls = [(frame[0], frame[1]) for frame in (dump.main if dump else None) or ()]
-    for function, file, found in _STACKS:
+    for function, file, kind_of_call in _STACKS:
         if any(name == function and place.endswith(file) for name, place in calls):
-            return found
+            return kind_of_call
     if _WORKERS.match(process.name):
         return LOADER
     name = program(process)
@@ -80,19 +80,24 @@ def kind(process: Process, dump: Dump | None = None) -> str:
 
 
 def _descendants(
-    pid: int, children: Mapping[int, Sequence[int]], apart: Collection[int]
+    pid: int, children: Mapping[int, Sequence[int]], excluded: Collection[int]
 ) -> Iterator[int]:
     """What a process has started, the nearest first, without these and what they have started."""
-    seen, level = {pid}, [pid]
+    visited, level = {pid}, [pid]
     while level:
-        found = [child for one in level for child in children.get(one, ()) if child not in seen]
-        level = [child for child in dict.fromkeys(found) if child not in apart]
-        seen.update(level)
+        started = [
+            child for parent in level for child in children.get(parent, ()) if child not in visited
+        ]
+        level = [child for child in dict.fromkeys(started) if child not in excluded]
+        visited.update(level)
         yield from level
 
 
 def find(
-    targets: Sequence[Target], known: Sequence[Process], ours: Collection[int], deadline: float
+    targets: Sequence[StackTarget],
+    scanned: Sequence[ScannedProcess],
+    own_pids: Collection[int],
+    deadline: float,
 ) -> None:
     """Give each target the processes below it as they are now.
 
@@ -100,82 +105,100 @@ def find(
     ours:  processes that are no job's
     """
     children = processes.children()
-    apart = {target.pid for target in targets} | set(ours)
-    of: dict[int, list[int]] = {}
+    excluded = {target.pid for target in targets} | set(own_pids)
+    pids_by_place: dict[int, list[int]] = {}
     for place, target in enumerate(targets):
         if not target.rank.stranger and target.facts:
-            of[place] = list(_descendants(target.pid, children, apart))
-    before = {process.pid: process for process in known}
+            pids_by_place[place] = list(_descendants(target.pid, children, excluded))
+    process_by_pid = {process.pid: process for process in scanned}
     # A worker that was forked and has not called exec yet has the words of who forked it.
-    new = [pid for pids in of.values() for pid in pids[: 2 * MOST] if pid not in before]
-    found, _ = processes.scan(deadline, new)
-    before.update((process.pid, process) for process in found)
-    for place, pids in of.items():
+    new = [
+        pid
+        for pids in pids_by_place.values()
+        for pid in pids[: 2 * MOST]
+        if pid not in process_by_pid
+    ]
+    new_processes, _ = processes.scan(deadline, new)
+    process_by_pid.update((process.pid, process) for process in new_processes)
+    for place, pids in pids_by_place.items():
         target = targets[place]
-        wanted = [before[pid] for pid in pids if pid in before and not noise(before[pid])]
-        target.below = [_target(process, target) for process in wanted[:MOST]]
-        if len(wanted) > MOST:
-            target.add_note(f"{len(wanted) - MOST} more processes below it are not looked at")
+        candidates = [
+            process_by_pid[pid]
+            for pid in pids
+            if pid in process_by_pid and not only_tracks(process_by_pid[pid])
+        ]
+        target.descendants = [_target(process, target) for process in candidates[:MOST]]
+        if len(candidates) > MOST:
+            target.add_note(f"{len(candidates) - MOST} more processes below it are not looked at")
 
 
-def _target(process: Process, above: Target) -> Target:
+def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
     """A process below a rank takes its turn with the rank's owner."""
-    found = Target(Rank(process, Identity(owner=above.rank.identity.owner)))
-    found.cpu_s.append(process.cpu_s)
-    return found
+    target = StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
+    target.cpu_s.append(process.cpu_s)
+    return target
 
 
-def in_order(targets: Sequence[Target]) -> list[Target]:
+def in_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
     """Those whose stacks are wanted, one of each sort of a rank before the second of any.
 
     Workers that wait at the same place for the same are of one sort: where time is short, what
     differs has been looked at.
     """
-    ranked: list[tuple[int, int, Target]] = []
+    ranked: list[tuple[int, int, StackTarget]] = []
     for target in targets:
         count: dict[tuple[str, ...], int] = {}
-        for one in target.below:
-            now = one.facts[-1] if one.facts else None
-            if now is None or not one.rank.process.python:
+        for descendant in target.descendants:
+            facts = descendant.facts[-1] if descendant.facts else None
+            if facts is None or not descendant.rank.process.python:
                 continue
-            sort = (kind(one.rank.process), now.state, now.wait_channel, _words(one.waits_on))
+            sort = (
+                kind(descendant.rank.process),
+                facts.state,
+                facts.wait_channel,
+                _without_numbers(descendant.waits_on),
+            )
             nth = count[sort] = count.get(sort, -1) + 1
-            ranked.append((nth, len(ranked), one))
-    return [one for _, _, one in sorted(ranked, key=lambda row: row[:2])]
+            ranked.append((nth, len(ranked), descendant))
+    return [descendant for _, _, descendant in sorted(ranked, key=lambda row: row[:2])]
 
 
-def _words(phrase: str) -> str:
+def _without_numbers(phrase: str) -> str:
     """A phrase without its numbers: pids, ports and inodes are everybody's own."""
     return re.sub(r"\d+", "N", phrase)
 
 
-def plain(above: Target, table: StackTable) -> list[dict[str, Any]]:
+def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
     """The part of the trace."""
-    return [_row(one, table) for one in above.below if not _serves(one)]
+    return [
+        _row(descendant, table)
+        for descendant in rank.descendants
+        if not _is_fork_server(descendant)
+    ]
 
 
-def _serves(one: Target) -> bool:
+def _is_fork_server(descendant: StackTarget) -> bool:
     """Whether a process is an idle fork server: its workers are processes below, as well."""
-    stack = (one.dumps[-1].main if one.dumps else None) or ()
-    above = [(frame[0], frame[1]) for frame in stack[-2:-1]]
-    return above == [("main", "multiprocessing/forkserver.py")]
+    stack = (descendant.dumps[-1].main if descendant.dumps else None) or ()
+    callers = [(frame[0], frame[1]) for frame in stack[-2:-1]]
+    return callers == [("main", "multiprocessing/forkserver.py")]
 
 
-def _row(one: Target, table: StackTable) -> dict[str, Any]:
-    process, now = one.rank.process, one.settled
-    dump = one.dumps[-1] if one.dumps else Dump()
-    why = dump.error if process.python else "not Python"
+def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
+    process, facts = descendant.rank.process, descendant.settled
+    dump = descendant.dumps[-1] if descendant.dumps else Dump()
+    reason = dump.error if process.python else "not Python"
     return {
         "pid": process.pid,
         "parent": process.parent,
         "kind": kind(process, dump),
         "command": process.command[:200] or process.name,
-        "state": now.state if now else "",
-        "wait_channel": now.wait_channel if now else "",
-        "cpu_s": one.cpu_s,
-        "waits_on": one.waits_on,
+        "state": facts.state if facts else "",
+        "wait_channel": facts.wait_channel if facts else "",
+        "cpu_s": descendant.cpu_s,
+        "waits_on": descendant.waits_on,
         "main": None if dump.main is None else table.add(dump.main),
-        "error": ("; ".join(one.notes) or why) if dump.main is None else "",
+        "error": ("; ".join(descendant.notes) or reason) if dump.main is None else "",
     }
 
 
@@ -200,93 +223,110 @@ JOB = r"pid ([0-9]{1,9})"
 _ESTABLISHED = 1  # of /proc/net/tcp
 
 
-def holders(seen: Sequence[Process], deadline: float) -> set[int]:
+def library_holders(processes_to_check: Sequence[ScannedProcess], deadline: float) -> set[int]:
     """The Pythons among these that have torch or JAX in memory."""
-    pythons = {p.pid: p.uid for p in seen if p.python or p.command.startswith("ray::")}
-    found = each(_holds, list(pythons), deadline, pythons)
-    return {pid for pid, holds in found.items() if holds is True}
+    pythons = {
+        p.pid: p.uid for p in processes_to_check if p.python or p.command.startswith("ray::")
+    }
+    answers = each(_has_library, list(pythons), deadline, pythons)
+    return {pid for pid, holds in answers.items() if holds is True}
 
 
-def _holds(pid: int) -> bool:
+def _has_library(pid: int) -> bool:
     return bool(_LIBRARIES.search(contents(f"/proc/{pid}/maps", _MAPS_BYTES)))
 
 
 def computes(deadline: float) -> Computes:
     """Tells of two Pythons whether the lower one is the one that computes: it alone has torch or
     JAX in memory; or both alike, and it alone has connections."""
-    known: dict[int, tuple[bool, bool]] = {}
+    signs_by_pid: dict[int, tuple[bool, bool]] = {}
 
-    def is_lower(above: Process, child: Process) -> bool:
-        new = {one.pid: one.uid for one in (above, child) if one.pid not in known}
-        for pid, signs in each(_signs, list(new), deadline, new).items():
+    def is_lower(parent: ScannedProcess, child: ScannedProcess) -> bool:
+        owner_by_pid = {
+            process.pid: process.uid
+            for process in (parent, child)
+            if process.pid not in signs_by_pid
+        }
+        for pid, signs in each(_signs, list(owner_by_pid), deadline, owner_by_pid).items():
             if signs is not HANGS:
-                known[pid] = signs[0], signs[1]
-        if above.pid not in known or child.pid not in known:
+                signs_by_pid[pid] = signs[0], signs[1]
+        if parent.pid not in signs_by_pid or child.pid not in signs_by_pid:
             return False
-        upper, lower = known[above.pid], known[child.pid]
-        return lower[0] > upper[0] or (lower[0] == upper[0] and lower[1] > upper[1])
+        parent_signs, child_signs = signs_by_pid[parent.pid], signs_by_pid[child.pid]
+        return child_signs[0] > parent_signs[0] or (
+            child_signs[0] == parent_signs[0] and child_signs[1] > parent_signs[1]
+        )
 
     return is_lower
 
 
 def _signs(pid: int) -> tuple[bool, bool]:
     """Whether it has torch or JAX in memory, and whether it has connections."""
-    return _holds(pid), any(peer for _, peer in waits.sockets(pid, {}))
+    return _has_library(pid), any(peer for _, peer in waits.sockets(pid, {}))
 
 
 def find_spawned(
-    supervisor: Supervisor, path: str, seen: Sequence[Process], ours: Collection[int]
-) -> list[Rank]:
+    supervisor: Supervisor, path: str, scanned: Sequence[ScannedProcess], own_pids: Collection[int]
+) -> list[JobRank]:
     """The ranks of a node where no process has a number of its own; [] where nothing tells that
     there is more than one.
 
     path: py-spy's; seen: all processes; ours: processes that are no job's
     """
-    theirs = [p for p in seen if p.pid not in ours]
+    candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
-    having = holders([p for p in theirs if not _NOT_RANKS.search(p.command)], deadline)
-    parents = {p.pid: p.parent for p in seen}
-    top = [p for p in theirs if p.pid in having and not having & _above(p.pid, parents)]
-    found: list[Rank] = []
-    alone: dict[tuple[int | None, str], list[Process]] = defaultdict(list)
+    library_pids = library_holders(
+        [p for p in candidates if not _NOT_RANKS.search(p.command)], deadline
+    )
+    parents = {p.pid: p.parent for p in scanned}
+    top = [
+        p
+        for p in candidates
+        if p.pid in library_pids and not library_pids & _ancestors(p.pid, parents)
+    ]
+    ranks: list[JobRank] = []
+    single_by_program: dict[tuple[int | None, str], list[ScannedProcess]] = defaultdict(list)
     for process in top:
-        of = started_by(supervisor, path, process, theirs)
-        found += of
-        if not of:
-            alone[process.uid, program(process)].append(process)
+        started = started_by(supervisor, path, process, candidates)
+        ranks += started
+        if not started:
+            single_by_program[process.uid, program(process)].append(process)
     # One alone may be anything; some of the same program are what a person starts by hand.
-    for same in alone.values():
-        found += [_rank(process) for process in same] if len(same) > 1 else []
-    return found
+    for siblings in single_by_program.values():
+        ranks += [_rank(process) for process in siblings] if len(siblings) > 1 else []
+    return ranks
 
 
-def numbered(found: Sequence[Rank], deadline: float) -> list[Rank]:
+def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
     """The same ranks, with their numbers those of Ray Train's of which Ray's log tells them.
 
     Where one of a job's says nothing, or two say the same, none of the job's has a number: some
     with and some without could not be counted.
     """
-    asked: dict[int, Rank] = {}
-    for rank in found:
-        if trains(rank.process) and rank.identity.rank is None and not rank.stranger:
-            asked[rank.process.pid] = rank
-    if not asked:
-        return list(found)
-    uids = {pid: rank.process.uid or 0 for pid, rank in asked.items()}
-    told = each(lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids)
+    unnumbered: dict[int, JobRank] = {}
+    for rank in ranks:
+        if is_ray_trainer(rank.process) and rank.identity.rank is None and not rank.stranger:
+            unnumbered[rank.process.pid] = rank
+    if not unnumbered:
+        return list(ranks)
+    uids = {pid: rank.process.uid or 0 for pid, rank in unnumbered.items()}
+    number_by_pid = each(lambda pid: _number_in_ray(pid, uids[pid]), list(uids), deadline, uids)
     jobs: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for pid, rank in asked.items():
+    for pid, rank in unnumbered.items():
         jobs[rank.identity.owner, rank.identity.job].append(pid)
     for pids in jobs.values():
-        said = [one for pid in pids if (one := told.get(pid)) not in (None, HANGS)]
-        places, sizes = {one[0] for one in said}, {one[1] for one in said}
+        numbers = [
+            number for pid in pids if (number := number_by_pid.get(pid)) not in (None, HANGS)
+        ]
+        places, sizes = {number[0] for number in numbers}, {number[1] for number in numbers}
         if len(places) == len(pids) and len(sizes) == 1 and max(places) < min(sizes):
-            for pid, (place, size) in zip(pids, said, strict=True):
-                who = replace(asked[pid].identity, rank=place, world_size=size)
-                asked[pid] = replace(asked[pid], identity=who)
-    made = [asked.get(rank.process.pid, rank) for rank in found]
+            for pid, (rank_number, size) in zip(pids, numbers, strict=True):
+                identity = replace(unnumbered[pid].identity, rank=rank_number, world_size=size)
+                unnumbered[pid] = replace(unnumbered[pid], identity=identity)
+    renumbered = [unnumbered.get(rank.process.pid, rank) for rank in ranks]
     return sorted(
-        made, key=lambda one: (one.stranger, one.identity.rank is None, one.identity.rank or 0)
+        renumbered,
+        key=lambda rank: (rank.stranger, rank.identity.rank is None, rank.identity.rank or 0),
     )
 
 
@@ -307,31 +347,31 @@ def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
     return None
 
 
-def _above(pid: int, parents: Mapping[int, int]) -> set[int]:
-    found: set[int] = set()
-    while (pid := parents.get(pid, 0)) and pid not in found:
-        found.add(pid)
-    return found
+def _ancestors(pid: int, parents: Mapping[int, int]) -> set[int]:
+    ancestors: set[int] = set()
+    while (pid := parents.get(pid, 0)) and pid not in ancestors:
+        ancestors.add(pid)
+    return ancestors
 
 
 def started_by(
-    supervisor: Supervisor, path: str, parent: Process, seen: Sequence[Process]
-) -> list[Rank]:
+    supervisor: Supervisor, path: str, parent: ScannedProcess, scanned: Sequence[ScannedProcess]
+) -> list[JobRank]:
     """The ranks that torch.multiprocessing has started from this process, by their places; [] for
     any other children: a loader's workers, say."""
-    children = [p for p in seen if p.parent == parent.pid and p.python and not noise(p)]
+    children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
-    children += [p for p in seen if p.python and p.parent in {s.pid for s in servers}]
+    children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
     children = [p for p in children if p not in servers]
     children.sort(key=lambda process: (process.start_s, process.pid))
-    until = min(supervisor.deadline, time.monotonic() + _ASK_S)
+    deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
     places: dict[int, int] = {}
     for process in children[:_MOST_ASKED]:
-        if time.monotonic() > until or not _readable(process):
+        if time.monotonic() > deadline or not _readable(process):
             continue
-        seen_ = py_spy.take(supervisor, path, process.pid, _left(until), py_spy.LOCALS)
-        if seen_.spawned >= 0:
-            places[process.pid] = seen_.spawned
+        dump = py_spy.take(supervisor, path, process.pid, _seconds_left(deadline), py_spy.LOCALS)
+        if dump.spawned >= 0:
+            places[process.pid] = dump.spawned
         elif not places:
             # The others are of the same sort.
             break
@@ -340,8 +380,10 @@ def started_by(
     ranks = [p for p in children if p.pid in places]
     # On several nodes, each begins with 0.
     size = None
-    if _talk_on_this_node([p.pid for p in ranks], until):
-        spawns = py_spy.take(supervisor, path, parent.pid, _left(until), py_spy.LOCALS).spawns
+    if _talk_on_this_node([p.pid for p in ranks], deadline):
+        spawns = py_spy.take(
+            supervisor, path, parent.pid, _seconds_left(deadline), py_spy.LOCALS
+        ).spawns
         size = max(spawns, 1 + max(places.values()))
     return [
         _rank(process, places[process.pid], size, f"pid {parent.pid}" if size else "")
@@ -349,22 +391,22 @@ def started_by(
     ]
 
 
-def _left(until: float) -> float:
-    return max(0.5, until - time.monotonic())
+def _seconds_left(deadline: float) -> float:
+    return max(0.5, deadline - time.monotonic())
 
 
 _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 
 
-def _readable(process: Process) -> bool:
+def _readable(process: ScannedProcess) -> bool:
     """Whether py-spy may look: by the same rules as for a rank, as far as they are known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
 
 
 def _talk_on_this_node(pids: Sequence[int], deadline: float) -> bool:
     """Whether all connections of these processes end on this node."""
-    found = each(_ends_here, pids, deadline)
-    return all(found.get(pid) not in (False, HANGS, None) for pid in pids)
+    answers = each(_ends_here, pids, deadline)
+    return all(answers.get(pid) not in (False, HANGS, None) for pid in pids)
 
 
 def _ends_here(pid: int) -> bool:
@@ -379,16 +421,16 @@ def _ends_here(pid: int) -> bool:
         for row in contents(f"/proc/{pid}/net/{table}", _MAPS_BYTES).splitlines()[1:]:
             words = row.split()
             if len(words) > 9 and words[9] in inodes and int(words[3], 16) == _ESTABLISHED:
-                own, peer = (word.partition(":")[0] for word in words[1:3])
-                if own != peer:
+                address, peer = (word.partition(":")[0] for word in words[1:3])
+                if address != peer:
                     return False
     return True
 
 
 def _rank(
-    process: Process, place: int | None = None, size: int | None = None, job: str = ""
-) -> Rank:
+    process: ScannedProcess, place: int | None = None, size: int | None = None, job: str = ""
+) -> JobRank:
     """place: its rank on the node. size: of the job, which is all on this node; None: nobody
     knows, and its rank in the job neither"""
-    who = Identity(local_rank=place, owner=owner_of(process), job=job)
-    return Rank(process, replace(who, rank=place, world_size=size) if size else who)
+    identity = RankIdentity(local_rank=place, owner=owner_of(process), job=job)
+    return JobRank(process, replace(identity, rank=place, world_size=size) if size else identity)

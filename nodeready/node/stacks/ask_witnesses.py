@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node.runtime import Supervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
-from nodeready.node.stacks.ranks import Target
+from nodeready.node.stacks.ranks import StackTarget
 from nodeready.node.users_file import held, with_rights
 from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
 from nodeready.subjects import wire
@@ -39,21 +39,21 @@ _MOST_DUMPS = 64
 Answer = dict[str, Any]
 
 
-def _absent(why: str) -> Answer:
-    return {"absent": why[:_MOST_ERROR]}
+def _absent(reason: str) -> Answer:
+    return {"absent": reason[:_MOST_ERROR]}
 
 
-def _asked(observe: Callable[[], Any]) -> Answer:
+def _answer_of(observe: Callable[[], Any]) -> Answer:
     """A witness's answer as plain data that the node's own can hold."""
     try:
-        found = _bounded(wire.plain(observe()))
+        answer = _bounded(wire.plain(observe()))
     except Exception as problem:  # noqa: BLE001
         return _absent(f"{type(problem).__name__}: {_bounded(str(problem))}")
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         return _absent("it gave no answer")
-    if len(json.dumps(found)) > _MOST:
+    if len(json.dumps(answer)) > _MOST:
         return _absent("its answer is too large")
-    return found
+    return answer
 
 
 def _bounded(value: Any) -> Any:
@@ -61,9 +61,9 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, str):
         return value[:_MOST_TEXT].encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
-        return [_bounded(one) for one in value]
+        return [_bounded(item) for item in value]
     if isinstance(value, dict):
-        return {_bounded(key): _bounded(one) for key, one in value.items()}
+        return {_bounded(key): _bounded(item) for key, item in value.items()}
     return value
 
 
@@ -79,7 +79,7 @@ class Witnesses:
     def __init__(
         self,
         supervisor: Supervisor,
-        targets: Sequence[Target],
+        targets: Sequence[StackTarget],
         *,
         ras: bool,
         dump: bool,
@@ -93,23 +93,23 @@ class Witnesses:
 
     def _counters(self) -> Any:
         """What the ports have counted; None: that hangs, or fails."""
-        until = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
-        found = processes.each(lambda _: _asked(devices.counters), [0], until).get(0)
-        return None if found is HANGS else found
+        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        counters = processes.each(lambda _: _answer_of(devices.counters), [0], deadline).get(0)
+        return None if counters is HANGS else counters
 
     @property
-    def _live(self) -> list[Target]:
+    def _live(self) -> list[StackTarget]:
         return [target for target in self._targets if target.facts and not target.rank.stranger]
 
-    def between(self) -> None:
+    def ask(self) -> None:
         """Ask all but the ports, while the ranks go on: after the first sample."""
         live = self._live
         if not live:
             return
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        since_s = max(0.0, now - min(one.rank.process.start_s for one in live))
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        since_s = max(0.0, now_s - min(target.rank.process.start_s for target in live))
         limit_s = max(0.5, min(_TOOL_S, self._supervisor.left_s - _SPARE_S))
-        pids = [one.pid for one in live]
+        pids = [target.pid for target in live]
         self._start(
             "gpus", lambda: devices.gpus(self._supervisor, pids, since_s, limit_s), limit_s
         )
@@ -117,22 +117,22 @@ class Witnesses:
         self._ask_ras(limit_s)
         if self._dump:
             self._ask_for_dumps(live)
-        self._of_each("logs", lambda one: logs.observe(one.pid, one.facts[-1].uid))
+        self._ask_each("logs", lambda target: logs.observe(target.pid, target.facts[-1].uid))
         if self._check:
-            self._of_each(
+            self._ask_each(
                 "settings",
-                lambda one: observe(
-                    one.pid, one.facts[-1].uid, one.rank.identity.rank, _values(one)
+                lambda target: read_settings(
+                    target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
                 ),
             )
         if not self._dump:
-            self._recordings()
+            self._ask_recorders()
 
     def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
         self._found[name] = _absent(f"it gave no answer within {limit_s:.0f} s")
 
         def work() -> None:
-            self._found[name] = _asked(ask)
+            self._found[name] = _answer_of(ask)
 
         # One that never returns ends with us.
         thread = Thread(target=work, daemon=True)
@@ -141,102 +141,118 @@ class Witnesses:
 
     def _ask_ras(self, limit_s: float) -> None:
         """Ask NCCL's port on the node of the job's rank 0; of several jobs, the largest one's."""
-        jobs: dict[tuple[str, str], list[Target]] = {}
-        for one in self._live:
-            who = one.rank.identity
-            jobs.setdefault((who.owner, who.job), []).append(one)
-        firsts = [job for job in jobs.values() if any(one.rank.identity.rank == 0 for one in job)]
-        if not firsts:
+        jobs: dict[tuple[str, str], list[StackTarget]] = {}
+        for target in self._live:
+            identity = target.rank.identity
+            jobs.setdefault((identity.owner, identity.job), []).append(target)
+        jobs_with_rank_0 = [
+            job for job in jobs.values() if any(target.rank.identity.rank == 0 for target in job)
+        ]
+        if not jobs_with_rank_0:
             return
-        job = max(firsts, key=len)
-        asked = [(one.pid, one.facts[-1].uid, one.rank.identity.rank) for one in job]
+        job = max(jobs_with_rank_0, key=len)
+        processes_of_job = [
+            (target.pid, target.facts[-1].uid, target.rank.identity.rank) for target in job
+        ]
         values = job[0].rank.process.environment or {}
-        stacks = [one.dumps[-1].main or () for one in job if one.dumps]
+        stacks = [target.dumps[-1].main or () for target in job if target.dumps]
 
         def ask() -> Any:
-            making = any(
+            is_initialising = any(
                 nccl_ras.makes_communicator([(frame[0], frame[1]) for frame in stack])
                 for stack in stacks
             )
             # What the ranks of other nodes do is not known here.
-            known = True if making else None
+            initialising = True if is_initialising else None
             return nccl_ras.observe(
-                self._supervisor, asked, values, self._ras, limit_s, initialising=known
+                self._supervisor,
+                processes_of_job,
+                values,
+                self._ras,
+                limit_s,
+                initialising=initialising,
             )
 
         self._start("nccl_ras", ask, limit_s)
 
-    def _of_each(self, name: str, observe: Callable[[Target], Any]) -> None:
+    def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
         """Ask a witness of each process, in a fork."""
-        of = {one.pid: one for one in self._live}
-        found = processes.each(
-            lambda pid: _asked(lambda: observe(of[pid])),
-            list(of),
+        target_by_pid = {target.pid: target for target in self._live}
+        answers = processes.each(
+            lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
+            list(target_by_pid),
             min(self._supervisor.deadline, time.monotonic() + _EACH_S),
-            {pid: one.owner for pid, one in of.items()},
+            {pid: target.owner for pid, target in target_by_pid.items()},
         )
-        for pid, one in of.items():
-            said = found.get(pid)
-            if said is HANGS:
-                said = _absent("it cannot be read: whoever tries waits")
-            one.witnesses[name] = said or _absent("no time left")
+        for pid, target in target_by_pid.items():
+            answer = answers.get(pid)
+            if answer is HANGS:
+                answer = _absent("it cannot be read: whoever tries waits")
+            target.witnesses[name] = answer or _absent("no time left")
 
-    def _recordings(self) -> None:
-        self._of_each("flight_recorder", _recording)
+    def _ask_recorders(self) -> None:
+        self._ask_each("flight_recorder", _recording)
 
-    def _ask_for_dumps(self, live: Sequence[Target]) -> None:
+    def _ask_for_dumps(self, live: Sequence[StackTarget]) -> None:
         """Have the ranks write their recorders; they go on meanwhile."""
-        of = {one.pid: one for one in live[:_MOST_DUMPS]}
+        target_by_pid = {target.pid: target for target in live[:_MOST_DUMPS]}
 
         def ask(pid: int) -> str:
-            one, uid = of[pid], of[pid].facts[-1].uid
+            target, uid = target_by_pid[pid], target_by_pid[pid].facts[-1].uid
             return str(
-                flight_recorder.ask_for_dump(pid, uid, one.rank.identity.rank, _values(one))
+                flight_recorder.ask_for_dump(pid, uid, target.rank.identity.rank, _values(target))
             )
 
-        until = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
-        said = processes.each(ask, list(of), until, {pid: one.owner for pid, one in of.items()})
-        for pid, one in of.items():
-            why = said.get(pid, "no time left")
-            if why is HANGS:
-                why = "whoever asks for it waits"
-            one.add_note(
-                f"no dump of its flight recorder: {str(why)[:_MOST_ERROR]}" if why else ""
+        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        errors = processes.each(
+            ask,
+            list(target_by_pid),
+            deadline,
+            {pid: target.owner for pid, target in target_by_pid.items()},
+        )
+        for pid, target in target_by_pid.items():
+            error = errors.get(pid, "no time left")
+            if error is HANGS:
+                error = "whoever asks for it waits"
+            target.add_note(
+                f"no dump of its flight recorder: {str(error)[:_MOST_ERROR]}" if error else ""
             )
 
-    def end(self) -> dict[str, Answer]:
+    def finish(self) -> dict[str, Answer]:
         """After the last sample: the ports again, and what has been found of the node."""
         after = self._counters()
         seconds = time.monotonic() - self._began
         before = self._before
         if before is None or after is None or "absent" in before or "absent" in after:
-            why = (before or after or {}).get("absent", "its counters cannot be read")
-            self._found["network"] = _absent(str(why))
+            reason = (before or after or {}).get("absent", "its counters cannot be read")
+            self._found["network"] = _absent(str(reason))
         else:
-            self._found["network"] = _asked(lambda: devices.network(before, after, seconds))
+            self._found["network"] = _answer_of(lambda: devices.network(before, after, seconds))
         if self._dump and self._live:
-            self._recordings()
-        last = self._supervisor.deadline - _SPARE_S / 2
+            self._ask_recorders()
+        join_until = self._supervisor.deadline - _SPARE_S / 2
         for thread, until in self._tools.values():
-            thread.join(max(0.0, min(until, last) - time.monotonic()))
+            thread.join(max(0.0, min(until, join_until) - time.monotonic()))
         return dict(self._found)
 
 
-def _values(one: Target) -> Mapping[str, str]:
-    return one.rank.process.environment or {}
+def _values(target: StackTarget) -> Mapping[str, str]:
+    return target.rank.process.environment or {}
 
 
-def _recording(one: Target) -> flight_recorder.Recording:
+def _recording(target: StackTarget) -> flight_recorder.Recording:
     """What its flight recorder has left; of a PyTorch that has none, that."""
-    uid = one.facts[-1].uid
-    found = flight_recorder.observe(one.pid, uid, one.rank.identity.rank, _values(one))
-    if found.absent.startswith(flight_recorder.NO_DUMP):
-        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(one.pid, uid)):
-            version = _torch(one.pid, uid, list(_files(one.pid)))
-            known = release(version)
-            if known is not None and known < RECORDER:
+    uid = target.facts[-1].uid
+    recording = flight_recorder.observe(
+        target.pid, uid, target.rank.identity.rank, _values(target)
+    )
+    if recording.absent.startswith(flight_recorder.NO_DUMP):
+        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(target.pid, uid)):
+            version = _torch(target.pid, uid, list(_files(target.pid)))
+            release_number = release(version)
+            if release_number is not None and release_number < RECORDER:
                 return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
-    return found
+    return recording
 
 
 # --- PyTorch's versions: since when a variable has which name and default.
@@ -260,8 +276,8 @@ def release(version: str) -> tuple[int, int] | None:
 
 def buffer_variable(torch: tuple[int, int] | None) -> str:
     """The name of the variable that has the recorder's size: the old one where nobody knows."""
-    new = torch is not None and torch >= RECORDER_RENAMED
-    return "TORCH_FR_BUFFER_SIZE" if new else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    is_renamed = torch is not None and torch >= RECORDER_RENAMED
+    return "TORCH_FR_BUFFER_SIZE" if is_renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
 # --- What one process has.
@@ -309,34 +325,40 @@ class Settings:
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> Settings:
+def read_settings(
+    pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
+) -> Settings:
     """The settings of a process. environment: of the process, `processes.KEYS` alone.
 
     For a fork (`nodeready.node.stacks.processes.each`): a file system may never answer.
     """
     pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
-    soft = _core_limit(processes.contents(f"/proc/{pid}/limits"))
-    torch, nccl, cuda, place, wrong, core = "", None, False, "", "", ""
+    soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
+    torch, nccl, cuda, dump_place, unwritable_reason, core_reason = "", None, False, "", "", ""
     with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
         maps = list(_files(pid))
         torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
-            place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
-            given = place in environment.values()
-            wrong = _unwritable(pid, uid, os.path.dirname(place) or ".", may_make=not given)
-        core = _core_wrong(pid, uid, pattern)
-    told = ((name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment)
+            dump_place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
+            is_configured = dump_place in environment.values()
+            unwritable_reason = _write_problem(
+                pid, uid, os.path.dirname(dump_place) or ".", creates_missing=not is_configured
+            )
+        core_reason = _core_problem(pid, uid, pattern)
+    variables = (
+        (name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment
+    )
     return Settings(
         torch,
         nccl,
         cuda,
-        soft,
+        soft_limit,
         pattern[:_MOST_VALUE],
-        core,
-        place[:_MOST_VALUE],
-        wrong,
-        tuple(told),
+        core_reason,
+        dump_place[:_MOST_VALUE],
+        unwritable_reason,
+        tuple(variables),
     )
 
 
@@ -355,13 +377,13 @@ _VERSION = re.compile(r"^__version__ *= *['\"]([0-9][0-9A-Za-z.+]{0,40})['\"]", 
 
 def _torch(pid: int, uid: int, maps: list[str]) -> str:
     """The version of PyTorch, by the file that it keeps it in (torch/version.py)."""
-    found = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
-    for directory in found:
+    directories = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
+    for directory in directories:
         with (
             contextlib.suppress(OSError),
-            held(pid, uid, f"{directory}/version.py") as (file, known),
+            held(pid, uid, f"{directory}/version.py") as (file, status),
         ):
-            if stat.S_ISREG(known.st_mode):
+            if stat.S_ISREG(status.st_mode):
                 match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
                 if match:
                     return match[1]
@@ -376,7 +398,7 @@ def _core_limit(text: str) -> int | None:
     return -1 if row[1] == "unlimited" else int(row[1]) if row[1].isdecimal() else None
 
 
-def _core_wrong(pid: int, uid: int, pattern: str) -> str:
+def _core_problem(pid: int, uid: int, pattern: str) -> str:
     """Why a core would not land where the pattern sends it (core(5))."""
     if not pattern:
         return "kernel.core_pattern is empty"
@@ -388,26 +410,26 @@ def _core_wrong(pid: int, uid: int, pattern: str) -> str:
     directory = os.path.dirname(pattern)
     if "%" in directory:
         return ""
-    return _unwritable(pid, uid, directory or ".", may_make=False)
+    return _write_problem(pid, uid, directory or ".", creates_missing=False)
 
 
-def _unwritable(pid: int, uid: int, directory: str, *, may_make: bool) -> str:
+def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
     """Why this process cannot write into a directory; "": it can. With its user's rights.
 
     may_make: whoever writes there makes the directory where it is missing
     """
-    at = directory
+    existing = directory
     while True:
         try:
-            with held(pid, uid, at) as (number, known):
-                if not stat.S_ISDIR(known.st_mode):
+            with held(pid, uid, existing) as (number, status):
+                if not stat.S_ISDIR(status.st_mode):
                     break
                 path = f"/proc/self/fd/{number}"
                 if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-                    return f"its user cannot write into {at}"[:_MOST_VALUE]
+                    return f"its user cannot write into {existing}"[:_MOST_VALUE]
                 return ""
         except OSError:
-            if not may_make or at in ("/", "", "."):
+            if not creates_missing or existing in ("/", "", "."):
                 break
-            at = os.path.dirname(at)
-    return f"there is no directory {at}"[:_MOST_VALUE]
+            existing = os.path.dirname(existing)
+    return f"there is no directory {existing}"[:_MOST_VALUE]
