@@ -1,9 +1,9 @@
-"""The witnesses beside the stacks (`nodeready.node.witnesses`), asked while the ranks go on.
+"""Asks the witnesses beside the stacks (`nodeready.node.witnesses`) while the ranks run.
 
-Whatever a rank's user can have made is read in a fork (`processes.each`); tools run under the
-`Supervisor`, each in a thread of ours with a limit of its own, so that the slowest of them takes
-the time of the samples' interval and none of its own. A witness that fails or is late is absent,
-with the reason, and costs nobody else.
+A file that a rank's user may have made is read in a fork (`processes.each`). Tools run under the
+`Supervisor`, each in its own thread with its own limit, so that they cost no more time than the
+interval between the samples. A witness that fails or is late is absent, with the reason, and
+delays no other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from nodeready.subjects import wire
 
 #: Seconds for the witnesses of all processes, and for each tool of the node.
 _EACH_S, _TOOL_S = 3.0, 8.0
-#: Seconds before the end of everything by which a tool has ended.
+#: Seconds before the deadline of the run by which a tool has ended.
 _SPARE_S = 1.5
-#: Characters of one witness's answer as JSON, of one text in it, and of an error's.
+#: Maximum characters of one witness's answer as JSON, of a text in it, and of an error.
 _MOST, _MOST_TEXT, _MOST_ERROR = 128 << 10, 4000, 200
-#: Processes of a node that are asked for a dump of their flight recorder.
+#: Maximum processes of a node that are asked for a dump of their flight recorder.
 _MOST_DUMPS = 64
 
 Answer = dict[str, Any]
@@ -44,7 +44,7 @@ def _absent(reason: str) -> Answer:
 
 
 def _answer_of(observe: Callable[[], Any]) -> Answer:
-    """A witness's answer as plain data that the node's own can hold."""
+    """A witness's answer as plain data that fits into the node's answer."""
     try:
         answer = _bounded(wire.plain(observe()))
     except Exception as problem:  # noqa: BLE001
@@ -57,7 +57,7 @@ def _answer_of(observe: Callable[[], Any]) -> Answer:
 
 
 def _bounded(value: Any) -> Any:
-    """The same with texts that JSON can hold, none of them too long."""
+    """The value with each text cut to `_MOST_TEXT` and encodable as JSON."""
     if isinstance(value, str):
         return value[:_MOST_TEXT].encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, list):
@@ -70,10 +70,10 @@ def _bounded(value: Any) -> Any:
 class Witnesses:
     """One round of all witnesses of a node.
 
-    targets: the ranks, which have been looked at once; strangers and the dead are not asked about
+    targets: the ranks after their first sample; strangers and ended processes are left out
     ras:     ask NCCL's port also where asking is known to have crashed jobs
     dump:    have each rank write a dump of its flight recorder
-    check:   look at what each rank has for whoever debugs it
+    check:   read each rank's settings for debugging
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Witnesses:
         self._before, self._began = self._counters(), time.monotonic()
 
     def _counters(self) -> Any:
-        """What the ports have counted; None: that hangs, or fails."""
+        """The counters of the ports; None: reading them hangs."""
         deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
         counters = processes.each(lambda _: _answer_of(devices.counters), [0], deadline).get(0)
         return None if counters is HANGS else counters
@@ -102,7 +102,7 @@ class Witnesses:
         return [target for target in self._targets if target.facts and not target.rank.stranger]
 
     def ask(self) -> None:
-        """Ask all but the ports, while the ranks go on: after the first sample."""
+        """Ask all witnesses but the ports, after the first sample, while the ranks run."""
         live = self._live
         if not live:
             return
@@ -134,13 +134,13 @@ class Witnesses:
         def work() -> None:
             self._found[name] = _answer_of(ask)
 
-        # One that never returns ends with us.
+        # A thread that never returns ends with this program.
         thread = Thread(target=work, daemon=True)
         thread.start()
         self._tools[name] = thread, time.monotonic() + limit_s
 
     def _ask_ras(self, limit_s: float) -> None:
-        """Ask NCCL's port on the node of the job's rank 0; of several jobs, the largest one's."""
+        """Ask NCCL's port on the node of the job's rank 0; of several jobs, the largest."""
         jobs: dict[tuple[str, str], list[StackTarget]] = {}
         for target in self._live:
             identity = target.rank.identity
@@ -162,7 +162,7 @@ class Witnesses:
                 nccl_ras.makes_communicator([(frame[0], frame[1]) for frame in stack])
                 for stack in stacks
             )
-            # What the ranks of other nodes do is not known here.
+            # The calls of ranks on other nodes are not known here.
             initialising = True if is_initialising else None
             return nccl_ras.observe(
                 self._supervisor,
@@ -176,7 +176,7 @@ class Witnesses:
         self._start("nccl_ras", ask, limit_s)
 
     def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
-        """Ask a witness of each process, in a fork."""
+        """Ask a witness about each process, in a fork."""
         target_by_pid = {target.pid: target for target in self._live}
         answers = processes.each(
             lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
@@ -187,14 +187,14 @@ class Witnesses:
         for pid, target in target_by_pid.items():
             answer = answers.get(pid)
             if answer is HANGS:
-                answer = _absent("it cannot be read: whoever tries waits")
+                answer = _absent("it cannot be read: reading it hangs")
             target.witnesses[name] = answer or _absent("no time left")
 
     def _ask_recorders(self) -> None:
         self._ask_each("flight_recorder", _recording)
 
     def _ask_for_dumps(self, live: Sequence[StackTarget]) -> None:
-        """Have the ranks write their recorders; they go on meanwhile."""
+        """Have the ranks write their flight recorders; the ranks run meanwhile."""
         target_by_pid = {target.pid: target for target in live[:_MOST_DUMPS]}
 
         def ask(pid: int) -> str:
@@ -213,13 +213,13 @@ class Witnesses:
         for pid, target in target_by_pid.items():
             error = errors.get(pid, "no time left")
             if error is HANGS:
-                error = "whoever asks for it waits"
+                error = "asking for it hangs"
             target.add_note(
                 f"no dump of its flight recorder: {str(error)[:_MOST_ERROR]}" if error else ""
             )
 
     def finish(self) -> dict[str, Answer]:
-        """After the last sample: the ports again, and what has been found of the node."""
+        """Read the ports again, after the last sample; the answers of the node's witnesses."""
         after = self._counters()
         seconds = time.monotonic() - self._began
         before = self._before
@@ -241,7 +241,7 @@ def _values(target: StackTarget) -> Mapping[str, str]:
 
 
 def _recording(target: StackTarget) -> flight_recorder.Recording:
-    """What its flight recorder has left; of a PyTorch that has none, that."""
+    """The dump of its flight recorder, or the reason: this PyTorch has no recorder."""
     uid = target.facts[-1].uid
     recording = flight_recorder.observe(
         target.pid, uid, target.rank.identity.rank, _values(target)
@@ -255,19 +255,23 @@ def _recording(target: StackTarget) -> flight_recorder.Recording:
     return recording
 
 
-# --- PyTorch's versions: since when a variable has which name and default.
+# --- PyTorch's versions: names and defaults of the variables.
 #
 # Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp of 2.2, 2.14 and
 # 2.15; pytorch pull requests 152563 (names), 143446 (dumps) and 172843 (the same default of 2,000
 # entries everywhere); NVIDIA/nvidia-resiliency-ext pull request 163.
 
-#: The first version with a recorder; the first in which its variables are TORCH_FR_*; from when on
-#: it is certainly on, and dumps on a timeout, without any variable.
+#: The first version with a recorder; the first in which its variables are TORCH_FR_*; the first in
+#: which it is on and dumps on a timeout by default.
 RECORDER, RECORDER_RENAMED, RECORDER_ON = (2, 2), (2, 8), (2, 11)
 
 
 def release(version: str) -> tuple[int, int] | None:
-    """Major and minor number of ``2.15.0+cu132``; None: not known."""
+    """Major and minor number of a version; None: not known.
+
+    >>> release("2.15.0+cu132")
+    (2, 15)
+    """
     words = version.split(".")[:2]
     if len(words) == 2 and all(word.isdecimal() and len(word) < 5 for word in words):
         return int(words[0]), int(words[1])
@@ -275,14 +279,14 @@ def release(version: str) -> tuple[int, int] | None:
 
 
 def buffer_variable(torch: tuple[int, int] | None) -> str:
-    """The name of the variable that has the recorder's size: the old one where nobody knows."""
+    """The variable with the recorder's size; its old name where the version is not known."""
     is_renamed = torch is not None and torch >= RECORDER_RENAMED
     return "TORCH_FR_BUFFER_SIZE" if is_renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
-# --- What one process has.
+# --- The settings of one process.
 
-#: Variables that are told; no other leaves the node.
+#: Variables that are reported; no other leaves the node.
 VARIABLES = (
     "TORCH_FR_BUFFER_SIZE",
     "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -295,23 +299,23 @@ VARIABLES = (
     "PYTHONFAULTHANDLER",
     "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
 )
-#: Characters of a value that are told.
+#: Maximum characters of a value that is reported.
 _MOST_VALUE = 200
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One process.
+    """What decides whether one process can be debugged.
 
-    torch:       its version; "": not loaded, or not known
-    nccl:        its version; "": not known; None: not loaded
+    torch:       version of PyTorch; "": not loaded, or not known
+    nccl:        version of NCCL; "": not known; None: not loaded
     cuda:        it has loaded the driver of NVIDIA's GPUs
-    core_bytes:  its soft limit of a core; -1: none; None: not known
-    core_place:  what the kernel does with a core (kernel.core_pattern)
-    core_wrong:  why a core would not be written there; "": nothing is known against it
+    core_bytes:  its soft limit of a core; -1: unlimited; None: not known
+    core_place:  where the kernel sends a core (kernel.core_pattern)
+    core_wrong:  why a core would not be written there; "": no obstacle is known
     dump_place:  where its flight recorder writes, without the rank; "": its rank is not known
     dump_wrong:  why it cannot write there; "": it can
-    variables:   of VARIABLES that it has, (name, value)
+    variables:   (name, value) of its variables among VARIABLES
     """
 
     torch: str = ""
@@ -328,7 +332,9 @@ class Settings:
 def read_settings(
     pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
 ) -> Settings:
-    """The settings of a process. environment: of the process, `processes.KEYS` alone.
+    """The settings of a process.
+
+    environment: its variables among `processes.KEYS`
 
     For a fork (`nodeready.node.stacks.processes.each`): a file system may never answer.
     """
@@ -376,7 +382,7 @@ _VERSION = re.compile(r"^__version__ *= *['\"]([0-9][0-9A-Za-z.+]{0,40})['\"]", 
 
 
 def _torch(pid: int, uid: int, maps: list[str]) -> str:
-    """The version of PyTorch, by the file that it keeps it in (torch/version.py)."""
+    """The version of PyTorch that its torch/version.py names; "": not found."""
     directories = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
     for directory in directories:
         with (
@@ -399,7 +405,7 @@ def _core_limit(text: str) -> int | None:
 
 
 def _core_problem(pid: int, uid: int, pattern: str) -> str:
-    """Why a core would not land where the pattern sends it (core(5))."""
+    """Why a core would not be written where the pattern sends it (core(5)); "": no obstacle."""
     if not pattern:
         return "kernel.core_pattern is empty"
     if pattern.startswith("|"):
@@ -414,9 +420,9 @@ def _core_problem(pid: int, uid: int, pattern: str) -> str:
 
 
 def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
-    """Why this process cannot write into a directory; "": it can. With its user's rights.
+    """Why this process, with its user's rights, cannot write into a directory; "": it can.
 
-    may_make: whoever writes there makes the directory where it is missing
+    creates_missing: the writer creates a missing directory
     """
     existing = directory
     while True:

@@ -1,9 +1,9 @@
-"""The processes below a rank: what it has started, and may wait for.
+"""The descendants of a rank: the processes that it has started, and may wait for.
 
-A data loader's workers, compilers, shells and checkpoint writers, under fork, spawn and
-forkserver, however deep; never another rank. Each is a `Target`, so all rules of a rank's look
-hold for it: the state in which py-spy must not read it, the turns of the owners, the limits. Its
-stack is taken once, with the last sample of the ranks.
+They are a data loader's workers, compilers, shells and checkpoint writers, under fork, spawn and
+forkserver, at any depth; never another rank. Each is a `StackTarget`, so the rules for a rank
+hold for it too: the state in which py-spy must not read it, the turns of the owners, the limits.
+Its stack is taken once, with the last sample of the ranks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from nodeready.node.stacks.ranks import (
 )
 from nodeready.node.witnesses import logs
 
-#: At most so many of one rank are looked at.
+#: Maximum descendants of one rank that are probed.
 MOST = 64
 
-#: What they are for, the first that fits.
+#: Purposes of a process; the first that fits counts.
 LOADER, COMPILER, SHELL, WRITER, OTHER = (
     "loader worker", "compiler", "shell", "checkpoint writer", "process",
 )  # fmt: skip
@@ -54,7 +54,7 @@ _WORKERS = re.compile(r"pt_data_worker")
 #: (function, beginning of the file) on a stack -> what the process is for.
 _STACKS = (
     ("_worker_loop", "worker.py", LOADER),
-    # tf.data, grain and webdataset have no worker of their own name: torch's loader alone.
+    # tf.data, grain and webdataset name no worker; only torch's loader does.
     ("_fetch_and_run", "", COMPILER),
     # torch/distributed/checkpoint/_async_process_executor.py
     ("_checkpointing_subprocess", "", WRITER),
@@ -66,7 +66,7 @@ _STACKS = (
 
 
 def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
-    """What a process is for: by its stack, where there is one, else by its name and words."""
+    """The purpose of a process: by its stack if there is one, else by its name and command."""
     calls = [(frame[0], frame[1]) for frame in (dump.main if dump else None) or ()]
     for function, file, kind_of_call in _STACKS:
         if any(name == function and place.endswith(file) for name, place in calls):
@@ -82,7 +82,7 @@ def kind(process: ScannedProcess, dump: Dump | None = None) -> str:
 def _descendants(
     pid: int, children: Mapping[int, Sequence[int]], excluded: Collection[int]
 ) -> Iterator[int]:
-    """What a process has started, the nearest first, without these and what they have started."""
+    """The descendants of a process, the nearest first; an excluded process ends its branch."""
     visited, level = {pid}, [pid]
     while level:
         started = [
@@ -99,10 +99,10 @@ def find(
     own_pids: Collection[int],
     deadline: float,
 ) -> None:
-    """Give each target the processes below it as they are now.
+    """Set each target's descendants, as they are now.
 
-    known: the processes as they were found first; what has come since is looked at
-    ours:  processes that are no job's
+    scanned:  the processes of the first scan; newer ones are scanned here
+    own_pids: processes of nodeready, which belong to no job
     """
     children = processes.children()
     excluded = {target.pid for target in targets} | set(own_pids)
@@ -111,7 +111,7 @@ def find(
         if not target.rank.stranger and target.facts:
             pids_by_place[place] = list(_descendants(target.pid, children, excluded))
     process_by_pid = {process.pid: process for process in scanned}
-    # A worker that was forked and has not called exec yet has the words of who forked it.
+    # A worker that was forked and has not called exec yet has its parent's command line.
     new = [
         pid
         for pids in pids_by_place.values()
@@ -129,21 +129,21 @@ def find(
         ]
         target.descendants = [_target(process, target) for process in candidates[:MOST]]
         if len(candidates) > MOST:
-            target.add_note(f"{len(candidates) - MOST} more processes below it are not looked at")
+            target.add_note(f"{len(candidates) - MOST} more of its descendants are not looked at")
 
 
 def _target(process: ScannedProcess, rank: StackTarget) -> StackTarget:
-    """A process below a rank takes its turn with the rank's owner."""
+    """The target of a descendant, which takes its turn with the rank's owner."""
     target = StackTarget(JobRank(process, RankIdentity(owner=rank.rank.identity.owner)))
     target.cpu_s.append(process.cpu_s)
     return target
 
 
 def in_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
-    """Those whose stacks are wanted, one of each sort of a rank before the second of any.
+    """The descendants whose stacks are taken, one of each sort of a rank before a second.
 
-    Workers that wait at the same place for the same are of one sort: where time is short, what
-    differs has been looked at.
+    Workers that wait at the same place for the same thing are of one sort: where time is short,
+    the different ones have been probed.
     """
     ranked: list[tuple[int, int, StackTarget]] = []
     for target in targets:
@@ -164,12 +164,12 @@ def in_order(targets: Sequence[StackTarget]) -> list[StackTarget]:
 
 
 def _without_numbers(phrase: str) -> str:
-    """A phrase without its numbers: pids, ports and inodes are everybody's own."""
+    """A phrase without its numbers: pids, ports and inodes differ between processes."""
     return re.sub(r"\d+", "N", phrase)
 
 
 def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
-    """The part of the trace."""
+    """The rows of a rank's descendants in the trace."""
     return [
         _row(descendant, table)
         for descendant in rank.descendants
@@ -178,7 +178,7 @@ def plain(rank: StackTarget, table: StackTable) -> list[dict[str, Any]]:
 
 
 def _is_fork_server(descendant: StackTarget) -> bool:
-    """Whether a process is an idle fork server: its workers are processes below, as well."""
+    """Whether a process is an idle fork server; its workers are descendants as well."""
     stack = (descendant.dumps[-1].main if descendant.dumps else None) or ()
     callers = [(frame[0], frame[1]) for frame in stack[-2:-1]]
     return callers == [("main", "multiprocessing/forkserver.py")]
@@ -202,9 +202,9 @@ def _row(descendant: StackTarget, table: StackTable) -> dict[str, Any]:
     }
 
 
-# The libraries that a rank has mapped: of torch, and of JAX by its versions.
+# Libraries that a rank has mapped: of torch, and of the versions of JAX.
 _LIBRARIES = re.compile(r"/(libtorch_cpu|libtorch|libjax_common|libjax_cuda\w*|xla_extension)\.")
-#: Of /proc/PID/maps that is read: some 4,000 lines for torch with CUDA.
+#: Maximum bytes of /proc/PID/maps that are read: torch with CUDA has some 4,000 lines.
 _MAPS_BYTES = 4 << 20
 # Where a worker of Ray Train's writes its number (ray/train/_internal/logging.py), and what it
 # writes there (_setup_torch_process_group of ray/train/torch/config.py).
@@ -212,13 +212,13 @@ _RAY_LOG = re.compile(r"/ray-train-sys-worker-[0-9a-f]+\.log")
 _RAY_NUMBER = re.compile(
     rb"process group for: [^\[\n]{0,300}\[rank=(\d{1,9}), world_size=(\d{1,9})\]"
 )
-#: Of such a log that is read: that line is among its first.
+#: Bytes at the beginning of such a log that are read: that line is among the first.
 _RAY_LOG_BYTES = 1 << 18
-# A Python for a person, not for a job.
+# A Python that serves a person, not a job.
 _NOT_RANKS = re.compile(r"ipykernel_launcher|jupyter|ipython|tensorboard|ray::|raylet|gcs_server")
-#: Processes that are asked for how they were started, and seconds for all of them.
+#: Maximum processes whose variables of torch.multiprocessing are read, and seconds for all.
 _MOST_ASKED, _ASK_S = 64, 6.0
-#: How the job of such ranks is called: by the process that has started them.
+#: The name of the job of such ranks: the process that has started them.
 JOB = r"pid ([0-9]{1,9})"
 _ESTABLISHED = 1  # of /proc/net/tcp
 
@@ -237,8 +237,8 @@ def _has_library(pid: int) -> bool:
 
 
 def computes(deadline: float) -> Computes:
-    """Tells of two Pythons whether the lower one is the one that computes: it alone has torch or
-    JAX in memory; or both alike, and it alone has connections."""
+    """A function that says of a Python and its child whether the child computes: only the child
+    has torch or JAX in memory; or both or neither have, and only the child has connections."""
     signs_by_pid: dict[int, tuple[bool, bool]] = {}
 
     def is_lower(parent: ScannedProcess, child: ScannedProcess) -> bool:
@@ -261,17 +261,17 @@ def computes(deadline: float) -> Computes:
 
 
 def _signs(pid: int) -> tuple[bool, bool]:
-    """Whether it has torch or JAX in memory, and whether it has connections."""
+    """Whether a process has torch or JAX in memory, and whether it has connections."""
     return _has_library(pid), any(peer for _, peer in waits.sockets(pid, {}))
 
 
 def find_spawned(
     supervisor: Supervisor, path: str, scanned: Sequence[ScannedProcess], own_pids: Collection[int]
 ) -> list[JobRank]:
-    """The ranks of a node where no process has a number of its own; [] where nothing tells that
-    there is more than one.
+    """The ranks of a node where no launcher has numbered a process; [] where there is no sign
+    of more than one.
 
-    path: py-spy's; seen: all processes; ours: processes that are no job's
+    path: path of py-spy; scanned: all processes; own_pids: processes of nodeready
     """
     candidates = [p for p in scanned if p.pid not in own_pids]
     deadline = min(supervisor.deadline, time.monotonic() + _ASK_S)
@@ -291,17 +291,17 @@ def find_spawned(
         ranks += started
         if not started:
             single_by_program[process.uid, program(process)].append(process)
-    # One alone may be anything; some of the same program are what a person starts by hand.
+    # A single one may be anything; several of one program were started by hand.
     for siblings in single_by_program.values():
         ranks += [_rank(process) for process in siblings] if len(siblings) > 1 else []
     return ranks
 
 
 def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
-    """The same ranks, with their numbers those of Ray Train's of which Ray's log tells them.
+    """The ranks, those of Ray Train with the rank numbers that their Ray logs give.
 
-    Where one of a job's says nothing, or two say the same, none of the job's has a number: some
-    with and some without could not be counted.
+    Where the log of one rank of a job gives no number, or two give the same, no rank of the job
+    gets one: numbers for only some of the ranks cannot be counted.
     """
     unnumbered: dict[int, JobRank] = {}
     for rank in ranks:
@@ -331,7 +331,7 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
 
 
 def _number_in_ray(pid: int, uid: int) -> tuple[int, int] | None:
-    """(rank, world size) of a worker of Ray Train's by the log that it writes; for a fork."""
+    """(rank, world size) of a worker of Ray Train, from the log that it writes; for a fork."""
     for number in logs.descriptors(pid):
         link = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError, logs.NoLogError):
@@ -357,8 +357,8 @@ def _ancestors(pid: int, parents: Mapping[int, int]) -> set[int]:
 def started_by(
     supervisor: Supervisor, path: str, parent: ScannedProcess, scanned: Sequence[ScannedProcess]
 ) -> list[JobRank]:
-    """The ranks that torch.multiprocessing has started from this process, by their places; [] for
-    any other children: a loader's workers, say."""
+    """The ranks that torch.multiprocessing has started from this process, in their order; [] where
+    the children are others, such as a loader's workers."""
     children = [p for p in scanned if p.parent == parent.pid and p.python and not only_tracks(p)]
     servers = [p for p in children if _FORK_SERVER.search(p.command)]
     children += [p for p in scanned if p.python and p.parent in {s.pid for s in servers}]
@@ -373,12 +373,12 @@ def started_by(
         if dump.spawned >= 0:
             places[process.pid] = dump.spawned
         elif not places:
-            # The others are of the same sort.
+            # All further children are of the same sort.
             break
     if not places:
         return []
     ranks = [p for p in children if p.pid in places]
-    # On several nodes, each begins with 0.
+    # In a job of several nodes, each node counts from 0.
     size = None
     if _talk_on_this_node([p.pid for p in ranks], deadline):
         spawns = py_spy.take(
@@ -399,12 +399,12 @@ _FORK_SERVER = re.compile(r"from multiprocessing\.forkserver import main")
 
 
 def _readable(process: ScannedProcess) -> bool:
-    """Whether py-spy may look: by the same rules as for a rank, as far as they are known here."""
+    """Whether py-spy may read the process: the rules for a rank, as far as known here."""
     return not process.hangs and os.geteuid() in (0, process.uid)
 
 
 def _talk_on_this_node(pids: Sequence[int], deadline: float) -> bool:
-    """Whether all connections of these processes end on this node."""
+    """Whether all connections of these processes stay on this node."""
     answers = each(_ends_here, pids, deadline)
     return all(answers.get(pid) not in (False, HANGS, None) for pid in pids)
 
@@ -430,7 +430,10 @@ def _ends_here(pid: int) -> bool:
 def _rank(
     process: ScannedProcess, place: int | None = None, size: int | None = None, job: str = ""
 ) -> JobRank:
-    """place: its rank on the node. size: of the job, which is all on this node; None: nobody
-    knows, and its rank in the job neither"""
+    """A rank without a launcher's number.
+
+    place: its rank on the node
+    size:  world size of a job that is all on this node; None: not known, nor is its rank
+    """
     identity = RankIdentity(local_rank=place, owner=owner_of(process), job=job)
     return JobRank(process, replace(identity, rank=place, world_size=size) if size else identity)

@@ -1,7 +1,7 @@
 """Which ranks a rank waits for: those at the other ends of its sockets, pipes and shared memory.
 
-What a rank of this node has at the other end is told by its process. A connection to another node
-is told by both its addresses: whoever has all nodes' answers knows which rank has the other end.
+A peer on this node is named by its process. A connection to another node is reported with both
+its addresses: the control machine, with the answers of all nodes, finds the rank at its other end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from nodeready.node.stacks import waits
 from nodeready.node.stacks.processes import HANGS, contents, each
 from nodeready.node.stacks.ranks import StackTarget
 
-#: The name of the main thread, which is threading's; of a process as a whole; and of the processes
-#: below a rank.
+#: Names of the main thread (as in threading), of a whole process, and of a rank's descendants.
 MAIN, WHOLE, BELOW = "MainThread", "(whole)", "(below)"
-#: Threads of a process that are looked at; rows of a process; connections of a process that are
-#: told: a process with more is one of a mesh, in which everybody is connected to everybody.
+#: Maximum of a process's threads that are probed, of its rows, and of its connections that are
+#: reported: a process with more is part of a full mesh.
 _MOST_THREADS, _MOST_ROWS, _MOST_ENDS = 32, 64, 64
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
@@ -30,13 +29,13 @@ _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
 @dataclass(frozen=True)
 class _ProcessEnds:
-    """What one process has and waits for; plain data comes from a fork.
+    """The ends that a process has, and those that it waits for; plain data from a fork.
 
     space:     number of its network namespace
-    local:     the addresses of that
-    sockets:   (own address, peer's): its connections; a peer of "": it listens
-    maps:      files that it shares memory by, of those that somebody waits at
-    waits:     thread -> the same of the connections that it waits for
+    local:     addresses of that namespace
+    sockets:   its connections: (own address, peer's address); a peer of "": it listens
+    maps:      files by which it shares memory, of those that a process waits at
+    waits:     thread -> the connections that the thread waits for, as in `sockets`
     """
 
     space: int = 0
@@ -77,9 +76,9 @@ def _addresses(pid: int) -> list[str]:
 def observe(
     targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
 ) -> None:
-    """Give each target what it waits for, and what others may wait for.
+    """Set each target's `waits_for` and `ends`.
 
-    calls: what the targets and the processes below them wait for (`waits.observe`)
+    calls: the calls of the targets and of their descendants (`waits.observe`)
     """
     target_by_pid: dict[int, StackTarget] = {}
     threads: dict[int, dict[int, str]] = {}
@@ -134,7 +133,7 @@ def observe(
 
 
 class _NodeEnds:
-    """Who of this node's ranks has which end."""
+    """Which rank of this node has which end of a connection, pipe or shared memory."""
 
     def __init__(
         self,
@@ -165,22 +164,22 @@ class _NodeEnds:
         return [listener]
 
     def _space(self, pid: int, address: str) -> int:
-        """Loopback's addresses are everybody's own."""
+        """The namespace of an address of loopback; 0 for an address that is the node's."""
         return self.process_ends[pid].space if _LOOPBACK.match(address) else 0
 
     def _is_far(self, pid: int, address: str) -> bool:
-        """Whether an address is another node's."""
+        """Whether an address belongs to another node."""
         host = address.rpartition(":")[0]
         return bool(host) and host not in self.process_ends[pid].local
 
     def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
-        """Whether a connection is one of the job's store: whoever has it serves it aside."""
+        """Whether a connection is to the job's store, which its rank serves in another thread."""
         port = self.target_by_pid[pid].rank.identity.master.rpartition(":")[2]
         return bool(port) and any(address.endswith(f":{port}") for address in pair)
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
-        """``pid 55``, or the addresses of the other end and of this one: the ranks at the other
-        ends of connections; the others are left out."""
+        """The ranks at the other ends of connections: ``pid 55``, or the address of the other end
+        and of this one. Processes that are no ranks are left out."""
         peers: dict[str, None] = {}
         for address, listed_peer in pairs:
             peer = listed_peer or self.unix_peers.get(address, "")
@@ -200,8 +199,8 @@ class _NodeEnds:
         return list(peers)
 
     def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
-        """The same of what one call waits for; ``may`` before a process that shares memory, or a
-        pipe that the waiting process or one that is no rank's has as well."""
+        """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
+        shares memory, and where the waiting process or no rank's process holds the pipe too."""
         peers = self.peers(pid, call.sockets)
         rank_pid = self.target_by_pid[pid].pid
         holders = {
@@ -218,8 +217,8 @@ class _NodeEnds:
         return peers + [f"may pid {pid}" for pid in sorted(sharing_pids - {rank_pid})]
 
     def ends(self, pids: Iterable[int]) -> list[str]:
-        """``10.1.0.2:5000 10.1.0.3:41234``: own address and peer's of the connections to other
-        nodes; ``10.1.0.2:5000``: where it listens."""
+        """Own address and peer's of the connections to other nodes, as in
+        ``10.1.0.2:5000 10.1.0.3:41234``; and listeners, as in ``10.1.0.2:5000``."""
         listens, remote = [], []
         for pid in pids:
             process = self.process_ends[pid]

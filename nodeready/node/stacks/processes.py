@@ -1,8 +1,8 @@
-"""What /proc tells of a node's processes: proc(5), and the pages of its files.
+"""A node's processes as /proc shows them: proc(5), and the pages of its files.
 
-Of an environment only the values of `KEYS` are kept; none other leaves the process that read it.
-A process that vanishes is no error. A read may wait for a lock of its target's memory for good:
-`each` reads in a fork, and goes on without the process that hangs.
+Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it.
+A process that vanishes is no error. A read may wait forever for a lock of its target's memory:
+`each` reads in a fork, and continues without the process that hangs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.users_file import person
 
-#: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
-#: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
+#: The variables in which launchers number a rank: (rank, rank on the node, number of ranks), the
+#: most reliable first. A Slurm step may start mpirun, and both may start torchrun.
 FAMILIES = (
     ("RANK", "LOCAL_RANK", ("WORLD_SIZE",)),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",)),
@@ -35,7 +35,7 @@ KEYS = frozenset(
     + ["LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     # Ray gives its workers this, and no rank.
     + ["RAY_JOB_ID"]
-    # What tells where a rank's witnesses are.
+    # Where a rank's witnesses are.
     + ["HOME", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     + ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
     + ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
@@ -44,17 +44,17 @@ KEYS = frozenset(
     + ["CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "CUDA_COREDUMP_PIPE", "PYTHONFAULTHANDLER"]
 )
 
-# Bytes of a command line and of an environment that are read; a list of nodes is long.
+# Maximum bytes of a command line and of an environment that are read; a list of nodes is long.
 _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
-#: Bytes of a value that are kept.
+#: Maximum bytes of a value that are kept.
 _VALUE_BYTES = 256
-#: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
+#: Seconds for the reads of one process, and the same after one has hung: more will hang.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
 _EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
-# The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
-# may name cgroups only below those that systemd gives to a login, user@UID.service.
+# The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
+# can create cgroups only below that of their login, user@UID.service of systemd.
 _JOB = re.compile(
     r"^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})"
     r"(?:/|$)",
@@ -84,16 +84,16 @@ class Stat:
 
 @dataclass(frozen=True)
 class ScannedProcess:
-    """One process, as far as it is needed to find ranks.
+    """What is needed of one process to find ranks.
 
     command:     its arguments, joined by spaces
-    program:     the name of the file that it runs; "" where we may not see that
+    program:     the name of the file that it runs; "": not permitted
     environment: of KEYS; None: not permitted, or it hangs
-    cgroup_job:  the Slurm job whose cgroup it is in, which root alone decides; "": none
-    uid:         of who started it; None: it could not be seen. What an environment says, every
-                 user can say
+    cgroup_job:  the Slurm job whose cgroup it is in, which only root can choose; "": none
+    uid:         the user who started it; None: not readable. An environment proves nothing: its
+                 user writes it
     person:      one number for all ids of that user (`users_file.person`)
-    hangs:       its memory cannot be read: the kernel makes whoever tries wait
+    hangs:       its memory cannot be read: the read hangs in the kernel
     """
 
     pid: int
@@ -119,17 +119,17 @@ class ScannedProcess:
 
 @dataclass(frozen=True)
 class Facts:
-    """A process's state, as the kernel tells without touching it.
+    """A process's state, which the kernel shows without touching the process.
 
     wait_channel: the kernel function in which it waits; "": in none, or not shown
     kernel_stack: leaf first; () when not permitted
     tracer:       pid of its tracer; 0: none
     uid:          of its owner
-    switches:     voluntary context switches of its main thread: how often that has waited
+    switches:     voluntary context switches of its main thread: how often it has waited
     main_cpu_s:   CPU time of its main thread alone
-    calls:        how often all its threads have called read(2), write(2) and their kin; None: not
-                  told, as of another user's process
-    exiting:      its main thread has left the program; the kernel takes its memory and files down
+    calls:        calls of read(2), write(2) and the like by all its threads; None: not readable,
+                  as for another user's process
+    exiting:      its main thread has left the program; the kernel frees its memory and files
     """
 
     state: str
@@ -147,7 +147,7 @@ class Facts:
 
 
 def stat(text: str) -> Stat | None:
-    """What /proc/PID/stat says; None for what is none. A name may hold anything."""
+    """The fields of /proc/PID/stat; None for other text. A name may hold any character."""
     match = _STAT.match(text)
     if not match:
         return None
@@ -167,11 +167,11 @@ def stat(text: str) -> Stat | None:
 
 
 def environment(data: bytes) -> dict[str, str]:
-    """The values of KEYS in /proc/PID/environ; where one is twice, the first, as getenv has it."""
+    """The values of KEYS in /proc/PID/environ; of a repeated variable the first, like getenv."""
     values: dict[str, str] = {}
     data = b"\0" + data
     for key in KEYS:
-        # None of the others is looked at: there may be hundreds of thousands.
+        # Other variables are not read: there may be hundreds of thousands.
         name = b"\0%b=" % key.encode("ascii")
         if (index := data.find(name)) >= 0:
             begin = index + len(name)
@@ -182,7 +182,7 @@ def environment(data: bytes) -> dict[str, str]:
 
 
 def slurm_job(text: str) -> str:
-    """The job of /proc/PID/cgroup; "" where slurmd put the process into none."""
+    """The Slurm job in /proc/PID/cgroup; "": the process is in no job's cgroup."""
     for prefix, job in _JOB.findall(text):
         if not _LOGIN.search(prefix):
             return str(job)
@@ -197,7 +197,7 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
     """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), where the kernel has it; else ``stat`` beside it counts ticks, as for a process."""
+    of Linux), where the kernel has it; else ``stat`` of the thread counts ticks."""
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
@@ -205,12 +205,12 @@ def main_cpu_s(schedstat: str, task_stat: str) -> float:
     return parsed.cpu_s if parsed else 0.0
 
 
-#: The fields of /proc/PID/status that `facts` takes; the last is of the main thread alone.
+#: The fields of /proc/PID/status that `facts` reads; the last counts the main thread only.
 _STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
 
 
 def read_and_written(io: str, *names: str) -> int | None:
-    """These counters of /proc/PID/io, together; None where it does not tell."""
+    """The sum of these counters of /proc/PID/io; None: it has none of them."""
     counters = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
     return sum(map(int, counters)) if counters else None
 
@@ -224,7 +224,7 @@ def facts(
     *,
     io: str = "",
 ) -> Facts | None:
-    """The facts of one process, from the texts of its files; None when it is gone.
+    """The facts of one process, from the texts of its files; None: it has ended.
 
     task: schedstat and stat of its main thread
     io:   of the process
@@ -252,7 +252,7 @@ def facts(
 
 
 def _read(path: str, max_bytes: int = 65536) -> bytes | None:
-    """The beginning of a file of /proc; None when there is none, or we may not."""
+    """The beginning of a file of /proc; None: it is missing, or not permitted."""
     try:
         number = os.open(path, os.O_RDONLY)
     except OSError:
@@ -269,12 +269,12 @@ def _read(path: str, max_bytes: int = 65536) -> bytes | None:
 
 
 def contents(path: str, max_bytes: int = 65536) -> str:
-    """The beginning of a file of /proc; "" when there is none, or we may not."""
+    """The beginning of a file of /proc; "": it is missing, or not permitted."""
     return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
-    """As `environment`, of a process; None: not permitted, or it has ended."""
+    """`environment` of a process; None: not permitted, or it has ended."""
     data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
     return None if data is None else environment(data)
 
@@ -285,7 +285,8 @@ def pids() -> list[int]:
 
 
 def _outer_fields(pid: int) -> dict[str, Any] | None:
-    """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
+    """The fields that need none of its memory, so that no read waits; None: it has ended, or is a
+    kernel thread."""
     parsed = stat(contents(f"/proc/{pid}/stat"))
     if parsed is None or parsed.kernel:
         return None
@@ -304,7 +305,7 @@ def _outer_fields(pid: int) -> dict[str, Any] | None:
 
 
 def _uid(status: str) -> int | None:
-    """The real user: what a setuid program does is its caller's doing."""
+    """The real user, who has called the program even where that is setuid."""
     match = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
     return int(match[1]) if match else None
 
@@ -322,11 +323,11 @@ def _scan_one(pid: int) -> dict[str, Any] | None:
 
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
-    """The facts of one process, as `facts` has them.
+    """The facts of one process, as in `facts`.
 
-    locked: with what the kernel tells under a lock that a process in execve(2) holds: its kernel
-            stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: whose state, wait, switches and time are taken; 0: the main thread's
+    locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
+            kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
+    thread: the thread whose state, wait, switches and time are read; 0: the main thread
     """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
@@ -342,7 +343,7 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
-    """Whose these processes are, for `each`: the kernel's word, which needs no look into them."""
+    """The owner of each process, for `each`: the kernel shows it without reading the process."""
     uids = {}
     for pid in numbers:
         with contextlib.suppress(OSError):
@@ -356,11 +357,11 @@ def each(
     deadline: float,
     owners_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
-    """``look(number)`` of each, made in a fork; HANGS for those that gave no answer in time.
+    """The result of ``probe(number)`` for each number, called in a fork; HANGS: no answer in time.
 
-    deadline: a moment of time.monotonic(); those that were not reached by then are left out
-    owned:    whose each is: the owners take turns, and after one that hangs, its owner's others
-              wait for everybody else's
+    deadline: a moment of time.monotonic(); numbers that were not reached by then are left out
+    owners_by_number: the owners take turns; after a hang, its owner's remaining numbers
+              come last
     """
     answers: dict[int, Any] = {}
     owner_by_number = owners_by_number or {}
@@ -388,7 +389,11 @@ def each(
 
 
 def by_owner(numbers: Iterable[int], owner_by_number: Mapping[int, object]) -> list[int]:
-    """The first of each owner, then the second of each, and so on."""
+    """The numbers in turns: the first of each owner, then the second of each, and so on.
+
+    >>> by_owner([1, 2, 3], {1: "ann", 2: "ann", 3: "bob"})
+    [1, 3, 2]
+    """
     count_by_owner: Counter[object] = Counter()
     ranked = []
     for number in numbers:
@@ -400,8 +405,7 @@ def by_owner(numbers: Iterable[int], owner_by_number: Mapping[int, object]) -> l
 def scan(
     deadline: float, numbers: Sequence[int] | None = None
 ) -> tuple[list[ScannedProcess], int]:
-    """All processes (or these) that are no kernel threads, and how many were not looked at in
-    time."""
+    """All processes (or these) but kernel threads, and how many were not probed in time."""
     numbers = pids() if numbers is None else numbers
     answers = each(_scan_one, numbers, deadline, owners(numbers))
     left_out = len(numbers) - len(answers)
@@ -413,7 +417,7 @@ def scan(
 
 
 def children() -> dict[int, list[int]]:
-    """Process -> those that it has started, of all that there are now, the oldest first."""
+    """Process -> its children, the oldest first, of all processes that exist now."""
     children_by_parent: dict[int, list[tuple[float, int]]] = {}
     for pid in pids():
         # /proc/PID/stat never waits for the process.
@@ -428,9 +432,9 @@ def children() -> dict[int, list[int]]:
 def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
-    """The facts of these processes; None: gone. Those not reached in time are left out.
+    """The facts of these processes; None: ended. Those not reached in time are left out.
 
-    threads: process -> the thread that counts, where that is not the main one
+    threads: process -> the thread to probe, where that is not the main one
     """
     thread_by_pid = threads or {}
     answers = each(

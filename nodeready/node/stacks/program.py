@@ -1,7 +1,7 @@
 """The program on the node: find the ranks, and the stack and state of each; touch none.
 
 The kernel's facts come first; then py-spy, which reads a process's memory and stops nothing. A
-stack that is not there in time is the error of its sample. The answer is one line (`pack`).
+stack that is late becomes the error of its sample. The answer is one line (`pack`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from nodeready.subjects.base import ProbeError
 
 # --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
-#: The most that a node's answer may be when it is unpacked, and what it may take as objects.
+#: Maximum bytes of a node's unpacked answer, and of its objects in memory.
 MOST_BYTES, MOST_COST = 64 << 20, 192 << 20
 _GZIP = 31  # wbits of zlib for a gzip header and trailer
 
@@ -64,9 +64,9 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 
 def unpack(text: str, nonce: str) -> Any:
-    """The trace in what a node printed, whatever else it printed, still to be checked.
+    """The trace among the lines that a node printed, not yet checked.
 
-    Raises NoTrace when there is none, and DecodeError.
+    Raises NoTrace where it is missing, and DecodeError.
     """
     mark = f"{nonce} trace "
     index = text.rfind(mark)
@@ -79,51 +79,51 @@ def unpack(text: str, nonce: str) -> Any:
 # --- The program.
 
 SCHEMA = "nodeready.trace/1"
-#: Of the run's time this is kept for the answer.
+#: Seconds of the run that are reserved for the answer.
 _ANSWER_S = 1.0
-#: One py-spy at a time for so many cores: a node that computes has other work.
+#: Cores per py-spy that runs at a time: a node that computes has other work.
 _CORES_PER_LOOK = 8
-#: The most that an answer is on its way, in characters; the most frames in all its stacks, and
-#: characters in all its frames. More than that, and less is told of whoever has most of it.
+#: Maximum characters of an answer; frames in all its stacks; characters in all its frames. Above
+#: these, the owner with the largest part of the answer gets less detail.
 _MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
-#: Bytes of an answer beside what `_parts` counts.
+#: Bytes of an answer that `_shares` does not count.
 _HEAD = 1 << 20
-#: Samples of all processes of a node that an answer can have.
+#: Maximum samples in an answer, over all processes of a node.
 _MOST_SAMPLES = 8000
-#: What is told of a process: its main stack, those of its other threads, and what is beside them
-#: (the processes below it, its variables, its witnesses); and what is said of a level.
+#: Levels of detail: with the main stack, with those of the other threads, with the descendants,
+#: variables and witnesses; and the note of a process at that level.
 _LEVELS = (
     (True, True, True, ""),
-    (True, True, False, "what is below and beside it is left out: there is too much"),
+    (True, True, False, "its descendants and witnesses are left out: the answer is too large"),
     (True, False, False, "the stacks of its other threads are left out: there are too many"),
     (False, False, False, ""),
 )
-#: Seconds for the stacks of all processes below the ranks, at least; else as long as the ranks'.
+#: Minimum seconds for the stacks of all descendants; else as long as those of the ranks took.
 _BELOW_S = 1.0
-_NO_TIME_BELOW = "no time left: the looks at others below the ranks took it"
-#: Characters of all frames of one owner's that are kept until the answer is made.
+_NO_TIME_BELOW = "no time left: the stacks of other descendants took it"
+#: Maximum characters of all frames of one owner that are kept for the answer.
 _MOST_KEPT = 64 << 20
 _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to look at, and how.
+    """Which processes to probe, and how.
 
-    nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
+    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
-    user:                only this user's processes; "": everybody's
-    owner:               the user whose job it is, whoever else claims it; "": nothing tells
+    user:                only this user's processes; "": those of all users
+    owner:               the job's owner; other users' processes that claim it are strangers
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
-    part:                why not all of a job is asked for, one line; "": all is
-    check:               tell what each rank has for whoever debugs it
-    samples, interval_s: how often to look, and how many seconds from one to the next
-    longer_s:            seconds to one more sample where the others cannot tell a job that is
-                         slow from one that hangs; 0: none
-    native:              only take the native stacks of these processes, one after the other
-    py_spy:              its path; where it is not, whichever the session has
+    part:                why only a part of the job is requested, one line; "": all of it is
+    check:               read each rank's settings for debugging
+    samples, interval_s: number of samples, and seconds from one to the next
+    longer_s:            seconds to one more sample where the first ones cannot distinguish a
+                         slow job from one that hangs; 0: none
+    native:              only take the native stacks of these processes, one at a time
+    py_spy:              its path; where that is missing, the session's py-spy is used
     """
 
     nonce: str
@@ -179,7 +179,7 @@ def main(config: Config) -> None:
 
 
 def _packed(trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequence[str]) -> str:
-    """The answer, with as much as fits: less is told of the owner of whose processes most is."""
+    """The answer with as much detail as fits; the owner with the largest part loses some first."""
     levels = dict.fromkeys((target.owner for target in targets), 0)
     sizes: dict[str, tuple[float, ...]] = {}
     while True:
@@ -211,7 +211,7 @@ def _packed(trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequ
 
 
 def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[str, Any]:
-    """The part of the trace that these processes make."""
+    """The frames, stacks and processes of these targets in the trace."""
     table = StackTable()
     rows = []
     for target in targets:
@@ -226,8 +226,8 @@ def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[s
 
 
 def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
-    """How much of what an answer can have these are: frames, characters, and, where that is not
-    too much already, the text, and what it takes as objects (`wire.cost`)."""
+    """Shares of the maximum that these stacks use: of frames, of characters, and, where these are
+    not above 1, of the text and of its objects in memory (`wire.cost`)."""
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
     rows = [
         row
@@ -236,7 +236,7 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
         for row in sample["threads"]
     ]
     names += sum(len(name) for name, _ in rows)
-    # The text of what is beside the stacks is bounded where it is made, and counted below.
+    # The texts of the witnesses are limited where they are made, and counted below.
     frames = sum(map(len, stacks["stacks"])) + len(rows)
     parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
     if max(parts) > 1:
@@ -248,7 +248,7 @@ def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
 def _owner_shares(
     trace: dict[str, Any], targets: Sequence[StackTarget], level: int
 ) -> tuple[float, ...]:
-    """How much of an answer one owner's processes are: by `_parts`, and its length."""
+    """Shares of an answer that one owner's processes use: `_shares`, and that of the length."""
     stacks = _stacks(targets, {targets[0].owner: level})
     parts = _shares(stacks)
     length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MOST_ANSWER
@@ -258,12 +258,12 @@ def _owner_shares(
 def _snapshot(
     supervisor: Supervisor, config: Config, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
-    """The ranks with what was seen of them; where there is none, the processes to show instead;
-    and why that is not all.
+    """The ranks with their observations; the processes to show where no rank is found; and why
+    the result is incomplete.
 
-    told: of the trace; gets the witnesses of the node, and the seconds between samples
+    trace: gets the witnesses of the node, and the seconds between samples
     """
-    # Finding the ranks must leave time for looking at them.
+    # The search for the ranks must leave time to probe them.
     scanned, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
     problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
     selection = ranks.Selection(
@@ -314,7 +314,7 @@ def _with_spawned(
     scanned: Sequence[processes.ScannedProcess],
     found_ranks: list[JobRank],
 ) -> list[JobRank]:
-    """The ranks with those that no launcher has numbered, in place of who has started them."""
+    """The ranks, and in place of a parent the unnumbered ranks that it has started."""
     own_pids, path = ranks.own_processes(scanned, os.getpid()), py_spy.find(config.py_spy)
     if not found_ranks and not (config.job or config.match):
         candidates = scanned
@@ -347,10 +347,10 @@ def _capture(
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
 ) -> tuple[dict[str, Any], float]:
-    """Take all samples of the targets, with what is below and beside them; the node's witnesses,
-    and the seconds from one sample to the next, on average.
+    """Take all samples of the targets and of their descendants; the node's witnesses, and the
+    average seconds from one sample to the next.
 
-    seen: all processes, as they were found
+    scanned: all processes of the scan
     """
     path = py_spy.find(config.py_spy)
     witnesses = ask_witnesses.Witnesses(
@@ -390,9 +390,9 @@ def _capture(
 
 
 def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
-    """Whether a longer look could tell more: all stand where they stood, and nothing holds one.
+    """Whether one more sample may help: all ranks stand still, and no rank is blocked.
 
-    A job whose step is longer than the look stands still as well.
+    A job whose step is longer than the samples stands still as well.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
     if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
@@ -406,9 +406,10 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
 def _match_commands(
     supervisor: Supervisor, scanned: Sequence[processes.ScannedProcess], pattern: re.Pattern[str]
 ) -> tuple[set[int], str]:
-    """The processes in whose command lines the expression is found, and how many were not asked.
+    """The processes whose command lines contain the expression, and the reason why some were not
+    searched.
 
-    A command line is its user's choice, and an expression may take hours for some: a fork asks.
+    A user chooses the command line, on which an expression may take hours: a fork searches it.
     """
     commands = {process.pid: process.command for process in scanned}
     answers = processes.each(
@@ -423,8 +424,8 @@ def _match_commands(
 
 
 def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
-    """The number of this user, whose name a process with one of these numbers has; None: nobody's
-    in particular, -1: no process is the user's."""
+    """The uid of this user among the uids of processes; None: no user is given; -1: the user has
+    no process."""
     if not user:
         return None
     names = _user_names(supervisor, {uid for uid in uids if uid is not None})
@@ -436,7 +437,7 @@ def _deadline(supervisor: Supervisor, seconds: float) -> float:
 
 
 def _observe(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
-    """Add the present facts of all targets."""
+    """Add the current facts of all targets."""
     facts_by_pid = processes.observe(
         [target.pid for target in targets],
         _deadline(supervisor, supervisor.left_s / 2),
@@ -448,7 +449,7 @@ def _observe(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
 
 
 def _observe_sample(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
-    """The kernel's facts of one sample, before any look that could change them."""
+    """The kernel's facts of one sample, before a probe that could change them."""
     _observe(supervisor, targets)
     for target in targets:
         facts = target.facts[-1] if target.facts else None
@@ -459,7 +460,7 @@ def _observe_sample(supervisor: Supervisor, targets: Sequence[StackTarget]) -> N
 
 
 def _observe_threads(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
-    """Take the first facts again of those whose dump has told that another thread counts."""
+    """Take the first facts again of targets whose dump names another thread as the main one."""
     threaded = [target for target in targets if target.thread]
     _observe(supervisor, threaded)
     for target in threaded:
@@ -474,7 +475,7 @@ def _observe_descendants(
     scanned: Sequence[processes.ScannedProcess],
     own_pids: set[int],
 ) -> dict[int, waits.WaitCall]:
-    """The processes below the targets, their facts, and what everybody waits for; their calls."""
+    """Observe the descendants of the targets, and what all wait for; their calls by process."""
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
     started = [descendant for target in targets for descendant in target.descendants]
     _observe(supervisor, started)
@@ -513,13 +514,13 @@ def _observe_descendants(
 
 @dataclass(frozen=True)
 class _DumpPlan:
-    """How py-spy looks at some processes.
+    """How py-spy dumps some processes.
 
-    path:    py-spy's
-    kept:    owner -> characters of all frames of the owner's processes so far; it is counted on
-    limit_s: seconds for all of them, where they are of several owners
-    until:   a moment of time.monotonic() after which no look is begun
-    how:     see `py_spy.take`
+    path:    path of py-spy
+    kept_characters: owner -> characters of all frames of the owner's processes so far; updated
+    limit_s: seconds for all processes, where they belong to several owners
+    until:   a moment of time.monotonic() after which no dump is begun
+    mode:    see `py_spy.take`
     """
 
     path: str
@@ -530,7 +531,7 @@ class _DumpPlan:
 
 
 def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _DumpPlan) -> float:
-    """py-spy's dump of each target, some side by side; the seconds that it took."""
+    """Add py-spy's dump of each target, several at a time; the seconds that this took."""
     began = time.monotonic()
 
     def dump(target: StackTarget) -> py_spy.Dump:
@@ -543,7 +544,7 @@ def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _
         return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.mode)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
-    # The last look may take all of its own time.
+    # The last dump may take all of its limit.
     available_s = max(looks.limit_s / 2, looks.limit_s - py_spy.LIMIT_S)
     turns = ranks.Turns([target.rank for target in targets], available_s * workers)
     dump_by_place: dict[int, py_spy.Dump] = {}
@@ -567,7 +568,7 @@ def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _
 
 
 def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[StackTarget]) -> None:
-    """The native stacks, one after the other: each reads the symbols of all libraries."""
+    """Take the native stacks, one at a time: each dump reads the symbols of all libraries."""
     for target in targets:
         _observe(supervisor, [target])
         target.cpu_s.append(target.facts[-1].cpu_s if target.facts else 0.0)
@@ -581,7 +582,7 @@ def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[Sta
             reason = target.native.error
             stopped = reason == py_spy.HUNG
             if reason in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
-                # A second tool, one after the other: both stop the process.
+                # The second tool runs after the first: both stop the process.
                 frames, reason, stopped = gdb.live_stack(supervisor, target.pid, supervisor.left_s)
                 target.native = py_spy.Dump(tuple(frames) or None, error=reason)
             if stopped:
@@ -590,9 +591,9 @@ def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[Sta
 
 
 def _resume(supervisor: Supervisor, target: StackTarget) -> None:
-    """Send SIGCONT to a target that a killed py-spy may have left a pending SIGSTOP.
+    """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP.
 
-    That signal comes only when the target leaves the kernel. A target that was stopped before is
+    SIGSTOP arrives only when the target leaves the kernel. A target that was already stopped is
     never unwound.
     """
     _observe(supervisor, [target])
@@ -602,7 +603,7 @@ def _resume(supervisor: Supervisor, target: StackTarget) -> None:
 
 
 def _user_names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
-    """The names of users, asked in a fork: the name service may be a server that hangs."""
+    """The names of users, looked up in a fork: the name service may be a server that hangs."""
 
     def name(uid: int) -> str:
         try:
@@ -615,7 +616,7 @@ def _user_names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[
 
 
 def _describe(supervisor: Supervisor, pythons: Sequence[processes.ScannedProcess]) -> list[str]:
-    """The processes to show where no rank was found."""
+    """The processes to show where no rank was found, one line each."""
     facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
     facts = {pid: observation for pid, observation in facts_by_pid.items() if observation}
     names = _user_names(supervisor, {live_facts.uid for live_facts in facts.values()})

@@ -1,8 +1,8 @@
-"""py-spy's dump of one process: the one command, what it prints, and its errors in our words.
+"""py-spy's dump of one process: the command, its output, and its errors in plain words.
 
 Without native frames it stops nothing (``--nonblocking``); with them it stops its target while it
-unwinds, seconds for a large one. It opens whatever the maps of its target name, so root's py-spy
-has the rights of its target's user, and beside them only the right to read any memory.
+unwinds, seconds for a large one. It opens the files that its target has mapped, so root's py-spy
+has the rights of its target's user, and in addition only the right to read any memory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Frame = tuple[str, str, int]
 
 #: Seconds of a dump; a native one reads the symbols of all libraries: up to 14 s cold.
 LIMIT_S, NATIVE_LIMIT_S = 10, 25
-#: What is read of a dump. 200 threads as deep as py-spy reads (4096 calls) are 150 MB: nobody's.
+#: Maximum bytes of a dump. Only 200 threads that are all 4096 calls deep need more (150 MB).
 MOST_BYTES = 32 * 1024 * 1024
-#: Of a longer stack the first and the last so many frames are kept, with CUT between them.
+#: Frames that are kept at each end of a longer stack, with CUT between them.
 KEPT_FRAMES = 500
 CUT: Frame = ("...", "", 0)
 _MOST_THREADS = 1000
-# Of address space: it maps the program and its libraries, which a user's process names.
+# Maximum address space: py-spy maps the program and libraries of a user's process.
 _MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
-# A line of py-spy's own log, which is asked for its warnings.
+# A line of py-spy's log, whose level is set to warnings.
 _LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
-#: Calls whose variables are told, variables of each, and characters of a name or a value.
+#: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
-# Files of Python itself and of what is installed for it; a frozen module has no file.
+# Files of Python and of installed packages; a frozen module has no file.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
 
 #: How a dump is taken, and py-spy's options for it.
@@ -50,7 +50,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
-#: An interpreter that has been finalised; what the process does since is C or C++.
+#: A finalised interpreter; since then the process runs only C or C++.
 ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
 #: The main thread has no call of Python's: functions of C that atexit registered, the end of
 #: modules.
@@ -58,7 +58,7 @@ NO_CALL = "no call of Python is left in its main thread: its interpreter is abou
 ENDED = "it has ended"
 NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
 NOT_PYTHON = "not Python, or one that py-spy does not know"
-# py-spy's words, whole or in part -> what to say, and whether another try may do better.
+# Pattern of py-spy's message -> the reason to report, and whether a retry may succeed.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
     # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
     (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
@@ -66,7 +66,7 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
-    # It says so, too, when the stack of the first thread that it tries cannot be read.
+    # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
     (
         r"Failed to find a python interpreter",
         "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
@@ -78,7 +78,7 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 
 @dataclass(frozen=True)
 class PySpyThread:
-    """A thread's name and stack. number: the kernel's; 0: not told"""
+    """A thread's name and stack. number: the kernel's number; 0: not known"""
 
     name: str
     frames: tuple[Frame, ...]
@@ -89,17 +89,17 @@ class PySpyThread:
 class Dump:
     """All threads of a process at one moment.
 
-    main:    the main thread's stack; None: there is none
-    threads: the others, the newest first
-    gil:     the name of the thread that holds the interpreter's lock; "": none does
-    error:   why there is nothing else here
-    locals:  variables of the main thread's innermost calls of the user's own code, where asked
-             for: ``function: name = value``, without secrets
+    main:    the main thread's stack; None: not read
+    threads: the other threads, the newest first
+    gil:     the name of the thread that holds the interpreter's lock; "": no thread does
+    error:   why there is no stack; "": there is one
+    locals:  variables of the innermost calls of the user's code in the main thread, on request:
+             ``function: name = value``, without secrets
     own:     the main thread holds the interpreter's lock
-    thread:  number of the thread that is shown as the main one, where that only serves others: a
-             worker of Ray Train's trains in a thread; 0: the main thread itself is
-    spawned: where torch.multiprocessing has started the process, its place; else -1
-    spawns:  how many processes it has started by torch.multiprocessing and waits for; else -1
+    thread:  number of the thread that is shown as the main one, where the main thread only serves:
+             a worker of Ray Train trains in another thread; 0: the main thread is shown
+    spawned: index of the process among those that torch.multiprocessing started; else -1
+    spawns:  processes that it has started by torch.multiprocessing and waits for; else -1
     """
 
     main: tuple[Frame, ...] | None = None
@@ -114,14 +114,14 @@ class Dump:
 
     @property
     def characters(self) -> int:
-        """About the memory that its frames take, however often a name is in them."""
+        """About the memory that its frames take, each name counted as often as it occurs."""
         stacks = (self.main or (), *(thread.frames for thread in self.threads))
         frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
         return frames + sum(100 + len(thread.name) for thread in self.threads)
 
 
 def find(path: str) -> str:
-    """The program: this one, or whichever the session has; "": none that we may run."""
+    """The path of py-spy: this one, or the session's; "": none that is only root's."""
     for candidate in (path, shutil.which("py-spy") or ""):
         if candidate and os.access(candidate, os.X_OK) and roots_alone(candidate):
             return candidate
@@ -134,7 +134,7 @@ def _frame(data: Any) -> Frame:
     if not isinstance(line, int) or isinstance(line, bool):
         raise ValueError(line)
     if re.fullmatch(r"0x[0-9a-fA-F]+", name):
-        # An address: every process has another one for the same place.
+        # An address differs between processes for the same function.
         name = "?"
     return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31 - 1))
 
@@ -150,7 +150,7 @@ def _stack(data: Any) -> tuple[Frame, ...]:
 
 
 def parse(text: str, pid: int) -> Dump:
-    """What ``py-spy dump --json`` printed; never raises."""
+    """The dump that ``py-spy dump --json`` printed; never raises."""
     try:
         rows = json.loads(text)
         if not isinstance(rows, list):
@@ -166,12 +166,12 @@ def parse(text: str, pid: int) -> Dump:
         mains = [
             [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],
             [number for number, row in enumerate(rows) if row.get("os_thread_id") == pid],
-            # Threads come the newest first, and a program may rename its main thread.
+            # The newest thread comes first, and a program may rename its main thread.
             [len(rows) - 1],
         ]
         gil = [thread.name for thread, row in zip(threads, rows) if row.get("owns_gil") is True]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Dump(error="py-spy's output makes no sense")
+        return Dump(error="py-spy's output cannot be parsed")
     if not threads:
         return Dump(error="py-spy found no thread")
     main = next(numbers[-1] for numbers in mains if numbers)
@@ -203,13 +203,13 @@ _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
 
 
 def _is_ray_loop(thread: PySpyThread) -> bool:
-    """Whether a main thread only waits for what Ray tells it to do."""
+    """Whether a main thread only waits for calls from Ray."""
     last = thread.frames[-1] if thread.frames else CUT
     return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
 
 
 def _trainer(threads: Sequence[PySpyThread]) -> int | None:
-    """The thread of Ray Train's that trains; None: there is none."""
+    """Index of the thread in which Ray Train trains; None: not found."""
     for number, thread in enumerate(threads):
         for function, file, _ in thread.frames:
             name = function.rpartition(".")[2]
@@ -226,8 +226,8 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """A variable of a call in torch/multiprocessing/spawn.py that is a small number, where
-    variables were asked for; else -1."""
+    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number; -1
+    where it is not, or variables were not requested."""
     for frame in frames[-KEPT_FRAMES:]:
         if frame["name"] != function or not isinstance(frame.get("locals"), list):
             continue
@@ -240,7 +240,7 @@ def _count(frames: Sequence[Any], function: str, name: str) -> int:
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
-    """Variables of the innermost calls, of the user's own where there are some."""
+    """Variables of the innermost calls: of the user's code, else of any."""
     frames_with_locals = [
         frame for frame in frames if isinstance(frame, dict) and frame.get("locals")
     ]
@@ -252,7 +252,7 @@ def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
         for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
             name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MOST_WORD]
-            # An address is another one in every process.
+            # An address differs between processes.
             value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
             text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
             variables.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
@@ -260,7 +260,7 @@ def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
 
 
 def failure_reason(ended: Ended) -> tuple[str, bool]:
-    """Why a dump failed, on one line, and whether another try may do better."""
+    """Why a dump failed, on one line, and whether a retry may succeed."""
     for pattern, message, is_retriable in _WORDS:
         if re.search(pattern, ended.err):
             return message, is_retriable
@@ -284,26 +284,27 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
 
 
 def _start_s(pid: int) -> float:
-    """When a process began, in seconds since boot; 0: there is none, or a zombie."""
+    """When a process started, in seconds since boot; 0: it has ended, or is a zombie."""
     parsed = stat(contents(f"/proc/{pid}/stat", 4096))
     return parsed.start_s if parsed and parsed.state not in "ZXx" else 0.0
 
 
 def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN) -> Dump:
-    """A dump of this process; what came in the way is its `error`.
+    """A dump of this process; the reason of a failure is its `error`.
 
-    limit_s: seconds that are left at all
-    how:     NATIVE: with native frames: its target waits meanwhile, and it must not be in state D
-             or T; LOCALS: with variables
+    limit_s: seconds that are left of the run
+    mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
+             T; LOCALS: with variables
 
-    It has ended when no process has its number and its start (proc(5)): whatever py-spy says.
+    The process has ended when none has its number and start time (proc(5)), whatever error py-spy
+    prints.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
     native = mode == NATIVE
     argv = [path, "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
     error, started_s = "", _start_s(pid)
-    # A process that runs changes under the eyes of whoever does not stop it.
+    # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
     for _ in range(1 if native else 2):
         try:
             confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv, by_maps=True)

@@ -1,12 +1,12 @@
-"""Which of a node's processes are ranks of a job, and what was seen of each of them.
+"""Which of a node's processes are ranks of a job, and the observations of each rank.
 
-An environment is its user's own word. So ranks are told apart by their owner first: the Slurm job
-whose cgroup they are in, else the user. Who claims a job that is another owner's is a stranger to
-the job: named, not looked into, and of no influence on the job's own ranks.
+A user writes the environment of a process, so it proves nothing. Ranks are therefore separated by
+their owner first: the Slurm job whose cgroup they are in, else the user. A process that claims the
+job of another owner is a stranger: it is named, not probed, and does not affect the job's ranks.
 
-A rank is known by its environment, and is the topmost process of its (job, rank): data-loader
-workers inherit all of it. Launchers have no rank, or the one of an outer step; a shell around a
-rank has the rank's own. What a program sets after its start is not in /proc/PID/environ.
+A rank is recognised by its environment, and is the topmost process of its (job, rank): data-loader
+workers inherit the environment. A launcher has no rank, or that of an outer step; a shell around a
+rank has the same rank. A variable set after the start of a program is not in /proc/PID/environ.
 """
 
 from __future__ import annotations
@@ -22,55 +22,56 @@ from typing import Any, NamedTuple
 from nodeready.node.stacks.processes import FAMILIES, Facts, ScannedProcess
 from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
 
-# Programs, and modules of Python, that start ranks and are none.
+# Programs and Python modules that start ranks and are no ranks themselves.
 _LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|mpirun|mpiexec(\.\w+)?|orterun|orted|prted|prterun"
     r"|srun|slurmstepd|hydra_\w+|horovodrun|deepspeed|deepspeed\.launcher\.\w+"
     r"|accelerate(-launch)?|accelerate\.commands\.launch|ray"
 )
-# What Ray starts on a node: its workers, which it names by their actors, and its own services.
+# Processes of Ray on a node: its workers, which it names by their actors, and its services.
 _RAY = re.compile(
     r"ray::|(\S*/)?(raylet|gcs_server)\b"
     r"|\S*python\S* (-u )?\S*/ray/(_private|autoscaler|dashboard)/"
 )
-# A worker of Ray Train's. What it forks, a loader's worker, has the same words.
+# A worker of Ray Train. Its forks, such as a loader's workers, have the same command line.
 _RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
-# Each hands its environment to what it starts, and waits for it.
+# Programs that pass their environment to one child, and wait for it.
 _WRAPPERS = re.compile(
     r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
     r"|taskset|catchsegv|stdbuf|singularity|apptainer|starter(-suid)?|enroot|pyxis|perf|sudo|su"
 )
-# What Python's multiprocessing starts anew (multiprocessing/spawn.py, forkserver.py).
+# Programs that Python's multiprocessing starts (multiprocessing/spawn.py, forkserver.py).
 _FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multiprocessing-fork")
-# Processes of Python's multiprocessing that wait for the end of their parent, and do nothing else
+# Processes of Python's multiprocessing that only wait for the end of their parent
 # (multiprocessing/resource_tracker.py; semaphore_tracker.py before Python 3.8).
 _NOISE = re.compile(
     r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
 )
-#: A Python whose child has used so many times its own CPU time only runs that child; and the
-#: seconds that any Python may have used.
+#: A Python only runs its child if the child has used this many times the parent's CPU time; and
+#: the minimum seconds that count for the parent.
 _COMPUTES, _IMPORT_S = 2, 1.0
-#: torchrun's run id where nobody gave one.
+#: torchrun's run id where none was given.
 _NO_ID = "none"
-# How a program of ours begins on a node: see nodeready.node.payload.
+# How nodeready's programs begin on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
 #: How the note of a stranger begins.
 CLAIMS = "claims job "
-#: At most so many strangers of a node are named.
+#: Maximum strangers of a node that are named.
 MOST_STRANGERS = 100
-#: At most so many processes are named where no rank is found.
+#: Maximum processes that are named where no rank is found.
 MOST_INSTEAD = 10
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is asked for; nothing: every rank.
+    """Which ranks to select; without a condition, every rank.
 
     job:   a Slurm job, torchrun's id of a run, MASTER_ADDR:MASTER_PORT, or Ray's job
     pids:  exactly these processes
     match: a regular expression that the command line contains
-    uid:   only this user's
-    owner: the user whose job this is; None: nothing tells. Whoever else claims it is a stranger
+    uid:   only this user's processes
+    owner: uid of the job's owner; other users' processes that claim it are strangers; None: not
+           known
     """
 
     job: str = ""
@@ -84,7 +85,7 @@ class Selection:
 class RankIdentity:
     """A process's rank and job by its environment. family: index into FAMILIES.
 
-    owner: the Slurm job whose cgroup it is in, or its user: nothing that it says itself
+    owner: the Slurm job whose cgroup it is in, or its user; never from its environment
     """
 
     rank: int | None = None
@@ -98,7 +99,7 @@ class RankIdentity:
 
 @dataclass(frozen=True)
 class JobRank:
-    """A process to look at, and its identity."""
+    """A process to probe, and its identity."""
 
     process: ScannedProcess
     identity: RankIdentity
@@ -107,7 +108,7 @@ class JobRank:
 
     @property
     def turn(self) -> str:
-        """With whom it takes turns: its job, or its user under whatever id."""
+        """Whose turn it takes: that of its job, or of its user under any of the user's ids."""
         job, person = self.process.cgroup_job, self.process.person
         return f"job {job}" if job else f"uid {self.process.uid if person is None else person}"
 
@@ -117,7 +118,7 @@ def _number(text: str | None) -> int | None:
 
 
 def jobs(process: ScannedProcess) -> list[str]:
-    """All names by which its job can be asked for; the first is shown."""
+    """All names by which its job can be selected; the first is shown."""
     values = process.environment or {}
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
     run = values.get("TORCHELASTIC_RUN_ID", "")
@@ -131,7 +132,7 @@ def jobs(process: ScannedProcess) -> list[str]:
 
 
 def identify(process: ScannedProcess) -> RankIdentity:
-    """A process's identity; its rank is None where no launcher's variable gives one."""
+    """A process's identity; without a launcher's variable its rank is None."""
     values: Mapping[str, str] = process.environment or {}
     job = (jobs(process) or [""])[0]
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
@@ -142,8 +143,8 @@ def identify(process: ScannedProcess) -> RankIdentity:
         # A batch script has SLURM_PROCID 0, and is no task of a step.
         if rank is None or (name == "SLURM_PROCID" and not values.get("SLURM_STEP_ID")):
             continue
-        # The step or mpirun that has started Ray on the node has numbered the nodes, and Ray's
-        # processes inherit that. RANK may be a worker's own, by the environment of its actor.
+        # The step or mpirun that started Ray has numbered the nodes, and Ray's processes inherit
+        # that number. Only RANK may be the worker's, from the environment of its actor.
         if _RAY.match(process.command) and (family or not process.command.startswith("ray::")):
             continue
         sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
@@ -153,12 +154,12 @@ def identify(process: ScannedProcess) -> RankIdentity:
 
 
 def owner_of(process: ScannedProcess) -> str:
-    """Whose it is, as root and the kernel say."""
+    """The owner of a process, from its cgroup or uid: a user cannot forge these."""
     return f"job {process.cgroup_job}" if process.cgroup_job else f"uid {process.uid}"
 
 
 def program(process: ScannedProcess) -> str:
-    """What it runs: the name of a program, of Python's script, or of its module."""
+    """The name of the program, Python script or Python module that a process runs."""
     words = process.command.split(" ")
     name = os.path.basename(words[0]) or process.name
     if not name.startswith(("python", "pypy")):
@@ -174,7 +175,7 @@ def program(process: ScannedProcess) -> str:
 
 
 class _Lightning(NamedTuple):
-    """What Lightning's launcher has given to a process."""
+    """The numbers that Lightning's launcher has given to a process."""
 
     node_rank: int
     local_rank: int
@@ -187,7 +188,7 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
     values = process.environment or {}
     names = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     node, local, world, size = (_number(values.get(name)) for name in names)
-    # Who copies a task's numbers of Slurm's or mpirun's into these means the same ranks by both.
+    # Where a user copies the numbers of Slurm or mpirun into these, both name the same ranks.
     if (
         node is None
         or local is None
@@ -201,21 +202,21 @@ def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | 
 
 
 def _at_least(least: int, world_size: int) -> int:
-    """Ranks of a node: as few as there are, so that all nodes have the same number."""
+    """Ranks of a node: the least number with which all nodes have the same number."""
     return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
 
 
 def only_tracks(process: ScannedProcess) -> bool:
-    """Whether a process does nothing but wait for the end of who started it."""
+    """Whether a process only waits for the end of its parent."""
     return bool(_NOISE.search(process.command))
 
 
 def is_ray_trainer(process: ScannedProcess) -> bool:
-    """Whether Ray Train has started a process for a training, or such a one has forked it."""
+    """Whether a process is a training worker of Ray Train, or a fork of one."""
     return bool(_RAY_WORKER.match(process.command))
 
 
-#: Whether a Python that another one has started is the one of both that computes.
+#: Whether, of a Python and its child, the child computes.
 Computes = Callable[[ScannedProcess, ScannedProcess], bool]
 
 
@@ -241,9 +242,9 @@ class _Tree:
         self.own_pids |= {p.pid for p in processes if _OURS in p.command}
         self.identities = {process.pid: identify(process) for process in processes}
         self.launchers: set[int] = set()
-        #: Ranks that have started the other ranks of their node.
+        #: Ranks that have started all further ranks of their node.
         self.leaders: set[int] = set()
-        #: Workers of Ray Train's that nobody has numbered.
+        #: Workers of Ray Train without a rank number.
         self.trainers = set(
             _topmost((p.pid for p in processes if is_ray_trainer(p)), self.ancestors)
         )
@@ -291,8 +292,8 @@ class _Tree:
     def _find_lightning(self) -> None:
         """Lightning's own launcher gives NODE_RANK, LOCAL_RANK and WORLD_SIZE, and no RANK
         (fabric/strategies/launchers/subprocess_script.py): the rank is NODE_RANK times the ranks
-        of a node, and LOCAL_RANK. What was started by hand is local rank 0, and has none of them
-        in its environment."""
+        of a node, and LOCAL_RANK. The process that was started by hand is local rank 0, and has
+        none of them in its environment."""
         launches: dict[int, _Lightning] = {}
         for pid, process in self.processes.items():
             if launch := _lightning(process, self.identities[pid]):
@@ -331,13 +332,13 @@ class _Tree:
                 self.leaders.add(parent.pid)
 
     def _is_their_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
-        """Whether this is the rank: it has set its variables itself, and all its workers have the
-        same. One that starts a single rank cannot be told from one with a single worker."""
+        """Whether this Python is the rank of these identities: it has set its variables, and its
+        workers all have the same. With a single worker, it may be a launcher of one rank."""
         ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
         return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
 
     def matches(self, pid: int, candidates: Sequence[int]) -> list[int]:
-        """The topmost Pythons of these below a wrapper; else itself."""
+        """The topmost Pythons among these below a wrapper; else the process itself."""
         if self.processes[pid].python or not _WRAPPERS.fullmatch(program(self.processes[pid])):
             return [pid]
         descendants = set(self.descendants(pid))
@@ -349,13 +350,14 @@ class _Tree:
         return _topmost(pythons, self.ancestors) or [pid]
 
     def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
-        """The Python that this one has started as a program of its own, and which computes in its
-        place: its script is among this one's words, it has used most of the time, or `computes`
-        says so. None: a rank has helpers at most."""
+        """The Python that this one has started as another program, and that computes in its place:
+        its script is in this one's command line, it has used most of the CPU time, or `computes`
+        says so. None: the rank has helpers at most."""
         parent = self.processes[pid]
         children = [
             child for child in self.descendants(pid)
-            if is_candidate(child) and self.processes[child].python and not only_tracks(self.processes[child])
+            if is_candidate(child) and self.processes[child].python
+            and not only_tracks(self.processes[child])
             and self.processes[child].command not in ("", parent.command)
             and not _FORKED.search(self.processes[child].command)
         ]  # fmt: skip
@@ -372,9 +374,9 @@ class _Tree:
         return next(iter(_topmost(inner, self.ancestors)), None)
 
     def inner(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
-        """What runs inside a wrapper: its only topmost Python, or what it waits for; else itself.
+        """The process inside a wrapper: its only topmost Python, or its child; else itself.
 
-        None: a shell around a launcher, or around nothing.
+        None: a shell around a launcher, or without a child.
         """
         if self.processes[pid].python:
             computes = self._computing_child(pid, is_candidate)
@@ -397,13 +399,13 @@ class _Tree:
 
 
 def _topmost(pids: Iterable[int], ancestors: Callable[[int], Iterator[int]]) -> list[int]:
-    """Those that have none of the others above them."""
+    """The processes without an ancestor among these."""
     chosen = set(pids)
     return sorted(pid for pid in chosen if chosen.isdisjoint(ancestors(pid)))
 
 
 def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
-    """The ranks among these: one for each (owner, job, rank) and each tree of processes."""
+    """The ranks among these: one for each (owner, job, rank) and each process tree."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for pid in candidates:
         identity = tree.identities[pid]
@@ -415,14 +417,14 @@ def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
             tree.inner(pid, members_set.__contains__) for pid in _topmost(members, tree.ancestors)
         ]
         chosen = sorted({pid for pid in inner_pids if pid is not None})
-        # A person's shell in a step of its own has a rank of that step.
+        # A person's shell in another step has a rank of that step.
         real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.processes[pid]))]
         best = min((tree.identities[pid].family for pid in real), default=0)
         yield from [pid for pid in real if tree.identities[pid].family == best] or chosen
 
 
 def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
-    """These ranks, without what a person runs in another step beside a job of Pythons."""
+    """These ranks without a person's programs in another step of a job of Pythons."""
 
     def job(pid: int) -> tuple[str, str]:
         return tree.identities[pid].owner, tree.identities[pid].job
@@ -436,8 +438,8 @@ def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
 
 
 def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
-    """Those of these that claim a job which is another user's: by its cgroup on this node, or by
-    `Selection.owner`. Whom root starts for that user, as a container, is none."""
+    """The processes that claim another user's job: by its cgroup on this node, or by
+    `Selection.owner`. A process that root starts for that user, as a container, is no stranger."""
     users: dict[str, set[int | None]] = defaultdict(set)
     for process in tree.processes.values():
         if process.cgroup_job:
@@ -464,12 +466,12 @@ def select(
     matched: Container[int] | None = None,
     computes: Computes = _none_computes,
 ) -> list[JobRank]:
-    """The ranks that are asked for, by rank and number, those that have none last.
+    """The selected ranks, by rank and pid, processes without a rank last.
 
-    own_pid: our number; we, who started us and whom we started are no ranks, unless asked for
-    matched: those in whose command lines the pattern was found; None: it is looked for here
-    computes: asked of a rank's Python and one below it where their words and times do not tell
-    Raises re.error for a pattern that is none.
+    own_pid: this process; it, its ancestors and its descendants are ranks only if named by pid
+    matched: processes whose command lines contain the pattern; None: search here
+    computes: decides between a rank's Python and its child where command and CPU time do not
+    Raises re.error for an invalid pattern.
     """
     tree = _Tree(processes, own_pid, computes)
     if selection.pids:
@@ -489,7 +491,7 @@ def select(
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]
     chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
-    # Ray's driver is a task of a step beside the training at most.
+    # A rank of the same job is Ray's driver, which a step has started.
     trainers = [pid for pid in candidates if pid in tree.trainers]
     trainer_jobs = {(tree.identities[pid].owner, tree.identities[pid].job) for pid in trainers}
     chosen = [
@@ -499,8 +501,8 @@ def select(
         or (tree.identities[pid].owner, tree.identities[pid].job) not in trainer_jobs
     ]
     chosen += trainers
-    # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
-    # program may write its title over its environment); and one that hangs beside other ranks.
+    # Processes without a rank: selected by their command lines; of the job, if its environment is
+    # lost (a program may write its title over it); or hanging beside other ranks.
     unranked = [
         pid
         for pid in candidates
@@ -519,7 +521,7 @@ def select(
     unranked = [pid for pid in unranked if pid not in covered]
     tops = _topmost(unranked, tree.ancestors)
     if selection.match:
-        # A shell may have started some that fit.
+        # A shell may have started several that match.
         tops = [match for pid in tops for match in tree.matches(pid, unranked)]
     inner = {tree.inner(pid, set(unranked).__contains__) for pid in tops}
     chosen += [pid for pid in inner if pid is not None and pid not in covered]
@@ -537,7 +539,7 @@ def select(
 
 def _rank(tree: _Tree, pid: int, stranger: bool = False) -> JobRank:
     process = tree.processes[pid]
-    note = "its memory cannot be read: the kernel makes whoever tries wait"
+    note = "its memory cannot be read: the read hangs in the kernel"
     if stranger:
         note = f"{CLAIMS}{tree.identities[pid].job}, which is another user's: not looked into"
     return JobRank(
@@ -546,10 +548,10 @@ def _rank(tree: _Tree, pid: int, stranger: bool = False) -> JobRank:
 
 
 class Turns:
-    """Gives out ranks to look at, to several at once: always one of the owner whose looks have
-    taken the least time, so that nobody's many or slow ones take another's.
+    """Hands ranks to several threads that dump them: next comes the owner whose dumps have taken
+    the least time, so that many or slow ranks of one owner do not use up the time of another.
 
-    limit_s: where there are several owners, none is given out after so many seconds of looks
+    limit_s: with several owners, no rank is handed out after dumps of this many seconds
     """
 
     def __init__(self, ranks: Sequence[JobRank], limit_s: float) -> None:
@@ -562,7 +564,7 @@ class Turns:
         self._looks = dict.fromkeys(self._waiting, 0)
 
     def take(self) -> tuple[int, str] | None:
-        """The place of the next rank, and its owner; None: there is none to be looked at."""
+        """The index of the next rank, and its owner; None: no rank is left."""
         with self._lock:
             waiting_owners = [owner for owner, places in self._waiting.items() if places]
             if not waiting_owners or sum(self._used.values()) > self._limit_s:
@@ -572,15 +574,15 @@ class Turns:
             return self._waiting[owner].pop(), owner
 
     def give_back(self, owner: str, seconds: float) -> None:
-        """The look has ended, and took so long."""
+        """Note that a dump has ended, and its seconds."""
         with self._lock:
             self._looks[owner] -= 1
             self._used[owner] += seconds
 
 
-#: How the note of a launcher begins that is shown because there is no rank yet.
+#: Beginning of the note of a launcher that is shown because no rank exists yet.
 LAUNCHER = "a launcher that has started no rank"
-# Those whose stack tells what they wait for: each is a Python.
+# Launchers in Python: their stack shows what they wait for.
 _RENDEZVOUS = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|accelerate(-launch)?|accelerate\.commands\.launch"
     r"|deepspeed|deepspeed\.launcher\.\w+"
@@ -593,9 +595,9 @@ _WHERE = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =]
 def launchers(
     processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
 ) -> list[JobRank]:
-    """The launchers of ranks that are not there yet: a rendezvous, say, waits for a node.
+    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node.
 
-    To be asked where `select` finds nothing.
+    For a node where `select` finds no rank.
     """
     tree = _Tree(processes, own_pid)
     launcher_pids = {
@@ -608,11 +610,11 @@ def launchers(
     }
     launcher_ranks = []
     for pid in sorted(launcher_pids):
-        # One that has started another launcher waits for that.
+        # A launcher that has started another one waits for it.
         if launcher_pids & set(tree.descendants(pid)):
             continue
         process = tree.processes[pid]
-        # accelerate gives no number to one that is alone (its simple_launcher).
+        # accelerate numbers no single process (its simple_launcher).
         workers = [p for p in map(tree.processes.get, tree.children[pid]) if p and p.python]
         workers = [p for p in workers if not only_tracks(p) and not _FORKED.search(p.command)]
         run, endpoint = _RUN_ID.search(process.command), _WHERE.search(process.command)
@@ -629,27 +631,27 @@ def launchers(
 
 
 def own_processes(processes: Sequence[ScannedProcess], own_pid: int) -> set[int]:
-    """We, who started us, whom we started, and other programs of ours."""
+    """This process, its ancestors and descendants, and other programs of nodeready."""
     return _Tree(processes, own_pid).own_pids
 
 
 def busiest_pythons(processes: Sequence[ScannedProcess], own_pid: int) -> list[ScannedProcess]:
-    """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
+    """The Pythons with the most CPU time: likely ranks where none is found."""
     tree = _Tree(processes, own_pid)
     pythons = [p for p in processes if p.python and p.pid not in tree.own_pids]
     return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MOST_INSTEAD]
 
 
-# --- The stacks of a node: each different frame and stack once, known by a number.
+# --- The stacks of a node: each distinct frame and stack once, under a number.
 
 
 class StackTable:
-    """Numbers for frames and stacks; equal ones have one number."""
+    """Numbers of frames and stacks; equal ones share a number."""
 
     def __init__(self) -> None:
         self._frames: dict[Frame, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
-        #: Frames in all stacks together.
+        #: Number of frames in all stacks.
         self.size = 0
 
     def add(self, frames: Sequence[Frame]) -> int:
@@ -661,12 +663,12 @@ class StackTable:
 
     @property
     def frames(self) -> list[Frame]:
-        """All frames, by their numbers."""
+        """All frames, in the order of their numbers."""
         return list(self._frames)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
-        """All stacks, by their numbers."""
+        """All stacks, in the order of their numbers."""
         return list(self._stacks)
 
 
@@ -674,12 +676,12 @@ class StackTable:
 
 #: How `Target.waits_on` begins for a thread that waits for the interpreter's lock.
 INTERPRETER_LOCK = "the interpreter's lock"
-# Waits a second of one that asks for it: 200 by default, fewer on a machine that is overloaded.
+# Minimum waits a second of a thread that asks for the lock: 200 by default, fewer under load.
 _ASKED_PER_S = 40
 ENDED = "ended while it was looked at"
 EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
-OTHERS_TOOK = "no time left: the looks at its owner's other processes took it"
+OTHERS_TOOK = "no time left: its owner's other processes took it"
 _MOST_COMMAND = 200
 
 
@@ -688,12 +690,12 @@ class StackTarget:
     """A rank, its facts at each sample, and its dumps.
 
     switches, main_cpu_s: of its main thread, at each sample
-    calls:    of read and write, of all its threads, at each sample; None: not told
+    calls:    read and write calls of all its threads, at each sample; None: not readable
     waits_on: what its main thread waits for; "": not known
-    timed_lock: that is a lock, for a limited time
-    below:    the processes that it has started
-    waits_for: (thread, what it waits for at a rank), and `ends`, what ranks of other nodes may
-               wait for, as `links.observe` tells them
+    timed_lock: `waits_on` is a lock, for a limited time
+    descendants: the processes that it has started
+    waits_for: (thread, rank that it waits for), from `links.observe`
+    ends:     connections and listeners that other nodes' ranks may wait for, from `links.observe`
     """
 
     rank: JobRank
@@ -723,22 +725,22 @@ class StackTarget:
 
     @property
     def thread(self) -> int:
-        """Its thread that is looked at; 0: the main one."""
+        """The thread that is probed; 0: the main thread."""
         return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
 
     @property
     def owner(self) -> str:
-        """With whom it takes turns."""
+        """Whose turn it takes."""
         return self.rank.turn
 
     def add_note(self, note: str) -> None:
         """Add a note about the rank, once."""
         if note and note not in self.notes:
-            # Readers look for this note at the beginning.
+            # Readers expect this note at the beginning.
             self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
     def add_facts(self, facts: Facts | None) -> None:
-        """Add the facts of this moment; None: the process is gone."""
+        """Add the current facts; None: the process has ended."""
         if facts is None or facts.start_s != self.rank.process.start_s:
             self.add_note(ENDED)
             return
@@ -749,10 +751,10 @@ class StackTarget:
             self.add_note(EXITING)
 
     def note_interpreter_lock(self, seconds: float) -> None:
-        """Say who holds the interpreter's lock where the main thread waits for nothing else.
+        """Set `waits_on` to the interpreter's lock and its holder if the main thread waits for it.
 
-        Who waits for it wakes up every 5 ms to ask for it (`sys.setswitchinterval`, take_gil of
-        ceval_gil.c): so it looks as busy as one that moves, and does not come to use any time.
+        A thread that waits for the lock wakes up every 5 ms (`sys.setswitchinterval`, take_gil of
+        ceval_gil.c): it seems as busy as a thread that moves, but uses hardly any CPU time.
         seconds: between the first and the last sample
         """
         holders = {dump.gil for dump in self.dumps}
@@ -787,8 +789,8 @@ class StackTarget:
 
     @property
     def settled(self) -> Facts | None:
-        """The latest facts that hold for longer than a moment: every process is in state D now and
-        then, and one that looks every few ms for others, as TCPStore's first rank, in state R."""
+        """The latest facts of a lasting state: every process is in state D for moments, and a rank
+        that polls every few ms, as TCPStore's first rank, in state R."""
         if not self.facts:
             return None
         latest = self.facts[-1]
@@ -799,7 +801,7 @@ class StackTarget:
         )
 
     def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
-        """The rank's part of the trace. main, threads: with these stacks."""
+        """The rank's row in the trace. main, threads: include these stacks."""
         identity, process, facts = self.rank.identity, self.rank.process, self.settled
         return {
             "pid": process.pid,

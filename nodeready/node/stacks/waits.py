@@ -1,9 +1,9 @@
 """What a thread waits for: its system call, and the file, pipe, socket, lock or child behind it.
 
 All of it is read from /proc (proc(5)): ``syscall``, the link and the information of a descriptor,
-the mounts, the locks, the sockets. No file that a process names is opened, nor asked for. What
-reads the memory of a process for a path or a set of descriptors may wait with it: `look` is for
-`processes.each`, which goes on without whoever hangs.
+the mounts, the locks, the sockets. No file that a process names is opened or examined. A read of
+a process's memory, for a path or a set of descriptors, may hang: `probe_thread` runs in
+`processes.each`, which continues without a process that hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node.stacks.processes import HANGS, contents, each, owners
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
-# include/uapi/asm-generic/unistd.h of Linux), with how each is shown and what its arguments name:
+# include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:
 # `fd` a descriptor (first argument), `path` (first), `at` a directory's descriptor and a path,
 # `second` a path (second argument), `connect`, `lock`, `fcntl`, `child`, `waitid`, `poll`,
 # `select`, `epoll`; "": nothing.
@@ -66,25 +66,25 @@ _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
-#: Before the inode of a socket of this machine. Of linux/netlink.h, sock_diag.h, unix_diag.h.
+#: Prefix of the inode of a Unix socket. Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
 UNIX = "unix "
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
 _PIPED = re.compile(r"pipe_(read|write)")
-_FUTEX_PRIVATE = 128  # futex(2): of one process alone
-#: Of /proc/PID/net/tcp that is read, some 50,000 sockets; of /proc/PID/maps.
+_FUTEX_PRIVATE = 128  # futex(2): not shared between processes
+#: Maximum bytes of /proc/PID/net/tcp that are read (some 50,000 sockets), and of /proc/PID/maps.
 _TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
-# Bytes of a path, and descriptors of a set, that are read of a process's memory.
+# Maximum bytes of a path, and descriptors of a set, that are read of a process's memory.
 _PATH_BYTES, _MOST_POLLED, _SELECT_BITS = 4096, 16, 1024
-#: Objects of a set that are named, and processes at the other end of a pipe.
+#: Maximum objects of a set, and processes at a pipe's other end, that are named.
 _NAMED = 3
 _WIDE = 240
-#: Seconds and links for the other ends of all pipes together.
+#: Maximum seconds for the other ends of all pipes, and links of a process that are read.
 _ENDS_S, _MOST_LINKS = 1.0, 4096
 
 
 def calls(machine: str) -> dict[int, tuple[str, str]]:
-    """System calls of this machine (uname(2)): number -> how it is shown, what it names."""
+    """System calls of this machine (uname(2)): number -> (shown name, kind of its arguments)."""
     column = _COLUMNS.get(machine)
     if column is None:
         return {}
@@ -96,18 +96,18 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
 
 @dataclass(frozen=True)
 class WaitCall:
-    """What one thread waits for, as far as it can be told alone.
+    """The system call in which one thread waits, from what this thread alone shows.
 
-    verb:    the system call, as it is shown; "": none
-    objects: what it names, one phrase each; of a pipe the phrase is made in `phrase`
-    pipes:   of the objects, by their place: (inode, the end that the others have: "r" or "w");
-             of one with a name the place is -1, and the name is there for the inode
+    verb:    shown name of the system call; "": none
+    objects: a phrase for each object that the call names; `phrase` fills in the pipes
+    pipes:   (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index
+             is -1, and its path stands for the inode
     child:   process that it waits for; -1: any; 0: none
     lock:    it waits for a lock of a file
-    timed:   a futex(2) with a time, as Python asks for the interpreter's lock
+    timed:   a futex(2) with a timeout, as Python takes the interpreter's lock
     sockets: the connections among the objects: (own address, peer's)
-    shared:  the memory of a futex(2) that other processes share; "": it is its own
-    holders: processes that have the lock, or the other ends of the pipes, found by `observe`
+    shared:  the memory of a futex(2) that is shared with other processes; "": not shared
+    holders: processes that hold the lock or the other ends of the pipes, found by `observe`
     """
 
     verb: str
@@ -122,9 +122,9 @@ class WaitCall:
 
 
 def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
-    """The main thread's call, as plain data for `Call`; None: it runs, or we may not see that.
+    """The call of a thread, as plain data for `WaitCall`; None: it runs, or is not readable.
 
-    It may wait with the process: for `processes.each`. thread: another one than the main one
+    It may hang with the process: call it in `processes.each`. thread: 0: the main thread
     """
     words = contents(f"/proc/{pid}/task/{thread or pid}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -187,7 +187,7 @@ class _WaitingThread:
         with contextlib.suppress(OSError, OverflowError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Page by page: what follows a string may not be there.
+                # Page by page: the page after a string may not be mapped.
                 data, end = b"", address + max_bytes
                 while address < end:
                     chunk = os.pread(number, min(end, (address | 4095) + 1) - address, address)
@@ -200,7 +200,7 @@ class _WaitingThread:
         return b""
 
     def _words(self, address: int, max_bytes: int) -> bytes:
-        """Bytes of its memory that may have zeros."""
+        """Bytes of its memory, zeros included."""
         with contextlib.suppress(OSError, OverflowError, ValueError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -211,7 +211,7 @@ class _WaitingThread:
 
     def _link(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            # A name is bytes; an answer holds text.
+            # A name may be any bytes; the answer is text.
             link = os.readlink(f"/proc/{self.pid}/{name}".encode())
             return link.decode("utf-8", "replace")
         return ""
@@ -225,11 +225,11 @@ class _WaitingThread:
             self.objects.append(f"{path[-_WIDE:]}{self._type(path)}")
 
     def _type(self, path: str) -> str:
-        """`` (nfs4)``: the type of the file system where the path is, by the names alone."""
+        """The type of the path's file system, as in `` (nfs4)``, from the mount points alone."""
         if self._mounts is None:
             rows = contents(f"/proc/{self.pid}/mountinfo").splitlines()
             self._mounts = [mount for row in rows if (mount := _mount(row))]
-        # The last of those at the same place is the one that is seen.
+        # Of several mounts at one place, the last is visible.
         around = [
             m for m in self._mounts if path == m[0] or path.startswith(m[0].rstrip("/") + "/")
         ]
@@ -239,7 +239,7 @@ class _WaitingThread:
         return f" ({[kind for place, kind in around if len(place) == longest][-1]})"
 
     def _descriptor(self, number: int, verb: str, end: str = "") -> str:
-        """Add what a descriptor stands for; a better verb, or ""."""
+        """Add the object of a descriptor; a more exact verb, or ""."""
         link = self._link(f"fd/{number}")
         kind, _, inode = link.partition(":[")
         if not link:
@@ -258,7 +258,7 @@ class _WaitingThread:
         elif link.startswith("/"):
             file_system = self._type(link) if not link.startswith("/dev/") else ""
             if _PIPED.search(self._channel):
-                # A pipe with a name. Its phrase is the name.
+                # A named pipe; its phrase is its path.
                 self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
             self.objects.append(f"{link[-_WIDE:]}{file_system}")
         return ""
@@ -295,14 +295,14 @@ class _WaitingThread:
             self._descriptor(number, "connect")
 
     def _descriptor_set(self, names: str) -> None:
-        """Add what a set of descriptors stands for."""
+        """Add the objects of a set of descriptors."""
         descriptors: list[tuple[int, str]] = []
         if names == "poll":
             count = min(self.arguments[1], _MOST_POLLED)
             data = self._words(self.arguments[0], count * 8)
             for offset in range(0, len(data) - 7, 8):
                 number, events, _ = struct.unpack_from("=ihh", data, offset)
-                # POLLOUT of poll(2) asks for room, what else for something to read.
+                # POLLOUT of poll(2) waits for room; other events wait for data.
                 descriptors.append((number, "r" if events & 4 and not events & 1 else "w"))
         elif names == "select":
             count = min(max(_signed(self.arguments[0]), 0), _SELECT_BITS)
@@ -322,7 +322,7 @@ class _WaitingThread:
 
 
 def _mount(row: str) -> tuple[str, str] | None:
-    """Where a row of /proc/PID/mountinfo is mounted, and its type."""
+    """Mount point and type in a row of /proc/PID/mountinfo."""
     words, _, source = row.partition(" - ")
     fields = words.split(" ")
     if len(fields) < 6 or not source:
@@ -332,7 +332,7 @@ def _mount(row: str) -> tuple[str, str] | None:
 
 
 def _host(text: str) -> str:
-    """``0100007F:7378`` of /proc/net/tcp: each word of the address in the machine's own order."""
+    """The address of ``0100007F:7378`` in /proc/net/tcp, each word in the machine's byte order."""
     words, _, port = text.partition(":")
     data = bytes.fromhex(words)
     data = b"".join(struct.pack(">I", value) for (value,) in struct.iter_unpack("=I", data))
@@ -346,7 +346,7 @@ def _host(text: str) -> str:
 
 
 def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
-    """Own address, peer and state of a socket in /proc/net/tcp or its kin; None: not there."""
+    """Own address, peer and state of a socket in /proc/net/tcp or the like; None: missing."""
     end = r"([0-9A-F]+:[0-9A-F]{4})"
     match = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
     if not match:
@@ -358,10 +358,10 @@ def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
 
 
 def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Own address and peer's of each connection that a process has; of a listener, and of a socket
-    for datagrams that others are connected to, own and "".
+    """(Own address, peer's) of each connection of a process; (own address, "") of a listener and
+    of a datagram socket to which others are connected.
 
-    local: those of this machine (`unix_peers`)
+    local: Unix socket -> its peer (`unix_peers`)
     """
     inodes = set()
     with contextlib.suppress(OSError):
@@ -386,8 +386,8 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def unix_peers() -> dict[str, str]:
-    """The connected sockets of this machine (unix(7)), and the other end of each, as `sockets` has
-    them: asked of the kernel (sock_diag(7)), which shows them by their inodes."""
+    """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
+    them by their inodes (sock_diag(7))."""
     peers: dict[str, str] = {}
     with (
         contextlib.suppress(OSError, struct.error),
@@ -403,7 +403,7 @@ def unix_peers() -> dict[str, str]:
                 if kind != _BY_FAMILY:
                     return peers
                 (inode,) = struct.unpack_from("=I", data, offset + 20)
-                # After the two heads come attributes: length, kind, value.
+                # After the two headers come attributes: length, kind, value.
                 if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
                     (peer,) = struct.unpack_from("=I", data, offset + 36)
                     peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
@@ -413,7 +413,7 @@ def unix_peers() -> dict[str, str]:
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
     """Files of /proc/PID/maps by which a process shares memory that it may write: device and
-    inode -> where the first such mapping begins and ends."""
+    inode -> begin and end of the first such mapping."""
     mapping_by_file: dict[str, tuple[int, int]] = {}
     for low, end, device, inode in _SHARED.findall(maps):
         mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
@@ -424,7 +424,7 @@ _SHARED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ (\S+) ([1-9]\d*)", re.M
 
 
 def address(data: bytes) -> str:
-    """What a sockaddr names (ip(7), ipv6(7), unix(7)); "": something else."""
+    """The address in a sockaddr (ip(7), ipv6(7), unix(7)); "": another family."""
     if len(data) < 3:
         return ""
     (family,) = struct.unpack_from("=H", data)
@@ -444,8 +444,8 @@ _LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
-    """Who holds the lock that a process waits for, in /proc/locks (proc_locks(5)); 0: nobody is
-    named there. Whoever waits stands below the lock, under the same number, with an arrow."""
+    """The process that holds the lock that a process waits for, from /proc/locks (proc_locks(5));
+    0: not listed. A waiting process is listed below the lock, with its number and an arrow."""
     holder: dict[str, int] = {}
     for number, waits, _, pid_text in _LOCK.findall(text):
         if not waits:
@@ -456,7 +456,7 @@ def lock_holder(text: str, pid: int) -> int:
 
 
 def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:
-    """The pipes of these that a process has, with the ends. A link tells without its target."""
+    """The pipes among these that a process has open, with their ends, from its links alone."""
     pipe_ends: set[tuple[int | str, str]] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
@@ -465,7 +465,7 @@ def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | st
                 link = os.readlink(path)
                 inode = int(link[6:-1]) if link.startswith("pipe:[") else link
                 if inode in inodes:
-                    # symlink's permissions: how the file was opened (proc_pid_fd(5)).
+                    # The permissions of the link show how the file was opened (proc_pid_fd(5)).
                     mode = os.lstat(path).st_mode
                     pipe_ends |= {(inode, "r")} if mode & stat.S_IRUSR else set()
                     pipe_ends |= {(inode, "w")} if mode & stat.S_IWUSR else set()
@@ -474,10 +474,10 @@ def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | st
 
 @dataclass
 class PipeEnds:
-    """Who has which end of which pipe.
+    """Which processes hold which end of a pipe.
 
-    who:   (inode, end) -> processes, the nearest first
-    whole: every process of the same users was looked at
+    pids:        (inode, end) -> processes, the nearest first
+    is_complete: every process of the same users was probed
     """
 
     pids: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
@@ -485,7 +485,7 @@ class PipeEnds:
 
 
 def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: float) -> PipeEnds:
-    """Who of these processes has an end of these pipes. pids: the likeliest first"""
+    """Which of these processes hold an end of these pipes. pids: the likeliest first"""
     inodes = frozenset(pipes)
     pipe_ends = PipeEnds()
     if not inodes:
@@ -507,10 +507,10 @@ def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: fl
 def observe(
     threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
 ) -> dict[int, tuple[WaitCall, str]]:
-    """What these processes wait for, each with the phrase for it.
+    """Process -> the call in which it waits, and the phrase for it.
 
-    threads: process -> its thread that counts; 0: the main one
-    near:    process -> those that may have the other end of its pipes, the likeliest first
+    threads: process -> its thread to probe; 0: the main thread
+    near:    process -> those that may hold the other end of its pipes, the likeliest first
     """
     pids = list(threads)
     rows = each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
@@ -533,8 +533,8 @@ def observe(
 
 
 def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
-    """Who has the lock of a file, or the other ends of the pipes that a call waits for; () where
-    not everybody was looked at."""
+    """The processes that hold the lock, or the other ends of the pipes, that a call waits for; ()
+    where not every process was probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)
@@ -545,7 +545,7 @@ def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple
 
 
 def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
-    """``read of /data/shard-5 (nfs4)``: what a process waits for, one line."""
+    """What a process waits for, one line, as in ``read of /data/shard-5 (nfs4)``."""
     objects = list(call.objects)
     for index, inode, end in call.pipes:
         if index >= 0:
@@ -574,7 +574,7 @@ def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
     verb = "writes" if end == "w" else "reads"
     holders = [holder for holder in pipe_ends.pids.get((inode, end), ()) if holder != pid]
     if not holders:
-        # The kernel ends a wait for a pipe whose other end nobody has (pipe(7)).
+        # The kernel ends a wait for a pipe whose other end is closed (pipe(7)).
         is_holder = pid in pipe_ends.pids.get((inode, end), ())
         return (
             f"a pipe that only it {verb} itself"
@@ -590,7 +590,7 @@ def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
 
 
 def named(pid: int) -> str:
-    """``55 (gcc)``; with the state of one that is stopped or has ended."""
+    """A process with its name, as in ``55 (gcc)``, and with its state if stopped or ended."""
     text = contents(f"/proc/{pid}/stat")
     name, _, fields = text.partition("(")[2].rpartition(")")
     if not fields:

@@ -94,7 +94,7 @@ def test_the_descendants_of_a_rank_are_bounded(find, count, notes):
     rank = target(10)
     find({100 + n: (10, "python w") for n in range(descendants.MOST + count)}, [rank])
     assert len(rank.descendants) == descendants.MOST
-    assert rank.notes == [f"{n} more processes below it are not looked at" for n in notes]
+    assert rank.notes == [f"{n} more of its descendants are not looked at" for n in notes]
 
 
 def test_a_new_child_is_found_with_what_it_runs():
@@ -158,7 +158,7 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     (row,) = trace_of(rank)["processes"]
     assert (row["witnesses"], row["locals"], row["below"]) == ({}, [], [])
     assert row["samples"][0]["threads"]
-    assert row["note"] == "what is below and beside it is left out: there is too much"
+    assert row["note"] == "its descendants and witnesses are left out: the answer is too large"
 
 
 @pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [

@@ -92,7 +92,7 @@ NO_DUMPS = [
 @pytest.mark.parametrize("text", NO_DUMPS, ids=lambda text: text[-40:])
 def test_what_is_no_dump(text):
     dump = parse(text, 5)
-    assert (dump.main, dump.error) == (None, "py-spy's output makes no sense")
+    assert (dump.main, dump.error) == (None, "py-spy's output cannot be parsed")
 
 
 @pytest.mark.parametrize(("count", "others"), [(1001, 1000), (1002, 1000)])
