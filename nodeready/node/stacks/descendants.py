@@ -320,7 +320,7 @@ def with_ray_ranks(ranks: Sequence[JobRank], deadline: float) -> list[JobRank]:
         ]
         places, sizes = {number[0] for number in numbers}, {number[1] for number in numbers}
         if len(places) == len(pids) and len(sizes) == 1 and max(places) < min(sizes):
-            for pid, (rank_number, size) in zip(pids, numbers, strict=True):
+            for pid, (rank_number, size) in zip(pids, numbers):
                 identity = replace(unnumbered[pid].identity, rank=rank_number, world_size=size)
                 unnumbered[pid] = replace(unnumbered[pid], identity=identity)
     renumbered = [unnumbered.get(rank.process.pid, rank) for rank in ranks]

@@ -479,9 +479,9 @@ def _observe_descendants(
     descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
     started = [descendant for target in targets for descendant in target.descendants]
     _observe(supervisor, started)
-    for counted in started:
-        if counted.facts:
-            counted.cpu_s.append(counted.facts[-1].cpu_s)
+    for descendant in started:
+        if descendant.facts:
+            descendant.cpu_s.append(descendant.facts[-1].cpu_s)
     pids_by_uid: dict[int | None, list[int]] = {}
     for process in scanned:
         pids_by_uid.setdefault(process.uid, []).append(process.pid)
@@ -495,20 +495,18 @@ def _observe_descendants(
         ]
         mates = [*family, *pids_by_uid.get(target.rank.process.uid, ())]
         likely_holders.update(dict.fromkeys(family[:-1], mates))
-    looked_at = [*targets, *started]
+    probed = [*targets, *started]
     threads = {
-        target.pid: target.thread
-        for target in looked_at
-        if target.facts and not target.rank.stranger
+        target.pid: target.thread for target in probed if target.facts and not target.rank.stranger
     }
     calls_by_pid = waits.observe(
         threads, likely_holders, _deadline(supervisor, supervisor.left_s / 2)
     )
-    for counted in looked_at:
-        if counted.pid in calls_by_pid:
-            call, counted.waits_on = calls_by_pid[counted.pid]
-            calls[counted.pid] = call
-            counted.timed_lock = call.verb == "futex" and call.timed
+    for target in probed:
+        if target.pid in calls_by_pid:
+            call, target.waits_on = calls_by_pid[target.pid]
+            calls[target.pid] = call
+            target.timed_lock = call.verb == "futex" and call.timed
     return calls
 
 
