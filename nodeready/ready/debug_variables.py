@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nodeready import shell
 from nodeready.inventory.nodeset import fold
-from nodeready.node.stacks.beside import (
+from nodeready.node.stacks.ask_witnesses import (
     RECORDER,
     RECORDER_ON,
     RECORDER_RENAMED,

@@ -274,7 +274,7 @@ class CoreReader:
     def rank(self) -> tuple[int | None, tuple[str, ...]]:
         """The rank, and all names of its job, as `nodeready stacks` knows both; None and () when
         the core does not say."""
-        process = processes.Process(0, 0, environment=self.environment())
+        process = processes.ScannedProcess(0, 0, environment=self.environment())
         return ranks.identify(process).rank, tuple(ranks.jobs(process))
 
 

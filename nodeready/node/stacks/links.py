@@ -1,7 +1,7 @@
 """Which ranks a rank waits for: those at the other ends of its sockets, pipes and shared memory.
 
-What a rank of this node has at the other end is told by its process. A connection to another node
-is told by both its addresses: whoever has all nodes' answers knows which rank has the other end.
+A peer on this node is named by its process. A connection to another node is reported with both
+its addresses: the control machine, with the answers of all nodes, finds the rank at its other end.
 """
 
 from __future__ import annotations
@@ -16,27 +16,26 @@ from typing import Any
 
 from nodeready.node.stacks import waits
 from nodeready.node.stacks.processes import HANGS, contents, each
-from nodeready.node.stacks.ranks import Target
+from nodeready.node.stacks.ranks import StackTarget
 
-#: The name of the main thread, which is threading's; of a process as a whole; and of the processes
-#: below a rank.
+#: Names of the main thread (as in threading), of a whole process, and of a rank's descendants.
 MAIN, WHOLE, BELOW = "MainThread", "(whole)", "(below)"
-#: Threads of a process that are looked at; rows of a process; connections of a process that are
-#: told: a process with more is one of a mesh, in which everybody is connected to everybody.
+#: Maximum of a process's threads that are probed, of its rows, and of its connections that are
+#: reported: a process with more is part of a full mesh.
 _MOST_THREADS, _MOST_ROWS, _MOST_ENDS = 32, 64, 64
 _LOOPBACK = re.compile(r"127\.|\[::1\]")
 _LOCAL = re.compile(r"\|-- ([0-9.]{7,15})\n\s+/32 host LOCAL")
 
 
 @dataclass(frozen=True)
-class _Process:
-    """What one process has and waits for; plain data comes from a fork.
+class _ProcessEnds:
+    """The ends that a process has, and those that it waits for; plain data from a fork.
 
     space:     number of its network namespace
-    local:     the addresses of that
-    sockets:   (own address, peer's): its connections; a peer of "": it listens
-    maps:      files that it shares memory by, of those that somebody waits at
-    waits:     thread -> the same of the connections that it waits for
+    local:     addresses of that namespace
+    sockets:   its connections: (own address, peer's address); a peer of "": it listens
+    maps:      files by which it shares memory, of those that a process waits at
+    waits:     thread -> the connections that the thread waits for, as in `sockets`
     """
 
     space: int = 0
@@ -46,157 +45,189 @@ class _Process:
     waits: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
-def _look(
+def _probe(
     pid: int, threads: Mapping[int, str], shared: frozenset[str], local: Mapping[str, str]
 ) -> dict[str, Any]:
-    waited: dict[str, list[Any]] = {}
+    waits_by_thread: dict[str, list[Any]] = {}
     for thread, name in threads.items():
-        row = waits.look(pid, thread)
-        if row and (pairs := waits.Call(*row).sockets):
-            waited.setdefault(name, []).extend(pairs)
+        row = waits.probe_thread(pid, thread)
+        if row and (pairs := waits.WaitCall(*row).sockets):
+            waits_by_thread.setdefault(name, []).extend(pairs)
     maps = contents(f"/proc/{pid}/maps", waits.MAPS_BYTES) if shared else ""
     return {
         "space": os.stat(f"/proc/{pid}/ns/net").st_ino,
         "local": _addresses(pid),
         "sockets": waits.sockets(pid, local),
-        "maps": [one for one in shared if one in waits.shared_maps(maps)],
-        "waits": waited,
+        "maps": [path for path in shared if path in waits.shared_maps(maps)],
+        "waits": waits_by_thread,
     }
 
 
 def _addresses(pid: int) -> list[str]:
     """The node's own addresses, as the process sees them (fib_trie and if_inet6 of proc(5))."""
-    found = set(_LOCAL.findall(contents(f"/proc/{pid}/net/fib_trie", 1 << 20)))
+    addresses = set(_LOCAL.findall(contents(f"/proc/{pid}/net/fib_trie", 1 << 20)))
     for row in contents(f"/proc/{pid}/net/if_inet6").splitlines():
         with contextlib.suppress(ValueError, IndexError):
             words = bytes.fromhex(row.split()[0])
-            found.add(f"[{socket.inet_ntop(socket.AF_INET6, words)}]")
-    return sorted(found)
+            addresses.add(f"[{socket.inet_ntop(socket.AF_INET6, words)}]")
+    return sorted(addresses)
 
 
-def observe(targets: Sequence[Target], calls: Mapping[int, waits.Call], deadline: float) -> None:
-    """Give each target what it waits for, and what others may wait for.
+def observe(
+    targets: Sequence[StackTarget], calls: Mapping[int, waits.WaitCall], deadline: float
+) -> None:
+    """Set each target's `waits_for` and `ends`.
 
-    calls: what the targets and the processes below them wait for (`waits.observe`)
+    calls: the calls of the targets and of their descendants (`waits.observe`)
     """
-    family: dict[int, Target] = {}
+    target_by_pid: dict[int, StackTarget] = {}
     threads: dict[int, dict[int, str]] = {}
     for target in targets:
         if target.rank.stranger or not target.facts:
             continue
         dump = target.dumps[-1] if target.dumps else None
-        shown = dump.threads if dump else ()
-        others = {thread.number: thread.name for thread in shown if thread.number}
-        threads[target.pid] = dict(list(others.items())[:_MOST_THREADS])
-        family[target.pid] = target
-        family.update((one.pid, target) for one in target.below if one.facts)
+        listed_threads = dump.threads if dump else ()
+        thread_names = {thread.number: thread.name for thread in listed_threads if thread.number}
+        threads[target.pid] = dict(list(thread_names.items())[:_MOST_THREADS])
+        target_by_pid[target.pid] = target
+        target_by_pid.update(
+            (descendant.pid, target) for descendant in target.descendants if descendant.facts
+        )
     if len(threads) < 2 and not any(target.rank.identity.world_size for target in targets):
         return
     shared = frozenset(call.shared for call in calls.values() if call.shared)
-    owned = {pid: target.owner for pid, target in family.items()}
+    owner_by_pid = {pid: target.owner for pid, target in target_by_pid.items()}
     local = waits.unix_peers()
-    seen = each(
-        lambda pid: _look(pid, threads.get(pid, {}), shared, local), list(family), deadline, owned
+    answers = each(
+        lambda pid: _probe(pid, threads.get(pid, {}), shared, local),
+        list(target_by_pid),
+        deadline,
+        owner_by_pid,
     )
-    known = {pid: _Process(**row) for pid, row in seen.items() if row and row is not HANGS}
-    node = _Node(known, family, local)
-    for target in (family[pid] for pid in threads):
-        mine = [pid for pid, above in family.items() if above is target and pid in known]
+    process_ends = {
+        pid: _ProcessEnds(**row) for pid, row in answers.items() if row and row is not HANGS
+    }
+    node_ends = _NodeEnds(process_ends, target_by_pid, local)
+    for target in (target_by_pid[pid] for pid in threads):
+        family_pids = [
+            pid
+            for pid, ancestor in target_by_pid.items()
+            if ancestor is target and pid in process_ends
+        ]
         rows: dict[tuple[str, str], None] = {}
-        for pid in mine:
-            own = pid == target.pid
+        for pid in family_pids:
+            is_rank = pid == target.pid
             call = calls.get(pid)
-            name = MAIN if own else BELOW
+            name = MAIN if is_rank else BELOW
             if call:
-                rows.update(dict.fromkeys((name, text) for text in node.waited(pid, call)))
-            for thread, pairs in known[pid].waits.items():
-                rows.update(dict.fromkeys((thread, text) for text in node.peers(pid, pairs)))
-            pairs = [pair for pair in known[pid].sockets if pair[1]]
-            near = (text for text in node.peers(pid, pairs) if text.startswith("pid "))
-            rows.update(dict.fromkeys((WHOLE, text) for text in near))
+                rows.update(
+                    dict.fromkeys((name, text) for text in node_ends.waits_of_call(pid, call))
+                )
+            for thread, pairs in process_ends[pid].waits.items():
+                rows.update(dict.fromkeys((thread, text) for text in node_ends.peers(pid, pairs)))
+            pairs = [pair for pair in process_ends[pid].sockets if pair[1]]
+            local_peers = (text for text in node_ends.peers(pid, pairs) if text.startswith("pid "))
+            rows.update(dict.fromkeys((WHOLE, text) for text in local_peers))
         target.waits_for = list(rows)[:_MOST_ROWS]
-        target.ends = node.ends(mine)
+        target.ends = node_ends.ends(family_pids)
 
 
-class _Node:
-    """Who of this node's ranks has which end."""
+class _NodeEnds:
+    """Which rank of this node has which end of a connection, pipe or shared memory."""
 
     def __init__(
-        self, known: Mapping[int, _Process], family: Mapping[int, Target], local: Mapping[str, str]
+        self,
+        process_ends: Mapping[int, _ProcessEnds],
+        target_by_pid: Mapping[int, StackTarget],
+        unix_peers: Mapping[str, str],
     ) -> None:
-        self.known, self.family, self.local = known, family, local
-        self.of_pair: dict[tuple[int, str, str], int] = {}
-        for pid, process in known.items():
-            for own, peer in process.sockets:
+        self.process_ends, self.target_by_pid, self.unix_peers = (
+            process_ends,
+            target_by_pid,
+            unix_peers,
+        )
+        self.pid_by_pair: dict[tuple[int, str, str], int] = {}
+        for pid, process in process_ends.items():
+            for local_address, peer in process.sockets:
                 if peer:
-                    self.of_pair[self._space(pid, own), own, peer] = pid
+                    self.pid_by_pair[self._space(pid, local_address), local_address, peer] = pid
                 else:
-                    for address in self._bound(process, own):
-                        self.of_pair.setdefault((self._space(pid, address), address, ""), pid)
+                    for address in self._bound(process, local_address):
+                        self.pid_by_pair.setdefault((self._space(pid, address), address, ""), pid)
 
     @staticmethod
-    def _bound(process: _Process, own: str) -> list[str]:
+    def _bound(process: _ProcessEnds, listener: str) -> list[str]:
         """The addresses at which a listener can be reached."""
-        host, _, port = own.rpartition(":")
+        host, _, port = listener.rpartition(":")
         if host in ("0.0.0.0", "[::]"):
             return [f"{address}:{port}" for address in process.local]
-        return [own]
+        return [listener]
 
     def _space(self, pid: int, address: str) -> int:
-        """Loopback's addresses are everybody's own."""
-        return self.known[pid].space if _LOOPBACK.match(address) else 0
+        """The namespace of an address of loopback; 0 for an address that is the node's."""
+        return self.process_ends[pid].space if _LOOPBACK.match(address) else 0
 
     def _is_far(self, pid: int, address: str) -> bool:
-        """Whether an address is another node's."""
+        """Whether an address belongs to another node."""
         host = address.rpartition(":")[0]
-        return bool(host) and host not in self.known[pid].local
+        return bool(host) and host not in self.process_ends[pid].local
 
     def _is_store(self, pid: int, pair: Sequence[str]) -> bool:
-        """Whether a connection is one of the job's store: whoever has it serves it aside."""
-        port = self.family[pid].rank.identity.master.rpartition(":")[2]
+        """Whether a connection is to the job's store, which its rank serves in another thread."""
+        port = self.target_by_pid[pid].rank.identity.master.rpartition(":")[2]
         return bool(port) and any(address.endswith(f":{port}") for address in pair)
 
     def peers(self, pid: int, pairs: Iterable[Sequence[str]]) -> list[str]:
-        """``pid 55``, or the addresses of the other end and of this one: the ranks at the other
-        ends of connections; the others are left out."""
-        found: dict[str, None] = {}
-        for own, shown in pairs:
-            peer = shown or self.local.get(own, "")
-            if self._is_store(pid, (own, peer)):
+        """The ranks at the other ends of connections: ``pid 55``, or the address of the other end
+        and of this one. Processes that are no ranks are left out."""
+        peers: dict[str, None] = {}
+        for address, listed_peer in pairs:
+            peer = listed_peer or self.unix_peers.get(address, "")
+            if self._is_store(pid, (address, peer)):
                 continue
             space = self._space(pid, peer)
-            there = self.of_pair.get((space, peer, own)) or self.of_pair.get((space, peer, ""))
-            if there is not None and self.family[there] is not self.family[pid]:
-                found[f"pid {self.family[there].pid}"] = None
-            elif there is None and self._is_far(pid, peer):
-                found[f"{peer} {own}"] = None
-        return list(found)
+            peer_pid = self.pid_by_pair.get((space, peer, address)) or self.pid_by_pair.get(
+                (space, peer, "")
+            )
+            if (
+                peer_pid is not None
+                and self.target_by_pid[peer_pid] is not self.target_by_pid[pid]
+            ):
+                peers[f"pid {self.target_by_pid[peer_pid].pid}"] = None
+            elif peer_pid is None and self._is_far(pid, peer):
+                peers[f"{peer} {address}"] = None
+        return list(peers)
 
-    def waited(self, pid: int, call: waits.Call) -> list[str]:
-        """The same of what one call waits for; ``may`` before a process that shares memory, or a
-        pipe that the waiting process or one that is no rank's has as well."""
-        found = self.peers(pid, call.sockets)
-        own = self.family[pid].pid
+    def waits_of_call(self, pid: int, call: waits.WaitCall) -> list[str]:
+        """The ranks that a call waits for, as in `peers`. ``may`` stands before a process that
+        shares memory, and where the waiting process or no rank's process holds the pipe too."""
+        peers = self.peers(pid, call.sockets)
+        rank_pid = self.target_by_pid[pid].pid
         holders = {
-            self.family[holder].pid if holder in self.family else 0 for holder in call.holders
+            self.target_by_pid[holder].pid if holder in self.target_by_pid else 0
+            for holder in call.holders
         }
-        may = "may " if holders & {0, own} else ""
-        found += [f"{may}pid {holder}" for holder in sorted(holders - {0, own})]
-        sharing = {self.family[p].pid for p, row in self.known.items() if call.shared in row.maps}
-        return found + [f"may pid {one}" for one in sorted(sharing - {own})]
+        prefix = "may " if holders & {0, rank_pid} else ""
+        peers += [f"{prefix}pid {holder}" for holder in sorted(holders - {0, rank_pid})]
+        sharing_pids = {
+            self.target_by_pid[p].pid
+            for p, process in self.process_ends.items()
+            if call.shared in process.maps
+        }
+        return peers + [f"may pid {pid}" for pid in sorted(sharing_pids - {rank_pid})]
 
     def ends(self, pids: Iterable[int]) -> list[str]:
-        """``10.1.0.2:5000 10.1.0.3:41234``: own address and peer's of the connections to other
-        nodes; ``10.1.0.2:5000``: where it listens."""
-        listens, far = [], []
+        """Own address and peer's of the connections to other nodes, as in
+        ``10.1.0.2:5000 10.1.0.3:41234``; and listeners, as in ``10.1.0.2:5000``."""
+        listens, remote = [], []
         for pid in pids:
-            process = self.known[pid]
-            for own, peer in process.sockets:
-                if self._is_store(pid, (own, peer)) or own.startswith(waits.UNIX):
+            process = self.process_ends[pid]
+            for address, peer in process.sockets:
+                if self._is_store(pid, (address, peer)) or address.startswith(waits.UNIX):
                     continue
                 if not peer:
-                    bound = self._bound(process, own)
-                    listens += [one for one in bound if not _LOOPBACK.match(one)]
+                    bound = self._bound(process, address)
+                    listens += [address for address in bound if not _LOOPBACK.match(address)]
                 elif self._is_far(pid, peer):
-                    far.append(f"{own} {peer}")
-        return [*listens[:_MOST_ENDS], *(far if len(far) <= _MOST_ENDS else ())]
+                    remote.append(f"{address} {peer}")
+        return [*listens[:_MOST_ENDS], *(remote if len(remote) <= _MOST_ENDS else ())]

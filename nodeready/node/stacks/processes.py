@@ -1,8 +1,8 @@
-"""What /proc tells of a node's processes: proc(5), and the pages of its files.
+"""A node's processes as /proc shows them: proc(5), and the pages of its files.
 
-Of an environment only the values of `KEYS` are kept; none other leaves the process that read it.
-A process that vanishes is no error. A read may wait for a lock of its target's memory for good:
-`each` reads in a fork, and goes on without the process that hangs.
+Only the values of `KEYS` are kept of an environment; no other leaves the fork that read it.
+A process that vanishes is no error. A read may wait forever for a lock of its target's memory:
+`each` reads in a fork, and continues without the process that hangs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.users_file import person
 
-#: What launchers give to a rank: (its rank, its rank on the node, how many there are), in the
-#: order in which they count. A Slurm step may start mpirun, and both may start torchrun.
+#: The variables in which launchers number a rank: (rank, rank on the node, number of ranks), the
+#: most reliable first. A Slurm step may start mpirun, and both may start torchrun.
 FAMILIES = (
     ("RANK", "LOCAL_RANK", ("WORLD_SIZE",)),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",)),
@@ -35,7 +35,7 @@ KEYS = frozenset(
     + ["LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"]
     # Ray gives its workers this, and no rank.
     + ["RAY_JOB_ID"]
-    # What tells where a rank's witnesses are.
+    # Where a rank's witnesses are.
     + ["HOME", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
     + ["NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_DEBUG", "NCCL_DEBUG_FILE"]
     + ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
@@ -44,17 +44,17 @@ KEYS = frozenset(
     + ["CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "CUDA_COREDUMP_PIPE", "PYTHONFAULTHANDLER"]
 )
 
-# Bytes of a command line and of an environment that are read; a list of nodes is long.
+# Maximum bytes of a command line and of an environment that are read; a list of nodes is long.
 _COMMAND_BYTES, _ENVIRONMENT_BYTES = 4096, 1 << 20
-#: Bytes of a value that are kept.
+#: Maximum bytes of a value that are kept.
 _VALUE_BYTES = 256
-#: Seconds for the reads of one process, and after one that hangs: many may, for one reason.
+#: Seconds for the reads of one process, and the same after one has hung: more will hang.
 _PATIENCE_S, _NEXT_PATIENCE_S = 1.0, 0.3
 _EXITING, _KERNEL_THREAD = 0x4, 0x00200000  # PF_EXITING and PF_KTHREAD of linux/sched.h
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STAT = re.compile(r"(\d+) \((.*)\) (\S)((?: -?\d+){19,})", re.S)
-# The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)): below its own, v1 or v2. A user
-# may name cgroups only below those that systemd gives to a login, user@UID.service.
+# The cgroups that slurmd makes for a job (Slurm's cgroup.conf(5)), below slurmd's, v1 or v2. Users
+# can create cgroups only below that of their login, user@UID.service of systemd.
 _JOB = re.compile(
     r"^\d+:[^:\n]*:((?:/[^/\n]*)*?)/(?:slurm[^/\n]*/uid_\d+|[^/\n]*slurmstepd\.scope)/job_(\d{1,10})"
     r"(?:/|$)",
@@ -83,17 +83,17 @@ class Stat:
 
 
 @dataclass(frozen=True)
-class Process:
-    """One process, as far as it is needed to find ranks.
+class ScannedProcess:
+    """What is needed of one process to find ranks.
 
     command:     its arguments, joined by spaces
-    program:     the name of the file that it runs; "" where we may not see that
+    program:     the name of the file that it runs; "": not permitted
     environment: of KEYS; None: not permitted, or it hangs
-    cgroup_job:  the Slurm job whose cgroup it is in, which root alone decides; "": none
-    uid:         of who started it; None: it could not be seen. What an environment says, every
-                 user can say
+    cgroup_job:  the Slurm job whose cgroup it is in, which only root can choose; "": none
+    uid:         the user who started it; None: not readable. An environment proves nothing: its
+                 user writes it
     person:      one number for all ids of that user (`users_file.person`)
-    hangs:       its memory cannot be read: the kernel makes whoever tries wait
+    hangs:       its memory cannot be read: the read hangs in the kernel
     """
 
     pid: int
@@ -119,17 +119,17 @@ class Process:
 
 @dataclass(frozen=True)
 class Facts:
-    """A process's state, as the kernel tells without touching it.
+    """A process's state, which the kernel shows without touching the process.
 
     wait_channel: the kernel function in which it waits; "": in none, or not shown
     kernel_stack: leaf first; () when not permitted
     tracer:       pid of its tracer; 0: none
     uid:          of its owner
-    switches:     voluntary context switches of its main thread: how often that has waited
+    switches:     voluntary context switches of its main thread: how often it has waited
     main_cpu_s:   CPU time of its main thread alone
-    calls:        how often all its threads have called read(2), write(2) and their kin; None: not
-                  told, as of another user's process
-    exiting:      its main thread has left the program; the kernel takes its memory and files down
+    calls:        calls of read(2), write(2) and the like by all its threads; None: not readable,
+                  as for another user's process
+    exiting:      its main thread has left the program; the kernel frees its memory and files
     """
 
     state: str
@@ -147,7 +147,7 @@ class Facts:
 
 
 def stat(text: str) -> Stat | None:
-    """What /proc/PID/stat says; None for what is none. A name may hold anything."""
+    """The fields of /proc/PID/stat; None for other text. A name may hold any character."""
     match = _STAT.match(text)
     if not match:
         return None
@@ -167,22 +167,22 @@ def stat(text: str) -> Stat | None:
 
 
 def environment(data: bytes) -> dict[str, str]:
-    """The values of KEYS in /proc/PID/environ; where one is twice, the first, as getenv has it."""
-    found: dict[str, str] = {}
+    """The values of KEYS in /proc/PID/environ; of a repeated variable the first, like getenv."""
+    values: dict[str, str] = {}
     data = b"\0" + data
     for key in KEYS:
-        # None of the others is looked at: there may be hundreds of thousands.
+        # Other variables are not read: there may be hundreds of thousands.
         name = b"\0%b=" % key.encode("ascii")
-        if (at := data.find(name)) >= 0:
-            begin = at + len(name)
+        if (index := data.find(name)) >= 0:
+            begin = index + len(name)
             end = data.find(b"\0", begin, begin + _VALUE_BYTES)
             value = data[begin : begin + _VALUE_BYTES if end < 0 else end]
-            found[key] = value.decode("utf-8", "replace")
-    return found
+            values[key] = value.decode("utf-8", "replace")
+    return values
 
 
 def slurm_job(text: str) -> str:
-    """The job of /proc/PID/cgroup; "" where slurmd put the process into none."""
+    """The Slurm job in /proc/PID/cgroup; "": the process is in no job's cgroup."""
     for prefix, job in _JOB.findall(text):
         if not _LOGIN.search(prefix):
             return str(job)
@@ -197,22 +197,22 @@ def kernel_stack(text: str) -> tuple[str, ...]:
 
 def main_cpu_s(schedstat: str, task_stat: str) -> float:
     """CPU seconds of one thread. /proc/PID/task/TID/schedstat counts nanoseconds (sched-stats.rst
-    of Linux), where the kernel has it; else ``stat`` beside it counts ticks, as for a process."""
+    of Linux), where the kernel has it; else ``stat`` of the thread counts ticks."""
     words = schedstat.split()
     if len(words) == 3 and words[0].isdigit():
         return round(int(words[0]) / 1e9, 4)
-    known = stat(task_stat)
-    return known.cpu_s if known else 0.0
+    parsed = stat(task_stat)
+    return parsed.cpu_s if parsed else 0.0
 
 
-#: The fields of /proc/PID/status that `facts` takes; the last is of the main thread alone.
+#: The fields of /proc/PID/status that `facts` reads; the last counts the main thread only.
 _STATUS = ("TracerPid", "Uid", "voluntary_ctxt_switches")
 
 
 def read_and_written(io: str, *names: str) -> int | None:
-    """These counters of /proc/PID/io, together; None where it does not tell."""
-    found = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
-    return sum(map(int, found)) if found else None
+    """The sum of these counters of /proc/PID/io; None: it has none of them."""
+    counters = re.findall(rf"^(?:{'|'.join(names)}): (\d{{1,19}})$", io, re.M)
+    return sum(map(int, counters)) if counters else None
 
 
 def facts(
@@ -224,43 +224,43 @@ def facts(
     *,
     io: str = "",
 ) -> Facts | None:
-    """The facts of one process, from the texts of its files; None when it is gone.
+    """The facts of one process, from the texts of its files; None: it has ended.
 
     task: schedstat and stat of its main thread
     io:   of the process
     """
-    known = stat(stat_text)
-    if known is None:
+    parsed = stat(stat_text)
+    if parsed is None:
         return None
     values = dict(row.split(":", 1) for row in status.splitlines() if ":" in row)
     numbers = [(values.get(name, "").split() or [""])[0] for name in _STATUS]
     tracer, uid, switches = (int(word) if word.isdigit() else 0 for word in numbers)
     return Facts(
-        known.state,
+        parsed.state,
         "" if wchan.strip() == "0" else wchan.strip()[:100],
         kernel_stack(stack),
-        known.cpu_s,
-        known.start_s,
-        known.threads,
+        parsed.cpu_s,
+        parsed.start_s,
+        parsed.threads,
         tracer,
         uid,
         switches,
         main_cpu_s(*task),
         read_and_written(io, "syscr", "syscw"),
-        known.exiting,
+        parsed.exiting,
     )
 
 
-def _read(path: str, most: int = 65536) -> bytes | None:
-    """The beginning of a file of /proc; None when there is none, or we may not."""
+def _read(path: str, max_bytes: int = 65536) -> bytes | None:
+    """The beginning of a file of /proc; None: it is missing, or not permitted."""
     try:
         number = os.open(path, os.O_RDONLY)
     except OSError:
         return None
     try:
         data = b""
-        while len(data) < most and (piece := os.read(number, most - len(data))):
-            data += piece
+        while len(data) < max_bytes and (chunk := os.read(number, max_bytes - len(data))):
+            data += chunk
         return data
     except OSError:
         return None
@@ -268,13 +268,13 @@ def _read(path: str, most: int = 65536) -> bytes | None:
         os.close(number)
 
 
-def contents(path: str, most: int = 65536) -> str:
-    """The beginning of a file of /proc; "" when there is none, or we may not."""
-    return (_read(path, most) or b"").decode("utf-8", "replace")
+def contents(path: str, max_bytes: int = 65536) -> str:
+    """The beginning of a file of /proc; "": it is missing, or not permitted."""
+    return (_read(path, max_bytes) or b"").decode("utf-8", "replace")
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
-    """As `environment`, of a process; None: not permitted, or it has ended."""
+    """`environment` of a process; None: not permitted, or it has ended."""
     data = _read(f"/proc/{pid}/environ", _ENVIRONMENT_BYTES)
     return None if data is None else environment(data)
 
@@ -284,49 +284,50 @@ def pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _outside(pid: int) -> dict[str, Any] | None:
-    """What can be read without its memory, which never waits. None: gone, or a kernel thread."""
-    known = stat(contents(f"/proc/{pid}/stat"))
-    if known is None or known.kernel:
+def _outer_fields(pid: int) -> dict[str, Any] | None:
+    """The fields that need none of its memory, so that no read waits; None: it has ended, or is a
+    kernel thread."""
+    parsed = stat(contents(f"/proc/{pid}/stat"))
+    if parsed is None or parsed.kernel:
         return None
     program = ""
     with contextlib.suppress(OSError):
         program = os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     return {
         "pid": pid,
-        "parent": known.parent,
-        "name": known.name,
-        "start_s": known.start_s,
-        "cpu_s": known.cpu_s,
+        "parent": parsed.parent,
+        "name": parsed.name,
+        "start_s": parsed.start_s,
+        "cpu_s": parsed.cpu_s,
         "program": program,
         "uid": _uid(contents(f"/proc/{pid}/status")),
     }
 
 
 def _uid(status: str) -> int | None:
-    """The real user: what a setuid program does is its caller's doing."""
-    found = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
-    return int(found[1]) if found else None
+    """The real user, who has called the program even where that is setuid."""
+    match = re.search(r"^Uid:\s+(\d{1,10})\b", status, re.M)
+    return int(match[1]) if match else None
 
 
-def _look(pid: int) -> dict[str, Any] | None:
-    seen = _outside(pid)
-    if seen is None:
+def _scan_one(pid: int) -> dict[str, Any] | None:
+    fields = _outer_fields(pid)
+    if fields is None:
         return None
     words = _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES) or b""
-    seen["environment"] = environment_of(pid)
-    seen["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
-    seen["person"] = None if seen["uid"] is None else person(seen["uid"])
-    seen["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
-    return seen
+    fields["environment"] = environment_of(pid)
+    fields["command"] = words.rstrip(b"\0").replace(b"\0", b" ").decode("utf-8", "replace")
+    fields["person"] = None if fields["uid"] is None else person(fields["uid"])
+    fields["cgroup_job"] = slurm_job(contents(f"/proc/{pid}/cgroup"))
+    return fields
 
 
 def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | None:
-    """The facts of one process, as `facts` has them.
+    """The facts of one process, as in `facts`.
 
-    locked: with what the kernel tells under a lock that a process in execve(2) holds: its kernel
-            stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
-    thread: whose state, wait, switches and time are taken; 0: the main thread's
+    locked: also read what the kernel shows under a lock that a process in execve(2) holds: its
+            kernel stack and its io (lock_trace() and do_io_accounting() in fs/proc/base.c)
+    thread: the thread whose state, wait, switches and time are read; 0: the main thread
     """
     task = f"/proc/{pid}/task/{thread or pid}"
     if thread and not os.path.exists(task):
@@ -334,108 +335,118 @@ def _facts(pid: int, locked: bool = True, thread: int = 0) -> dict[str, Any] | N
     status, wchan, of_task = (contents(f"{task}/{name}") for name in ("status", "wchan", "stat"))
     kernel, io = (contents(f"{task}/stack"), contents(f"/proc/{pid}/io")) if locked else ("", "")
     times = contents(f"{task}/schedstat"), of_task
-    found = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
-    if found is None:
+    process_facts = facts(contents(f"/proc/{pid}/stat"), status, wchan, kernel, times, io=io)
+    if process_facts is None:
         return None
-    alone = stat(of_task) if thread else None
-    return {**vars(found), **({"state": alone.state} if alone else {})}
+    thread_stat = stat(of_task) if thread else None
+    return {**vars(process_facts), **({"state": thread_stat.state} if thread_stat else {})}
 
 
 def owners(numbers: Iterable[int]) -> dict[int, int]:
-    """Whose these processes are, for `each`: the kernel's word, which needs no look into them."""
-    found = {}
+    """The owner of each process, for `each`: the kernel shows it without reading the process."""
+    uids = {}
     for pid in numbers:
         with contextlib.suppress(OSError):
-            found[pid] = os.stat(f"/proc/{pid}").st_uid
-    return found
+            uids[pid] = os.stat(f"/proc/{pid}").st_uid
+    return uids
 
 
 def each(
-    look: Callable[[int], Any],
+    probe: Callable[[int], Any],
     numbers: Sequence[int],
     deadline: float,
-    owned: Mapping[int, object] | None = None,
+    owners_by_number: Mapping[int, object] | None = None,
 ) -> dict[int, Any]:
-    """``look(number)`` of each, made in a fork; HANGS for those that gave no answer in time.
+    """The result of ``probe(number)`` for each number, called in a fork; HANGS: no answer in time.
 
-    deadline: a moment of time.monotonic(); those that were not reached by then are left out
-    owned:    whose each is: the owners take turns, and after one that hangs, its owner's others
-              wait for everybody else's
+    deadline: a moment of time.monotonic(); numbers that were not reached by then are left out
+    owners_by_number: the owners take turns; after a hang, its owner's remaining numbers
+              come last
     """
-    found: dict[int, Any] = {}
-    whose = owned or {}
-    todo, patience_s = by_owner(numbers, whose), _PATIENCE_S
+    answers: dict[int, Any] = {}
+    owner_by_number = owners_by_number or {}
+    waiting, patience_s = by_owner(numbers, owner_by_number), _PATIENCE_S
     hung: Counter[object] = Counter()
-    while todo and time.monotonic() < deadline:
+    while waiting and time.monotonic() < deadline:
 
-        def work(send: Send, todo: Sequence[int] = tuple(todo)) -> None:
+        def work(send: Send, todo: Sequence[int] = tuple(waiting)) -> None:
             for number in todo:
-                send([look(number)])
+                send([probe(number)])
 
         worker = ForkedWorker(work, max(0.2, deadline - time.monotonic()))
-        for seen in worker.messages(patience_s, deadline):
-            if seen is None:
+        for message in worker.messages(patience_s, deadline):
+            if message is None:
                 break
-            found[todo.pop(0)] = seen[0]
+            answers[waiting.pop(0)] = message[0]
         worker.end()
-        if todo and time.monotonic() < deadline:
-            number = todo.pop(0)
-            found[number] = HANGS
+        if waiting and time.monotonic() < deadline:
+            number = waiting.pop(0)
+            answers[number] = HANGS
             patience_s = _NEXT_PATIENCE_S
-            hung[whose.get(number)] += 1
-            todo.sort(key=lambda number: hung[whose.get(number)])
-    return {number: found[number] for number in numbers if number in found}
+            hung[owner_by_number.get(number)] += 1
+            waiting.sort(key=lambda number: hung[owner_by_number.get(number)])
+    return {number: answers[number] for number in numbers if number in answers}
 
 
-def by_owner(numbers: Iterable[int], whose: Mapping[int, object]) -> list[int]:
-    """The first of each owner, then the second of each, and so on."""
-    nth: Counter[object] = Counter()
+def by_owner(numbers: Iterable[int], owner_by_number: Mapping[int, object]) -> list[int]:
+    """The numbers in turns: the first of each owner, then the second of each, and so on.
+
+    >>> by_owner([1, 2, 3], {1: "ann", 2: "ann", 3: "bob"})
+    [1, 3, 2]
+    """
+    count_by_owner: Counter[object] = Counter()
     ranked = []
     for number in numbers:
-        ranked.append((nth[whose.get(number)], number))
-        nth[whose.get(number)] += 1
+        ranked.append((count_by_owner[owner_by_number.get(number)], number))
+        count_by_owner[owner_by_number.get(number)] += 1
     return [number for _, number in sorted(ranked, key=lambda row: row[0])]
 
 
-def scan(deadline: float, numbers: Sequence[int] | None = None) -> tuple[list[Process], int]:
-    """All processes (or these) that are no kernel threads, and how many were not looked at in
-    time."""
+def scan(
+    deadline: float, numbers: Sequence[int] | None = None
+) -> tuple[list[ScannedProcess], int]:
+    """All processes (or these) but kernel threads, and how many were not probed in time."""
     numbers = pids() if numbers is None else numbers
-    found = each(_look, numbers, deadline, owners(numbers))
-    left_out = len(numbers) - len(found)
-    for pid, seen in found.items():
-        if seen is HANGS:
-            known = _outside(pid)
-            found[pid] = {**known, "hangs": True} if known else None
-    return [Process(**seen) for seen in found.values() if seen], left_out
+    answers = each(_scan_one, numbers, deadline, owners(numbers))
+    left_out = len(numbers) - len(answers)
+    for pid, fields in answers.items():
+        if fields is HANGS:
+            remaining_fields = _outer_fields(pid)
+            answers[pid] = {**remaining_fields, "hangs": True} if remaining_fields else None
+    return [ScannedProcess(**fields) for fields in answers.values() if fields], left_out
 
 
 def children() -> dict[int, list[int]]:
-    """Process -> those that it has started, of all that there are now, the oldest first."""
-    found: dict[int, list[tuple[float, int]]] = {}
+    """Process -> its children, the oldest first, of all processes that exist now."""
+    children_by_parent: dict[int, list[tuple[float, int]]] = {}
     for pid in pids():
         # /proc/PID/stat never waits for the process.
-        known = stat(contents(f"/proc/{pid}/stat"))
-        if known and not known.kernel:
-            found.setdefault(known.parent, []).append((known.start_s, pid))
-    return {parent: [pid for _, pid in sorted(rows)] for parent, rows in found.items()}
+        parsed = stat(contents(f"/proc/{pid}/stat"))
+        if parsed and not parsed.kernel:
+            children_by_parent.setdefault(parsed.parent, []).append((parsed.start_s, pid))
+    return {
+        parent: [pid for _, pid in sorted(rows)] for parent, rows in children_by_parent.items()
+    }
 
 
 def observe(
     numbers: Sequence[int], deadline: float, threads: Mapping[int, int] | None = None
 ) -> dict[int, Facts | None]:
-    """The facts of these processes; None: gone. Those not reached in time are left out.
+    """The facts of these processes; None: ended. Those not reached in time are left out.
 
-    threads: process -> the thread that counts, where that is not the main one
+    threads: process -> the thread to probe, where that is not the main one
     """
-    of = threads or {}
-    found = each(
-        lambda pid: _facts(pid, thread=of.get(pid, 0)), numbers, deadline, owners(numbers)
+    thread_by_pid = threads or {}
+    answers = each(
+        lambda pid: _facts(pid, thread=thread_by_pid.get(pid, 0)),
+        numbers,
+        deadline,
+        owners(numbers),
     )
-    for pid, seen in found.items():
-        if seen is HANGS:
-            found[pid] = _facts(pid, locked=False, thread=of.get(pid, 0))
+    for pid, fields in answers.items():
+        if fields is HANGS:
+            answers[pid] = _facts(pid, locked=False, thread=thread_by_pid.get(pid, 0))
     return {
-        pid: Facts(**{**seen, "kernel_stack": tuple(seen["kernel_stack"])}) if seen else None
-        for pid, seen in found.items()
+        pid: Facts(**{**fields, "kernel_stack": tuple(fields["kernel_stack"])}) if fields else None
+        for pid, fields in answers.items()
     }

@@ -1,7 +1,7 @@
 """The program on the node: find the ranks, and the stack and state of each; touch none.
 
 The kernel's facts come first; then py-spy, which reads a process's memory and stops nothing. A
-stack that is not there in time is the error of its sample. The answer is one line (`pack`).
+stack that is late becomes the error of its sample. The answer is one line (`pack`).
 """
 
 from __future__ import annotations
@@ -24,14 +24,29 @@ from typing import Any
 
 from nodeready.node.cores import gdb
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, beside, links, processes, py_spy, ranks, waits
-from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
+from nodeready.node.stacks import (
+    ask_witnesses,
+    descendants,
+    links,
+    processes,
+    py_spy,
+    ranks,
+    waits,
+)
+from nodeready.node.stacks.ranks import (
+    NO_TIME,
+    OTHERS_TOOK,
+    JobRank,
+    RankIdentity,
+    StackTable,
+    StackTarget,
+)
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
 
 # --- The answer: the trace as one line, ``NONCE trace BASE64`` (gzipped JSON), and back.
 
-#: The most that a node's answer may be when it is unpacked, and what it may take as objects.
+#: Maximum bytes of a node's unpacked answer, and of its objects in memory.
 MOST_BYTES, MOST_COST = 64 << 20, 192 << 20
 _GZIP = 31  # wbits of zlib for a gzip header and trailer
 
@@ -49,66 +64,66 @@ def pack(trace: Mapping[str, Any]) -> str:
 
 
 def unpack(text: str, nonce: str) -> Any:
-    """The trace in what a node printed, whatever else it printed, still to be checked.
+    """The trace among the lines that a node printed, not yet checked.
 
-    Raises NoTrace when there is none, and DecodeError.
+    Raises NoTrace where it is missing, and DecodeError.
     """
     mark = f"{nonce} trace "
-    at = text.rfind(mark)
-    if at < 0:
+    index = text.rfind(mark)
+    if index < 0:
         raise NoTrace("no answer")
-    word = text[at + len(mark) :].partition("\n")[0].strip()
+    word = text[index + len(mark) :].partition("\n")[0].strip()
     return wire.load_json(wire.unpack(word, MOST_BYTES), MOST_COST)
 
 
 # --- The program.
 
 SCHEMA = "nodeready.trace/1"
-#: Of the run's time this is kept for the answer.
+#: Seconds of the run that are reserved for the answer.
 _ANSWER_S = 1.0
-#: One py-spy at a time for so many cores: a node that computes has other work.
+#: Cores per py-spy that runs at a time: a node that computes has other work.
 _CORES_PER_LOOK = 8
-#: The most that an answer is on its way, in characters; the most frames in all its stacks, and
-#: characters in all its frames. More than that, and less is told of whoever has most of it.
+#: Maximum characters of an answer; frames in all its stacks; characters in all its frames. Above
+#: these, the owner with the largest part of the answer gets less detail.
 _MOST_ANSWER, _MOST_FRAMES, _MOST_TEXT = 4 * 1024 * 1024, 1_000_000, 8 << 20
-#: Bytes of an answer beside what `_parts` counts.
+#: Bytes of an answer that `_shares` does not count.
 _HEAD = 1 << 20
-#: Samples of all processes of a node that an answer can have.
+#: Maximum samples in an answer, over all processes of a node.
 _MOST_SAMPLES = 8000
-#: What is told of a process: its main stack, those of its other threads, and what is beside them
-#: (the processes below it, its variables, its witnesses); and what is said of a level.
+#: Levels of detail: with the main stack, with those of the other threads, with the descendants,
+#: variables and witnesses; and the note of a process at that level.
 _LEVELS = (
     (True, True, True, ""),
-    (True, True, False, "what is below and beside it is left out: there is too much"),
+    (True, True, False, "its descendants and witnesses are left out: the answer is too large"),
     (True, False, False, "the stacks of its other threads are left out: there are too many"),
     (False, False, False, ""),
 )
-#: Seconds for the stacks of all processes below the ranks, at least; else as long as the ranks'.
+#: Minimum seconds for the stacks of all descendants; else as long as those of the ranks took.
 _BELOW_S = 1.0
-_NO_TIME_BELOW = "no time left: the looks at others below the ranks took it"
-#: Characters of all frames of one owner's that are kept until the answer is made.
+_NO_TIME_BELOW = "no time left: the stacks of other descendants took it"
+#: Maximum characters of all frames of one owner that are kept for the answer.
 _MOST_KEPT = 64 << 20
 _TOO_LARGE = "the stacks of its owner's processes are too large"
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to look at, and how.
+    """Which processes to probe, and how.
 
-    nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
+    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
     job, pids, match:    see `ranks.Selection`
-    user:                only this user's processes; "": everybody's
-    owner:               the user whose job it is, whoever else claims it; "": nothing tells
+    user:                only this user's processes; "": those of all users
+    owner:               the job's owner; other users' processes that claim it are strangers
     locals:              take variables of the ranks' innermost calls
     dump:                have the ranks write their flight recorders
     ras:                 ask NCCL's RAS port also where asking is known to have crashed jobs
-    part:                why not all of a job is asked for, one line; "": all is
-    check:               tell what each rank has for whoever debugs it
-    samples, interval_s: how often to look, and how many seconds from one to the next
-    longer_s:            seconds to one more sample where the others cannot tell a job that is
-                         slow from one that hangs; 0: none
-    native:              only take the native stacks of these processes, one after the other
-    py_spy:              its path; where it is not, whichever the session has
+    part:                why only a part of the job is requested, one line; "": all of it is
+    check:               read each rank's settings for debugging
+    samples, interval_s: number of samples, and seconds from one to the next
+    longer_s:            seconds to one more sample where the first ones cannot distinguish a
+                         slow job from one that hangs; 0: none
+    native:              only take the native stacks of these processes, one at a time
+    py_spy:              its path; where that is missing, the session's py-spy is used
     """
 
     nonce: str
@@ -135,11 +150,11 @@ def main(config: Config) -> None:
     """Print the trace of this node."""
     supervisor = Supervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
-    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trace: dict[str, Any] = {
         "schema": SCHEMA,
         "node": os.uname().nodename,
-        "started": began,
+        "started": started,
         "interval_s": config.interval_s,
         "error": "",
         "frames": [],
@@ -151,39 +166,43 @@ def main(config: Config) -> None:
     }
     with supervisor:
         try:
-            targets, instead, trace["error"] = _look(supervisor, config, trace)
+            targets, instead, trace["error"] = _snapshot(supervisor, config, trace)
             line = _packed(trace, targets, instead)
         except re.error as problem:
             line = pack({**trace, "error": f"no regular expression: {problem}"})
         except Exception as problem:  # noqa: BLE001
             place = traceback.extract_tb(problem.__traceback__)[-1]
-            where = f"{os.path.basename(place.filename)}:{place.lineno}"
-            error = f"{type(problem).__name__}: {problem} ({where})"[:300]
+            source = f"{os.path.basename(place.filename)}:{place.lineno}"
+            error = f"{type(problem).__name__}: {problem} ({source})"[:300]
             line = pack({**trace, "error": error})
         print(f"{config.nonce} {line}", flush=True)
 
 
-def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[str]) -> str:
-    """The answer, with as much as fits: less is told of the owner of whose processes most is."""
+def _packed(trace: dict[str, Any], targets: Sequence[StackTarget], instead: Sequence[str]) -> str:
+    """The answer with as much detail as fits; the owner with the largest part loses some first."""
     levels = dict.fromkeys((target.owner for target in targets), 0)
     sizes: dict[str, tuple[float, ...]] = {}
     while True:
         line = ""
         if len(levels) > 1:
-            of = {
+            targets_by_owner = {
                 owner: [target for target in targets if target.owner == owner] for owner in levels
             }
-            sizes |= {o: _sizes(trace, of[o], levels[o]) for o in levels if o not in sizes}
+            sizes |= {
+                o: _owner_shares(trace, targets_by_owner[o], levels[o])
+                for o in levels
+                if o not in sizes
+            }
         if all(sum(column) <= 1 for column in zip(*sizes.values())):
             stacks = _stacks(targets, levels)
-            if max(_parts(stacks)) <= 1:
+            if max(_shares(stacks)) <= 1:
                 line = pack({**trace, **stacks, "instead": instead})
         if line and len(line) <= _MOST_ANSWER:
             return line
-        more = [owner for owner, level in levels.items() if level + 1 < len(_LEVELS)]
-        if not more:
+        reducible = [owner for owner, level in levels.items() if level + 1 < len(_LEVELS)]
+        if not reducible:
             return line or pack({**trace, **_stacks(targets, levels), "instead": instead})
-        largest = max(more, key=lambda owner: max(sizes.get(owner, (0.0,))))
+        largest = max(reducible, key=lambda owner: max(sizes.get(owner, (0.0,))))
         levels[largest] += 1
         sizes.pop(largest, None)
         for target in targets:
@@ -191,24 +210,24 @@ def _packed(trace: dict[str, Any], targets: Sequence[Target], instead: Sequence[
                 target.add_note(_LEVELS[levels[largest]][-1])
 
 
-def _stacks(targets: Sequence[Target], levels: Mapping[str, int]) -> dict[str, Any]:
-    """The part of the trace that these processes make."""
+def _stacks(targets: Sequence[StackTarget], levels: Mapping[str, int]) -> dict[str, Any]:
+    """The frames, stacks and processes of these targets in the trace."""
     table = StackTable()
-    found = []
+    rows = []
     for target in targets:
-        main, threads, beside, _ = _LEVELS[levels[target.owner]]
+        main, threads, with_details, _ = _LEVELS[levels[target.owner]]
         row = target.plain(table, main, threads)
-        if beside:
-            row["below"] = below.plain(target, table)
+        if with_details:
+            row["below"] = descendants.plain(target, table)
             row["locals"] = target.dumps[-1].locals if target.dumps else ()
             row["witnesses"] = target.witnesses
-        found.append(row)
-    return {"frames": table.frames, "stacks": table.stacks, "processes": found}
+        rows.append(row)
+    return {"frames": table.frames, "stacks": table.stacks, "processes": rows}
 
 
-def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
-    """How much of what an answer can have these are: frames, characters, and, where that is not
-    too much already, the text, and what it takes as objects (`wire.cost`)."""
+def _shares(stacks: Mapping[str, Any]) -> tuple[float, ...]:
+    """Shares of the maximum that these stacks use: of frames, of characters, and, where these are
+    not above 1, of the text and of its objects in memory (`wire.cost`)."""
     names = sum(len(function) + len(file) for function, file, _ in stacks["frames"])
     rows = [
         row
@@ -217,7 +236,7 @@ def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
         for row in sample["threads"]
     ]
     names += sum(len(name) for name, _ in rows)
-    # The text of what is beside the stacks is bounded where it is made, and counted below.
+    # The texts of the witnesses are limited where they are made, and counted below.
     frames = sum(map(len, stacks["stacks"])) + len(rows)
     parts = (frames / _MOST_FRAMES, names / _MOST_TEXT)
     if max(parts) > 1:
@@ -226,59 +245,63 @@ def _parts(stacks: Mapping[str, Any]) -> tuple[float, ...]:
     return (*parts, len(text) / (MOST_BYTES - _HEAD), wire.cost(text) / (MOST_COST - _HEAD))
 
 
-def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tuple[float, ...]:
-    """How much of an answer one owner's processes are: by `_parts`, and its length."""
+def _owner_shares(
+    trace: dict[str, Any], targets: Sequence[StackTarget], level: int
+) -> tuple[float, ...]:
+    """Shares of an answer that one owner's processes use: `_shares`, and that of the length."""
     stacks = _stacks(targets, {targets[0].owner: level})
-    parts = _parts(stacks)
+    parts = _shares(stacks)
     length = len(pack({**trace, **stacks})) if max(parts) <= 1 else _MOST_ANSWER
     return (*parts, length / _MOST_ANSWER)
 
 
-def _look(
-    supervisor: Supervisor, config: Config, told: dict[str, Any]
-) -> tuple[list[Target], list[str], str]:
-    """The ranks with what was seen of them; where there is none, the processes to show instead;
-    and why that is not all.
+def _snapshot(
+    supervisor: Supervisor, config: Config, trace: dict[str, Any]
+) -> tuple[list[StackTarget], list[str], str]:
+    """The ranks with their observations; the processes to show where no rank is found; and why
+    the result is incomplete.
 
-    told: of the trace; gets the witnesses of the node, and the seconds between samples
+    trace: gets the witnesses of the node, and the seconds between samples
     """
-    # Finding the ranks must leave time for looking at them.
-    seen, left_out = processes.scan(_until(supervisor, supervisor.left_s / 2))
+    # The search for the ranks must leave time to probe them.
+    scanned, left_out = processes.scan(_deadline(supervisor, supervisor.left_s / 2))
     problem = f"{left_out} processes were not looked at: no time left" if left_out else ""
     selection = ranks.Selection(
         config.job,
         config.native or config.pids,
         config.match,
-        _uid(supervisor, config.user, {process.uid for process in seen}),
-        _uid(supervisor, config.owner, {process.uid for process in seen}),
+        _uid(supervisor, config.user, {process.uid for process in scanned}),
+        _uid(supervisor, config.owner, {process.uid for process in scanned}),
     )
     matched: set[int] | None = None
     if config.match and not selection.pids:
-        matched, slow = _matched(supervisor, seen, re.compile(config.match))
+        matched, slow = _match_commands(supervisor, scanned, re.compile(config.match))
         problem = "; ".join(filter(None, (problem, slow)))
-    computes = below.computes(_until(supervisor, supervisor.left_s / 4))
-    found = ranks.select(seen, selection, os.getpid(), matched, computes)
+    computes = descendants.computes(_deadline(supervisor, supervisor.left_s / 4))
+    found_ranks = ranks.select(scanned, selection, os.getpid(), matched, computes)
     if not selection.pids:
-        found = _with_spawned(supervisor, config, seen, found)
-    if not (found or selection.pids or config.match):
-        found = ranks.launchers(seen, selection, os.getpid())
-    most = _MOST_SAMPLES // max(1, config.samples)
-    if len(found) > most:
-        problem = "; ".join(filter(None, (problem, f"{len(found) - most} ranks are left out")))
-        turns = processes.by_owner(
-            range(len(found)), {at: rank.turn for at, rank in enumerate(found)}
+        found_ranks = _with_spawned(supervisor, config, scanned, found_ranks)
+    if not (found_ranks or selection.pids or config.match):
+        found_ranks = ranks.launchers(scanned, selection, os.getpid())
+    max_ranks = _MOST_SAMPLES // max(1, config.samples)
+    if len(found_ranks) > max_ranks:
+        problem = "; ".join(
+            filter(None, (problem, f"{len(found_ranks) - max_ranks} ranks are left out"))
         )
-        found = [found[at] for at in sorted(turns[:most])]
-    targets = [Target(rank) for rank in found]
+        turns = processes.by_owner(
+            range(len(found_ranks)), {index: rank.turn for index, rank in enumerate(found_ranks)}
+        )
+        found_ranks = [found_ranks[index] for index in sorted(turns[:max_ranks])]
+    targets = [StackTarget(rank) for rank in found_ranks]
     if not targets:
-        return [], _instead(supervisor, ranks.instead(seen, os.getpid())), problem
+        return [], _describe(supervisor, ranks.busiest_pythons(scanned, os.getpid())), problem
     if config.native:
-        _native(supervisor, py_spy.find(config.py_spy), targets)
+        _take_native_stacks(supervisor, py_spy.find(config.py_spy), targets)
     else:
-        told["witnesses"], told["interval_s"] = _capture(supervisor, config, targets, seen)
+        trace["witnesses"], trace["interval_s"] = _capture(supervisor, config, targets, scanned)
     _observe(supervisor, targets)
     uids = {target.rank.process.uid for target in targets}
-    names = _names(supervisor, {uid for uid in uids if uid is not None})
+    names = _user_names(supervisor, {uid for uid in uids if uid is not None})
     for target in targets:
         uid = target.rank.process.uid
         target.user = "" if uid is None else names[uid]
@@ -288,76 +311,88 @@ def _look(
 def _with_spawned(
     supervisor: Supervisor,
     config: Config,
-    seen: Sequence[processes.Process],
-    found: list[Rank],
-) -> list[Rank]:
-    """The ranks with those that no launcher has numbered, in place of who has started them."""
-    ours, path = ranks.ours(seen, os.getpid()), py_spy.find(config.py_spy)
-    if not found and not (config.job or config.match):
-        theirs = seen
+    scanned: Sequence[processes.ScannedProcess],
+    found_ranks: list[JobRank],
+) -> list[JobRank]:
+    """The ranks, and in place of a parent the unnumbered ranks that it has started."""
+    own_pids, path = ranks.own_processes(scanned, os.getpid()), py_spy.find(config.py_spy)
+    if not found_ranks and not (config.job or config.match):
+        candidates = scanned
         if config.user:
-            uid = _uid(supervisor, config.user, {process.uid for process in seen})
-            theirs = [process for process in seen if process.uid == uid]
-        found = below.find_spawned(supervisor, path, theirs, ours)
-    if not found and (parent := re.fullmatch(below.JOB, config.job)):
-        found = [Rank(one, Identity()) for one in seen if str(one.pid) == parent[1]]
-    made: list[Rank] = []
-    for rank in below.numbered(found, _until(supervisor, supervisor.left_s / 4)):
-        of = []
-        if rank.identity.rank is None and not (rank.stranger or ranks.trains(rank.process)):
-            of = below.started_by(supervisor, path, rank.process, seen)
-        made += of or [rank]
-    return made
+            uid = _uid(supervisor, config.user, {process.uid for process in scanned})
+            candidates = [process for process in scanned if process.uid == uid]
+        found_ranks = descendants.find_spawned(supervisor, path, candidates, own_pids)
+    if not found_ranks and (parent := re.fullmatch(descendants.JOB, config.job)):
+        found_ranks = [
+            JobRank(process, RankIdentity())
+            for process in scanned
+            if str(process.pid) == parent[1]
+        ]
+    numbered_ranks: list[JobRank] = []
+    for rank in descendants.with_ray_ranks(
+        found_ranks, _deadline(supervisor, supervisor.left_s / 4)
+    ):
+        started = []
+        if rank.identity.rank is None and not (
+            rank.stranger or ranks.is_ray_trainer(rank.process)
+        ):
+            started = descendants.started_by(supervisor, path, rank.process, scanned)
+        numbered_ranks += started or [rank]
+    return numbered_ranks
 
 
 def _capture(
     supervisor: Supervisor,
     config: Config,
-    targets: Sequence[Target],
-    seen: Sequence[processes.Process],
+    targets: Sequence[StackTarget],
+    scanned: Sequence[processes.ScannedProcess],
 ) -> tuple[dict[str, Any], float]:
-    """Take all samples of the targets, with what is below and beside them; the node's witnesses,
-    and the seconds from one sample to the next, on average.
+    """Take all samples of the targets and of their descendants; the node's witnesses, and the
+    average seconds from one sample to the next.
 
-    seen: all processes, as they were found
+    scanned: all processes of the scan
     """
     path = py_spy.find(config.py_spy)
-    asked = beside.Witnesses(
+    witnesses = ask_witnesses.Witnesses(
         supervisor, targets, ras=config.ras, dump=config.dump, check=config.check
     )
-    due = time.monotonic()
-    began, samples, number = due, max(1, config.samples), 0
-    kept: Counter[str] = Counter()
+    next_sample = time.monotonic()
+    began, samples, number = next_sample, max(1, config.samples), 0
+    kept_characters: Counter[str] = Counter()
     while True:
-        time.sleep(max(0.0, min(due - time.monotonic(), supervisor.left_s)))
+        time.sleep(max(0.0, min(next_sample - time.monotonic(), supervisor.left_s)))
         _observe_sample(supervisor, targets)
         last = number >= samples - 1
-        how = py_spy.LOCALS if last and config.locals else py_spy.PLAIN
+        mode = py_spy.LOCALS if last and config.locals else py_spy.PLAIN
         limit_s = supervisor.left_s / max(1, samples - number)
-        dumped_s = _dump(supervisor, targets, _Looks(path, kept, limit_s, how=how))
+        dumped_s = _take_dumps(
+            supervisor, targets, _DumpPlan(path, kept_characters, limit_s, mode=mode)
+        )
         if number == 0:
             _observe_threads(supervisor, targets)
-            asked.between()
-        longer = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
-        if last and not (longer and _may_be_slow(targets)):
+            witnesses.ask()
+        is_extendable = number == samples - 1 and 0 < 2 * config.longer_s < supervisor.left_s
+        if last and not (is_extendable and _may_be_slow(targets)):
             break
-        due += config.longer_s if last else config.interval_s
+        next_sample += config.longer_s if last else config.interval_s
         number += 1
-    seconds = due - began
-    calls = _observe_below(supervisor, targets, seen, ranks.ours(seen, os.getpid()))
-    links.observe(targets, calls, _until(supervisor, supervisor.left_s / 2))
+    seconds = next_sample - began
+    calls = _observe_descendants(
+        supervisor, targets, scanned, ranks.own_processes(scanned, os.getpid())
+    )
+    links.observe(targets, calls, _deadline(supervisor, supervisor.left_s / 2))
     for target in targets:
-        target.tell_interpreter_lock(seconds)
-    until = time.monotonic() + max(_BELOW_S, dumped_s)
-    looks = _Looks(path, kept, supervisor.left_s / 2, until)
-    _dump(supervisor, below.in_order(targets), looks)
-    return asked.end(), seconds / number if number else config.interval_s
+        target.note_interpreter_lock(seconds)
+    deadline = time.monotonic() + max(_BELOW_S, dumped_s)
+    looks = _DumpPlan(path, kept_characters, supervisor.left_s / 2, deadline)
+    _take_dumps(supervisor, descendants.in_order(targets), looks)
+    return witnesses.finish(), seconds / number if number else config.interval_s
 
 
-def _may_be_slow(targets: Sequence[Target]) -> bool:
-    """Whether a longer look could tell more: all stand where they stood, and nothing holds one.
+def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
+    """Whether one more sample may help: all ranks stand still, and no rank is blocked.
 
-    A job whose step is longer than the look stands still as well.
+    A job whose step is longer than the samples stands still as well.
     """
     live = [target for target in targets if target.facts and not target.rank.stranger]
     if any(target.refusal(0) or target.facts[-1].state == "D" for target in live):
@@ -368,186 +403,195 @@ def _may_be_slow(targets: Sequence[Target]) -> bool:
     return bool(still) and all(still)
 
 
-def _matched(
-    supervisor: Supervisor, seen: Sequence[processes.Process], pattern: re.Pattern[str]
+def _match_commands(
+    supervisor: Supervisor, scanned: Sequence[processes.ScannedProcess], pattern: re.Pattern[str]
 ) -> tuple[set[int], str]:
-    """The processes in whose command lines the expression is found, and how many were not asked.
+    """The processes whose command lines contain the expression, and the reason why some were not
+    searched.
 
-    A command line is its user's choice, and an expression may take hours for some: a fork asks.
+    A user chooses the command line, on which an expression may take hours: a fork searches it.
     """
-    commands = {process.pid: process.command for process in seen}
-    found = processes.each(
+    commands = {process.pid: process.command for process in scanned}
+    answers = processes.each(
         lambda pid: pattern.search(commands[pid]) is not None,
         list(commands),
-        _until(supervisor, supervisor.left_s / 2),
-        {process.pid: process.uid for process in seen},
+        _deadline(supervisor, supervisor.left_s / 2),
+        {process.pid: process.uid for process in scanned},
     )
-    slow = sum(found.get(pid, processes.HANGS) is processes.HANGS for pid in commands)
-    why = f"--match takes too long for {slow} command lines" if slow else ""
-    return {pid for pid, hit in found.items() if hit is True}, why
+    unmatched = sum(answers.get(pid, processes.HANGS) is processes.HANGS for pid in commands)
+    problem = f"--match takes too long for {unmatched} command lines" if unmatched else ""
+    return {pid for pid, hit in answers.items() if hit is True}, problem
 
 
 def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
-    """The number of this user, whose name a process with one of these numbers has; None: nobody's
-    in particular, -1: no process is the user's."""
+    """The uid of this user among the uids of processes; None: no user is given; -1: the user has
+    no process."""
     if not user:
         return None
-    names = _names(supervisor, {uid for uid in uids if uid is not None})
+    names = _user_names(supervisor, {uid for uid in uids if uid is not None})
     return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
-def _until(supervisor: Supervisor, seconds: float) -> float:
+def _deadline(supervisor: Supervisor, seconds: float) -> float:
     return min(supervisor.deadline, time.monotonic() + seconds)
 
 
-def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
-    """Add the present facts of all targets."""
-    seen = processes.observe(
+def _observe(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+    """Add the current facts of all targets."""
+    facts_by_pid = processes.observe(
         [target.pid for target in targets],
-        _until(supervisor, supervisor.left_s / 2),
+        _deadline(supervisor, supervisor.left_s / 2),
         {target.pid: target.thread for target in targets},
     )
     for target in targets:
-        if target.pid in seen:
-            target.add_facts(seen[target.pid])
+        if target.pid in facts_by_pid:
+            target.add_facts(facts_by_pid[target.pid])
 
 
-def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
-    """The kernel's facts of one sample, before any look that could change them."""
+def _observe_sample(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+    """The kernel's facts of one sample, before a probe that could change them."""
     _observe(supervisor, targets)
     for target in targets:
-        now = target.facts[-1] if target.facts else None
-        target.cpu_s.append(now.cpu_s if now else target.rank.process.cpu_s)
-        target.switches.append(now.switches if now else 0)
-        target.main_cpu_s.append(now.main_cpu_s if now else 0.0)
-        target.calls.append(now.calls if now else None)
+        facts = target.facts[-1] if target.facts else None
+        target.cpu_s.append(facts.cpu_s if facts else target.rank.process.cpu_s)
+        target.switches.append(facts.switches if facts else 0)
+        target.main_cpu_s.append(facts.main_cpu_s if facts else 0.0)
+        target.calls.append(facts.calls if facts else None)
 
 
-def _observe_threads(supervisor: Supervisor, targets: Sequence[Target]) -> None:
-    """Take the first facts again of those whose dump has told that another thread counts."""
-    others = [target for target in targets if target.thread]
-    _observe(supervisor, others)
-    for target in others:
+def _observe_threads(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+    """Take the first facts again of targets whose dump names another thread as the main one."""
+    threaded = [target for target in targets if target.thread]
+    _observe(supervisor, threaded)
+    for target in threaded:
         if target.facts:
             target.switches[-1] = target.facts[-1].switches
             target.main_cpu_s[-1] = target.facts[-1].main_cpu_s
 
 
-def _observe_below(
+def _observe_descendants(
     supervisor: Supervisor,
-    targets: Sequence[Target],
-    seen: Sequence[processes.Process],
-    ours: set[int],
-) -> dict[int, waits.Call]:
-    """The processes below the targets, their facts, and what everybody waits for; their calls."""
-    below.find(targets, seen, ours, _until(supervisor, supervisor.left_s / 2))
-    others = [one for target in targets for one in target.below]
-    _observe(supervisor, others)
-    for other in others:
-        if other.facts:
-            other.cpu_s.append(other.facts[-1].cpu_s)
-    whose: dict[int | None, list[int]] = {}
-    for process in seen:
-        whose.setdefault(process.uid, []).append(process.pid)
-    near: dict[int, Sequence[int]] = {}
-    calls: dict[int, waits.Call] = {}
+    targets: Sequence[StackTarget],
+    scanned: Sequence[processes.ScannedProcess],
+    own_pids: set[int],
+) -> dict[int, waits.WaitCall]:
+    """Observe the descendants of the targets, and what all wait for; their calls by process."""
+    descendants.find(targets, scanned, own_pids, _deadline(supervisor, supervisor.left_s / 2))
+    started = [descendant for target in targets for descendant in target.descendants]
+    _observe(supervisor, started)
+    for descendant in started:
+        if descendant.facts:
+            descendant.cpu_s.append(descendant.facts[-1].cpu_s)
+    pids_by_uid: dict[int | None, list[int]] = {}
+    for process in scanned:
+        pids_by_uid.setdefault(process.uid, []).append(process.pid)
+    likely_holders: dict[int, Sequence[int]] = {}
+    calls: dict[int, waits.WaitCall] = {}
     for target in targets:
-        family = [target.pid, *[one.pid for one in target.below], target.rank.process.parent]
-        mates = [*family, *whose.get(target.rank.process.uid, ())]
-        near.update(dict.fromkeys(family[:-1], mates))
-    looked_at = [*targets, *others]
-    may = {one.pid: one.thread for one in looked_at if one.facts and not one.rank.stranger}
-    found = waits.observe(may, near, _until(supervisor, supervisor.left_s / 2))
-    for other in looked_at:
-        if other.pid in found:
-            call, other.waits_on = found[other.pid]
-            calls[other.pid] = call
-            other.timed_lock = call.verb == "futex" and call.timed
+        family = [
+            target.pid,
+            *[descendant.pid for descendant in target.descendants],
+            target.rank.process.parent,
+        ]
+        mates = [*family, *pids_by_uid.get(target.rank.process.uid, ())]
+        likely_holders.update(dict.fromkeys(family[:-1], mates))
+    probed = [*targets, *started]
+    threads = {
+        target.pid: target.thread for target in probed if target.facts and not target.rank.stranger
+    }
+    calls_by_pid = waits.observe(
+        threads, likely_holders, _deadline(supervisor, supervisor.left_s / 2)
+    )
+    for target in probed:
+        if target.pid in calls_by_pid:
+            call, target.waits_on = calls_by_pid[target.pid]
+            calls[target.pid] = call
+            target.timed_lock = call.verb == "futex" and call.timed
     return calls
 
 
 @dataclass(frozen=True)
-class _Looks:
-    """How py-spy looks at some processes.
+class _DumpPlan:
+    """How py-spy dumps some processes.
 
-    path:    py-spy's
-    kept:    owner -> characters of all frames of the owner's processes so far; it is counted on
-    limit_s: seconds for all of them, where they are of several owners
-    until:   a moment of time.monotonic() after which no look is begun
-    how:     see `py_spy.take`
+    path:    path of py-spy
+    kept_characters: owner -> characters of all frames of the owner's processes so far; updated
+    limit_s: seconds for all processes, where they belong to several owners
+    until:   a moment of time.monotonic() after which no dump is begun
+    mode:    see `py_spy.take`
     """
 
     path: str
-    kept: Counter[str]
+    kept_characters: Counter[str]
     limit_s: float
     until: float = float("inf")
-    how: str = py_spy.PLAIN
+    mode: str = py_spy.PLAIN
 
 
-def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> float:
-    """py-spy's dump of each target, some side by side; the seconds that it took."""
+def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _DumpPlan) -> float:
+    """Add py-spy's dump of each target, several at a time; the seconds that this took."""
     began = time.monotonic()
 
-    def dump(target: Target) -> py_spy.Dump:
-        why = target.refusal(os.geteuid())
-        target.add_note(why)
-        if not why and looks.until < time.monotonic():
-            why = _NO_TIME_BELOW
-        if why or supervisor.deadline < time.monotonic():
-            return py_spy.Dump(error=why or NO_TIME)
-        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.how)
+    def dump(target: StackTarget) -> py_spy.Dump:
+        reason = target.refusal(os.geteuid())
+        target.add_note(reason)
+        if not reason and looks.until < time.monotonic():
+            reason = _NO_TIME_BELOW
+        if reason or supervisor.deadline < time.monotonic():
+            return py_spy.Dump(error=reason or NO_TIME)
+        return py_spy.take(supervisor, looks.path, target.pid, supervisor.left_s, looks.mode)
 
     workers = max(1, (os.cpu_count() or 1) // _CORES_PER_LOOK)
-    # The last look may take all of its own time.
-    given_s = max(looks.limit_s / 2, looks.limit_s - py_spy.LIMIT_S)
-    turns = ranks.Turns([target.rank for target in targets], given_s * workers)
-    found: dict[int, py_spy.Dump] = {}
+    # The last dump may take all of its limit.
+    available_s = max(looks.limit_s / 2, looks.limit_s - py_spy.LIMIT_S)
+    turns = ranks.Turns([target.rank for target in targets], available_s * workers)
+    dump_by_place: dict[int, py_spy.Dump] = {}
 
     def work() -> None:
         while next_ := turns.take():
             place, owner = next_
             started = time.monotonic()
             dumped = dump(targets[place])
-            looks.kept[owner] += dumped.characters
-            large = looks.kept[owner] > _MOST_KEPT
-            found[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
-            turns.back(owner, time.monotonic() - started)
+            looks.kept_characters[owner] += dumped.characters
+            large = looks.kept_characters[owner] > _MOST_KEPT
+            dump_by_place[place] = py_spy.Dump(error=_TOO_LARGE) if large else dumped
+            turns.give_back(owner, time.monotonic() - started)
 
     with ThreadPoolExecutor(workers) as pool:
-        for one in [pool.submit(work) for _ in range(workers)]:
-            one.result()
+        for future in [pool.submit(work) for _ in range(workers)]:
+            future.result()
     for place, target in enumerate(targets):
-        target.dumps.append(found.get(place, py_spy.Dump(error=OTHERS_TOOK)))
+        target.dumps.append(dump_by_place.get(place, py_spy.Dump(error=OTHERS_TOOK)))
     return time.monotonic() - began
 
 
-def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
-    """The native stacks, one after the other: each reads the symbols of all libraries."""
+def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[StackTarget]) -> None:
+    """Take the native stacks, one at a time: each dump reads the symbols of all libraries."""
     for target in targets:
         _observe(supervisor, [target])
         target.cpu_s.append(target.facts[-1].cpu_s if target.facts else 0.0)
-        why = target.refusal(os.geteuid(), native=True)
-        if not why and supervisor.deadline < time.monotonic():
-            why = NO_TIME
-        if not why:
+        reason = target.refusal(os.geteuid(), native=True)
+        if not reason and supervisor.deadline < time.monotonic():
+            reason = NO_TIME
+        if not reason:
             target.native = py_spy.take(
                 supervisor, path, target.pid, supervisor.left_s, py_spy.NATIVE
             )
-            why = target.native.error
-            stopped = why == py_spy.HUNG
-            if why in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
-                # A second tool, one after the other: both stop the process.
-                found, why, stopped = gdb.live_stack(supervisor, target.pid, supervisor.left_s)
-                target.native = py_spy.Dump(tuple(found) or None, error=why)
+            reason = target.native.error
+            stopped = reason == py_spy.HUNG
+            if reason in (py_spy.ENDED_INTERPRETER, py_spy.NOT_PYTHON):
+                # The second tool runs after the first: both stop the process.
+                frames, reason, stopped = gdb.live_stack(supervisor, target.pid, supervisor.left_s)
+                target.native = py_spy.Dump(tuple(frames) or None, error=reason)
             if stopped:
-                _set_going(supervisor, target)
-        target.add_note(f"no native stack: {why}" if why else "")
+                _resume(supervisor, target)
+        target.add_note(f"no native stack: {reason}" if reason else "")
 
 
-def _set_going(supervisor: Supervisor, target: Target) -> None:
-    """Send SIGCONT to a target that a killed py-spy may have left a pending SIGSTOP.
+def _resume(supervisor: Supervisor, target: StackTarget) -> None:
+    """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP.
 
-    That signal comes only when the target leaves the kernel. A target that was stopped before is
+    SIGSTOP arrives only when the target leaves the kernel. A target that was already stopped is
     never unwound.
     """
     _observe(supervisor, [target])
@@ -556,8 +600,8 @@ def _set_going(supervisor: Supervisor, target: Target) -> None:
             os.kill(target.pid, signal.SIGCONT)
 
 
-def _names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
-    """The names of users, asked in a fork: the name service may be a server that hangs."""
+def _user_names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
+    """The names of users, looked up in a fork: the name service may be a server that hangs."""
 
     def name(uid: int) -> str:
         try:
@@ -565,17 +609,17 @@ def _names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, 
         except KeyError:
             return str(uid)
 
-    found = processes.each(name, sorted(uids), _until(supervisor, supervisor.left_s / 2))
-    return {u: str(u) if found.get(u) in (None, processes.HANGS) else found[u] for u in uids}
+    answers = processes.each(name, sorted(uids), _deadline(supervisor, supervisor.left_s / 2))
+    return {u: str(u) if answers.get(u) in (None, processes.HANGS) else answers[u] for u in uids}
 
 
-def _instead(supervisor: Supervisor, found: Sequence[processes.Process]) -> list[str]:
-    """The processes to show where no rank was found."""
-    seen = processes.observe([process.pid for process in found], supervisor.deadline)
-    facts = {pid: now for pid, now in seen.items() if now}
-    names = _names(supervisor, {now.uid for now in facts.values()})
+def _describe(supervisor: Supervisor, pythons: Sequence[processes.ScannedProcess]) -> list[str]:
+    """The processes to show where no rank was found, one line each."""
+    facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
+    facts = {pid: observation for pid, observation in facts_by_pid.items() if observation}
+    names = _user_names(supervisor, {live_facts.uid for live_facts in facts.values()})
     return [
         f"{p.command[:100] or p.name} (pid {p.pid}, user {names.get(facts[p.pid].uid, '?')})"
-        for p in found
+        for p in pythons
         if p.pid in facts
     ]

@@ -1,8 +1,8 @@
-"""py-spy's dump of one process: the one command, what it prints, and its errors in our words.
+"""py-spy's dump of one process: the command, its output, and its errors in plain words.
 
 Without native frames it stops nothing (``--nonblocking``); with them it stops its target while it
-unwinds, seconds for a large one. It opens whatever the maps of its target name, so root's py-spy
-has the rights of its target's user, and beside them only the right to read any memory.
+unwinds, seconds for a large one. It opens the files that its target has mapped, so root's py-spy
+has the rights of its target's user, and in addition only the right to read any memory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Frame = tuple[str, str, int]
 
 #: Seconds of a dump; a native one reads the symbols of all libraries: up to 14 s cold.
 LIMIT_S, NATIVE_LIMIT_S = 10, 25
-#: What is read of a dump. 200 threads as deep as py-spy reads (4096 calls) are 150 MB: nobody's.
+#: Maximum bytes of a dump. Only 200 threads that are all 4096 calls deep need more (150 MB).
 MOST_BYTES = 32 * 1024 * 1024
-#: Of a longer stack the first and the last so many frames are kept, with CUT between them.
+#: Frames that are kept at each end of a longer stack, with CUT between them.
 KEPT_FRAMES = 500
 CUT: Frame = ("...", "", 0)
 _MOST_THREADS = 1000
-# Of address space: it maps the program and its libraries, which a user's process names.
+# Maximum address space: py-spy maps the program and libraries of a user's process.
 _MEMORY_BYTES = 16 << 30
 _MOST_WORD = 300
-# A line of py-spy's own log, which is asked for its warnings.
+# A line of py-spy's log, whose level is set to warnings.
 _LOGGED = re.compile(r"\[\S+ +[A-Z]+ +[a-z_:]+\] ")
-#: Calls whose variables are told, variables of each, and characters of a name or a value.
+#: Maximum calls whose variables are kept, variables of a call, characters of a name or value.
 _LOCAL_FRAMES, _LOCAL_NAMES, _LOCAL_TEXT = 3, 20, 120
-# Files of Python itself and of what is installed for it; a frozen module has no file.
+# Files of Python and of installed packages; a frozen module has no file.
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3[.\d]*/|^<frozen ")
 
 #: How a dump is taken, and py-spy's options for it.
@@ -50,7 +50,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 HUNG = "py-spy did not finish in time"
-#: An interpreter that has been finalised; what the process does since is C or C++.
+#: A finalised interpreter; since then the process runs only C or C++.
 ENDED_INTERPRETER = "its interpreter has ended: it hangs in C or C++ on its way out"
 #: The main thread has no call of Python's: functions of C that atexit registered, the end of
 #: modules.
@@ -58,7 +58,7 @@ NO_CALL = "no call of Python is left in its main thread: its interpreter is abou
 ENDED = "it has ended"
 NO_FILE = "py-spy does not find its files: they lie in a container, or are replaced by now"
 NOT_PYTHON = "not Python, or one that py-spy does not know"
-# py-spy's words, whole or in part -> what to say, and whether another try may do better.
+# Pattern of py-spy's message -> the reason to report, and whether a retry may succeed.
 _WORDS: tuple[tuple[str, str, bool], ...] = (
     # py-spy warns of it (python_process_info.rs): the runtime's list of interpreters is empty.
     (r"Interpreter address from symbol is invalid 0+\b", ENDED_INTERPRETER, False),
@@ -66,7 +66,7 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
     (r"os error 13\b|elevated permissions", "not permitted", False),
     (r"os error 1\b|EPERM|Operation not permitted", "not permitted, or traced by another", False),
     (r"Failed to find python version", NOT_PYTHON, False),
-    # It says so, too, when the stack of the first thread that it tries cannot be read.
+    # py-spy prints this, too, when it cannot read the stack of the first thread that it tries.
     (
         r"Failed to find a python interpreter",
         "py-spy cannot read it: a Python that it does not know, or more than 4096 calls deep",
@@ -77,8 +77,8 @@ _WORDS: tuple[tuple[str, str, bool], ...] = (
 
 
 @dataclass(frozen=True)
-class Thread:
-    """A thread's name and stack. number: the kernel's; 0: not told"""
+class PySpyThread:
+    """A thread's name and stack. number: the kernel's number; 0: not known"""
 
     name: str
     frames: tuple[Frame, ...]
@@ -89,42 +89,42 @@ class Thread:
 class Dump:
     """All threads of a process at one moment.
 
-    main:    the main thread's stack; None: there is none
-    threads: the others, the newest first
-    gil:     the name of the thread that holds the interpreter's lock; "": none does
-    error:   why there is nothing else here
-    locals:  variables of the main thread's innermost calls of the user's own code, where asked
-             for: ``function: name = value``, without secrets
+    main:    the main thread's stack; None: not read
+    threads: the other threads, the newest first
+    gil:     the name of the thread that holds the interpreter's lock; "": no thread does
+    error:   why there is no stack; "": there is one
+    locals:  variables of the innermost calls of the user's code in the main thread, on request:
+             ``function: name = value``, without secrets
     own:     the main thread holds the interpreter's lock
-    thread:  number of the thread that is shown as the main one, where that only serves others: a
-             worker of Ray Train's trains in a thread; 0: the main thread itself is
-    spawned: where torch.multiprocessing has started the process, its place; else -1
-    spawns:  how many processes it has started by torch.multiprocessing and waits for; else -1
+    thread:  number of the thread that is shown as the main one, where the main thread only serves:
+             a worker of Ray Train trains in another thread; 0: the main thread is shown
+    spawned: index of the process among those that torch.multiprocessing started; else -1
+    spawns:  processes that it has started by torch.multiprocessing and waits for; else -1
     """
 
     main: tuple[Frame, ...] | None = None
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[PySpyThread, ...] = ()
     gil: str = ""
     error: str = ""
     locals: tuple[str, ...] = ()
-    own: bool = False
+    holds_gil: bool = False
     thread: int = 0
     spawned: int = -1
     spawns: int = -1
 
     @property
     def characters(self) -> int:
-        """About the memory that its frames take, however often a name is in them."""
+        """About the memory that its frames take, each name counted as often as it occurs."""
         stacks = (self.main or (), *(thread.frames for thread in self.threads))
         frames = sum(100 + len(frame[0]) + len(frame[1]) for rows in stacks for frame in rows)
         return frames + sum(100 + len(thread.name) for thread in self.threads)
 
 
 def find(path: str) -> str:
-    """The program: this one, or whichever the session has; "": none that we may run."""
-    for one in (path, shutil.which("py-spy") or ""):
-        if one and os.access(one, os.X_OK) and roots_alone(one):
-            return one
+    """The path of py-spy: this one, or the session's; "": none that is only root's."""
+    for candidate in (path, shutil.which("py-spy") or ""):
+        if candidate and os.access(candidate, os.X_OK) and roots_alone(candidate):
+            return candidate
     return ""
 
 
@@ -134,7 +134,7 @@ def _frame(data: Any) -> Frame:
     if not isinstance(line, int) or isinstance(line, bool):
         raise ValueError(line)
     if re.fullmatch(r"0x[0-9a-fA-F]+", name):
-        # An address: every process has another one for the same place.
+        # An address differs between processes for the same function.
         name = "?"
     return name[:_MOST_WORD], file[:_MOST_WORD], max(0, min(line, 2**31 - 1))
 
@@ -150,13 +150,13 @@ def _stack(data: Any) -> tuple[Frame, ...]:
 
 
 def parse(text: str, pid: int) -> Dump:
-    """What ``py-spy dump --json`` printed; never raises."""
+    """The dump that ``py-spy dump --json`` printed; never raises."""
     try:
         rows = json.loads(text)
         if not isinstance(rows, list):
             raise TypeError(rows)
         threads = [
-            Thread(
+            PySpyThread(
                 str(row["thread_name"] or "")[:100],
                 _stack(row["frames"]),
                 _number(row.get("os_thread_id")),
@@ -166,27 +166,29 @@ def parse(text: str, pid: int) -> Dump:
         mains = [
             [number for number, row in enumerate(rows) if row["thread_name"] == "MainThread"],
             [number for number, row in enumerate(rows) if row.get("os_thread_id") == pid],
-            # Threads come the newest first, and a program may rename its main thread.
+            # The newest thread comes first, and a program may rename its main thread.
             [len(rows) - 1],
         ]
         gil = [thread.name for thread, row in zip(threads, rows) if row.get("owns_gil") is True]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Dump(error="py-spy's output makes no sense")
+        return Dump(error="py-spy's output cannot be parsed")
     if not threads:
         return Dump(error="py-spy found no thread")
-    main = next(found[-1] for found in mains if found)
-    rest = threads[:main] + threads[main + 1 :]
-    trainer = _trainer(threads) if _serves(threads[main]) else None
+    main = next(numbers[-1] for numbers in mains if numbers)
+    other_threads = threads[:main] + threads[main + 1 :]
+    trainer = _trainer(threads) if _is_ray_loop(threads[main]) else None
     if trainer is not None:
-        main, rest = trainer, threads[:trainer] + threads[trainer + 1 :]
+        main, other_threads = trainer, threads[:trainer] + threads[trainer + 1 :]
     if not threads[main].frames:
-        return Dump(threads=tuple(rest[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL)
+        return Dump(
+            threads=tuple(other_threads[:_MOST_THREADS]), gil=(gil or [""])[0], error=NO_CALL
+        )
     return Dump(
         threads[main].frames,
-        tuple(rest[:_MOST_THREADS]),
+        tuple(other_threads[:_MOST_THREADS]),
         (gil or [""])[0],
         locals=_locals(rows[main]["frames"]),
-        own=rows[main].get("owns_gil") is True,
+        holds_gil=rows[main].get("owns_gil") is True,
         thread=0 if trainer is None else _number(rows[main].get("os_thread_id")),
         spawned=_count(rows[main]["frames"], "_wrap", "i"),
         spawns=_count(rows[main]["frames"], "start_processes", "nprocs"),
@@ -200,14 +202,14 @@ _RAY_LOOP = ("main_loop", "ray/_private/worker.py")
 _RAY_RUNS = ("ray/air/_internal/util.py", "worker_group/thread_runner.py")
 
 
-def _serves(thread: Thread) -> bool:
-    """Whether a main thread only waits for what Ray tells it to do."""
+def _is_ray_loop(thread: PySpyThread) -> bool:
+    """Whether a main thread only waits for calls from Ray."""
     last = thread.frames[-1] if thread.frames else CUT
     return last[0].rpartition(".")[2] == _RAY_LOOP[0] and last[1].endswith(_RAY_LOOP[1])
 
 
-def _trainer(threads: Sequence[Thread]) -> int | None:
-    """The thread of Ray Train's that trains; None: there is none."""
+def _trainer(threads: Sequence[PySpyThread]) -> int | None:
+    """Index of the thread in which Ray Train trains; None: not found."""
     for number, thread in enumerate(threads):
         for function, file, _ in thread.frames:
             name = function.rpartition(".")[2]
@@ -224,100 +226,105 @@ _SPAWN = "torch/multiprocessing/spawn.py"
 
 
 def _count(frames: Sequence[Any], function: str, name: str) -> int:
-    """A variable of a call in torch/multiprocessing/spawn.py that is a small number, where
-    variables were asked for; else -1."""
+    """The value of a variable of a call in torch/multiprocessing/spawn.py, a small number; -1
+    where it is not, or variables were not requested."""
     for frame in frames[-KEPT_FRAMES:]:
         if frame["name"] != function or not isinstance(frame.get("locals"), list):
             continue
         if str(frame.get("short_filename")).endswith(_SPAWN):
             for row in frame["locals"]:
                 if isinstance(row, dict) and row.get("name") == name:
-                    said = str(row.get("repr"))
-                    return int(said) if re.fullmatch(r"[0-9]{1,5}", said) else -1
+                    value = str(row.get("repr"))
+                    return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else -1
     return -1
 
 
 def _locals(frames: Sequence[Any]) -> tuple[str, ...]:
-    """Variables of the innermost calls, of the user's own where there are some."""
-    told = [frame for frame in frames if isinstance(frame, dict) and frame.get("locals")]
-    users = [frame for frame in told if not _LIBRARY.search(str(frame.get("filename")))]
-    found = []
-    for frame in (users or told)[:_LOCAL_FRAMES]:
+    """Variables of the innermost calls: of the user's code, else of any."""
+    frames_with_locals = [
+        frame for frame in frames if isinstance(frame, dict) and frame.get("locals")
+    ]
+    user_frames = [
+        frame for frame in frames_with_locals if not _LIBRARY.search(str(frame.get("filename")))
+    ]
+    variables = []
+    for frame in (user_frames or frames_with_locals)[:_LOCAL_FRAMES]:
         rows = frame["locals"] if isinstance(frame["locals"], list) else []
         for row in [row for row in rows if isinstance(row, dict)][:_LOCAL_NAMES]:
             name, value = str(row.get("name"))[:_LOCAL_TEXT], str(row.get("repr"))[:_MOST_WORD]
-            # An address is another one in every process.
+            # An address differs between processes.
             value = redact(name, re.sub(r" at 0x[0-9a-fA-F]+", "", value))
             text = value if len(value) <= _LOCAL_TEXT else value[: _LOCAL_TEXT - 3] + "..."
-            found.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
-    return tuple(found)
+            variables.append(f"{str(frame.get('name'))[:_LOCAL_TEXT]}: {name} = {text}")
+    return tuple(variables)
 
 
-def words(ended: Ended) -> tuple[str, bool]:
-    """Why a dump failed, on one line, and whether another try may do better."""
-    for pattern, said, again in _WORDS:
+def failure_reason(ended: Ended) -> tuple[str, bool]:
+    """Why a dump failed, on one line, and whether a retry may succeed."""
+    for pattern, message, is_retriable in _WORDS:
         if re.search(pattern, ended.err):
-            return said, again
-    told = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
-    said = re.sub(r"^Error: ", "", told[0].strip()[:200] if told else "")
+            return message, is_retriable
+    lines = [row for row in ended.err.splitlines() if row.strip() and not _LOGGED.match(row)]
+    message = re.sub(r"^Error: ", "", lines[0].strip()[:200] if lines else "")
     ending = f"exit status {ended.rc}" if (ended.rc or 0) >= 0 else f"signal {-(ended.rc or 0)}"
-    return f"py-spy: {said or ending}", True
+    return f"py-spy: {message or ending}", True
 
 
 _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
-    kept = bytearray()
+    output = bytearray()
 
-    def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
-        if stream == 1 and len(kept) <= MOST_BYTES:
-            kept.extend(piece)
+    def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
+        if stream == 1 and len(output) <= MOST_BYTES:
+            output.extend(chunk)
 
-    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), kept
-
-
-def _began(pid: int) -> float:
-    """When a process began, in seconds since boot; 0: there is none, or a zombie."""
-    known = stat(contents(f"/proc/{pid}/stat", 4096))
-    return known.start_s if known and known.state not in "ZXx" else 0.0
+    return supervisor.run(argv, limit_s, on_output, env={**environment(), **_RUST}), output
 
 
-def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:
-    """A dump of this process; what came in the way is its `error`.
+def _start_s(pid: int) -> float:
+    """When a process started, in seconds since boot; 0: it has ended, or is a zombie."""
+    parsed = stat(contents(f"/proc/{pid}/stat", 4096))
+    return parsed.start_s if parsed and parsed.state not in "ZXx" else 0.0
 
-    limit_s: seconds that are left at all
-    how:     NATIVE: with native frames: its target waits meanwhile, and it must not be in state D
-             or T; LOCALS: with variables
 
-    It has ended when no process has its number and its start (proc(5)): whatever py-spy says.
+def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN) -> Dump:
+    """A dump of this process; the reason of a failure is its `error`.
+
+    limit_s: seconds that are left of the run
+    mode:    NATIVE: with native frames: py-spy stops its target, which must not be in state D or
+             T; LOCALS: with variables
+
+    The process has ended when none has its number and start time (proc(5)), whatever error py-spy
+    prints.
     """
     if not path:
         return Dump(error="py-spy is not installed (nodeready deploy installs it)")
-    native = how == NATIVE
-    argv = [path, "dump", "--json", *_OPTIONS[how], "--pid", str(pid)]
-    error, began = "", _began(pid)
-    # A process that runs changes under the eyes of whoever does not stop it.
+    native = mode == NATIVE
+    argv = [path, "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
+    error, started_s = "", _start_s(pid)
+    # Without a stop, py-spy may read a process while it changes; a retry often succeeds.
     for _ in range(1 if native else 2):
         try:
             confined = users_file.with_rights_of(pid, _MEMORY_BYTES, argv, by_maps=True)
         except (OSError, KeyError, ValueError, IndexError):
             return Dump(error=ENDED)
         try:
-            ended, kept = _run(
+            ended, output = _run(
                 supervisor, confined, min(limit_s, NATIVE_LIMIT_S if native else LIMIT_S)
             )
         except OSError as problem:
             return Dump(error=f"py-spy cannot be started: {problem.strerror}")
         if ended.rc is None:
             return Dump(error=HUNG)
-        if len(kept) > MOST_BYTES:
+        if len(output) > MOST_BYTES:
             return Dump(error=f"its stacks are more than {MOST_BYTES >> 20} MB")
         if ended.rc == 0:
-            return parse(kept.decode("utf-8", "replace"), pid)
-        error, again = words(ended)
-        if _began(pid) != began or not began:
+            return parse(output.decode("utf-8", "replace"), pid)
+        error, is_retriable = failure_reason(ended)
+        if _start_s(pid) != started_s or not started_s:
             return Dump(error=ENDED)
-        if not again or supervisor.left_s < 1:
+        if not is_retriable or supervisor.left_s < 1:
             break
     return Dump(error=error)

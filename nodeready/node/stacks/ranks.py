@@ -1,12 +1,12 @@
-"""Which of a node's processes are ranks of a job, and what was seen of each of them.
+"""Which of a node's processes are ranks of a job, and the observations of each rank.
 
-An environment is its user's own word. So ranks are told apart by their owner first: the Slurm job
-whose cgroup they are in, else the user. Who claims a job that is another owner's is a stranger to
-the job: named, not looked into, and of no influence on the job's own ranks.
+A user writes the environment of a process, so it proves nothing. Ranks are therefore separated by
+their owner first: the Slurm job whose cgroup they are in, else the user. A process that claims the
+job of another owner is a stranger: it is named, not probed, and does not affect the job's ranks.
 
-A rank is known by its environment, and is the topmost process of its (job, rank): data-loader
-workers inherit all of it. Launchers have no rank, or the one of an outer step; a shell around a
-rank has the rank's own. What a program sets after its start is not in /proc/PID/environ.
+A rank is recognised by its environment, and is the topmost process of its (job, rank): data-loader
+workers inherit the environment. A launcher has no rank, or that of an outer step; a shell around a
+rank has the same rank. A variable set after the start of a program is not in /proc/PID/environ.
 """
 
 from __future__ import annotations
@@ -19,58 +19,59 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from nodeready.node.stacks.processes import FAMILIES, Facts, Process
+from nodeready.node.stacks.processes import FAMILIES, Facts, ScannedProcess
 from nodeready.node.stacks.py_spy import HUNG, Dump, Frame
 
-# Programs, and modules of Python, that start ranks and are none.
+# Programs and Python modules that start ranks and are no ranks themselves.
 _LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|mpirun|mpiexec(\.\w+)?|orterun|orted|prted|prterun"
     r"|srun|slurmstepd|hydra_\w+|horovodrun|deepspeed|deepspeed\.launcher\.\w+"
     r"|accelerate(-launch)?|accelerate\.commands\.launch|ray"
 )
-# What Ray starts on a node: its workers, which it names by their actors, and its own services.
+# Processes of Ray on a node: its workers, which it names by their actors, and its services.
 _RAY = re.compile(
     r"ray::|(\S*/)?(raylet|gcs_server)\b"
     r"|\S*python\S* (-u )?\S*/ray/(_private|autoscaler|dashboard)/"
 )
-# A worker of Ray Train's. What it forks, a loader's worker, has the same words.
+# A worker of Ray Train. Its forks, such as a loader's workers, have the same command line.
 _RAY_WORKER = re.compile(r"ray::\w*TrainWorker\b")
-# Each hands its environment to what it starts, and waits for it.
+# Programs that pass their environment to one child, and wait for it.
 _WRAPPERS = re.compile(
     r"-?(ba|da|z|k|tc|c|fi)?sh|busybox|timeout|time|env|nsys|ncu|rocprof\w*|strace|gdb|numactl"
     r"|taskset|catchsegv|stdbuf|singularity|apptainer|starter(-suid)?|enroot|pyxis|perf|sudo|su"
 )
-# What Python's multiprocessing starts anew (multiprocessing/spawn.py, forkserver.py).
+# Programs that Python's multiprocessing starts (multiprocessing/spawn.py, forkserver.py).
 _FORKED = re.compile(r"from multiprocessing\.(spawn|forkserver) import|--multiprocessing-fork")
-# Processes of Python's multiprocessing that wait for the end of their parent, and do nothing else
+# Processes of Python's multiprocessing that only wait for the end of their parent
 # (multiprocessing/resource_tracker.py; semaphore_tracker.py before Python 3.8).
 _NOISE = re.compile(
     r"from multiprocessing\.(resource|semaphore)_tracker import main|multiprocessing-fork-tracker"
 )
-#: A Python whose child has used so many times its own CPU time only runs that child; and the
-#: seconds that any Python may have used.
+#: A Python only runs its child if the child has used this many times the parent's CPU time; and
+#: the minimum seconds that count for the parent.
 _COMPUTES, _IMPORT_S = 2, 1.0
-#: torchrun's run id where nobody gave one.
+#: torchrun's run id where none was given.
 _NO_ID = "none"
-# How a program of ours begins on a node: see nodeready.node.payload.
+# How nodeready's programs begin on a node: see nodeready.node.payload.
 _OURS = "MAIN='nodeready."
 #: How the note of a stranger begins.
 CLAIMS = "claims job "
-#: At most so many strangers of a node are named.
+#: Maximum strangers of a node that are named.
 MOST_STRANGERS = 100
-#: At most so many processes are named where no rank is found.
+#: Maximum processes that are named where no rank is found.
 MOST_INSTEAD = 10
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What is asked for; nothing: every rank.
+    """Which ranks to select; without a condition, every rank.
 
     job:   a Slurm job, torchrun's id of a run, MASTER_ADDR:MASTER_PORT, or Ray's job
     pids:  exactly these processes
     match: a regular expression that the command line contains
-    uid:   only this user's
-    owner: the user whose job this is; None: nothing tells. Whoever else claims it is a stranger
+    uid:   only this user's processes
+    owner: uid of the job's owner; other users' processes that claim it are strangers; None: not
+           known
     """
 
     job: str = ""
@@ -81,10 +82,10 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Identity:
+class RankIdentity:
     """A process's rank and job by its environment. family: index into FAMILIES.
 
-    owner: the Slurm job whose cgroup it is in, or its user: nothing that it says itself
+    owner: the Slurm job whose cgroup it is in, or its user; never from its environment
     """
 
     rank: int | None = None
@@ -97,27 +98,27 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """A process to look at, and its identity."""
+class JobRank:
+    """A process to probe, and its identity."""
 
-    process: Process
-    identity: Identity
+    process: ScannedProcess
+    identity: RankIdentity
     note: str = ""
     stranger: bool = False
 
     @property
     def turn(self) -> str:
-        """With whom it takes turns: its job, or its user under whatever id."""
-        job, who = self.process.cgroup_job, self.process.person
-        return f"job {job}" if job else f"uid {self.process.uid if who is None else who}"
+        """Whose turn it takes: that of its job, or of its user under any of the user's ids."""
+        job, person = self.process.cgroup_job, self.process.person
+        return f"job {job}" if job else f"uid {self.process.uid if person is None else person}"
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
-def jobs(process: Process) -> list[str]:
-    """All names by which its job can be asked for; the first is shown."""
+def jobs(process: ScannedProcess) -> list[str]:
+    """All names by which its job can be selected; the first is shown."""
     values = process.environment or {}
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
     run = values.get("TORCHELASTIC_RUN_ID", "")
@@ -130,8 +131,8 @@ def jobs(process: Process) -> list[str]:
     return [name for name in names if name]
 
 
-def identify(process: Process) -> Identity:
-    """A process's identity; its rank is None where no launcher's variable gives one."""
+def identify(process: ScannedProcess) -> RankIdentity:
+    """A process's identity; without a launcher's variable its rank is None."""
     values: Mapping[str, str] = process.environment or {}
     job = (jobs(process) or [""])[0]
     address, port = values.get("MASTER_ADDR", ""), values.get("MASTER_PORT", "")
@@ -142,23 +143,23 @@ def identify(process: Process) -> Identity:
         # A batch script has SLURM_PROCID 0, and is no task of a step.
         if rank is None or (name == "SLURM_PROCID" and not values.get("SLURM_STEP_ID")):
             continue
-        # The step or mpirun that has started Ray on the node has numbered the nodes, and Ray's
-        # processes inherit that. RANK may be a worker's own, by the environment of its actor.
+        # The step or mpirun that started Ray has numbered the nodes, and Ray's processes inherit
+        # that number. Only RANK may be the worker's, from the environment of its actor.
         if _RAY.match(process.command) and (family or not process.command.startswith("ray::")):
             continue
         sizes = [size for world in worlds if (size := _number(values.get(world))) is not None]
         size = sizes[0] if sizes else None
-        return Identity(rank, _number(values.get(local)), size, job, master, family, owner)
-    return Identity(job=job, master=master, owner=owner)
+        return RankIdentity(rank, _number(values.get(local)), size, job, master, family, owner)
+    return RankIdentity(job=job, master=master, owner=owner)
 
 
-def owner_of(process: Process) -> str:
-    """Whose it is, as root and the kernel say."""
+def owner_of(process: ScannedProcess) -> str:
+    """The owner of a process, from its cgroup or uid: a user cannot forge these."""
     return f"job {process.cgroup_job}" if process.cgroup_job else f"uid {process.uid}"
 
 
-def program(process: Process) -> str:
-    """What it runs: the name of a program, of Python's script, or of its module."""
+def program(process: ScannedProcess) -> str:
+    """The name of the program, Python script or Python module that a process runs."""
     words = process.command.split(" ")
     name = os.path.basename(words[0]) or process.name
     if not name.startswith(("python", "pypy")):
@@ -174,7 +175,7 @@ def program(process: Process) -> str:
 
 
 class _Lightning(NamedTuple):
-    """What Lightning's launcher has given to a process."""
+    """The numbers that Lightning's launcher has given to a process."""
 
     node_rank: int
     local_rank: int
@@ -183,37 +184,43 @@ class _Lightning(NamedTuple):
     job: tuple[object, ...]
 
 
-def _lightning(process: Process, who: Identity) -> _Lightning | None:
+def _lightning(process: ScannedProcess, identity: RankIdentity) -> _Lightning | None:
     values = process.environment or {}
     names = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     node, local, world, size = (_number(values.get(name)) for name in names)
-    # Who copies a task's numbers of Slurm's or mpirun's into these means the same ranks by both.
-    if node is None or local is None or not world or "RANK" in values or who.world_size == world:
+    # Where a user copies the numbers of Slurm or mpirun into these, both name the same ranks.
+    if (
+        node is None
+        or local is None
+        or not world
+        or "RANK" in values
+        or identity.world_size == world
+    ):
         return None
     job = (values.get("MASTER_ADDR"), values.get("MASTER_PORT"), node, world)
     return _Lightning(node, local, world, size, job)
 
 
 def _at_least(least: int, world_size: int) -> int:
-    """Ranks of a node: as few as there are, so that all nodes have the same number."""
+    """Ranks of a node: the least number with which all nodes have the same number."""
     return next((n for n in range(least, min(world_size, 64) + 1) if world_size % n == 0), least)
 
 
-def noise(process: Process) -> bool:
-    """Whether a process does nothing but wait for the end of who started it."""
+def only_tracks(process: ScannedProcess) -> bool:
+    """Whether a process only waits for the end of its parent."""
     return bool(_NOISE.search(process.command))
 
 
-def trains(process: Process) -> bool:
-    """Whether Ray Train has started a process for a training, or such a one has forked it."""
+def is_ray_trainer(process: ScannedProcess) -> bool:
+    """Whether a process is a training worker of Ray Train, or a fork of one."""
     return bool(_RAY_WORKER.match(process.command))
 
 
-#: Whether a Python that another one has started is the one of both that computes.
-Computes = Callable[[Process, Process], bool]
+#: Whether, of a Python and its child, the child computes.
+Computes = Callable[[ScannedProcess, ScannedProcess], bool]
 
 
-def _none_computes(above: Process, child: Process) -> bool:
+def _none_computes(parent: ScannedProcess, child: ScannedProcess) -> bool:
     return False
 
 
@@ -221,298 +228,333 @@ class _Tree:
     """The processes of a node with their parents, children, identities and launchers."""
 
     def __init__(
-        self, processes: Sequence[Process], own_pid: int, computes: Computes = _none_computes
+        self,
+        processes: Sequence[ScannedProcess],
+        own_pid: int,
+        computes: Computes = _none_computes,
     ) -> None:
         self.computes = computes
-        self.known = {process.pid: process for process in processes}
+        self.processes = {process.pid: process for process in processes}
         self.children: dict[int, list[int]] = defaultdict(list)
         for process in processes:
             self.children[process.parent].append(process.pid)
-        self.ours = {own_pid, *self.above(own_pid), *self.below(own_pid)}
-        self.ours |= {p.pid for p in processes if _OURS in p.command}
-        self.who = {process.pid: identify(process) for process in processes}
+        self.own_pids = {own_pid, *self.ancestors(own_pid), *self.descendants(own_pid)}
+        self.own_pids |= {p.pid for p in processes if _OURS in p.command}
+        self.identities = {process.pid: identify(process) for process in processes}
         self.launchers: set[int] = set()
-        #: Ranks that have started the other ranks of their node.
+        #: Ranks that have started all further ranks of their node.
         self.leaders: set[int] = set()
-        #: Workers of Ray Train's that nobody has numbered.
-        self.trainers = set(_topmost((p.pid for p in processes if trains(p)), self.above))
-        self.trainers = {pid for pid in self.trainers if self.who[pid].rank is None}
+        #: Workers of Ray Train without a rank number.
+        self.trainers = set(
+            _topmost((p.pid for p in processes if is_ray_trainer(p)), self.ancestors)
+        )
+        self.trainers = {pid for pid in self.trainers if self.identities[pid].rank is None}
         self._find_lightning()
         self._find_launchers()
 
-    def above(self, pid: int) -> Iterator[int]:
+    def ancestors(self, pid: int) -> Iterator[int]:
         """Its ancestors, the nearest first."""
-        seen = {pid}
-        while pid in self.known and (pid := self.known[pid].parent) not in seen:
-            seen.add(pid)
+        visited = {pid}
+        while pid in self.processes and (pid := self.processes[pid].parent) not in visited:
+            visited.add(pid)
             yield pid
 
-    def below(self, pid: int) -> Iterator[int]:
+    def descendants(self, pid: int) -> Iterator[int]:
         """Its descendants, each after its parent."""
-        seen, todo = {pid}, [pid]
+        visited, todo = {pid}, [pid]
         while todo:
             for child in self.children.get(todo.pop(), ()):
-                if child not in seen:
-                    seen.add(child)
+                if child not in visited:
+                    visited.add(child)
                     todo.append(child)
                     yield child
 
     def _find_launchers(self) -> None:
-        under: dict[int, set[Identity]] = defaultdict(set)
-        for pid, who in self.who.items():
-            if who.rank is not None:
-                for parent in self.above(pid):
-                    under[parent].add(who)
-        named = {pid for pid, p in self.known.items() if _LAUNCHERS.fullmatch(program(p))}
-        for pid, found in under.items():
-            if pid not in self.known or pid in named or pid in self.leaders:
+        under: dict[int, set[RankIdentity]] = defaultdict(set)
+        for pid, identity in self.identities.items():
+            if identity.rank is not None:
+                for parent in self.ancestors(pid):
+                    under[parent].add(identity)
+        named = {pid for pid, p in self.processes.items() if _LAUNCHERS.fullmatch(program(p))}
+        for pid, identities in under.items():
+            if pid not in self.processes or pid in named or pid in self.leaders:
                 continue
-            who = self.who[pid]
-            if {other.rank for other in found} - {who.rank}:
-                if who.rank is None and self._is_their_rank(pid, found):
-                    self.who[pid] = next(iter(found))
+            identity = self.identities[pid]
+            if {other.rank for other in identities} - {identity.rank}:
+                if identity.rank is None and self._is_their_rank(pid, identities):
+                    self.identities[pid] = next(iter(identities))
                 else:
                     self.launchers.add(pid)
         self.launchers |= named
         for pid in self.trainers:
-            self.launchers.update(self.above(pid))
+            self.launchers.update(self.ancestors(pid))
 
     def _find_lightning(self) -> None:
         """Lightning's own launcher gives NODE_RANK, LOCAL_RANK and WORLD_SIZE, and no RANK
         (fabric/strategies/launchers/subprocess_script.py): the rank is NODE_RANK times the ranks
-        of a node, and LOCAL_RANK. What was started by hand is local rank 0, and has none of them
-        in its environment."""
-        given: dict[int, _Lightning] = {}
-        for pid, process in self.known.items():
-            if found := _lightning(process, self.who[pid]):
-                given[pid] = found
+        of a node, and LOCAL_RANK. The process that was started by hand is local rank 0, and has
+        none of them in its environment."""
+        launches: dict[int, _Lightning] = {}
+        for pid, process in self.processes.items():
+            if launch := _lightning(process, self.identities[pid]):
+                launches[pid] = launch
         locals_: dict[tuple[str, tuple[object, ...]], set[int]] = defaultdict(set)
-        for pid, found in given.items():
-            locals_[self.who[pid].owner, found.job].add(found.local_rank)
-        for pid, found in given.items():
-            there = locals_[self.who[pid].owner, found.job]
-            size = found.local_size or _at_least(max(there) + 1, found.world_size)
-            rank = found.node_rank * size + found.local_rank
-            mine = replace(
-                self.who[pid],
+        for pid, launch in launches.items():
+            locals_[self.identities[pid].owner, launch.job].add(launch.local_rank)
+        for pid, launch in launches.items():
+            local_ranks = locals_[self.identities[pid].owner, launch.job]
+            size = launch.local_size or _at_least(max(local_ranks) + 1, launch.world_size)
+            rank = launch.node_rank * size + launch.local_rank
+            identity = replace(
+                self.identities[pid],
                 rank=rank,
-                local_rank=found.local_rank,
-                world_size=found.world_size,
+                local_rank=launch.local_rank,
+                world_size=launch.world_size,
                 family=0,
             )
-            self.who[pid] = mine
-            parent = self.known.get(self.known[pid].parent)
-            if parent is None or not parent.python or parent.pid in given or not found.local_rank:
-                continue
-            beside = [child for child in self.children[parent.pid] if child in given]
-            firsts = [child for child in beside if not given[child].local_rank]
-            if self.who[parent.pid].owner == mine.owner and all(
-                _FORKED.search(self.known[child].command) for child in firsts
+            self.identities[pid] = identity
+            parent = self.processes.get(self.processes[pid].parent)
+            if (
+                parent is None
+                or not parent.python
+                or parent.pid in launches
+                or not launch.local_rank
             ):
-                self.who[parent.pid] = replace(mine, rank=rank - found.local_rank, local_rank=0)
+                continue
+            siblings = [child for child in self.children[parent.pid] if child in launches]
+            first_siblings = [child for child in siblings if not launches[child].local_rank]
+            if self.identities[parent.pid].owner == identity.owner and all(
+                _FORKED.search(self.processes[child].command) for child in first_siblings
+            ):
+                self.identities[parent.pid] = replace(
+                    identity, rank=rank - launch.local_rank, local_rank=0
+                )
                 self.leaders.add(parent.pid)
 
-    def _is_their_rank(self, pid: int, found: set[Identity]) -> bool:
-        """Whether this is the rank: it has set its variables itself, and all its workers have the
-        same. One that starts a single rank cannot be told from one with a single worker."""
-        ranked = [child for child in self.children[pid] if self.who[child].rank is not None]
-        return self.known[pid].python and len(found) == 1 and len(ranked) > 1
+    def _is_their_rank(self, pid: int, identities: set[RankIdentity]) -> bool:
+        """Whether this Python is the rank of these identities: it has set its variables, and its
+        workers all have the same. With a single worker, it may be a launcher of one rank."""
+        ranked = [child for child in self.children[pid] if self.identities[child].rank is not None]
+        return self.processes[pid].python and len(identities) == 1 and len(ranked) > 1
 
-    def matches(self, pid: int, wanted: Sequence[int]) -> list[int]:
-        """The topmost Pythons of these below a wrapper; else itself."""
-        if self.known[pid].python or not _WRAPPERS.fullmatch(program(self.known[pid])):
+    def matches(self, pid: int, candidates: Sequence[int]) -> list[int]:
+        """The topmost Pythons among these below a wrapper; else the process itself."""
+        if self.processes[pid].python or not _WRAPPERS.fullmatch(program(self.processes[pid])):
             return [pid]
-        below = set(self.below(pid))
-        pythons = [one for one in wanted if one in below and self.known[one].python]
-        return _topmost(pythons, self.above) or [pid]
+        descendants = set(self.descendants(pid))
+        pythons = [
+            candidate
+            for candidate in candidates
+            if candidate in descendants and self.processes[candidate].python
+        ]
+        return _topmost(pythons, self.ancestors) or [pid]
 
-    def _run_by(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
-        """The Python that this one has started as a program of its own, and which computes in its
-        place: its script is among this one's words, it has used most of the time, or `computes`
-        says so. None: a rank has helpers at most."""
-        above = self.known[pid]
-        inside = [
-            child for child in self.below(pid)
-            if wanted(child) and self.known[child].python and not noise(self.known[child])
-            and self.known[child].command not in ("", above.command)
-            and not _FORKED.search(self.known[child].command)
+    def _computing_child(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
+        """The Python that this one has started as another program, and that computes in its place:
+        its script is in this one's command line, it has used most of the CPU time, or `computes`
+        says so. None: the rank has helpers at most."""
+        parent = self.processes[pid]
+        children = [
+            child for child in self.descendants(pid)
+            if is_candidate(child) and self.processes[child].python
+            and not only_tracks(self.processes[child])
+            and self.processes[child].command not in ("", parent.command)
+            and not _FORKED.search(self.processes[child].command)
         ]  # fmt: skip
-        words = above.command.split(" ")[2:]
-        for child in sorted(_topmost(inside, self.above), key=lambda one: -self.known[one].cpu_s):
-            name = program(self.known[child])
-            given = any(os.path.basename(word) == name for word in words)
-            if given or self.known[child].cpu_s > _COMPUTES * max(above.cpu_s, _IMPORT_S):
+        words = parent.command.split(" ")[2:]
+        for child in sorted(
+            _topmost(children, self.ancestors),
+            key=lambda child_pid: -self.processes[child_pid].cpu_s,
+        ):
+            name = program(self.processes[child])
+            is_named = any(os.path.basename(word) == name for word in words)
+            if is_named or self.processes[child].cpu_s > _COMPUTES * max(parent.cpu_s, _IMPORT_S):
                 return child
-        inner = [child for child in inside if self.computes(above, self.known[child])]
-        return next(iter(_topmost(inner, self.above)), None)
+        inner = [child for child in children if self.computes(parent, self.processes[child])]
+        return next(iter(_topmost(inner, self.ancestors)), None)
 
-    def inner(self, pid: int, wanted: Callable[[int], bool]) -> int | None:
-        """What runs inside a wrapper: its only topmost Python, or what it waits for; else itself.
+    def inner(self, pid: int, is_candidate: Callable[[int], bool]) -> int | None:
+        """The process inside a wrapper: its only topmost Python, or its child; else itself.
 
-        None: a shell around a launcher, or around nothing.
+        None: a shell around a launcher, or without a child.
         """
-        if self.known[pid].python:
-            computes = self._run_by(pid, wanted)
-            return pid if computes is None else self.inner(computes, wanted)
-        inside = [child for child in self.below(pid) if wanted(child)]
-        pythons = _topmost([child for child in inside if self.known[child].python], self.above)
-        wraps = bool(_WRAPPERS.fullmatch(program(self.known[pid])))
+        if self.processes[pid].python:
+            computes = self._computing_child(pid, is_candidate)
+            return pid if computes is None else self.inner(computes, is_candidate)
+        inside = [child for child in self.descendants(pid) if is_candidate(child)]
+        pythons = _topmost(
+            [child for child in inside if self.processes[child].python], self.ancestors
+        )
+        wraps = bool(_WRAPPERS.fullmatch(program(self.processes[pid])))
         if len(pythons) == 1:
             return pythons[0]
         if pythons and wraps:
-            return max(pythons, key=lambda child: (self.known[child].cpu_s, -child))
+            return max(pythons, key=lambda child: (self.processes[child].cpu_s, -child))
         if not wraps:
             return pid
-        if any(child in self.launchers for child in self.below(pid)):
+        if any(child in self.launchers for child in self.descendants(pid)):
             return None
         children = [child for child in self.children[pid] if child in inside]
-        return self.inner(children[0], wanted) if len(children) == 1 else pid
+        return self.inner(children[0], is_candidate) if len(children) == 1 else pid
 
 
-def _topmost(pids: Iterable[int], above: Callable[[int], Iterator[int]]) -> list[int]:
-    """Those that have none of the others above them."""
+def _topmost(pids: Iterable[int], ancestors: Callable[[int], Iterator[int]]) -> list[int]:
+    """The processes without an ancestor among these."""
     chosen = set(pids)
-    return sorted(pid for pid in chosen if chosen.isdisjoint(above(pid)))
+    return sorted(pid for pid in chosen if chosen.isdisjoint(ancestors(pid)))
 
 
 def _ranked(tree: _Tree, candidates: Sequence[int]) -> Iterator[int]:
-    """The ranks among these: one for each (owner, job, rank) and each tree of processes."""
+    """The ranks among these: one for each (owner, job, rank) and each process tree."""
     groups: dict[tuple[str, str, int], list[int]] = defaultdict(list)
     for pid in candidates:
-        who = tree.who[pid]
-        if who.rank is not None and pid not in tree.launchers:
-            groups[who.owner, who.job, who.rank].append(pid)
+        identity = tree.identities[pid]
+        if identity.rank is not None and pid not in tree.launchers:
+            groups[identity.owner, identity.job, identity.rank].append(pid)
     for members in groups.values():
-        wanted = set(members)
-        found = [tree.inner(pid, wanted.__contains__) for pid in _topmost(members, tree.above)]
-        chosen = sorted({pid for pid in found if pid is not None})
-        # A person's shell in a step of its own has a rank of that step.
-        real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.known[pid]))]
-        best = min((tree.who[pid].family for pid in real), default=0)
-        yield from [pid for pid in real if tree.who[pid].family == best] or chosen
+        members_set = set(members)
+        inner_pids = [
+            tree.inner(pid, members_set.__contains__) for pid in _topmost(members, tree.ancestors)
+        ]
+        chosen = sorted({pid for pid in inner_pids if pid is not None})
+        # A person's shell in another step has a rank of that step.
+        real = [pid for pid in chosen if not _WRAPPERS.fullmatch(program(tree.processes[pid]))]
+        best = min((tree.identities[pid].family for pid in real), default=0)
+        yield from [pid for pid in real if tree.identities[pid].family == best] or chosen
 
 
 def _of_the_job(tree: _Tree, pids: Sequence[int]) -> list[int]:
-    """These ranks, without what a person runs in another step beside a job of Pythons."""
+    """These ranks without a person's programs in another step of a job of Pythons."""
 
     def job(pid: int) -> tuple[str, str]:
-        return tree.who[pid].owner, tree.who[pid].job
+        return tree.identities[pid].owner, tree.identities[pid].job
 
     def step(pid: int) -> tuple[tuple[str, str], str]:
-        return job(pid), (tree.known[pid].environment or {}).get("SLURM_STEP_ID", "")
+        return job(pid), (tree.processes[pid].environment or {}).get("SLURM_STEP_ID", "")
 
-    steps = {step(pid) for pid in pids if tree.known[pid].python}
-    jobs_ = {of for of, _ in steps}
+    steps = {step(pid) for pid in pids if tree.processes[pid].python}
+    jobs_ = {job_ for job_, _ in steps}
     return [pid for pid in pids if job(pid) not in jobs_ or step(pid) in steps]
 
 
-def _strangers(tree: _Tree, pids: Sequence[int], wanted: Selection) -> set[int]:
-    """Those of these that claim a job which is another user's: by its cgroup on this node, or by
-    `Selection.owner`. Whom root starts for that user, as a container, is none."""
+def _strangers(tree: _Tree, pids: Sequence[int], selection: Selection) -> set[int]:
+    """The processes that claim another user's job: by its cgroup on this node, or by
+    `Selection.owner`. A process that root starts for that user, as a container, is no stranger."""
     users: dict[str, set[int | None]] = defaultdict(set)
-    for process in tree.known.values():
+    for process in tree.processes.values():
         if process.cgroup_job:
             users[process.cgroup_job].add(process.uid)
-    if wanted.owner is not None:
-        users[wanted.job] |= {wanted.owner, 0}
-    found = set()
+    if selection.owner is not None:
+        users[selection.job] |= {selection.owner, 0}
+    strangers = set()
     for pid in pids:
-        process = tree.known[pid]
-        allowed = [users[name] for name in {tree.who[pid].job, wanted.job} & users.keys()]
+        process = tree.processes[pid]
+        allowed = [
+            users[name] for name in {tree.identities[pid].job, selection.job} & users.keys()
+        ]
         if not process.cgroup_job and allowed:
-            found |= {
-                pid for theirs in allowed if theirs.isdisjoint((process.uid, process.person))
+            strangers |= {
+                pid for uids in allowed if uids.isdisjoint((process.uid, process.person))
             }
-    return found
+    return strangers
 
 
 def select(
-    processes: Sequence[Process],
-    wanted: Selection,
+    processes: Sequence[ScannedProcess],
+    selection: Selection,
     own_pid: int,
     matched: Container[int] | None = None,
     computes: Computes = _none_computes,
-) -> list[Rank]:
-    """The ranks that are asked for, by rank and number, those that have none last.
+) -> list[JobRank]:
+    """The selected ranks, by rank and pid, processes without a rank last.
 
-    own_pid: our number; we, who started us and whom we started are no ranks, unless asked for
-    matched: those in whose command lines the pattern was found; None: it is looked for here
-    computes: asked of a rank's Python and one below it where their words and times do not tell
-    Raises re.error for a pattern that is none.
+    own_pid: this process; it, its ancestors and its descendants are ranks only if named by pid
+    matched: processes whose command lines contain the pattern; None: search here
+    computes: decides between a rank's Python and its child where command and CPU time do not
+    Raises re.error for an invalid pattern.
     """
     tree = _Tree(processes, own_pid, computes)
-    if wanted.pids:
-        chosen = [pid for pid in wanted.pids if pid in tree.known]
+    if selection.pids:
+        chosen = [pid for pid in selection.pids if pid in tree.processes]
         return [_rank(tree, pid) for pid in sorted(set(chosen))]
-    if wanted.uid is not None:
-        tree.known = {p: one for p, one in tree.known.items() if one.uid == wanted.uid}
-    pattern = re.compile(wanted.match)
+    if selection.uid is not None:
+        tree.processes = {
+            p: process for p, process in tree.processes.items() if process.uid == selection.uid
+        }
+    pattern = re.compile(selection.match)
     candidates = [
         pid
-        for pid, process in tree.known.items()
-        if pid not in tree.ours
-        and not noise(process)
-        and (not wanted.job or wanted.job in jobs(process))
+        for pid, process in tree.processes.items()
+        if pid not in tree.own_pids
+        and not only_tracks(process)
+        and (not selection.job or selection.job in jobs(process))
         and (pattern.search(process.command) if matched is None else pid in matched)
     ]
     chosen = _of_the_job(tree, list(_ranked(tree, candidates)))
-    # Ray's driver is a task of a step beside the training at most.
+    # A rank of the same job is Ray's driver, which a step has started.
     trainers = [pid for pid in candidates if pid in tree.trainers]
-    theirs = {(tree.who[pid].owner, tree.who[pid].job) for pid in trainers}
+    trainer_jobs = {(tree.identities[pid].owner, tree.identities[pid].job) for pid in trainers}
     chosen = [
         pid
         for pid in chosen
-        if not tree.who[pid].family or (tree.who[pid].owner, tree.who[pid].job) not in theirs
+        if not tree.identities[pid].family
+        or (tree.identities[pid].owner, tree.identities[pid].job) not in trainer_jobs
     ]
     chosen += trainers
-    # What has no rank to know it by: asked for by its words; the job's whose words are lost (a
-    # program may write its title over its environment); and one that hangs beside other ranks.
-    rest = [pid for pid in candidates if tree.who[pid].rank is None and pid not in tree.launchers]
-    if not wanted.match:
-        parents = {tree.known[pid].parent for pid in chosen} - {1}
-        lost = bool(wanted.job) and not set(chosen) - _strangers(tree, chosen, wanted)
-        rest = [pid for pid in rest if tree.known[pid].python and lost]
-        rest += [
+    # Processes without a rank: selected by their command lines; of the job, if its environment is
+    # lost (a program may write its title over it); or hanging beside other ranks.
+    unranked = [
+        pid
+        for pid in candidates
+        if tree.identities[pid].rank is None and pid not in tree.launchers
+    ]
+    if not selection.match:
+        parents = {tree.processes[pid].parent for pid in chosen} - {1}
+        lost = bool(selection.job) and not set(chosen) - _strangers(tree, chosen, selection)
+        unranked = [pid for pid in unranked if tree.processes[pid].python and lost]
+        unranked += [
             pid
-            for pid, process in tree.known.items()
+            for pid, process in tree.processes.items()
             if process.hangs and process.python and process.parent in parents
         ]
-    covered = {*chosen, *(child for pid in chosen for child in tree.below(pid))}
-    rest = [pid for pid in rest if pid not in covered]
-    tops = _topmost(rest, tree.above)
-    if wanted.match:
-        # A shell may have started some that fit.
-        tops = [match for pid in tops for match in tree.matches(pid, rest)]
-    inner = {tree.inner(pid, set(rest).__contains__) for pid in tops}
+    covered = {*chosen, *(child for pid in chosen for child in tree.descendants(pid))}
+    unranked = [pid for pid in unranked if pid not in covered]
+    tops = _topmost(unranked, tree.ancestors)
+    if selection.match:
+        # A shell may have started several that match.
+        tops = [match for pid in tops for match in tree.matches(pid, unranked)]
+    inner = {tree.inner(pid, set(unranked).__contains__) for pid in tops}
     chosen += [pid for pid in inner if pid is not None and pid not in covered]
 
     def order(pid: int) -> tuple[bool, int, int]:
-        rank = tree.who[pid].rank
+        rank = tree.identities[pid].rank
         return rank is None, rank or 0, pid
 
     ordered = sorted(set(chosen), key=order)
-    strangers = _strangers(tree, ordered, wanted)
-    own = [_rank(tree, pid) for pid in ordered if pid not in strangers]
-    others = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
-    return own + others[:MOST_STRANGERS]
+    strangers = _strangers(tree, ordered, selection)
+    own_ranks = [_rank(tree, pid) for pid in ordered if pid not in strangers]
+    stranger_ranks = [_rank(tree, pid, stranger=True) for pid in ordered if pid in strangers]
+    return own_ranks + stranger_ranks[:MOST_STRANGERS]
 
 
-def _rank(tree: _Tree, pid: int, stranger: bool = False) -> Rank:
-    process = tree.known[pid]
-    note = "its memory cannot be read: the kernel makes whoever tries wait"
+def _rank(tree: _Tree, pid: int, stranger: bool = False) -> JobRank:
+    process = tree.processes[pid]
+    note = "its memory cannot be read: the read hangs in the kernel"
     if stranger:
-        note = f"{CLAIMS}{tree.who[pid].job}, which is another user's: not looked into"
-    return Rank(process, tree.who[pid], note if process.hangs or stranger else "", stranger)
+        note = f"{CLAIMS}{tree.identities[pid].job}, which is another user's: not looked into"
+    return JobRank(
+        process, tree.identities[pid], note if process.hangs or stranger else "", stranger
+    )
 
 
 class Turns:
-    """Gives out ranks to look at, to several at once: always one of the owner whose looks have
-    taken the least time, so that nobody's many or slow ones take another's.
+    """Hands ranks to several threads that dump them: next comes the owner whose dumps have taken
+    the least time, so that many or slow ranks of one owner do not use up the time of another.
 
-    limit_s: where there are several owners, none is given out after so many seconds of looks
+    limit_s: with several owners, no rank is handed out after dumps of this many seconds
     """
 
-    def __init__(self, ranks: Sequence[Rank], limit_s: float) -> None:
+    def __init__(self, ranks: Sequence[JobRank], limit_s: float) -> None:
         self._lock = Lock()
         self._waiting: dict[str, list[int]] = defaultdict(list)
         for place in reversed(range(len(ranks))):
@@ -522,25 +564,25 @@ class Turns:
         self._looks = dict.fromkeys(self._waiting, 0)
 
     def take(self) -> tuple[int, str] | None:
-        """The place of the next rank, and its owner; None: there is none to be looked at."""
+        """The index of the next rank, and its owner; None: no rank is left."""
         with self._lock:
-            found = [owner for owner, places in self._waiting.items() if places]
-            if not found or sum(self._used.values()) > self._limit_s:
+            waiting_owners = [owner for owner, places in self._waiting.items() if places]
+            if not waiting_owners or sum(self._used.values()) > self._limit_s:
                 return None
-            owner = min(found, key=lambda owner: (self._looks[owner], self._used[owner]))
+            owner = min(waiting_owners, key=lambda owner: (self._looks[owner], self._used[owner]))
             self._looks[owner] += 1
             return self._waiting[owner].pop(), owner
 
-    def back(self, owner: str, seconds: float) -> None:
-        """The look has ended, and took so long."""
+    def give_back(self, owner: str, seconds: float) -> None:
+        """Note that a dump has ended, and its seconds."""
         with self._lock:
             self._looks[owner] -= 1
             self._used[owner] += seconds
 
 
-#: How the note of a launcher begins that is shown because there is no rank yet.
+#: Beginning of the note of a launcher that is shown because no rank exists yet.
 LAUNCHER = "a launcher that has started no rank"
-# Those whose stack tells what they wait for: each is a Python.
+# Launchers in Python: their stack shows what they wait for.
 _RENDEZVOUS = re.compile(
     r"torchrun|torch\.distributed\.(run|launch)|accelerate(-launch)?|accelerate\.commands\.launch"
     r"|deepspeed|deepspeed\.launcher\.\w+"
@@ -550,64 +592,66 @@ _NODES = re.compile(r" --(?:nnodes|num_nodes|num_machines)[ =](\d{1,6})(?::(\d{1
 _WHERE = re.compile(r" --(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =](\S{1,200})")
 
 
-def launchers(processes: Sequence[Process], wanted: Selection, own_pid: int) -> list[Rank]:
-    """The launchers of ranks that are not there yet: a rendezvous, say, waits for a node.
+def launchers(
+    processes: Sequence[ScannedProcess], selection: Selection, own_pid: int
+) -> list[JobRank]:
+    """The launchers of ranks that do not exist yet, as while a rendezvous waits for a node.
 
-    To be asked where `select` finds nothing.
+    For a node where `select` finds no rank.
     """
     tree = _Tree(processes, own_pid)
-    found = {
+    launcher_pids = {
         pid
-        for pid, process in tree.known.items()
+        for pid, process in tree.processes.items()
         if process.python
-        and pid not in tree.ours
+        and pid not in tree.own_pids
         and _RENDEZVOUS.fullmatch(program(process))
-        and wanted.uid in (None, process.uid)
+        and selection.uid in (None, process.uid)
     }
-    made = []
-    for pid in sorted(found):
-        # One that has started another launcher waits for that.
-        if found & set(tree.below(pid)):
+    launcher_ranks = []
+    for pid in sorted(launcher_pids):
+        # A launcher that has started another one waits for it.
+        if launcher_pids & set(tree.descendants(pid)):
             continue
-        process = tree.known[pid]
-        # accelerate gives no number to one that is alone (its simple_launcher).
-        alone = [p for p in map(tree.known.get, tree.children[pid]) if p and p.python]
-        alone = [p for p in alone if not noise(p) and not _FORKED.search(p.command)]
-        run, where = _RUN_ID.search(process.command), _WHERE.search(process.command)
+        process = tree.processes[pid]
+        # accelerate numbers no single process (its simple_launcher).
+        workers = [p for p in map(tree.processes.get, tree.children[pid]) if p and p.python]
+        workers = [p for p in workers if not only_tracks(p) and not _FORKED.search(p.command)]
+        run, endpoint = _RUN_ID.search(process.command), _WHERE.search(process.command)
         nodes = _NODES.search(process.command)
-        names = [*jobs(process), *([run[1]] if run else []), *([where[1]] if where else [])]
-        if wanted.job and wanted.job not in names:
+        names = [*jobs(process), *([run[1]] if run else []), *([endpoint[1]] if endpoint else [])]
+        if selection.job and selection.job not in names:
             continue
         note = f"{LAUNCHER}: it is to run on {nodes[1]} nodes" if nodes else LAUNCHER
-        who = Identity(job=(names or [""])[0], owner=owner_of(process))
-        if len(alone) == 1:
-            process, note = alone[0], ""
-        made.append(Rank(process, who, note))
-    return made
+        identity = RankIdentity(job=(names or [""])[0], owner=owner_of(process))
+        if len(workers) == 1:
+            process, note = workers[0], ""
+        launcher_ranks.append(JobRank(process, identity, note))
+    return launcher_ranks
 
 
-def ours(processes: Sequence[Process], own_pid: int) -> set[int]:
-    """We, who started us, whom we started, and other programs of ours."""
-    return _Tree(processes, own_pid).ours
+def own_processes(processes: Sequence[ScannedProcess], own_pid: int) -> set[int]:
+    """This process, its ancestors and descendants, and other programs of nodeready."""
+    return _Tree(processes, own_pid).own_pids
 
 
-def instead(processes: Sequence[Process], own_pid: int) -> list[Process]:
-    """The Pythons that have used the most CPU time: what may be meant where no rank is found."""
+def busiest_pythons(processes: Sequence[ScannedProcess], own_pid: int) -> list[ScannedProcess]:
+    """The Pythons with the most CPU time: likely ranks where none is found."""
     tree = _Tree(processes, own_pid)
-    pythons = [p for p in processes if p.python and p.pid not in tree.ours]
+    pythons = [p for p in processes if p.python and p.pid not in tree.own_pids]
     return sorted(pythons, key=lambda p: (-p.cpu_s, p.pid))[:MOST_INSTEAD]
 
 
-# --- The stacks of a node: each different frame and stack once, known by a number.
+# --- The stacks of a node: each distinct frame and stack once, under a number.
 
 
 class StackTable:
-    """Numbers for frames and stacks; equal ones have one number."""
+    """Numbers of frames and stacks; equal ones share a number."""
 
     def __init__(self) -> None:
         self._frames: dict[Frame, int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
-        #: Frames in all stacks together.
+        #: Number of frames in all stacks.
         self.size = 0
 
     def add(self, frames: Sequence[Frame]) -> int:
@@ -619,12 +663,12 @@ class StackTable:
 
     @property
     def frames(self) -> list[Frame]:
-        """All frames, by their numbers."""
+        """All frames, in the order of their numbers."""
         return list(self._frames)
 
     @property
     def stacks(self) -> list[tuple[int, ...]]:
-        """All stacks, by their numbers."""
+        """All stacks, in the order of their numbers."""
         return list(self._stacks)
 
 
@@ -632,29 +676,29 @@ class StackTable:
 
 #: How `Target.waits_on` begins for a thread that waits for the interpreter's lock.
 INTERPRETER_LOCK = "the interpreter's lock"
-# Waits a second of one that asks for it: 200 by default, fewer on a machine that is overloaded.
+# Minimum waits a second of a thread that asks for the lock: 200 by default, fewer under load.
 _ASKED_PER_S = 40
 ENDED = "ended while it was looked at"
 EXITING = "is exiting: the kernel takes its memory and its files down"
 NO_TIME = "no time left"
-OTHERS_TOOK = "no time left: the looks at its owner's other processes took it"
+OTHERS_TOOK = "no time left: its owner's other processes took it"
 _MOST_COMMAND = 200
 
 
 @dataclass
-class Target:
+class StackTarget:
     """A rank, its facts at each sample, and its dumps.
 
     switches, main_cpu_s: of its main thread, at each sample
-    calls:    of read and write, of all its threads, at each sample; None: not told
+    calls:    read and write calls of all its threads, at each sample; None: not readable
     waits_on: what its main thread waits for; "": not known
-    timed_lock: that is a lock, for a limited time
-    below:    the processes that it has started
-    waits_for: (thread, what it waits for at a rank), and `ends`, what ranks of other nodes may
-               wait for, as `links.observe` tells them
+    timed_lock: `waits_on` is a lock, for a limited time
+    descendants: the processes that it has started
+    waits_for: (thread, rank that it waits for), from `links.observe`
+    ends:     connections and listeners that other nodes' ranks may wait for, from `links.observe`
     """
 
-    rank: Rank
+    rank: JobRank
     facts: list[Facts] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     dumps: list[Dump] = field(default_factory=list)
@@ -666,7 +710,7 @@ class Target:
     calls: list[int | None] = field(default_factory=list)
     waits_on: str = ""
     timed_lock: bool = False
-    below: list[Target] = field(default_factory=list)
+    descendants: list[StackTarget] = field(default_factory=list)
     waits_for: list[tuple[str, str]] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     witnesses: dict[str, Any] = field(default_factory=dict)
@@ -681,43 +725,43 @@ class Target:
 
     @property
     def thread(self) -> int:
-        """Its thread that is looked at; 0: the main one."""
+        """The thread that is probed; 0: the main thread."""
         return next((dump.thread for dump in reversed(self.dumps) if dump.thread), 0)
 
     @property
     def owner(self) -> str:
-        """With whom it takes turns."""
+        """Whose turn it takes."""
         return self.rank.turn
 
     def add_note(self, note: str) -> None:
         """Add a note about the rank, once."""
         if note and note not in self.notes:
-            # Readers look for this note at the beginning.
+            # Readers expect this note at the beginning.
             self.notes.insert(0 if note == ENDED else len(self.notes), note)
 
-    def add_facts(self, seen: Facts | None) -> None:
-        """Add the facts of this moment; None: the process is gone."""
-        if seen is None or seen.start_s != self.rank.process.start_s:
+    def add_facts(self, facts: Facts | None) -> None:
+        """Add the current facts; None: the process has ended."""
+        if facts is None or facts.start_s != self.rank.process.start_s:
             self.add_note(ENDED)
             return
-        self.facts.append(seen)
-        if seen.state in "ZXx":
+        self.facts.append(facts)
+        if facts.state in "ZXx":
             self.add_note(ENDED)
-        elif seen.exiting:
+        elif facts.exiting:
             self.add_note(EXITING)
 
-    def tell_interpreter_lock(self, seconds: float) -> None:
-        """Say who holds the interpreter's lock where the main thread waits for nothing else.
+    def note_interpreter_lock(self, seconds: float) -> None:
+        """Set `waits_on` to the interpreter's lock and its holder if the main thread waits for it.
 
-        Who waits for it wakes up every 5 ms to ask for it (`sys.setswitchinterval`, take_gil of
-        ceval_gil.c): so it looks as busy as one that moves, and does not come to use any time.
+        A thread that waits for the lock wakes up every 5 ms (`sys.setswitchinterval`, take_gil of
+        ceval_gil.c): it seems as busy as a thread that moves, but uses hardly any CPU time.
         seconds: between the first and the last sample
         """
         holders = {dump.gil for dump in self.dumps}
         if len(self.dumps) < 2 or len(holders) != 1 or not self.timed_lock or seconds <= 0:
             return
-        asked = self.switches[-1] - self.switches[0]
-        if holders != {""} and not self.dumps[-1].own and asked > _ASKED_PER_S * seconds:
+        wakeups = self.switches[-1] - self.switches[0]
+        if holders != {""} and not self.dumps[-1].holds_gil and wakeups > _ASKED_PER_S * seconds:
             self.waits_on = f"{INTERPRETER_LOCK}, which thread {holders.pop()} holds"
 
     def refusal(self, euid: int, native: bool = False) -> str:
@@ -728,16 +772,16 @@ class Target:
             return self.rank.note
         if not self.facts:
             return NO_TIME
-        now = self.facts[-1]
-        if now.exiting:
+        facts = self.facts[-1]
+        if facts.exiting:
             return EXITING
-        if now.tracer:
-            return f"traced by process {now.tracer}: not looked into"
-        if now.state in "Tt":
+        if facts.tracer:
+            return f"traced by process {facts.tracer}: not looked into"
+        if facts.state in "Tt":
             return "stopped by a signal: not looked into"
-        if native and now.state == "D":
+        if native and facts.state == "D":
             return "in state D: a native look would wait with it"
-        if euid not in (0, now.uid):
+        if euid not in (0, facts.uid):
             return "another user's: only that user and root may look into it"
         if any(dump.error == HUNG for dump in self.dumps):
             return "not tried again: py-spy did not finish"
@@ -745,32 +789,34 @@ class Target:
 
     @property
     def settled(self) -> Facts | None:
-        """The latest facts that hold for longer than a moment: every process is in state D now and
-        then, and one that looks every few ms for others, as TCPStore's first rank, in state R."""
+        """The latest facts of a lasting state: every process is in state D for moments, and a rank
+        that polls every few ms, as TCPStore's first rank, in state R."""
         if not self.facts:
             return None
         latest = self.facts[-1]
         longer = {"R": "S", "D": "SR"}.get(latest.state, "")
-        back = self.facts[::-1]
-        return next((one for state in longer for one in back if one.state == state), latest)
+        latest_first = self.facts[::-1]
+        return next(
+            (facts for state in longer for facts in latest_first if facts.state == state), latest
+        )
 
     def plain(self, table: StackTable, main: bool, threads: bool) -> dict[str, Any]:
-        """The rank's part of the trace. main, threads: with these stacks."""
-        who, process, now = self.rank.identity, self.rank.process, self.settled
+        """The rank's row in the trace. main, threads: include these stacks."""
+        identity, process, facts = self.rank.identity, self.rank.process, self.settled
         return {
             "pid": process.pid,
-            "rank": who.rank,
-            "local_rank": who.local_rank,
-            "world_size": who.world_size,
-            "job": who.job,
-            "master": who.master,
+            "rank": identity.rank,
+            "local_rank": identity.local_rank,
+            "world_size": identity.world_size,
+            "job": identity.job,
+            "master": identity.master,
             "user": self.user,
             "command": process.command[:_MOST_COMMAND] or process.name,
-            "state": now.state if now else "",
-            "wait_channel": now.wait_channel if now else "",
-            "kernel_stack": now.kernel_stack if now else (),
-            "tracer": now.tracer if now else 0,
-            "threads": now.threads if now else 0,
+            "state": facts.state if facts else "",
+            "wait_channel": facts.wait_channel if facts else "",
+            "kernel_stack": facts.kernel_stack if facts else (),
+            "tracer": facts.tracer if facts else 0,
+            "threads": facts.threads if facts else 0,
             "start_s": process.start_s,
             "cpu_s": self.cpu_s,
             "samples": [_sample(dump, table, main, threads) for dump in self.dumps],

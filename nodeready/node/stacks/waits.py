@@ -1,9 +1,9 @@
 """What a thread waits for: its system call, and the file, pipe, socket, lock or child behind it.
 
 All of it is read from /proc (proc(5)): ``syscall``, the link and the information of a descriptor,
-the mounts, the locks, the sockets. No file that a process names is opened, nor asked for. What
-reads the memory of a process for a path or a set of descriptors may wait with it: `look` is for
-`processes.each`, which goes on without whoever hangs.
+the mounts, the locks, the sockets. No file that a process names is opened or examined. A read of
+a process's memory, for a path or a set of descriptors, may hang: `probe_thread` runs in
+`processes.each`, which continues without a process that hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node.stacks.processes import HANGS, contents, each, owners
 
 # --- System calls by number (arch/x86/entry/syscalls/syscall_64.tbl and
-# include/uapi/asm-generic/unistd.h of Linux), with how each is shown and what its arguments name:
+# include/uapi/asm-generic/unistd.h of Linux), each with its shown name and what the arguments are:
 # `fd` a descriptor (first argument), `path` (first), `at` a directory's descriptor and a path,
 # `second` a path (second argument), `connect`, `lock`, `fcntl`, `child`, `waitid`, `poll`,
 # `select`, `epoll`; "": nothing.
@@ -66,25 +66,25 @@ _P_PID = 1  # waitid(2)
 #: States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED, _SYN_SENT, _LISTEN = 1, 2, 10
 _TCP = ("tcp", "tcp6")
-#: Before the inode of a socket of this machine. Of linux/netlink.h, sock_diag.h, unix_diag.h.
+#: Prefix of the inode of a Unix socket. Constants of linux/netlink.h, sock_diag.h, unix_diag.h.
 UNIX = "unix "
 _SOCK_DIAG, _BY_FAMILY, _DUMP, _PEER = 4, 20, 0x301, 4
 _PIPED = re.compile(r"pipe_(read|write)")
-_FUTEX_PRIVATE = 128  # futex(2): of one process alone
-#: Of /proc/PID/net/tcp that is read, some 50,000 sockets; of /proc/PID/maps.
+_FUTEX_PRIVATE = 128  # futex(2): not shared between processes
+#: Maximum bytes of /proc/PID/net/tcp that are read (some 50,000 sockets), and of /proc/PID/maps.
 _TABLE_BYTES, MAPS_BYTES = 8 << 20, 4 << 20
 
-# Bytes of a path, and descriptors of a set, that are read of a process's memory.
+# Maximum bytes of a path, and descriptors of a set, that are read of a process's memory.
 _PATH_BYTES, _MOST_POLLED, _SELECT_BITS = 4096, 16, 1024
-#: Objects of a set that are named, and processes at the other end of a pipe.
+#: Maximum objects of a set, and processes at a pipe's other end, that are named.
 _NAMED = 3
 _WIDE = 240
-#: Seconds and links for the other ends of all pipes together.
+#: Maximum seconds for the other ends of all pipes, and links of a process that are read.
 _ENDS_S, _MOST_LINKS = 1.0, 4096
 
 
 def calls(machine: str) -> dict[int, tuple[str, str]]:
-    """System calls of this machine (uname(2)): number -> how it is shown, what it names."""
+    """System calls of this machine (uname(2)): number -> (shown name, kind of its arguments)."""
     column = _COLUMNS.get(machine)
     if column is None:
         return {}
@@ -95,19 +95,19 @@ def calls(machine: str) -> dict[int, tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What one thread waits for, as far as it can be told alone.
+class WaitCall:
+    """The system call in which one thread waits, from what this thread alone shows.
 
-    verb:    the system call, as it is shown; "": none
-    objects: what it names, one phrase each; of a pipe the phrase is made in `phrase`
-    pipes:   of the objects, by their place: (inode, the end that the others have: "r" or "w");
-             of one with a name the place is -1, and the name is there for the inode
+    verb:    shown name of the system call; "": none
+    objects: a phrase for each object that the call names; `phrase` fills in the pipes
+    pipes:   (index into objects, inode, the awaited end: "r" or "w"); of a named pipe the index
+             is -1, and its path stands for the inode
     child:   process that it waits for; -1: any; 0: none
     lock:    it waits for a lock of a file
-    timed:   a futex(2) with a time, as Python asks for the interpreter's lock
+    timed:   a futex(2) with a timeout, as Python takes the interpreter's lock
     sockets: the connections among the objects: (own address, peer's)
-    shared:  the memory of a futex(2) that other processes share; "": it is its own
-    holders: processes that have the lock, or the other ends of the pipes, found by `observe`
+    shared:  the memory of a futex(2) that is shared with other processes; "": not shared
+    holders: processes that hold the lock or the other ends of the pipes, found by `observe`
     """
 
     verb: str
@@ -121,10 +121,10 @@ class Call:
     holders: tuple[int, ...] = ()
 
 
-def look(pid: int, thread: int = 0) -> list[Any] | None:
-    """The main thread's call, as plain data for `Call`; None: it runs, or we may not see that.
+def probe_thread(pid: int, thread: int = 0) -> list[Any] | None:
+    """The call of a thread, as plain data for `WaitCall`; None: it runs, or is not readable.
 
-    It may wait with the process: for `processes.each`. thread: another one than the main one
+    It may hang with the process: call it in `processes.each`. thread: 0: the main thread
     """
     words = contents(f"/proc/{pid}/task/{thread or pid}/syscall").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -134,7 +134,7 @@ def look(pid: int, thread: int = 0) -> list[Any] | None:
         return None
     arguments = [int(word, 16) for word in words[1:7]]
     channel = contents(f"/proc/{pid}/task/{thread or pid}/wchan")
-    return _Thread(pid, arguments, channel).call(verb, names)
+    return _WaitingThread(pid, arguments, channel).call(verb, names)
 
 
 def _signed(value: int) -> int:
@@ -143,7 +143,7 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-class _Thread:
+class _WaitingThread:
     def __init__(self, pid: int, arguments: Sequence[int], channel: str = "") -> None:
         self.pid, self.arguments, self._channel = pid, arguments, channel
         self.objects: list[str] = []
@@ -170,48 +170,48 @@ class _Thread:
         elif names == "waitid":
             child = self.arguments[1] if first == _P_PID else -1
         elif names in ("poll", "select", "epoll"):
-            self._set(names)
+            self._descriptor_set(names)
         elif verb == "futex":
             timed = self.arguments[3] != 0
             if not self.arguments[1] & _FUTEX_PRIVATE:
                 maps = contents(f"/proc/{self.pid}/maps", MAPS_BYTES)
-                places = shared_maps(maps).items()
-                at = self.arguments[0]
-                shared = next((n for n, (low, end) in places if low <= at < end), "")
+                mappings = shared_maps(maps).items()
+                address = self.arguments[0]
+                shared = next((n for n, (low, end) in mappings if low <= address < end), "")
         return [verb, self.objects, self.pipes, child, lock, timed, self.sockets, shared]
 
-    def _memory(self, address: int, most: int) -> bytes:
+    def _memory(self, address: int, max_bytes: int) -> bytes:
         """Bytes of its memory, up to the end of the mapping."""
         if not 0 < address < 1 << 63:
             return b""
         with contextlib.suppress(OSError, OverflowError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Page by page: what follows a string may not be there.
-                data, end = b"", address + most
+                # Page by page: the page after a string may not be mapped.
+                data, end = b"", address + max_bytes
                 while address < end:
-                    piece = os.pread(number, min(end, (address | 4095) + 1) - address, address)
-                    data, address = data + piece, address + len(piece)
-                    if not piece or b"\0" in piece:
+                    chunk = os.pread(number, min(end, (address | 4095) + 1) - address, address)
+                    data, address = data + chunk, address + len(chunk)
+                    if not chunk or b"\0" in chunk:
                         break
                 return data
             finally:
                 os.close(number)
         return b""
 
-    def _words(self, address: int, most: int) -> bytes:
-        """Bytes of its memory that may have zeros."""
+    def _words(self, address: int, max_bytes: int) -> bytes:
+        """Bytes of its memory, zeros included."""
         with contextlib.suppress(OSError, OverflowError, ValueError):
             number = os.open(f"/proc/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
             try:
-                return os.pread(number, most, address) if address else b""
+                return os.pread(number, max_bytes, address) if address else b""
             finally:
                 os.close(number)
         return b""
 
     def _link(self, name: str) -> str:
         with contextlib.suppress(OSError):
-            # A name is bytes; an answer holds text.
+            # A name may be any bytes; the answer is text.
             link = os.readlink(f"/proc/{self.pid}/{name}".encode())
             return link.decode("utf-8", "replace")
         return ""
@@ -225,11 +225,11 @@ class _Thread:
             self.objects.append(f"{path[-_WIDE:]}{self._type(path)}")
 
     def _type(self, path: str) -> str:
-        """`` (nfs4)``: the type of the file system where the path is, by the names alone."""
+        """The type of the path's file system, as in `` (nfs4)``, from the mount points alone."""
         if self._mounts is None:
             rows = contents(f"/proc/{self.pid}/mountinfo").splitlines()
             self._mounts = [mount for row in rows if (mount := _mount(row))]
-        # The last of those at the same place is the one that is seen.
+        # Of several mounts at one place, the last is visible.
         around = [
             m for m in self._mounts if path == m[0] or path.startswith(m[0].rstrip("/") + "/")
         ]
@@ -239,7 +239,7 @@ class _Thread:
         return f" ({[kind for place, kind in around if len(place) == longest][-1]})"
 
     def _descriptor(self, number: int, verb: str, end: str = "") -> str:
-        """Add what a descriptor stands for; a better verb, or ""."""
+        """Add the object of a descriptor; a more exact verb, or ""."""
         link = self._link(f"fd/{number}")
         kind, _, inode = link.partition(":[")
         if not link:
@@ -256,24 +256,27 @@ class _Thread:
         elif link.startswith("anon_inode:"):
             self.objects.append(link[len("anon_inode:") :].strip("[]")[:_WIDE])
         elif link.startswith("/"):
-            known = self._type(link) if not link.startswith("/dev/") else ""
+            file_system = self._type(link) if not link.startswith("/dev/") else ""
             if _PIPED.search(self._channel):
-                # A pipe with a name. Its phrase is the name.
+                # A named pipe; its phrase is its path.
                 self.pipes.append((-1, link, end or ("r" if verb == "write" else "w")))
-            self.objects.append(f"{link[-_WIDE:]}{known}")
+            self.objects.append(f"{link[-_WIDE:]}{file_system}")
         return ""
 
     def _socket(self, inode: int, verb: str) -> tuple[str, str]:
         verb = {"read": "recv", "write": "send"}.get(verb, verb)
         for name in ("tcp", "tcp6", "udp", "udp6"):
             table = contents(f"/proc/{self.pid}/net/{name}", _TABLE_BYTES)
-            found = tcp_row(table, inode)
-            if found:
-                own, peer, state = found
+            socket_row = tcp_row(table, inode)
+            if socket_row:
+                local_address, peer, state = socket_row
                 if state == _LISTEN:
-                    return "accept" if verb == "accept" else verb, f"connections to {own}"
+                    return (
+                        "accept" if verb == "accept" else verb,
+                        f"connections to {local_address}",
+                    )
                 if name in _TCP:
-                    self.sockets.append((own, peer))
+                    self.sockets.append((local_address, peer))
                 return ("connect" if state == _SYN_SENT else verb), peer
         for row in contents(f"/proc/{self.pid}/net/unix").splitlines()[1:]:
             words = row.split(None, 7)
@@ -285,51 +288,51 @@ class _Thread:
 
     def _connect(self, number: int) -> None:
         data = self._words(self.arguments[1], min(self.arguments[2] & 0xFFFF, 128))
-        found = address(data)
-        if found:
-            self.objects.append(found)
+        peer = address(data)
+        if peer:
+            self.objects.append(peer)
         else:
             self._descriptor(number, "connect")
 
-    def _set(self, names: str) -> None:
-        """Add what a set of descriptors stands for."""
-        wanted: list[tuple[int, str]] = []
+    def _descriptor_set(self, names: str) -> None:
+        """Add the objects of a set of descriptors."""
+        descriptors: list[tuple[int, str]] = []
         if names == "poll":
             count = min(self.arguments[1], _MOST_POLLED)
             data = self._words(self.arguments[0], count * 8)
-            for at in range(0, len(data) - 7, 8):
-                number, events, _ = struct.unpack_from("=ihh", data, at)
-                # POLLOUT of poll(2) asks for room, what else for something to read.
-                wanted.append((number, "r" if events & 4 and not events & 1 else "w"))
+            for offset in range(0, len(data) - 7, 8):
+                number, events, _ = struct.unpack_from("=ihh", data, offset)
+                # POLLOUT of poll(2) waits for room; other events wait for data.
+                descriptors.append((number, "r" if events & 4 and not events & 1 else "w"))
         elif names == "select":
             count = min(max(_signed(self.arguments[0]), 0), _SELECT_BITS)
             for place, end in ((1, "w"), (2, "r")):
                 bits = int.from_bytes(
                     self._words(self.arguments[place], (count + 63) // 64 * 8), "little"
                 )
-                wanted += [(number, end) for number in range(count) if bits >> number & 1]
+                descriptors += [(number, end) for number in range(count) if bits >> number & 1]
         else:
             text = contents(f"/proc/{self.pid}/fdinfo/{_signed(self.arguments[0])}")
             for number, mask in re.findall(r"^tfd:\s+(\d+) events:\s+([0-9a-f]+)", text, re.M):
                 events = int(mask, 16)
-                wanted.append((int(number), "r" if events & 4 and not events & 1 else "w"))
-        for number, end in wanted[:_MOST_POLLED]:
+                descriptors.append((int(number), "r" if events & 4 and not events & 1 else "w"))
+        for number, end in descriptors[:_MOST_POLLED]:
             if number >= 0:
                 self._descriptor(number, names, end)
 
 
 def _mount(row: str) -> tuple[str, str] | None:
-    """Where a row of /proc/PID/mountinfo is mounted, and its type."""
-    words, _, rest = row.partition(" - ")
+    """Mount point and type in a row of /proc/PID/mountinfo."""
+    words, _, source = row.partition(" - ")
     fields = words.split(" ")
-    if len(fields) < 6 or not rest:
+    if len(fields) < 6 or not source:
         return None
-    place = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
-    return place, rest.split(" ")[0][:40]
+    place = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
+    return place, source.split(" ")[0][:40]
 
 
 def _host(text: str) -> str:
-    """``0100007F:7378`` of /proc/net/tcp: each word of the address in the machine's own order."""
+    """The address of ``0100007F:7378`` in /proc/net/tcp, each word in the machine's byte order."""
     words, _, port = text.partition(":")
     data = bytes.fromhex(words)
     data = b"".join(struct.pack(">I", value) for (value,) in struct.iter_unpack("=I", data))
@@ -343,22 +346,22 @@ def _host(text: str) -> str:
 
 
 def tcp_row(text: str, inode: int) -> tuple[str, str, int] | None:
-    """Own address, peer and state of a socket in /proc/net/tcp or its kin; None: not there."""
+    """Own address, peer and state of a socket in /proc/net/tcp or the like; None: missing."""
     end = r"([0-9A-F]+:[0-9A-F]{4})"
-    found = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
-    if not found:
+    match = re.search(rf"^ *\d+: {end} {end} ([0-9A-F]{{2}}) .* {inode} \d+ ", text, re.M)
+    if not match:
         return None
     try:
-        return _host(found[1]), _host(found[2]), int(found[3], 16)
+        return _host(match[1]), _host(match[2]), int(match[3], 16)
     except (ValueError, struct.error):
         return None
 
 
 def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Own address and peer's of each connection that a process has; of a listener, and of a socket
-    for datagrams that others are connected to, own and "".
+    """(Own address, peer's) of each connection of a process; (own address, "") of a listener and
+    of a datagram socket to which others are connected.
 
-    local: those of this machine (`unix_peers`)
+    local: Unix socket -> its peer (`unix_peers`)
     """
     inodes = set()
     with contextlib.suppress(OSError):
@@ -369,7 +372,7 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
                     inodes.add(link[8:-1])
     names = (f"{UNIX}{inode}" for inode in inodes)
     peers = frozenset(local.values())
-    found = [(name, local.get(name, "")) for name in names if name in local or name in peers]
+    connections = [(name, local.get(name, "")) for name in names if name in local or name in peers]
     for table in _TCP if inodes else ():
         for row in contents(f"/proc/{pid}/net/{table}", _TABLE_BYTES).splitlines()[1:]:
             words = row.split(None, 10)
@@ -378,50 +381,50 @@ def sockets(pid: int, local: Mapping[str, str]) -> list[tuple[str, str]]:
                     state = int(words[3], 16)
                     if state in (_ESTABLISHED, _LISTEN):
                         peer = "" if state == _LISTEN else _host(words[2])
-                        found.append((_host(words[1]), peer))
-    return found
+                        connections.append((_host(words[1]), peer))
+    return connections
 
 
 def unix_peers() -> dict[str, str]:
-    """The connected sockets of this machine (unix(7)), and the other end of each, as `sockets` has
-    them: asked of the kernel (sock_diag(7)), which shows them by their inodes."""
-    found: dict[str, str] = {}
+    """Connected Unix socket (unix(7)) -> its other end, named as in `sockets`. The kernel lists
+    them by their inodes (sock_diag(7))."""
+    peers: dict[str, str] = {}
     with (
         contextlib.suppress(OSError, struct.error),
         socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel,
     ):
         kernel.settimeout(_ENDS_S)
-        asked = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
-        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 1, 0) + asked)
+        request = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _PEER, 0, 0)
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 1, 0) + request)
         while True:
-            data, at = kernel.recv(1 << 16), 0
-            while at < len(data):
-                length, kind = struct.unpack_from("=IH", data, at)
+            data, offset = kernel.recv(1 << 16), 0
+            while offset < len(data):
+                length, kind = struct.unpack_from("=IH", data, offset)
                 if kind != _BY_FAMILY:
-                    return found
-                (inode,) = struct.unpack_from("=I", data, at + 20)
-                # After the two heads come attributes: length, kind, value.
-                if length >= 40 and struct.unpack_from("=HH", data, at + 32) == (8, 2):
-                    (peer,) = struct.unpack_from("=I", data, at + 36)
-                    found[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
-                at += length + -length % 4
-    return found
+                    return peers
+                (inode,) = struct.unpack_from("=I", data, offset + 20)
+                # After the two headers come attributes: length, kind, value.
+                if length >= 40 and struct.unpack_from("=HH", data, offset + 32) == (8, 2):
+                    (peer,) = struct.unpack_from("=I", data, offset + 36)
+                    peers[f"{UNIX}{inode}"] = f"{UNIX}{peer}"
+                offset += length + -length % 4
+    return peers
 
 
 def shared_maps(maps: str) -> dict[str, tuple[int, int]]:
     """Files of /proc/PID/maps by which a process shares memory that it may write: device and
-    inode -> where the first such mapping begins and ends."""
-    found: dict[str, tuple[int, int]] = {}
+    inode -> begin and end of the first such mapping."""
+    mapping_by_file: dict[str, tuple[int, int]] = {}
     for low, end, device, inode in _SHARED.findall(maps):
-        found.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
-    return found
+        mapping_by_file.setdefault(f"{device} {inode}", (int(low, 16), int(end, 16)))
+    return mapping_by_file
 
 
 _SHARED = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .w.s \S+ (\S+) ([1-9]\d*)", re.M)
 
 
 def address(data: bytes) -> str:
-    """What a sockaddr names (ip(7), ipv6(7), unix(7)); "": something else."""
+    """The address in a sockaddr (ip(7), ipv6(7), unix(7)); "": another family."""
     if len(data) < 3:
         return ""
     (family,) = struct.unpack_from("=H", data)
@@ -441,61 +444,61 @@ _LOCK = re.compile(r"^(\d+): *(->)? *(\w+) +\w+ +\w+ (-?\d+) ", re.M)
 
 
 def lock_holder(text: str, pid: int) -> int:
-    """Who holds the lock that a process waits for, in /proc/locks (proc_locks(5)); 0: nobody is
-    named there. Whoever waits stands below the lock, under the same number, with an arrow."""
+    """The process that holds the lock that a process waits for, from /proc/locks (proc_locks(5));
+    0: not listed. A waiting process is listed below the lock, with its number and an arrow."""
     holder: dict[str, int] = {}
-    for number, waits, _, who in _LOCK.findall(text):
+    for number, waits, _, pid_text in _LOCK.findall(text):
         if not waits:
-            holder[number] = int(who)
-        elif int(who) == pid:
+            holder[number] = int(pid_text)
+        elif int(pid_text) == pid:
             return max(0, holder.get(number, 0))
     return 0
 
 
-def _ends(pid: int, wanted: frozenset[int | str]) -> list[tuple[int | str, str]]:
-    """The pipes of these that a process has, with the ends. A link tells without its target."""
-    found: set[tuple[int | str, str]] = set()
+def _pipe_ends_of(pid: int, inodes: frozenset[int | str]) -> list[tuple[int | str, str]]:
+    """The pipes among these that a process has open, with their ends, from its links alone."""
+    pipe_ends: set[tuple[int | str, str]] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd")[:_MOST_LINKS]:
             with contextlib.suppress(OSError, ValueError):
                 path = f"/proc/{pid}/fd/{name}"
                 link = os.readlink(path)
                 inode = int(link[6:-1]) if link.startswith("pipe:[") else link
-                if inode in wanted:
-                    # symlink's permissions: how the file was opened (proc_pid_fd(5)).
+                if inode in inodes:
+                    # The permissions of the link show how the file was opened (proc_pid_fd(5)).
                     mode = os.lstat(path).st_mode
-                    found |= {(inode, "r")} if mode & stat.S_IRUSR else set()
-                    found |= {(inode, "w")} if mode & stat.S_IWUSR else set()
-    return sorted(found, key=str)
+                    pipe_ends |= {(inode, "r")} if mode & stat.S_IRUSR else set()
+                    pipe_ends |= {(inode, "w")} if mode & stat.S_IWUSR else set()
+    return sorted(pipe_ends, key=str)
 
 
 @dataclass
-class Ends:
-    """Who has which end of which pipe.
+class PipeEnds:
+    """Which processes hold which end of a pipe.
 
-    who:   (inode, end) -> processes, the nearest first
-    whole: every process of the same users was looked at
+    pids:        (inode, end) -> processes, the nearest first
+    is_complete: every process of the same users was probed
     """
 
-    who: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
-    whole: bool = True
+    pids: dict[tuple[int | str, str], list[int]] = field(default_factory=dict)
+    is_complete: bool = True
 
 
-def ends(wanted: Iterable[int | str], pids: Sequence[int], deadline: float) -> Ends:
-    """Who of these processes has an end of these pipes. pids: the likeliest first"""
-    inodes = frozenset(wanted)
-    found = Ends()
+def find_pipe_ends(pipes: Iterable[int | str], pids: Sequence[int], deadline: float) -> PipeEnds:
+    """Which of these processes hold an end of these pipes. pids: the likeliest first"""
+    inodes = frozenset(pipes)
+    pipe_ends = PipeEnds()
     if not inodes:
-        return found
-    seen = each(lambda pid: _ends(pid, inodes), pids, deadline)
+        return pipe_ends
+    answers = each(lambda pid: _pipe_ends_of(pid, inodes), pids, deadline)
     for pid in pids:
-        rows = seen.get(pid, HANGS)
+        rows = answers.get(pid, HANGS)
         if rows is HANGS:
-            found.whole = False
+            pipe_ends.is_complete = False
             continue
         for inode, end in rows:
-            found.who.setdefault((inode, end), []).append(pid)
-    return found
+            pipe_ends.pids.setdefault((inode, end), []).append(pid)
+    return pipe_ends
 
 
 # --- The phrase.
@@ -503,86 +506,94 @@ def ends(wanted: Iterable[int | str], pids: Sequence[int], deadline: float) -> E
 
 def observe(
     threads: Mapping[int, int], near: Mapping[int, Sequence[int]], deadline: float
-) -> dict[int, tuple[Call, str]]:
-    """What these processes wait for, each with the phrase for it.
+) -> dict[int, tuple[WaitCall, str]]:
+    """Process -> the call in which it waits, and the phrase for it.
 
-    threads: process -> its thread that counts; 0: the main one
-    near:    process -> those that may have the other end of its pipes, the likeliest first
+    threads: process -> its thread to probe; 0: the main thread
+    near:    process -> those that may hold the other end of its pipes, the likeliest first
     """
     pids = list(threads)
-    seen = each(lambda pid: look(pid, threads[pid]), pids, deadline, owners(pids))
-    known = {pid: Call(*row) for pid, row in seen.items() if row and row is not HANGS}
-    inodes = {inode for call in known.values() for _, inode, _ in call.pipes}
-    likely: dict[int, None] = {}
-    for pid, call in known.items():
+    rows = each(lambda pid: probe_thread(pid, threads[pid]), pids, deadline, owners(pids))
+    call_by_pid = {pid: WaitCall(*row) for pid, row in rows.items() if row and row is not HANGS}
+    inodes = {inode for call in call_by_pid.values() for _, inode, _ in call.pipes}
+    likely_pids: dict[int, None] = {}
+    for pid, call in call_by_pid.items():
         if call.pipes:
-            likely.update(dict.fromkeys(near.get(pid, ())))
-    until = min(deadline, time.monotonic() + _ENDS_S)
-    others = ends(inodes, list(likely), until)
-    locks = contents("/proc/locks") if any(call.lock for call in known.values()) else ""
+            likely_pids.update(dict.fromkeys(near.get(pid, ())))
+    deadline_of_ends = min(deadline, time.monotonic() + _ENDS_S)
+    pipe_ends = find_pipe_ends(inodes, list(likely_pids), deadline_of_ends)
+    locks = contents("/proc/locks") if any(call.lock for call in call_by_pid.values()) else ""
     return {
         pid: (
-            replace(call, holders=_holders(pid, call, others, locks)),
-            phrase(pid, call, others, locks),
+            replace(call, holders=_holders(pid, call, pipe_ends, locks)),
+            phrase(pid, call, pipe_ends, locks),
         )
-        for pid, call in known.items()
+        for pid, call in call_by_pid.items()
     }
 
 
-def _holders(pid: int, call: Call, others: Ends, locks: str) -> tuple[int, ...]:
-    """Who has the lock of a file, or the other ends of the pipes that a call waits for; () where
-    not everybody was looked at."""
+def _holders(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> tuple[int, ...]:
+    """The processes that hold the lock, or the other ends of the pipes, that a call waits for; ()
+    where not every process was probed."""
     holder = lock_holder(locks, pid) if call.lock else 0
     if holder:
         return (holder,)
-    if not others.whole:
+    if not pipe_ends.is_complete:
         return ()
-    found = [others.who.get((inode, end), []) for _, inode, end in call.pipes]
-    return tuple(dict.fromkeys(pid for pids in found for pid in pids))
+    holders = [pipe_ends.pids.get((inode, end), []) for _, inode, end in call.pipes]
+    return tuple(dict.fromkeys(pid for pids in holders for pid in pids))
 
 
-def phrase(pid: int, call: Call, others: Ends, locks: str) -> str:
-    """``read of /data/shard-5 (nfs4)``: what a process waits for, one line."""
+def phrase(pid: int, call: WaitCall, pipe_ends: PipeEnds, locks: str) -> str:
+    """What a process waits for, one line, as in ``read of /data/shard-5 (nfs4)``."""
     objects = list(call.objects)
-    for at, inode, end in call.pipes:
-        if at >= 0:
-            objects[at] = _pipe(pid, inode, end, others)
+    for index, inode, end in call.pipes:
+        if index >= 0:
+            objects[index] = _pipe(pid, inode, end, pipe_ends)
     if call.child:
         return f"wait for child {named(call.child)}" if call.child > 0 else "wait for any child"
-    named_ = list(dict.fromkeys(objects))
+    names = list(dict.fromkeys(objects))
     text = call.verb
-    if named_:
-        joint = {"connect": "to", "write": "to", "send": "to", "recv": "from", "accept": "of"}.get(
-            call.verb, "of"
-        )
-        more = f" and {len(named_) - _NAMED} more" if len(named_) > _NAMED else ""
-        text += f" {joint} {', '.join(named_[:_NAMED])}{more}"
+    if names:
+        preposition = {
+            "connect": "to",
+            "write": "to",
+            "send": "to",
+            "recv": "from",
+            "accept": "of",
+        }.get(call.verb, "of")
+        suffix = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        text += f" {preposition} {', '.join(names[:_NAMED])}{suffix}"
     if call.lock:
         holder = lock_holder(locks, pid)
         text += f", held by pid {named(holder)}" if holder else ""
     return text
 
 
-def _pipe(pid: int, inode: int | str, end: str, others: Ends) -> str:
-    does = "writes" if end == "w" else "reads"
-    who = [one for one in others.who.get((inode, end), ()) if one != pid]
-    if not who:
-        # The kernel ends a wait for a pipe whose other end nobody has (pipe(7)).
-        own = pid in others.who.get((inode, end), ())
-        return f"a pipe that only it {does} itself" if own and others.whole else "a pipe"
-    few = f"pid {named(who[0])}"
-    if len(who) > 1:
-        few = f"pids {', '.join(map(str, who[:_NAMED]))}"
-        few += f" and {len(who) - _NAMED} more" if len(who) > _NAMED else ""
-        does = does.rstrip("s")
-    return f"a pipe that {few} {does}"
+def _pipe(pid: int, inode: int | str, end: str, pipe_ends: PipeEnds) -> str:
+    verb = "writes" if end == "w" else "reads"
+    holders = [holder for holder in pipe_ends.pids.get((inode, end), ()) if holder != pid]
+    if not holders:
+        # The kernel ends a wait for a pipe whose other end is closed (pipe(7)).
+        is_holder = pid in pipe_ends.pids.get((inode, end), ())
+        return (
+            f"a pipe that only it {verb} itself"
+            if is_holder and pipe_ends.is_complete
+            else "a pipe"
+        )
+    holder_text = f"pid {named(holders[0])}"
+    if len(holders) > 1:
+        holder_text = f"pids {', '.join(map(str, holders[:_NAMED]))}"
+        holder_text += f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        verb = verb.rstrip("s")
+    return f"a pipe that {holder_text} {verb}"
 
 
 def named(pid: int) -> str:
-    """``55 (gcc)``; with the state of one that is stopped or has ended."""
+    """A process with its name, as in ``55 (gcc)``, and with its state if stopped or ended."""
     text = contents(f"/proc/{pid}/stat")
-    name, _, rest = text.partition("(")[2].rpartition(")")
-    if not rest:
+    name, _, fields = text.partition("(")[2].rpartition(")")
+    if not fields:
         return f"{pid} (ended)"
-    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(rest.split()[0], "")
+    state = {"T": ", stopped", "t": ", traced", "Z": ", ended"}.get(fields.split()[0], "")
     return f"{pid} ({name[:40]}{state})"

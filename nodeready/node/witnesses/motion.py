@@ -194,7 +194,7 @@ def _uid(user: str, deadline: float) -> int | None:
     return found if isinstance(found, int) else -1
 
 
-def _below(seen: Sequence[processes.Process], pids: Iterable[int]) -> dict[int, list[int]]:
+def _below(seen: Sequence[processes.ScannedProcess], pids: Iterable[int]) -> dict[int, list[int]]:
     """Of each of these, all processes that it has started and that these have started."""
     children: dict[int, list[int]] = defaultdict(list)
     for one in seen:

@@ -12,11 +12,11 @@ from nodeready.inventory.nodeset import fold, natural
 from nodeready.triage.stacks import hints
 from nodeready.triage.stacks.document import Frame, Group, Rank, Stacks, fold_ranks
 
-# --- Missing ranks, which WORLD_SIZE counts and nobody found, and the nodes that should have them.
+# --- Missing ranks, which WORLD_SIZE counts but no node has, and the nodes that should have them.
 
-#: More ranks than any job has had: such a number is a mistake, and nothing is made of it.
+#: More ranks than any job has had: a larger WORLD_SIZE is a mistake, and is ignored.
 MAX_RANKS = 1 << 20
-#: How the reason ends when all of them are on nodes without an answer.
+#: End of the reason when all missing ranks are on nodes without an answer.
 SILENT = ", without an answer"
 
 
@@ -26,7 +26,7 @@ def missing_ranks(
     silent: Collection[str],
     without: Collection[str],
 ) -> Group | None:
-    """The group of missing ranks; None when there are none, or nobody knows.
+    """The group of missing ranks; None: no rank is missing, or none is known to be.
 
     by_node: node -> the ranks that were found there
     silent:  nodes that gave no answer
@@ -39,7 +39,7 @@ def missing_ranks(
         return None
     ranks = tuple(rank for rank in range(world_size) if rank not in numbered)
     nodes = expected_nodes(world_size, ranks, by_node, [*silent, *without])
-    reason = f"WORLD_SIZE {world_size} counts them, and nobody found them"
+    reason = f"WORLD_SIZE {world_size} counts them, but no node has them"
     if nodes:
         reason += f"; expected on {fold(nodes)}"
         if set(nodes) <= set(silent):
@@ -58,7 +58,7 @@ def expected_nodes(
     """The nodes that should have these ranks; () when the ranks found follow no rule.
 
     The rule is that of torchrun and of Slurm's block distribution: each node has the same number
-    of ranks, one after the other.
+    of consecutive ranks.
     """
     if len(by_node) == 1 and not expected:
         return tuple(by_node)
@@ -81,14 +81,14 @@ def expected_nodes(
     return (*nodes, *expected) if len(away) == len(expected) else ()
 
 
-# --- Who waits for whom.
+# --- Which group waits for which.
 
-#: Reasons of `no-data` that say something of us, and nothing of the process.
+#: Words in reasons of `no-data` that concern nodeready, not the process.
 _OURS = (
     "permi", "ptrace", "py-spy", "another user", "no time", "others took", "too large",
     "no stack was taken", "makes no sense",
 )  # fmt: skip
-#: What waits for no other rank, and has none to keep waiting.
+#: Groups about these wait for no other rank, and no rank waits for them.
 _ASIDE = frozenset({"idle", "agent", "worker"})
 
 _STANDS = {
@@ -115,20 +115,19 @@ def is_waiting(group: Group) -> bool:
 
 
 def position(group: Group) -> bool:
-    """Whether some of a group that waits have not moved at all between the samples.
+    """Whether some ranks of a waiting group have not moved at all between the samples.
 
-    A collective that ends wakes up all that wait in it: where each has woken up, the job may make
-    steps.
+    The end of a collective wakes up all its ranks: where each has woken up, the job may progress.
     """
     return group.verdict != "unsure" or not group.woke
 
 
 class _WaitingJob(NamedTuple):
-    """How many processes of a job wait for others.
+    """How many processes of a job wait for other ranks.
 
-    below:    those that may, in a call of C below the user's own code: the wait() of an
+    below:    those that may wait, in a call of C below the user's code: the wait() of an
               asynchronous collective
-    standing: some of those that wait do not move at all: each step of theirs wakes all of them up
+    standing: some of the waiting processes do not move at all, though a step would wake up all
     moving:   some of the job's processes move
     """
 
@@ -142,7 +141,7 @@ class _WaitingJob(NamedTuple):
 def with_roles(groups: Sequence[Group], everything: int) -> list[Group]:
     """The groups, each with its role in the hang, and why.
 
-    everything: processes, and ranks and nodes without one
+    everything: number of processes, and of ranks and nodes without one
     """
     job = _WaitingJob(
         sum(group.processes for group in groups if is_waiting(group)),
@@ -214,21 +213,21 @@ def _without_stack(group: Group, job: _WaitingJob) -> tuple[str | None, str]:
     if group.kind == "no-data" and is_ours:
         return None, ""
     if job.moving and not waiting:
-        # Others go on: this one keeps nobody.
+        # Other ranks progress: no rank waits for this one.
         return None, ""
     waiting_text = f"; {_count(waiting, 'rank')} {_verb(waiting)} for others" if waiting else ""
     return "suspect", _STANDS[group.kind] + waiting_text
 
 
-# --- Calls that are the same on all nodes, at lines that are not.
+# --- Equal calls on all nodes, at different lines.
 
 
 class DifferentCode(NamedTuple):
-    """A file of the user's whose lines differ by node where the calls are the same.
+    """A file of the user's whose lines differ by node in equal calls.
 
-    lines: line -> the nodes that are there
-    sure:  several calls of the file differ by the same number of lines, so that it is another
-           text; else the nodes may be at different calls of one text
+    lines: line -> the nodes at that line
+    sure:  several calls of the file differ by the same number of lines, so that the versions
+           differ; else the nodes may be at different calls of one version
     """
 
     file: str
@@ -240,13 +239,13 @@ class DifferentCode(NamedTuple):
 def different_code(
     nodes: Mapping[str, Collection[int]], calls: Callable[[int], Sequence[Frame]], least: int
 ) -> list[DifferentCode]:
-    """Files that are not the same on all nodes, from the stacks of one path.
+    """Files whose versions differ between nodes, from the stacks of one path.
 
-    nodes: node -> its stacks. calls: the frames of a stack. least: ranks of a node, at least
+    nodes: node -> its stacks. calls: the frames of a stack. least: minimum ranks of a node
     """
     if len(nodes) < 2:
         return []
-    # Of many nodes most have the same stacks.
+    # Most of many nodes have the same stacks.
     equal_paths: dict[frozenset[int], list[str]] = {}
     for node, stacks in nodes.items():
         equal_paths.setdefault(frozenset(stacks), []).append(node)
@@ -266,7 +265,7 @@ def different_code(
     differences = []
     for file, places in differ.items():
         sure = len(places) > 1 and len({_shifts(lines) for _, lines in places}) == 1
-        # A single rank of a node is always where all of its node are.
+        # The only rank of a node is always where all ranks of the node are.
         if sure or least > 1:
             at, lines = places[-1]
             nodes_of_line = {
@@ -277,7 +276,7 @@ def different_code(
 
 
 def _shifts(lines: Mapping[int, Sequence[str]]) -> tuple[tuple[str, int], ...]:
-    """By how many lines each node is apart from the first one's."""
+    """The number of lines by which each node differs from the first."""
     of = {node: line for line, line_nodes in lines.items() for node in line_nodes}
     names = sorted(of)
     return tuple((node, of[node] - of[names[0]]) for node in names)
@@ -307,11 +306,11 @@ def _code(differences: Sequence[DifferentCode]) -> Iterator[str]:
 
 # --- The advice, a line each.
 
-#: Processes, jobs and programs that are named one by one.
+#: Maximum processes, jobs and programs that are named.
 _MAX_NAMED = 5
-#: A group with at most this part of the ranks is a minority.
+#: A group with at most this fraction of the ranks is a minority.
 _MINORITY = 0.25
-#: Characters of a rank set.
+#: Maximum characters of a rank set.
 _WIDE = 60
 
 
@@ -322,7 +321,7 @@ def _ranks(group: Group) -> str:
 
 
 def few_ranks(ranks: Collection[int]) -> str:
-    """``rank 3``, ``ranks 0-2``; of very many the first ones."""
+    """A few ranks in words, as in ``rank 3``, ``ranks 0-2``; of very many, the first."""
     text = fold_ranks(ranks)
     if len(text) > _WIDE:
         text = text[: text.rfind(",", 0, _WIDE)] + ",..."
@@ -361,7 +360,7 @@ def _world(sizes: Mapping[int, int], stacks: Stacks) -> Iterator[str]:
 
 
 def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
-    """The processes are sorted by rank."""
+    """Advice on ranks that occur more than once. The processes are sorted by rank."""
     claims_of: dict[int, list[Rank]] = {}
     for before, process in itertools.pairwise(processes):
         if process.rank is not None and process.rank == before.rank:
@@ -383,13 +382,13 @@ def _repeated_ranks(processes: Sequence[Rank]) -> Iterator[str]:
 
 _OF_KINDS = {
     "missing": (
-        "{ranks}: nobody found them: they ended or never started. Look at dmesg there (out of "
+        "{ranks}: no node has them: they ended or never started. Look at dmesg there (out of "
         "memory, Xid), `nodeready cores INVENTORY`, `nodeready tail INVENTORY` and the launcher's "
         "output"
     ),
     "dead": (
-        "{ranks}: look for a core (`nodeready cores INVENTORY`) and at dmesg; the others wait "
-        "for them in vain"
+        "{ranks}: look for a core (`nodeready cores INVENTORY`) and at dmesg; the other ranks "
+        "wait for them forever"
     ),
     "stopped": (
         "{ranks}: `kill -CONT PID` lets them go on, once it is known who stopped them: a "
@@ -421,7 +420,7 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
             )
             silent = kind == "missing" and kind_groups[0].why.endswith(SILENT)
             yield (_MISSING_STACK_KINDS if silent else text).format(ranks=_ranks(combined))
-    # Of processes: what a node or Slurm refused is no matter of py-spy's.
+    # Only processes: a refusal by a node or Slurm does not concern py-spy.
     reasons_lower = [
         group.why.lower() for group in groups if group.kind == "no-data" and group.processes
     ]
@@ -433,7 +432,7 @@ def _kinds(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _same_place_advice(group: Group, several: bool) -> Iterator[str]:
-    """There is one group, of all ranks."""
+    """Advice where one group has all ranks."""
     about = group.about
     if is_waiting(group) and several:
         noun = _WORDS.get(about, "collective")
@@ -466,7 +465,7 @@ _WORDS = {
 
 
 def _different_code_advice(stacks: Stacks) -> Iterator[str]:
-    """There are several groups with a stack."""
+    """Advice where several groups have a stack."""
     groups = [group for group in stacks.groups if group.kind == "stack"]
     suspects = [group for group in groups if group.role == "suspect"]
     victims = [group for group in groups if group.role == "victim"]
@@ -479,7 +478,7 @@ def _different_code_advice(stacks: Stacks) -> Iterator[str]:
         )
         if not victims:
             return
-    accused = [group for group in stacks.groups if group.role == "suspect"]
+    suspected = [group for group in stacks.groups if group.role == "suspect"]
     if suspects:
         waiting = sum(group.processes for group in victims)
         first = suspects[0]
@@ -489,9 +488,9 @@ def _different_code_advice(stacks: Stacks) -> Iterator[str]:
             if waiting
             else f"{_ranks(first)}: begin there: {_noun(first)} no other rank, and others may"
         )
-    elif victims and len(victims) == len(groups) and not accused:
+    elif victims and len(victims) == len(groups) and not suspected:
         yield from _all_victims(victims)
-    elif not accused:
+    elif not suspected:
         yield from _no_waiting_advice(groups, total)
     spinning = next(
         (group for group in groups if group.verdict == "spinning" and not is_waiting(group)), None
@@ -507,24 +506,24 @@ def _noun(group: Group) -> str:
 
 
 def _all_victims(groups: Sequence[Group]) -> Iterator[str]:
-    """All wait for each other, at different places: nobody is accused."""
+    """Advice where all ranks wait for each other, at different places: there is no suspect."""
     if all(group.about in ("peer", "collective") and hints.in_pipeline(group.frames)
            for group in groups):  # fmt: skip
         yield (
-            "all ranks wait in a pipeline, each for its neighbour: stacks alone accuse nobody; "
+            "all ranks wait in a pipeline, each for its neighbour: stacks alone blame no rank; "
             "compare the stages' schedules and counts of micro-batches, then look at the network"
         )
         return
     places = _few([f"{_ranks(group)} in {_call(group)}" for group in groups])
     yield (
-        f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone accuse "
-        "nobody; a rank has called another collective, or has left one out or made one more (an "
-        "`if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
+        f"all ranks wait for others, at {len(groups)} places ({places}): stacks alone "
+        "blame no rank; a rank has called another collective, or has left one out or made one "
+        "more (an `if rank`, uneven data); TORCH_DISTRIBUTED_DEBUG=DETAIL names the mismatch"
     )
 
 
 def _call(group: Group) -> str:
-    """``all_reduce, called at train.py:40``."""
+    """A call in words, as in ``all_reduce, called at train.py:40``."""
     skipped = ("wrapper", "decorate_context", "__call__", "wait")
     called = next(
         (frame for frame in reversed(group.frames) if frame.function not in skipped),
@@ -542,7 +541,7 @@ def _call(group: Group) -> str:
 
 
 def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
-    """No group is known to wait for another one."""
+    """Advice where no group is known to wait for another one."""
     sizes = [group.processes for group in groups]
     if all(hints.in_pipeline(group.frames) for group in groups):
         yield (
@@ -553,7 +552,7 @@ def _no_waiting_advice(groups: Sequence[Group], total: int) -> Iterator[str]:
     few = min(groups, key=lambda group: group.processes)
     if any(map(is_waiting, groups)):
         yield (
-            "whoever waits wakes up again and again: the job may make steps, slowly: look again, "
+            "the waiting ranks wake up again and again: the job may progress slowly: look again, "
             "longer (--interval)"
         )
     elif few.processes <= _MINORITY * total and max(sizes) > few.processes:
@@ -614,11 +613,11 @@ def with_advice(
 ) -> Stacks:
     """The document with its advice.
 
-    world_sizes: WORLD_SIZE -> how many processes say so
-    instead:     node -> what runs there, where no rank was found
-    apart:       files that are not the same on all nodes
-    by_witness:  the verdict is a witness's, so that the stacks' own suspects are not named again
-    disputed:    several users claim the job, and neither Slurm nor a cgroup tells whose it is
+    world_sizes: WORLD_SIZE -> number of processes with it
+    instead:     node -> its programs, where no rank was found
+    apart:       files whose versions differ between nodes
+    by_witness:  the verdict is a witness's: the suspects of the stacks are not named again
+    disputed:    several users claim the job, and neither Slurm nor a cgroup names its owner
     """
     groups = [group for group in stacks.groups if group.kind == "stack"]
     lines = [

@@ -27,23 +27,23 @@ from nodeready.triage.stacks.trace import read as checked
 
 # --- Texts of ``py-spy dump``, as pdsh or ``srun -l`` collected them, as raw traces.
 #
-# For whoever has the dumps already, or no other way to the nodes. py-spy prints the innermost
+# For a user who has the dumps already, or no other access to the nodes. py-spy prints the leaf
 # frame first, and the main thread first. Nothing in the text tells the rank.
 
-#: Characters of a command that are kept.
+#: Maximum characters of a command that are kept.
 _COMMAND = 200
-#: Characters of a line that are shown when it is not understood.
+#: Maximum characters that are shown of a line that cannot be parsed.
 _SHOWN = 60
 
-# What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; what is left
-# of an empty line may have lost its blank.
+# What pdsh and clush (`gpu001: `) and srun -l (`0: `, ` 7: `) put before every line; the blank
+# after it may be missing on an empty line.
 _LABEL = r"(?: *(?=\d+:)|(?=[A-Za-z0-9_]))([A-Za-z0-9_][A-Za-z0-9_.-]{0,252}):"
 _LABELLED = re.compile(_LABEL + r"(?: (.*))?")
 _ANY_LABEL = re.compile(rf"^{_LABEL} (?:Process \d+:|Error: )", re.MULTILINE)
-#: Words before a colon that are no node: of py-spy, ssh, the launchers.
+#: Words before a colon that name no node: of py-spy, ssh, the launchers.
 _NO_LABELS = {"Error", "Warning", "ssh", "srun", "slurmstepd", "pdsh", "clush", "bash", "sh"}
 _PDSH = re.compile(r"pdsh@[^:]*: ([A-Za-z0-9_][A-Za-z0-9_.-]*): (.*)")
-# Colours of a terminal (CSI ... m), which py-spy prints where it thinks that there is one.
+# Colours of a terminal (CSI ... m), which py-spy prints where it expects a terminal.
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _PROCESS = re.compile(r"Process (\d{1,9}): ?(.*)")
@@ -57,7 +57,7 @@ Frame = tuple[str, str, int]
 
 
 class _DumpedNode:
-    """The trace of one node while it is read: every frame and every stack once."""
+    """The trace of one node while it is parsed: each frame and each stack once."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -72,7 +72,7 @@ class _DumpedNode:
         return self.stacks.setdefault(path, len(self.stacks))
 
     def trace(self) -> dict[str, Any]:
-        """What was read, as ``nodeready.trace/1``."""
+        """The parsed node as ``nodeready.trace/1``."""
         return {
             "schema": SCHEMA,
             "node": self.name,
@@ -94,12 +94,12 @@ class _DumpedThread:
         self.frames: list[Frame] = []
 
     def python(self) -> list[Frame]:
-        """The frames of Python alone, root to leaf; all of them where there is none of it."""
+        """The frames of Python alone, root to leaf; without any, all frames."""
         python_frames = [frame for frame in self.frames if not _is_native(frame)]
         return python_frames[::-1] or self.python_or_all_frames()
 
     def python_or_all_frames(self) -> list[Frame]:
-        """All frames that have a name, root to leaf: an address is another in every process."""
+        """All frames with a name, root to leaf: an address differs between processes."""
         return [frame for frame in self.frames if not _ADDRESS.fullmatch(frame[0])][::-1]
 
 
@@ -110,7 +110,7 @@ def _is_native(frame: Frame) -> bool:
 def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
     current = None
     for line in lines:
-        # A line of ` (` that never ends would be tried in all ways.
+        # The limit prevents endless backtracking on a line of many ` (`.
         frame = _FRAME.fullmatch(line) if line.endswith(")") else None
         thread = _THREAD.fullmatch(line)
         if thread:
@@ -125,7 +125,7 @@ def _threads(lines: Iterable[str]) -> Iterator[_DumpedThread]:
 
 
 def _main(threads: list[_DumpedThread], pid: int) -> _DumpedThread | None:
-    """The main thread: by its name, else by its number, else the one that is printed first."""
+    """The main thread: by its name, else by its number, else the first in the text."""
     named = [thread for thread in threads if thread.name == "MainThread"]
     numbered = [thread for thread in threads if thread.number == str(pid)]
     return next(iter([*named, *numbered, *threads]), None)
@@ -172,14 +172,14 @@ def _process(node: _DumpedNode, pid: int, command: str, lines: list[str]) -> dic
 
 
 def _error(lines: Iterable[str]) -> str:
-    """The first line in which py-spy says what went wrong; "" for none."""
+    """The first line with an error of py-spy; "": none."""
     errors = (line for line in lines if line.startswith("Error: "))
     return next(errors, "").removeprefix("Error: ").strip()[:MAX_TEXT]
 
 
 def _node(name: str, lines: list[str]) -> _DumpedNode:
-    """The processes of one node. A new one begins at its headline, and its own header is over
-    with the first thread: a command may have lines of its own."""
+    """The processes of one node. A process begins at its headline, and its header ends with the
+    first thread: a command may contain newlines."""
     node = _DumpedNode(name)
     starts = [(at, match) for at, line in enumerate(lines) if (match := _PROCESS.fullmatch(line))]
     ends = [*(at for at, _ in starts), len(lines)][1:]
@@ -191,7 +191,7 @@ def _node(name: str, lines: list[str]) -> _DumpedNode:
 
 
 def _by_label(text: str, name: str) -> dict[str, list[str]]:
-    """The lines of every label, without it; those without one under ``name``."""
+    """Label -> its lines, without the label; lines without a label under ``name``."""
     parts: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
     for line in text.split("\n"):
@@ -213,10 +213,10 @@ def _by_label(text: str, name: str) -> dict[str, list[str]]:
 def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
     """The raw traces, ``nodeready.trace/1``, one per node; of ``srun -l``, one per task.
 
-    name: the node, where no line says which; for messages, what was read
+    name: the node, where no line names it; in messages, the source
 
     The rank is known only where ``srun -l`` ran py-spy once per task: it is the task's number.
-    Raises TraceError, one line, for a text that has no process and no error of py-spy.
+    Raises TraceError, one line, for a text without a process or an error of py-spy.
     """
     text = _COLOUR.sub("", text).replace("\r\n", "\n")
     if not _ANY_LABEL.search(text):
@@ -240,16 +240,16 @@ def parse_dump(text: str, name: str) -> list[dict[str, Any]]:
 
 #: The files of such a directory.
 _OURS = re.compile(r"trace-[A-Za-z0-9_.-]+\.json|stacks(\.[a-z]+){1,2}")
-#: Texts of ``py-spy dump``, as they were collected.
+#: Collected texts of ``py-spy dump``.
 _TEXTS = (".txt", ".out")
-#: Of every file: stacks show what a job works on, which is for nobody else to read.
+#: Mode of every file: stacks show a job's work, which only its user may read.
 _MODE = 0o600
-#: Characters of a node's name in a file's name: with what is around it, less than NAME_MAX.
+#: Maximum characters of a node's name in a file name, which stays below NAME_MAX.
 _MOST = 200
 
 
 class ForeignStacksDirectory(Exception):
-    """A directory that holds files of somebody else; one line."""
+    """A directory with files that are not nodeready's; one line."""
 
 
 def file_name(node: str) -> str:
@@ -261,9 +261,9 @@ def file_name(node: str) -> str:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory where it is missing.
+    """Create the directory where it is missing.
 
-    Raises ForeignDirectory for one that holds other files than ours, and OSError.
+    Raises ForeignStacksDirectory for a directory with files of others, and OSError.
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise ForeignStacksDirectory(f"{directory}: is no directory")
@@ -276,7 +276,7 @@ def prepare(directory: Path) -> None:
 
 
 def keep_traces(directory: Path, traces: Iterable[Trace]) -> Iterator[Trace]:
-    """Write each trace before it is handed on; traces of an earlier run go when all are there.
+    """Write each trace before it is yielded; delete traces of an earlier run when all are written.
 
     Raises OSError.
     """
@@ -297,9 +297,9 @@ def _keep(directory: Path, trace: Trace) -> str:
 
 
 def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -> None:
-    """The grouped stacks in every form, and a trace that tells why for each node without one.
+    """Write the grouped stacks in every form, and a trace with its error of each failed node.
 
-    texts: ``stacks.EXTENSION`` -> what that file holds, in pieces
+    texts: ``stacks.EXTENSION`` -> contents of that file, in parts
     Raises OSError.
     """
     for node, error in stacks.errors.items():
@@ -309,7 +309,7 @@ def write(directory: Path, stacks: Stacks, texts: Mapping[str, Iterable[str]]) -
 
 
 def empty_trace(node: str, error: str, started: str) -> Trace:
-    """The trace of a node that gave none."""
+    """The trace of a node without an answer."""
     empty: dict[str, Any] = {name: [] for name in ("frames", "stacks", "processes", "instead")}
     return {
         "schema": SCHEMA, "node": node, "started": started, "interval_s": 0.0, "error": error,
@@ -318,11 +318,11 @@ def empty_trace(node: str, error: str, started: str) -> Trace:
 
 
 def read(path: Path) -> tuple[Iterator[Trace], dict[str, str]]:
-    """What was kept there, or texts of ``py-spy dump``: the traces, and what is wrong with others.
+    """The traces of a directory, or of texts of ``py-spy dump``, and the errors of the rest.
 
     path: a directory, or one file
-    As `trace.load`: the second is complete when the first has been iterated over.
-    Raises TraceError, then too, when there is nothing to read.
+    As in `trace.load`, the errors are complete when the traces have been iterated over.
+    Raises TraceError, also while iterating, when nothing can be read.
     """
     if not path.is_dir():
         errors: dict[str, str] = {}
@@ -356,9 +356,9 @@ def _listed(path: Path) -> list[Path]:
 
 
 def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) -> Iterator[Trace]:
-    """alone: this is all that there is: what is wrong with it is raised."""
+    """The traces in texts of py-spy. alone: the only file: its error is raised."""
     for path in texts:
-        # As `srun --output=trace-%N.out` names it, and as a trace of ours.
+        # As `srun --output=trace-%N.out` names it, or like a trace of nodeready.
         node = path.stem.removeprefix("trace-")
         try:
             data = _content(path, is_single)
@@ -375,7 +375,7 @@ def _from_texts(texts: Iterable[Path], errors: dict[str, str], is_single: bool) 
 
 def _content(path: Path, is_single: bool) -> bytes:
     try:
-        # What was named itself may be a pipe of the caller's.
+        # The named file itself may be a pipe of the caller.
         with open(path, "rb", opener=None if is_single else only_regular) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as problem:

@@ -1,7 +1,7 @@
-"""What one process was doing, from its samples: the number of its stack, and how it stood there.
+"""The state of one process, from its samples: the number of its stack, and whether it moved.
 
 Equal stacks of any nodes have one number, so that those of a hundred thousand ranks are compared
-and read once.
+and classified once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from nodeready.triage.stacks.document import Frame
 _ADDRESS = re.compile(r"\+?\b0x[0-9a-fA-F]+\b")
 
 
-#: Between the stack of a main thread and that of the thread that it waits for.
+#: The frame between the stack of a main thread and that of the thread that it waits for.
 THREAD = Frame("(in another thread)", "", 0)
-#: ... and that of the thread that has Python's lock, for which the main thread waits.
+#: The same before the stack of the thread that holds Python's lock.
 HOLDER = Frame("(in the thread that has Python's lock)", "", 0)
 
 
 class StackReading(NamedTuple):
-    """What the frames of one stack say.
+    """What the frames of one stack mean.
 
     for_ranks: it ends at a known place that waits for other ranks
-    site:      the lines of the user's own calls: whoever stands still at another line waits in
+    site:      the lines of the user's calls: a rank that stands still at another line waits in
                another call
-    polls:     so many of its frames lead to a call that looks again and again; 0: none does
+    polls:     number of its frames that lead to a polling call; 0: none does
     delegates: it only waits for another thread of its process
-    backward:  ... which is one of autograd's
-    pooled:    ... which is one of a pool; or it is of such a thread
-    serves:    it is of a thread that serves, and for which nobody waits
-    dispatched: it is of a thread that does what another rank has asked for
+    backward:  that thread is one of autograd
+    pooled:    that thread, or this one, is of a pool
+    serves:    it is of a serving thread, for which no thread waits
+    dispatched: it is of a thread that works on a request of another rank
     root:      the file of its outermost call
     """
 
@@ -67,16 +67,16 @@ def _read_stack(frames: tuple[Frame, ...]) -> StackReading:
     )
 
 
-#: A frame of the interpreter's own, which some calls of a class have from Python 3.12 on, once
-#: they have been made often enough (_Py_InitCleanup in Python/specialize.c).
+#: A frame of the interpreter, which calls of some classes have from Python 3.12 on, after many
+#: calls (_Py_InitCleanup in Python/specialize.c).
 _SHIM = ("__init__", "__init__", 0)
 
 
 class StackNumbers:
-    """Gives every stack a number; equal stacks of any nodes have one number.
+    """Numbers of stacks; equal stacks of any nodes share a number.
 
-    A stack's number tells its lines apart, a path's number does not: ranks that stand in the same
-    functions are together, whatever line they are at.
+    Stacks with different lines have different numbers but one path: ranks in the same functions
+    are grouped together at any lines.
     """
 
     def __init__(self) -> None:
@@ -127,34 +127,34 @@ class StackNumbers:
         return tuple(self._seen[frame] for frame in self._all[stack])
 
     def joined(self, stack: int, other: int, between: Frame = THREAD) -> int:
-        """The number of a stack with another thread's behind it."""
+        """The number of a stack followed by that of another thread."""
         mark = self._frame(between)
         return self._stack((*self._all[stack], mark, *self._all[other]))
 
     def reading(self, stack: int) -> StackReading:
-        """What its frames say, read once."""
+        """What its frames mean, computed once."""
         reading = self._readings.get(stack)
         if reading is None:
             reading = self._readings[stack] = _read_stack(self.calls(stack))
         return reading
 
     def native_about(self, stack: int) -> str:
-        """What native frames say of what is waited for, in one word; "": nothing."""
+        """What native frames wait for, in one word; "": not known."""
         hint = hints.of_native(self.calls(stack))
         return hint.about if hint else ""
 
     def same(self, first: int, other: int) -> bool:
-        """Whether somebody who was at both has stayed: only the line of the last call may differ,
-        and whatever is below a call that polls.
+        """Whether a thread with both stacks has stayed at one place: only the last call's line
+        may differ, and the calls below a polling one.
 
-        A loop that waits is at different lines of its function; a program that goes on comes to
+        A waiting loop is at different lines of its function; a program that progresses comes to
         different calls.
         """
         if first == other:
             return True
         polls = self.reading(first).polls
         if polls and polls == self.reading(other).polls:
-            # Its line is that of what it does at the moment.
+            # The line of a polling call changes with its current step.
             return self._all[first][: polls - 1] == self._all[other][: polls - 1]
         if self.path_of[first] != self.path_of[other]:
             return False
@@ -175,28 +175,28 @@ class StackNumbers:
 
 # --- The classification of one process: kind, verdict and reason, from its samples.
 
-#: CPU seconds per second below which a process counts as waiting: the heartbeats, watchdogs and
-#: loaders of a process that hangs use some; a loop that spins uses all of a core.
+#: CPU seconds per second below which a process counts as waiting: heartbeats, watchdogs and
+#: loaders of a hung process use some; a spinning loop uses a whole core.
 IDLE = 0.05
-#: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two of them say nothing.
+#: The kernel counts CPU time in ticks of 10 ms (USER_HZ): two ticks prove nothing.
 _TICKS_S = 0.025
-#: The words of `nodeready.node.stacks.py_spy` for a process that has ended.
+#: The error of `nodeready.node.stacks.py_spy` for a process that has ended.
 _GONE = "it has ended"
 
 
-#: Voluntary context switches a second from which a main thread moves that looks the same: one
-#: that works switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
-#: from which one that computes moves. A loop that polls switches as often: the former has to have
-#: read or written each time as well, as a step over the network, a file or a worker's pipe does.
+#: Voluntary context switches a second from which a main thread with equal stacks counts as moving:
+#: a working one switches some dozen times (163 in 2 s at 88 steps a second), a hung one never; and
+#: the same for a computing one. A polling loop switches as often: the former must have read or
+#: written each time as well, as a step over the network, a file or a worker's pipe does.
 _MANY, _SOME = 20, 5
-#: Where nobody tells how often it read or wrote: CPU seconds for each time that it woke up, from
-#: which it has worked. Python's wait for its lock, which looks every 5 ms (Python/ceval_gil.h),
+#: Where its reads and writes are not known: CPU seconds per wakeup from which it has worked.
+#: Python's wait for its lock, which wakes up every 5 ms (Python/ceval_gil.h),
 #: takes some 10 us, a collective of gloo 50 to 110 us; but so does queue.get(timeout=0.01).
 _WORK_S = 40e-6
-#: How often a second a thread looks at least that waits for Python's lock: sys.getswitchinterval.
+#: Minimum wakeups a second of a thread that waits for Python's lock: sys.getswitchinterval.
 _LOCKED = 50
-#: Where a thread is that sleeps for a time (kernel/time/hrtimer.c): a loop that looks again and
-#: again wakes up there by itself, and not because somebody has done something for it.
+#: Kernel functions of a thread that sleeps for a time (kernel/time/hrtimer.c): a polling loop
+#: wakes up there by itself, not by the action of another process.
 _SLEEPS = "nanosleep"
 
 
@@ -209,9 +209,9 @@ class Classification(NamedTuple):
     compare.
 
     stack: number of the main thread's last stack, with that of the thread that it waits for; None:
-    there is none
-    woke:  how often the main thread woke up between the first and the last sample; None: not known
-    thread: the name of the thread that counts: the main one, or the one that it waits for
+           no stack
+    woke:  wakeups of the main thread between the first and the last sample; None: not known
+    thread: name of the classified thread: the main one, or that for which it waits
     """
 
     kind: str
@@ -228,8 +228,8 @@ def classify(
 ) -> Classification:
     """Classify one process by its samples.
 
-    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack, all
-    samples together tell whether the process moves: see `_verdict`.
+    stacks: the numbers of the trace's stacks. The last sample with a stack gives the stack; all
+    samples together decide whether the process moves: see `_verdict`.
     """
     used = _range(process["cpu_s"])
     mains, thread = _mains(process, stacks, table)
@@ -250,7 +250,7 @@ def classify(
             verdict = "progressing"
         elif used is not None:
             seconds = interval_s * (len(process["cpu_s"]) - 1)
-            # What the main thread does tells nothing of the thread for which it waits.
+            # The state of the main thread says nothing about the thread for which it waits.
             switches = None if delegated else _range(process["switches"])
             woke = None if switches is None else int(switches)
             cpu_range = None if delegated else _range(process["main_cpu_s"])
@@ -261,7 +261,7 @@ def classify(
             if holder is not None and mains[0] == stack and woke and woke >= _LOCKED * seconds:
                 stack = table.joined(mains[-1], holder, HOLDER)
                 woke, verdict = None, _verdict(used, None, False, seconds)
-    # A process that has gone on since was in state D for a moment only.
+    # A process that has moved since was in state D for a moment only.
     if state == "D" and verdict in (None, "blocked", "unsure"):
         return Classification("uninterruptible", None, _kernel(process), stack, used)
     if stack is None:
@@ -273,12 +273,11 @@ def classify(
 def _verdict(
     used: float, woke: int | None, sleeps: bool, seconds: float, calls: float | None = None
 ) -> str:
-    """What the main thread did at the place where all samples have seen it.
+    """Whether the main thread moved at the place where all samples show it.
 
-    used: CPU seconds, of the main thread or, in traces of earlier versions, of the process, whose
-    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it was
-    seen to wait for nothing but time. calls: how often the process has read or written; None: not
-    known
+    used: CPU seconds of the main thread or, in traces of earlier versions, of the process, whose
+    heartbeats and watchdogs use some as well. woke: voluntary context switches. sleeps: it only
+    waited for a time to pass. calls: reads and writes of the process; None: not known
     """
     busy = used >= max(_TICKS_S, IDLE * seconds)
     if woke is None:
@@ -293,7 +292,7 @@ def _verdict(
 
 
 def _holder(process: Mapping[str, Any], stacks: Sequence[int]) -> int | None:
-    """The stack of another thread that had Python's lock, at the same place, in every sample."""
+    """The stack of another thread that held Python's lock, at the same place, in every sample."""
     if not process["samples"][-1]["gil"]:
         return None
     holders: set[tuple[str, int | None]] = set()
@@ -308,7 +307,7 @@ _NUMBER = (int, float)
 
 
 def _range(values: Sequence[float]) -> float | None:
-    """The last less the first; None where there are not two numbers."""
+    """The last number less the first; None: fewer than two."""
     if len(values) < 2:
         return None
     first, last = values[0], values[-1]
@@ -320,8 +319,8 @@ def _range(values: Sequence[float]) -> float | None:
 def _mains(
     process: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
 ) -> tuple[list[int], str]:
-    """The stacks of the main thread by sample; where it only waits for another thread of its
-    process, with that one's behind. And the name of the thread that counted at the end."""
+    """The stacks of the main thread by sample, each followed by that of another thread of its
+    process if it only waits for that thread; and the name of the thread classified last."""
     mains: list[int] = []
     thread, before = MAIN, None
     waits = any(name == MAIN for name, _ in process["waits_for"])
@@ -350,9 +349,9 @@ def _mains(
 def _awaited(
     main: StackReading, sample: Mapping[str, Any], stacks: Sequence[int], table: StackNumbers
 ) -> tuple[str, int] | None:
-    """Name and stack of the one thread for which a main thread can wait; None: nobody can tell.
+    """Name and stack of the only thread for which a main thread can wait; None: not known.
 
-    Autograd's threads are no Python's: their outermost call is not threading's.
+    Autograd's threads do not come from Python: their outermost call is not of threading.
     """
     candidates: dict[int, str] = {}
     for name, at in sample["threads"]:
@@ -361,7 +360,7 @@ def _awaited(
         if name != MAIN and not reading.serves and python != main.backward:
             candidates[stacks[at]] = name
     readings = {stack: table.reading(stack) for stack in candidates}
-    # Who works in the pool that is waited for; who waits for no other thread; who for ranks.
+    # Threads that work in the awaited pool; that wait for no other thread; that wait for ranks.
     sorts: list[Callable[[StackReading], bool]] = [
         lambda reading: reading.pooled == main.pooled,
         lambda reading: not reading.delegates,
@@ -372,7 +371,7 @@ def _awaited(
             candidates = {
                 stack: candidates[stack] for stack in candidates if fits(readings[stack])
             } or candidates
-    # Of several that all wait for ranks, any tells what the main thread waits for.
+    # If several all wait for ranks, any of them shows what the main thread waits for.
     is_single = len(candidates) == 1 or all(readings[stack].for_ranks for stack in candidates)
     return next(((candidates[stack], stack) for stack in candidates), None) if is_single else None
 
@@ -381,8 +380,8 @@ def _dispatched(
     process: Mapping[str, Any], sample: Mapping[str, Any], stacks: Sequence[int],
     table: StackNumbers,
 ) -> tuple[str, int] | None:  # fmt: skip
-    """Name and stack of a thread that does what another rank has asked for, and waits for none;
-    None: there is none."""
+    """Name and stack of a thread that works on a request of another rank and waits for no rank;
+    None: no such thread."""
     waits = {name for name, _ in process["waits_for"]}
     for name, at in sample["threads"]:
         reading = table.reading(stacks[at])
@@ -397,12 +396,12 @@ def _is_unchanged(mains: Sequence[int], table: StackNumbers) -> bool:
 
 def _ended_reason(state: str, note: str) -> str:
     if state == "Z":
-        return "a zombie: it has ended, and whoever started it has not asked for its status"
+        return "a zombie: it has ended, and its parent has not read its status"
     return note or _GONE
 
 
 def in_kernel(process: Mapping[str, Any]) -> str:
-    """The innermost function in the kernel in which a process waits; "": none is told."""
+    """The innermost kernel function in which a process waits; "": not known."""
     for text in (*process["kernel_stack"][:1], process["wait_channel"]):
         name: str = text.partition("+")[0].strip()
         if name not in ("", "0", "-"):
@@ -416,7 +415,7 @@ def _kernel(process: Mapping[str, Any]) -> str:
 
 
 def _no_stack(process: Mapping[str, Any]) -> str:
-    """Why there is no stack. Its own pid in a message would make each one a group of its own."""
+    """Why a process has no stack, without its pid, so that equal reasons form one group."""
     errors = [sample["error"] for sample in process["samples"] if sample["error"]]
     reason: str = errors[-1] if errors else process["note"] or "no stack was taken"
     if "not python" in reason.lower():

@@ -39,9 +39,9 @@ from nodeready.transport.base import (
 from nodeready.triage.stacks.document import Group, Stacks
 from nodeready.triage.stacks.trace import Trace, TraceError, read
 
-#: The program on the node.
+#: The module that runs on the node.
 _MAIN = "nodeready.node.stacks.program"
-#: Processes that are named where no rank was found.
+#: Maximum processes that are named where no rank was found.
 MAX_LISTED_PROCESSES = 10
 #: Seconds that a command has on a node beyond the program's own limit.
 MARGIN_S = 3
@@ -52,9 +52,9 @@ class Captured:
     """The nodes' answers.
 
     asked:     all nodes
-    answers:   node -> its answer, as it came
+    answers:   node -> its answer, unparsed
     errors:    node -> why there is no trace of it, one line; complete after `traces`
-    corrected: node -> its trace, where more is known than its answer says
+    corrected: node -> its trace with additions, such as native stacks
     complete:  False when it was interrupted
     """
 
@@ -68,16 +68,16 @@ class Captured:
 
     @property
     def unreached(self) -> list[str]:
-        """Nodes to which there was no way, or that were lost."""
+        """Nodes that were unreachable, or whose connection was lost."""
         return [name for name, answer in self.answers.items() if answer.kind in UNREACHED]
 
     @property
     def mistaken(self) -> list[str]:
-        """Nodes that a mistake of ours has cost."""
+        """Nodes that failed by an error of nodeready."""
         return [name for name, answer in self.answers.items() if answer.kind == FAILED]
 
     def traces(self) -> Iterator[Trace]:
-        """Every node's trace, one at a time, under the name that the inventory has for it."""
+        """Every node's trace, one at a time, under its name in the inventory."""
         self.errors.clear()
         self.instead.clear()
         for name in self.nodes:
@@ -101,7 +101,7 @@ class Captured:
 
 
 def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
-    """The trace in a node's answer. Raises TraceError with the reason when there is none."""
+    """The trace in a node's answer. Raises TraceError with the reason if it has none."""
     if answer.error and answer.kind not in (TIMEOUT, HUNG):
         raise TraceError(answer.error)
     if f"{nonce} {payload.NO_PYTHON}" in answer.stdout:
@@ -110,12 +110,12 @@ def trace_of(name: str, answer: Answer, nonce: str) -> Trace:
         data = program.unpack(answer.stdout, nonce)
     except ProbeError as problem:
         raise TraceError(problem.reason if answer.ok else answer.reason()) from None
-    # A node's own word for its name is only that.
+    # The name of a node comes from the inventory, not from its answer.
     return read({**data, "node": name} if isinstance(data, dict) else data, name)
 
 
 def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
-    """Run the program on all nodes at once. An interrupt ends it, and is in the result."""
+    """Run the program on all nodes at once. An interrupt makes the result incomplete."""
     captured = Captured(config, list(nodes))
     return add_answers(
         captured, ask, "stacks", {name: request_for(name, config) for name in captured.nodes}
@@ -123,14 +123,14 @@ def capture(ask: Asks, nodes: Iterable[str], config: Config) -> Captured:
 
 
 def request_for(name: str, config: Config) -> Request:
-    """What runs the program on a node."""
+    """The request that runs the program on a node."""
     return request(name, _MAIN, config, margin_s=MARGIN_S)
 
 
 def add_answers(
     captured: Captured, ask: Asks, activity: str, requests: Mapping[str, Request]
 ) -> Captured:
-    """The answers of these nodes, into what was found of the others."""
+    """Add the answers of these nodes to those of the fleet."""
     for name, answer in ask(activity, requests).items():
         if answer.kind == INTERRUPTED:
             captured.complete = False
@@ -143,10 +143,10 @@ def add_answers(
 
 
 def with_launchers(stacks: Stacks, captured: Captured) -> Stacks:
-    """The document with the advice, first of all, for a job of which only launchers are there.
+    """The document with advice, in first place, on a job that has only launchers.
 
-    A rendezvous waits for every node; nothing that those that wait could say names the node that
-    is missing, which has nothing to show.
+    A rendezvous waits for every node. The waiting launchers cannot name the missing node, which
+    shows no process.
     """
     notes = [process.note for process in stacks.processes if process.note.startswith(LAUNCHER)]
     if not notes or len(notes) < len(stacks.processes):
@@ -174,20 +174,20 @@ def _verb(nodes: Collection[str]) -> str:
 
 # --- The second round: native stacks of a few processes, which are paused for it.
 
-#: Processes of which a native stack is taken.
+#: Maximum processes whose native stacks are taken.
 MAX_UNWOUND = 16
-#: States in which py-spy's blocking mode would hang, or wake nobody (proc(5)).
+#: States in which py-spy's blocking mode would hang, or stop nothing (proc(5)).
 _NOT_TO_BE_PAUSED = frozenset("DTtZX")
 
 
 def _has_native(group: Group) -> bool:
-    """Whether there is more to see of a group than its calls in Python."""
+    """Whether native stacks of a group may show more than its Python calls."""
     return group.kind == "stack" or group.why.startswith((ENDED_INTERPRETER, NOT_PYTHON, NO_CALL))
 
 
 def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[int]]:
-    """Node -> the processes to unwind: one of each group that has native calls, then all of those
-    groups that are not the largest; the most suspicious first, at most so many.
+    """Node -> the processes to unwind: one of each group with native calls, then all of these
+    groups but the largest; the most suspicious first, up to the maximum.
     """
     groups = [index for index, group in enumerate(stacks.groups) if _has_native(group)]
     if not groups:
@@ -212,7 +212,7 @@ def choose_native(stacks: Stacks, maximum: int = MAX_UNWOUND) -> dict[str, list[
 def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
     """Take the native stacks, one at a time on each node, and put them into the traces.
 
-    Returns why there are none of some, one line each.
+    Returns the reasons for missing native stacks, one line each.
     """
     pids = choose_native(stacks)
     longest = max(map(len, pids.values()), default=0)
@@ -243,7 +243,8 @@ def unwind(captured: Captured, ask: Asks, stacks: Stacks) -> list[str]:
 def merged(
     trace: Trace, native: Trace, pids: Iterable[int]
 ) -> tuple[Trace, list[tuple[int, str]]]:
-    """The trace with the native stacks of another of the same node, and who has none and why."""
+    """The trace with the native stacks of a second trace of the node, and the reason per process
+    without one."""
     frames, stacks = list(trace["frames"]), list(trace["stacks"])
     places = {tuple(frame): index for index, frame in enumerate(frames)}
     by_pid = {process["pid"]: process for process in native["processes"]}
@@ -276,17 +277,17 @@ def _native_error(process: Mapping[str, Any] | None) -> str:
     return str(process["note"]).removeprefix("no native stack: ") or "py-spy gave none"
 
 
-# --- The search: what a process must have to be found, and the words when none was found.
+# --- The search: conditions on a process, and the message where none was found.
 
-#: Seconds to a third sample where two cannot tell a job that is slow from one that hangs: most
-#: steps take less than both together.
+#: Seconds to a third sample where two cannot distinguish a slow job from a hung one: most steps
+#: take less than both intervals together.
 LONGER_S = 8.0
-#: Seconds of the time on a node for finding the processes, and for the last dumps.
+#: Seconds of the limit of a node for the search of processes, and for the last dumps.
 _DUMPS_S = 10
 
 
 class SearchError(ValueError):
-    """Options that cannot be; one line."""
+    """Options that contradict each other; one line."""
 
 
 def program_config(
@@ -305,7 +306,7 @@ def program_config(
     part: str = "",
     longer_s: float = LONGER_S,
 ) -> Config:
-    """What the program on the nodes has to do, with a nonce and a tag of its own.
+    """The configuration of the program on the nodes, with a new nonce and tag.
 
     timeout_s: seconds for one node. Raises SearchError.
     """
@@ -339,7 +340,7 @@ def program_config(
 
 
 def _looked_for(config: Config) -> str:
-    """What a process must have to be found."""
+    """The conditions on a process, in words."""
     if config.pids:
         return f"there is no process {', '.join(map(str, config.pids))}"
     if config.match:
@@ -352,7 +353,7 @@ def _looked_for(config: Config) -> str:
 
 
 def no_ranks_reason(captured: Captured) -> str:
-    """No rank anywhere: what was looked for, and what runs instead."""
+    """The message where no node has a rank: the conditions, and the programs that run."""
     answered = [name for name in captured.nodes if name not in captured.errors]
     text = f"no ranks on {folded(answered)}: {_looked_for(captured.config)}"
     if captured.instead:

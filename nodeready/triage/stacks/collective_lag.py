@@ -29,18 +29,18 @@ from nodeready.triage.stacks.statements import (
 
 
 class CollectiveReader(StatementBuilder):
-    """Hears those witnesses that know who has called what."""
+    """Reads the witnesses that report the collectives which ranks have called."""
 
     def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
         super().__init__(evidence, places, moving)
-        #: By the kind of report and by the call: the ranks that are named.
+        #: (Kind of report, call) -> the ranks that it names.
         self.named: dict[tuple[str, str], dict[int, None]] = defaultdict(dict)
-        #: By process group: how far each rank is, and what has timed out there.
+        #: Process group -> the progress of each rank, and the calls that have timed out.
         self.status: dict[str, dict[int, CallProgress]] = defaultdict(dict)
         self.caught: dict[str, dict[int, tuple[int, str]]] = defaultdict(dict)
-        #: Ranks of which a recorder says that the call has begun.
+        #: Ranks whose call has begun by a recorder.
         self._started: set[int] = set()
-        #: By the number of a report: where its rank is kept, and with what.
+        #: Number of a report -> where its rank is kept, and the value.
         self._kept: dict[int, list[tuple[dict[int, Any], Any]]] = {}
 
     # --- The flight recorder.
@@ -60,7 +60,7 @@ class CollectiveReader(StatementBuilder):
                 dumps[rank] = recording
         if not dumps:
             return
-        self.found.unheard = tuple(sorted(self.all - dumps.keys()))
+        self.found.without_recording = tuple(sorted(self.all - dumps.keys()))
         partial = sorted(rank for rank, dump in dumps.items() if heads[dump.head].partial)
         if partial:
             self.say("flight_recorder", "its dump is cut off: calls may be missing", partial)
@@ -76,7 +76,7 @@ class CollectiveReader(StatementBuilder):
             group_lags, group_calls = self._compare(members, difference, dumps, frozenset(partial))
             lags += group_lags
             common += group_calls
-            # Nobody else of the group is known: for whom these wait, the recorder cannot tell.
+            # No further rank of the group is known: the recorder does not show the awaited rank.
             if not group_lags and not members.group.ranks and not members.is_default_group:
                 elsewhere.update(
                     dict.fromkeys(difference.waiting, members.waits(self.seen.entries.all))
@@ -88,19 +88,19 @@ class CollectiveReader(StatementBuilder):
             if lag.weight > 1:
                 self.found.called.update(dict.fromkeys(set(lag.waiting) - late, lag.call))
         if common and all(lag.chained for lag in lags):
-            # The group with the most ranks says the most.
+            # The group with the most ranks is the most informative.
             call, ranks = max(common, key=lambda call_ranks: len(call_ranks[1]))
             if len(ranks) == len(self.all) or lags:
                 self.found.common = call
-                # gloo tells no more than that it was scheduled, also of what has just ended: that
-                # clears nobody who stands elsewhere.
+                # gloo only reports that a call was scheduled, even if it has just ended: that
+                # clears no rank that stands elsewhere.
                 started = (rank for rank in ranks if rank in self._started)
                 self.found.called.update(dict.fromkeys(started, call))
             self.say("flight_recorder", f"has called {call}, as all of its group", ranks)
         if not lags and not waits:
             self.say("flight_recorder", "waits in nothing: all that was called has completed",
                      dumps)  # fmt: skip
-        self.accuse(lags)
+        self.add_lags(lags)
 
     @staticmethod
     def _kept_waiting(
@@ -108,7 +108,7 @@ class CollectiveReader(StatementBuilder):
         common: Sequence[tuple[str, Sequence[int]]],
         elsewhere_of: Mapping[int, str],
     ) -> list[Lag]:
-        """The lags; where a late rank waits in another group itself, it is no root."""
+        """The lags; a late rank that waits in another group is marked as no root."""
         kept_lags = []
         for lag in lags:
             stuck = [call for call, ranks in common if set(lag.ranks) <= set(ranks)]
@@ -122,18 +122,18 @@ class CollectiveReader(StatementBuilder):
         return kept_lags
 
     def _communicators(self, dumps: Mapping[int, KeptRecording]) -> list[GroupMembers]:
-        """The process groups in which somebody waits, each with how far all its ranks are.
+        """The process groups in which a rank waits, each with the progress of all its ranks.
 
         Two groups may have one name (split_group): the name and the ranks together are the key.
         """
         communicators: dict[tuple[str, tuple[int, ...]], GroupMembers] = {}
         by_number = list(self.seen.calls)
-        #: Ranks that have called the same in the same groups stand in the same lists.
+        #: Ranks with equal calls in equal groups are in the same lists.
         rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[list[int]]] = {}
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         different = {entries for _, entries in by_number}
         pending = {entries: self._pending(entries) for entries in different}
-        # Nearly every rank has groups that nobody else has; those where nobody waits say nothing.
+        # Nearly every rank has private groups; a group without a waiting rank is irrelevant.
         names = {name for calls in pending.values() for name in calls}
         held = {at for at, group in enumerate(self.seen.groups.all) if group.name in names}
         for rank, dump in dumps.items():
@@ -147,7 +147,7 @@ class CollectiveReader(StatementBuilder):
         return list(communicators.values())
 
     def _pending(self, entries: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """By the name of their group: the entries that have not completed."""
+        """Name of a group -> its entries that have not completed."""
         calls: dict[str, tuple[int, ...]] = {}
         for number in entries:
             entry = self.seen.entries.all[number]
@@ -160,10 +160,10 @@ class CollectiveReader(StatementBuilder):
         lists_of: dict[tuple[int, tuple[int, ...]], list[int]],
         groups: Iterable[int], pending: Mapping[str, tuple[int, ...]],
     ) -> list[list[int]]:  # fmt: skip
-        """For each group of one recording, the list of the ranks that are as far in it.
+        """For each group of one recording, the list of the ranks with equal progress in it.
 
         lists_of: number of a group and of the entries in it -> their list
-        pending:  what of the recording has not completed
+        pending:  entries of the recording that have not completed
         """
         calls = dict(pending)
         made_lists = []
@@ -193,12 +193,12 @@ class CollectiveReader(StatementBuilder):
         dumps: Mapping[int, KeptRecording],
         partial: frozenset[int],
     ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
-        """Who is late in a group or has called something else; what all of it have called."""
+        """Note the ranks that are late in a group or differ, and the call that all have made."""
         first, waiting = difference.first, difference.waiting
         entries: dict[int, Entry] = {}
         kinds: dict[str, list[int]] = defaultdict(list)
         for (_, calls), ranks in members.states.items():
-            # An earlier call may have ended, and not be marked so yet.
+            # An earlier call may have ended without being marked yet.
             known_entries = (self.seen.entries.all[number] for number in calls)
             entry = next((entry for entry in known_entries if entry.sequence == first), None)
             if entry is not None:
@@ -219,14 +219,14 @@ class CollectiveReader(StatementBuilder):
         for other, ranks, maximum_weight in self._mismatches(kinds, usual, entries):
             agreeing = tuple(sorted(set(kinds[usual]) - set(ranks)))
             called = (
-                f"{other} ({_common_site(entries[rank] for rank in ranks) or 'site not told'})"
+                f"{other} ({_common_site(entries[rank] for rank in ranks) or 'site not known'})"
             )
             weight = min(maximum_weight, self._weight(ranks, waiting, dumps, partial))
             lag = Lag("flight_recorder", tuple(sorted(ranks)), agreeing, call, site, called)
             lags.append(lag._replace(weight=weight))
         if lags:
             return lags, []
-        # Ranks of the group that are in the job and of which nothing is known.
+        # Ranks of the group in the job without a recording.
         known_ranks = [rank for (call, _), ranks in members.states.items() for rank in ranks
                 if call.top is not None]  # fmt: skip
         expected = members.group.ranks or (self.all if members.is_default_group else ())
@@ -255,7 +255,7 @@ class CollectiveReader(StatementBuilder):
                 ranks_of_value[getattr(entries[rank], value)].append(rank)
             majority = max(ranks_of_value, key=lambda item: len(ranks_of_value[item]), default="")
             mismatches += [
-                (f"{usual[:MAX_NAME]} with {value} {other[:MAX_NAME] or 'not told'}, "
+                (f"{usual[:MAX_NAME]} with {value} {other[:MAX_NAME] or 'not known'}, "
                  f"not {majority[:MAX_NAME]}", ranks, weight if usual in _EVEN_OPERATIONS else 1)
                 for other, ranks in ranks_of_value.items()
                 if other != majority and other and majority
@@ -265,7 +265,7 @@ class CollectiveReader(StatementBuilder):
         return mismatches
 
     def _unmatched(self, dumps: Mapping[int, KeptRecording]) -> Iterator[Lag]:
-        """Sends and receives whose partner has not called its part. A peer is named by its number
+        """Note sends and receives without the peer's matching call. A peer is named by its number
         in the group; ``?`` is any."""
         groups, entries = self.seen.groups.all, self.seen.entries.all
         by_number = list(self.seen.calls)
@@ -309,7 +309,7 @@ class CollectiveReader(StatementBuilder):
         self, late: Iterable[int], waiting: Iterable[int], dumps: Mapping[int, KeptRecording],
         partial: frozenset[int],
     ) -> int:  # fmt: skip
-        """How much a dump's word is worth: an early one does not know what came later."""
+        """The weight of a dump: an early one does not show later calls."""
         if self.moving:
             return 0
         late = [rank for rank in late if rank in dumps]
@@ -326,7 +326,7 @@ class CollectiveReader(StatementBuilder):
         lists = list(self.seen.report_lists)
         logs = self.seen.logs
         known_logs = [(place, log) for place in self.places if (log := logs.get(place[:2]))]
-        #: A file of a node -> of how many processes it is the log.
+        #: A file of a node -> number of processes whose log it is.
         files = Counter([(place.node, log.path) for place, log in known_logs if log.path])
         absent = [head.absent for head in heads]
         own_logs: dict[int, KeptLog] = {}
@@ -340,7 +340,7 @@ class CollectiveReader(StatementBuilder):
                     own_logs[rank] = log
                 if log.reports not in done:
                     self._reports(lists[log.reports], rank)
-                    # Ranks that write one file say the same of all.
+                    # Ranks that write into one file share its reports.
                     if None not in dict(lists[log.reports]):
                         done.add(log.reports)
         self._watchdog()
@@ -348,7 +348,7 @@ class CollectiveReader(StatementBuilder):
         self.own_logs(own_logs)
 
     def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
-        """What the logs say that one rank alone writes."""
+        """Read the logs to which only one rank writes."""
 
     def _reports(self, reports: Iterable[tuple[int | None, int]], own_rank: int) -> None:
         for rank, number in reports:
@@ -362,7 +362,7 @@ class CollectiveReader(StatementBuilder):
                     ranks[of] = item
 
     def _keep(self, report: Report) -> list[tuple[dict[int, Any], Any]]:
-        """Where the ranks of a report are kept, and with what: equal ones are read once."""
+        """Where the ranks of a report are kept, and the value; equal reports are parsed once."""
         targets: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:MAX_NAME] or "a process group"
         if report.kind in _REPORT_TEXTS:
@@ -388,14 +388,14 @@ class CollectiveReader(StatementBuilder):
             for rank, call in calls.items():
                 states[call].append(rank)
             difference = call_difference(states.items())
-            # Groups of other names may be many, each with numbers of its own.
+            # There may be many groups with other names, each with separate numbers.
             if difference is not None and name.startswith(_DEFAULT_GROUP_NAMES):
                 first, late, waiting, behind = difference
                 call_text = f"{min(words, default='collective')} #{first} of {name}"
                 weight = 0 if self.moving else 2
                 lag = Lag("logs", late, waiting, call_text, behind=behind, weight=weight)
                 if not late and timeouts:
-                    # A rank that waits in nothing writes nothing: a sign, and no proof.
+                    # A rank that waits in no collective writes nothing: a sign, not a proof.
                     silent = tuple(sorted(self.all - calls.keys()))
                     lag = lag._replace(ranks=silent if len(silent) < len(waiting) else (),
                                        weight=min(1, weight), behind=1, silent=True)  # fmt: skip
@@ -410,10 +410,10 @@ class CollectiveReader(StatementBuilder):
             for rank, (at, word) in timeouts.items():
                 text = f"watchdog: {word or 'collective'} #{at} of {name} has timed out"
                 self.say("logs", text, [rank])
-        self.accuse(lags)
+        self.add_lags(lags)
 
     def _named(self) -> None:
-        """Ranks that an error names: of a monitored barrier, of a collective that is compared."""
+        """Note the ranks that an error names: of a monitored barrier, of a checked collective."""
         lags = []
         for (kind, call), ranks in self.named.items():
             late = tuple(sorted(ranks))
@@ -428,7 +428,7 @@ class CollectiveReader(StatementBuilder):
                                     weight=min(1, weight)))  # fmt: skip
             elif kind != "reached":
                 self.say("logs", _REPORT_TEXTS[kind], late, weight=1 if kind == "stuck" else 0)
-        self.accuse(lags)
+        self.add_lags(lags)
 
     # --- NCCL's RAS port.
 
@@ -466,14 +466,14 @@ class CollectiveReader(StatementBuilder):
             if answer.timeouts:
                 peers = counted(answer.timeouts, "peer")
                 self.say("nccl_ras", f"{peers} gave the port no answer")
-        self.accuse(lags)
+        self.add_lags(lags)
 
     def _counts(
         self, counts: Mapping[int, Mapping[str, int]], usual: Mapping[str, int], name: str
     ) -> Iterator[Lag]:
-        """Who has launched less than the others. Counts of ranks that go on differ anyway.
+        """Note ranks with fewer launches than most. Counts of progressing ranks differ anyway.
 
-        usual: what most members have, of whom not all are told
+        usual: the count of most members, which are not all listed
         """
         if self.moving or not counts:
             return
@@ -514,30 +514,30 @@ class CollectiveReader(StatementBuilder):
 
 
 class GroupMembers:
-    """The ranks of a process group with how far they are in it."""
+    """The ranks of a process group with their progress in it."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.name = (group.desc or group.name or "a group")[:MAX_NAME]
         if group.desc in ("", "undefined"):
             self.name = f"group {group.name[:MAX_NAME]}"
-        #: How far, and the numbers of the entries not completed, the oldest first -> the ranks
-        #: that are so far.
+        #: Progress, and the numbers of the entries not completed, the oldest first -> the ranks
+        #: with that progress.
         self.states: dict[tuple[CallProgress, tuple[int, ...]], list[int]] = {}
 
     @property
     def is_default_group(self) -> bool:
-        """Whether all ranks of the job are in it, as far as is known."""
+        """Whether all known ranks of the job are in it."""
         return self.group.desc == "default_pg" or self.group.name == "0"
 
     @property
     def vague(self) -> bool:
-        """Whether two groups of one name may be in it: so large a group's ranks are not told."""
+        """Whether it may mix two groups of one name: ranks of so large a group are not listed."""
         size = sum(map(len, self.states.values()))
         return not self.group.ranks and not self.is_default_group and size > MAX_GROUP_RANKS
 
     def waits(self, entries: Sequence[Entry]) -> str:
-        """``all_reduce #1 of tp (train.py:31 main)``: what the first that waits is in."""
+        """The call of the first waiting rank, as in ``all_reduce #1 of tp (train.py:31 main)``."""
         number = min((calls[0] for _, calls in self.states if calls), default=None)
         if number is None:
             return ""
@@ -548,9 +548,9 @@ class GroupMembers:
     def like(
         self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]
     ) -> list[int]:
-        """The list of the ranks that are as far as one with this group and these entries.
+        """The list of the ranks with the progress of this group and these entries.
 
-        Entries are more than the status: that counts sends and receives in with the rest.
+        Entries show more than the status, which counts sends and receives with the collectives.
         """
         calls = [number for number in numbers if not entries[number].is_p2p]
         calls.sort(key=lambda number: entries[number].sequence)
@@ -578,22 +578,22 @@ _EVEN_OPERATIONS = {
 }  # fmt: skip
 
 
-#: A dump that is so many seconds older than another one is of another moment.
+#: Seconds between two dumps from which they count as different moments.
 _SAME_DUMP_S = 60
 
 
-#: Ranks of a process group, of more none is told (`nodeready.node.witnesses.flight_recorder`).
+#: Maximum ranks of a listed process group (`nodeready.node.witnesses.flight_recorder`).
 MAX_GROUP_RANKS = 512
 
 
-#: Names of the process group that all ranks are in, by the watchdog's lines.
+#: Names of the process group of all ranks in the watchdog's lines.
 _DEFAULT_GROUP_NAMES = ("default_pg", "a process group")
 
 
 _P2P = re.compile(r"(?:\w+:)?(send|recv) (\d{1,7})(->|<-)(\d{1,7})")
 
 
-#: Kinds of reports that name a rank, and what they say of it.
+#: Kinds of reports that name a rank -> what the report means for it.
 _REPORT_TEXTS = {
     "missing": "has not come", "reached": "has come", "mismatch": "has called another collective",
     "lost": "has lost its connection to another rank", "stuck": "its watchdog itself is stuck",
@@ -605,6 +605,6 @@ def host_of(name: str) -> str:
 
 
 def _common_site(entries: Iterable[Entry]) -> str:
-    """The call site of most."""
+    """The call site of most ranks."""
     sites = Counter(entry.site for entry in entries if entry.site)
     return max(sites, key=lambda site: sites[site])[:MAX_LINE] if sites else ""

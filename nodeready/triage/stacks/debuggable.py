@@ -1,6 +1,6 @@
 """Whether a running job can be debugged when it hangs or dies: what is there, and what is not.
 
-Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stacks.beside`).
+Pure: from traces that were taken with ``stacks --check`` (`nodeready.node.stacks.ask_witnesses`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
 from nodeready.json_types import MomentOrEmpty
-from nodeready.node.stacks.beside import (
+from nodeready.node.stacks.ask_witnesses import (
     RECORDER,
     RECORDER_ON,
     buffer_variable,
@@ -20,20 +20,20 @@ from nodeready.node.stacks.beside import (
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
 from nodeready.triage.stacks.trace import Trace
 
-#: What is looked at, in this order: py-spy reads the stack; the output is in a file; the flight
+#: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight
 #: recorder is on; it can write its dump; NCCL's RAS port may be asked; a core would be written;
-#: Python prints its stacks when it dies; a core of the GPU can be asked for; NCCL says what fails.
+#: Python prints its stacks when it dies; a core of the GPU can be requested; NCCL logs failures.
 ITEMS = ("stack", "log", "recorder", "dump", "ras", "core", "faulthandler", "gpu-core", "nccl-log")
-#: ok, or it does not apply; warn: less can be told; fail: a hang or a death leaves too little;
-#: unknown: it could not be seen.
+#: ok, or it does not apply; warn: some evidence is missing; fail: a hang or a death leaves too
+#: little evidence; unknown: not readable.
 RESULTS = ("ok", "warn", "fail", "unknown")
 
 
 class DebugFinding(NamedTuple):
-    """One item, with those of whom the same is true.
+    """One item, with the ranks that share its result.
 
-    found: what there is, one line; fix: what to do for the next run; "": nothing
-    ranks: () where nobody knows them
+    found: the observation, one line; fix: what to do for the next run; "": nothing
+    ranks: () where they are not known
     """
 
     item: Annotated[str, {"enum": ITEMS}]
@@ -47,7 +47,7 @@ class DebugFinding(NamedTuple):
 
 @dataclass(frozen=True)
 class Debuggable:
-    """The document of `nodeready stacks --check`: what a job has for its debugging. Text is one
+    """The document of `nodeready stacks --check`: how a job can be debugged. Text is one
     line without control characters.
 
     started:  when the capture began, UTC
@@ -70,9 +70,9 @@ class Debuggable:
 
 
 def code(document: Debuggable, *, unreachable: bool = False, failed: bool = False) -> int:
-    """The exit code: 3 when something fails, or could not be seen.
+    """The exit code: 3 if an item fails, or is not readable.
 
-    unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
+    unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
     """
     bad = any(finding.result in ("fail", "unknown") for finding in document.findings)
     return exit_code(
@@ -84,12 +84,12 @@ def code(document: Debuggable, *, unreachable: bool = False, failed: bool = Fals
     )
 
 
-#: Result, what there is, what to do.
+#: Result, observation, what to do.
 Judged = tuple[str, str, str]
 _UNSEEN: Judged = ("unknown", "it could not be seen", "look as its user, or with --sudo")
 _ENV = "nodeready env --debug exports it"
 
-# --- The judgement of one process.
+# --- The results of one process.
 
 
 def _stack(process: Mapping[str, Any]) -> Judged:
@@ -114,7 +114,7 @@ def _log(process: Mapping[str, Any]) -> Judged:
         return "ok", "its output is in a file", ""
     reason = str(log.get("absent") or "its output is in no file")[:200]
     if reason.startswith("srun takes its output"):
-        # To a file, as likely as not: srun alone knows.
+        # Perhaps to a file: only srun knows.
         return "ok", reason, ""
     return "fail", reason, "torchrun --log-dir DIR --tee 3, or srun --output FILE"
 
@@ -124,7 +124,7 @@ def _set_variables(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_off(value: str) -> bool:
-    """Whether a variable's value switches something off."""
+    """Whether the value of a variable means "off"."""
     return value.strip().lower() in ("0", "false", "off", "no", "n", "f")
 
 
@@ -234,7 +234,7 @@ def _judged(process: Mapping[str, Any]) -> Iterator[tuple[str, Judged]]:
     settings = process["witnesses"].get("settings")
     for item, judge in _OF_SETTINGS.items():
         try:
-            # A node's word for it: what is missing there makes no sense, and costs this alone.
+            # The answer of a node: an invalid value only fails this item.
             yield item, judge(settings) if isinstance(settings, dict) else _UNSEEN
         except (KeyError, TypeError, ValueError, AttributeError):
             yield item, _UNSEEN
@@ -248,7 +248,7 @@ def judge(
     finished: str = "",
     complete: bool = True,
 ) -> Debuggable:
-    """What the job of these traces has. errors: complete when the traces have been read."""
+    """How the job of these traces can be debugged. errors: complete after all traces are read."""
     together: dict[tuple[str, Judged], list[tuple[int | None, str]]] = {}
     jobs: dict[str, None] = {}
     for trace in traces:

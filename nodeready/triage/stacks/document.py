@@ -9,26 +9,25 @@ from typing import Annotated, ClassVar, NamedTuple
 from nodeready.exit_codes import exit_code
 from nodeready.json_types import MomentOrEmpty
 
-#: Kinds of groups. `stack`: ranks with the same stack; the others have none to compare: ranks that
-#: WORLD_SIZE counts and nobody found; processes that ended while we looked; nodes or processes
-#: that gave no stack; processes in state D, stopped by a signal, or traced by somebody else.
+#: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
+#: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
+#: without a stack; processes in state D, stopped by a signal, or traced by another process.
 KINDS = ("missing", "dead", "stopped", "traced", "uninterruptible", "no-data", "stack")
 
-#: What the samples of a stack group say: the main thread stood still at the same place; it used
+#: Results of the samples of a stack group: the main thread stood still at the same place; it used
 #: CPU time there; it has moved. `unsure`: the same place and hardly any CPU time, but the thread
-#: has woken up meanwhile: a loop that polls, or a job that is slow. None: one sample, or none,
-#: tells nothing.
+#: has woken up meanwhile: a polling loop, or a slow job. None: fewer than two samples.
 VERDICTS = ("blocked", "spinning", "unsure", "progressing")
 _VERDICTS = (*VERDICTS, None)
 
-#: The witnesses beside the stacks, by the names under which they are shown.
+#: The witnesses beside the stacks -> their names in reports.
 WITNESSES = ("logs", "flight_recorder", "nccl_ras", "gpu", "network", "kernel")
 
-#: What the verdict can be. `late`: ranks have not called what the others wait in; `disagree`: they
-#: have called different things; `gone`: a rank has ended or was never there; `quiet`: all wait and
-#: nothing moves; `moving`: all wait and bytes move; `slow-node`: one node is slower than the
-#: others; `storage`: a file system or a device; `loader`: the data loader; `not-stuck`: the job
-#: goes on; `unclear`: nothing of these can be said.
+#: Kinds of verdicts. `late`: ranks have not called the collective in which their peers wait;
+#: `disagree`: they have called different ones; `gone`: a rank has ended or was never there;
+#: `quiet`: all wait and nothing moves; `moving`: all wait and bytes move; `slow-node`: one node is
+#: slower than its peers; `storage`: a file system or a device; `loader`: the data loader;
+#: `not-stuck`: the job progresses; `unclear`: none of these can be determined.
 VERDICT_KINDS = (
     "late", "disagree", "gone", "quiet", "moving", "slow-node", "storage", "loader", "not-stuck",
     "unclear",
@@ -38,7 +37,7 @@ VERDICT_KINDS = (
 class Frame(NamedTuple):
     """One call.
 
-    file: as short as the profiler gives it
+    file: the short name from the profiler
     line: 0 where the ranks differ
     """
 
@@ -57,8 +56,8 @@ class StackThread(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-#: What a group is in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
-#: None: nobody can tell.
+#: Roles of a group in the hang. `suspect`: it does not wait for other ranks; `victim`: it does;
+#: None: not known.
 ROLES = ("suspect", "victim", None)
 
 
@@ -66,13 +65,13 @@ class ChildProcess(NamedTuple):
     """Processes that ranks of a group have started (a data loader's worker, a compiler, a shell);
     equal ones once.
 
-    kind:      what it is for: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
+    kind:      its purpose: `loader worker`, `compiler`, `shell`, `checkpoint writer`, `process`
     processes: how many
-    ranks:     of those that have started them
+    ranks:     the ranks that have started them
     state, wait_channel: as in /proc
     waits_on:  the file, pipe, socket or peer that it waits for; "": not known
-    frames:    root to leaf; () where there is no stack
-    why:       why there is no stack; "": there is one
+    frames:    root to leaf; () where it has no stack
+    why:       why it has no stack; "": it has one
     hint:      as a group's
     """
 
@@ -90,35 +89,34 @@ class ChildProcess(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that stand at the same place, or that have none for the same reason.
+    """Ranks that stand at the same place, or have no stack for the same reason.
 
-    kind:    missing: WORLD_SIZE counts them and nobody found them; dead: ended while it was looked
-             at; uninterruptible: state D; no-data: no stack, or a node without an answer
+    kind:    missing: WORLD_SIZE counts them and no node has them; dead: ended during the
+             capture; uninterruptible: state D; no-data: no stack, or a node without an answer
     verdict: from all samples: the main thread stood still; it used CPU time at the same place; it
              woke up there now and then; it has moved. None: one sample, or none
-    ranks:   sorted; () where nobody knows them (a node without an answer, a process without RANK)
+    ranks:   sorted; () where they are not known (a node without an answer, a process without RANK)
     nodes:   the nodes that they are on, each once
-    frames:  root to leaf; () for what has no stack
-    hint:    what a stack that ends there means, and what to look at; "" for what is not known
+    frames:  root to leaf; () where it has no stack
+    hint:    what a stack that ends there means, and what to look at; "": not known
     why:     for a group without a stack: the reason, one line
     fork:    index of the first frame that this group shares with no larger group (of two as large,
-             the one with the lower rank counts as larger): where its path leaves the others';
-             len(frames) where it is the beginning of another's, 0 for the largest
+             that with the lower rank counts as larger), where its path branches off; len(frames)
+             if its path is the beginning of another one, 0 for the largest
     processes: how many
     native:  frames of a native unwinding of one of its ranks, root to leaf; () when not taken
-    threads: the other threads of one of its ranks; () unless all threads were compared
-    role:    suspect: it does not wait for other ranks; victim: it does. None: nobody can tell
+    threads: further threads of one of its ranks; () unless all threads were compared
+    role:    suspect: it does not wait for other ranks; victim: it does. None: not known
     reason:  why it has that role, one line
-    user_frame: the innermost call of the user's own code; None: not found
+    user_frame: the innermost call of the user's code; None: not found
     states:  state and wait channel of its main threads with their counts, the most frequent first
     waits_on: what its main threads wait for: a file, a pipe, a socket, a peer, a lock's owner
     below:   processes that its ranks have started and may wait for
-    locals:  variables of the innermost calls, on request: `function: name = value`; with the ranks
-             before it where not all have it so
-    about:   where it stands, or was last, in one word: `collective`, `data`, `storage`, ...;
+    locals:  variables of the innermost calls, on request: `function: name = value`; after the
+             ranks with that value, where not all have it
+    about:   its place, or its last one, in one word: `collective`, `data`, `storage`, ...;
              "": not known
-    woke:    how often each of its main threads woke up between the samples, at least; None: not
-             known
+    woke:    minimum wakeups of each main thread between the samples; None: not known
     """
 
     kind: Annotated[str, {"enum": KINDS}]
@@ -168,8 +166,8 @@ class Rank(NamedTuple):
 class OtherJob(NamedTuple):
     """A job that is not shown.
 
-    user:     whose processes they are; "": not told
-    stranger: it claims the shown job's name, and is another user's
+    user:     owner of its processes; "": not known
+    stranger: it claims the shown job's name, but belongs to another user
     """
 
     job: str
@@ -179,11 +177,11 @@ class OtherJob(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """What a witness says of some ranks or nodes, one line.
+    """What a witness reports about some ranks or nodes, one line.
 
-    ranks, nodes: of whom; () for both: of the whole job
-    weight:       2: it may convict alone; 1: it supports; 0: it only tells
-    against:      True: it speaks against these being the cause
+    ranks, nodes: the subjects; () for both: the whole job
+    weight:       2: enough for a verdict; 1: supports one; 0: information
+    against:      True: evidence that these are not the cause
     """
 
     text: str
@@ -198,7 +196,7 @@ class Witness:
     """One witness beside the stacks, over all ranks.
 
     name:   `logs`, `flight_recorder`, `nccl_ras`, `gpu`, `network`, `kernel`
-    absent: why it says nothing, each different reason once; () where all were there
+    absent: why it has no answer, each different reason once; () where all answered
     says:   equal statements once, the weightiest first
     """
 
@@ -209,8 +207,8 @@ class Witness:
 
 @dataclass(frozen=True)
 class Suspect:
-    """Who may be the cause, with what speaks for that and against it. A name that is a word of
-    Python's has an underscore, which its JSON has not."""
+    """Ranks or nodes that may be the cause, with the evidence for and against. A field named like
+    a Python keyword has an underscore, which its JSON key has not."""
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
@@ -220,12 +218,12 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong with the job, by all witnesses together.
+    """The cause of the hang, from all witnesses together.
 
     kind:     see VERDICT_KINDS
     text:     one line: what is wrong, where, what to do
     suspects: the most suspicious first
-    missing:  what would tell more, and was not there: one line each
+    missing:  evidence that was missing and would help: one line each
     """
 
     kind: Annotated[str, {"enum": VERDICT_KINDS}]
@@ -241,15 +239,15 @@ class Stacks:
 
     started:    UTC
     finished:   UTC
-    job:        empty where the processes name none
-    world_size: WORLD_SIZE of the ranks; None: they have none, or disagree
+    job:        "": the processes name none
+    world_size: WORLD_SIZE of the ranks; None: missing, or different
     errors:     node -> why it gave no answer, or only a part of it, one line
     advice:     what to look at next, one line each
     complete:   False when it was interrupted; ranks that were not found do not count as missing
     user:       the owner of the job; "": not known
     others:     the jobs that are not shown, the largest first
     verdict:    None: no rank was found
-    witnesses:  beside the stacks
+    witnesses:  the witnesses beside the stacks
     """
 
     SCHEMA: ClassVar = "stacks"
@@ -294,9 +292,9 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = False) -> int:
-    """The exit code of ``stacks``: all good are stacks of all ranks, and an answer of every node.
+    """The exit code of ``stacks``: success needs every rank's stack and every node's answer.
 
-    unreachable: a node was not reached, or got lost; failed: a mistake of ours cost a node
+    unreachable: a node was not reached, or got lost; failed: nodeready failed on a node
     """
     return exit_code(
         interrupted=not stacks.complete,
@@ -307,17 +305,17 @@ def stacks_code(stacks: Stacks, *, unreachable: bool = False, failed: bool = Fal
     )
 
 
-# --- The stacks of all groups as one tree, which has their common calls once.
+# --- The stacks of all groups as one tree, with their common calls once.
 
 
 @dataclass(frozen=True)
 class JobTree:
-    """A call, with what was called from there.
+    """A call, with the calls made from it.
 
     frame:     None at the root
-    processes: how many have it on their stack
-    ranks:     theirs, sorted
-    groups:    indexes into `Stacks.groups`, of all that pass here
+    processes: number of processes with it on their stack
+    ranks:     their ranks, sorted
+    groups:    indexes into `Stacks.groups`, of all groups with it
     children:  the largest first
     """
 
@@ -361,7 +359,7 @@ def tree(stacks: Stacks) -> JobTree:
         processes = sum(stacks.groups[index].processes for index in groups)
         return JobTree(frame, processes, ranks[groups], groups, children)
 
-    # Without recursion: a stack can be deeper than Python's own.
+    # Without recursion: a stack can be deeper than Python's limit.
     order: list[tuple[_TreeNode, Frame | None]] = [(root, None)]
     for node, _ in order:
         for (function, file), child in node.below.items():

@@ -1,7 +1,7 @@
-"""What the witnesses beside the stacks have said, kept small while traces are read.
+"""Keeps the answers of the witnesses beside the stacks, compactly, while traces are read.
 
 A trace's witnesses are the dataclasses of `nodeready.node.witnesses` as plain data. Ranks of a
-hung job say nearly the same, so equal values are decoded once and known by a number.
+hung job give nearly equal answers, so equal values are decoded once and known by a number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nodeready.node.witnesses.logs import Log, Report
 from nodeready.node.witnesses.nccl_ras import Ras
 from nodeready.subjects import wire
 
-#: Characters of a line that a process or a node said.
+#: Maximum characters of a line of output of a process or a node.
 MAX_LINE = 160
 
 #: Version 2 of marshal: equal values have equal bytes.
@@ -64,18 +64,20 @@ class ValueTable:
 
 
 class HeadTable(ValueTable):
-    """Values without what everybody has an own of.
+    """Values without their individual fields.
 
-    own: what stands in place of that
+    own: placeholders for those fields
     """
 
-    def __init__(self, kind: type[Any], **own: Any) -> None:
+    def __init__(self, kind: type[Any], **placeholders: Any) -> None:
         super().__init__(kind)
-        self._own = own
-        self._rest = itemgetter(*(field.name for field in fields(kind) if field.name not in own))
+        self._placeholders = placeholders
+        self._rest = itemgetter(
+            *(field.name for field in fields(kind) if field.name not in placeholders)
+        )
 
     def number(self, value: Any) -> int:
-        """Only what is left makes the key: a dict without the rest costs as much as decoding.
+        """The number of a value; the common fields make the key: a copy costs as much as decoding.
 
         Raises DecodeError.
         """
@@ -83,7 +85,7 @@ class HeadTable(ValueTable):
             raise wire.DecodeError(f"no {self.kind.__name__}")
         key = _bytes(self._rest(value), 2)
         number = self._numbers.get(key)
-        return self._new(key, {**value, **self._own}) if number is None else number
+        return self._new(key, {**value, **self._placeholders}) if number is None else number
 
 
 class KeptLog(NamedTuple):
@@ -92,7 +94,7 @@ class KeptLog(NamedTuple):
     head:    number of the log without what differs from rank to rank
     reports: number of the tuple of (rank, number of the report without its rank)
     last:    its last line
-    error:   the last one of its last lines that is an error; "": none is
+    error:   the last error among its last lines; "": none
     """
 
     head: int
@@ -116,7 +118,7 @@ class KeptRecording(NamedTuple):
 
 
 class KeptGpu(NamedTuple):
-    """One GPU. head: number of the GPU without what changes all the time"""
+    """One GPU. head: number of the GPU without its changing fields"""
 
     head: int
     sm: int | None
@@ -134,7 +136,7 @@ class KeptNetwork(NamedTuple):
 
 
 class Evidence:
-    """Reads the witnesses of one trace after the other, and keeps of each only what is needed."""
+    """Reads the witnesses of each trace, and keeps only what the verdict needs."""
 
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], KeptLog] = {}
@@ -163,7 +165,7 @@ class Evidence:
         )
 
     def read(self, trace: Mapping[str, Any]) -> None:
-        """Keep what the witnesses of one trace say; what makes no sense is an absent witness."""
+        """Keep the answers of one trace's witnesses; an invalid answer is an absent witness."""
         node, witnesses = trace["node"], trace.get("witnesses")
         if witnesses:
             self._read_node(node, witnesses)
@@ -193,10 +195,10 @@ class Evidence:
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
     def _reports(self, values: list[Any]) -> int:
-        """The number of the reports. Ranks that write one file have the same ones."""
+        """The number of the reports. Ranks that write into one file share them."""
         if not values:
             return 0
-        # A single one is mostly of the rank alone.
+        # A single report mostly belongs to one rank.
         key = _bytes(values, 2) if len(values) > 1 else b""
         number = self._report_keys.get(key)
         if number is None:
@@ -277,11 +279,11 @@ class Evidence:
             return KeptNetwork(_decode_problem(problem), 0.0, ())
 
 
-#: What reading an answer of another form raises.
+#: Exceptions of reading an answer of another form.
 _UNREAD = (wire.DecodeError, TypeError, KeyError, AttributeError, ValueError)
 
 
-#: Words of which one stands in every error, and the errors.
+#: Words, one of which is in every error; and the errors.
 _HINTS = ("rror", "xception", "out of memory", "Segmentation")
 _ERROR = re.compile(
     r"^\S*(?:Error|Exception)\b|\bCUDA error|\b\w+Error: |out of memory|Segmentation fault"
@@ -289,7 +291,7 @@ _ERROR = re.compile(
 
 
 def _error(lines: Sequence[str]) -> str:
-    """The last line that is an error; "": none is."""
+    """The last line that is an error; "": none."""
     for line in reversed(lines):
         if any(word in line for word in _HINTS) and _ERROR.search(line):
             return line

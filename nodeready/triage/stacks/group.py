@@ -41,14 +41,14 @@ from nodeready.triage.stacks.document import (
     StackThread,
 )
 
-# --- What is kept of every trace until all are read: processes, by their classification.
+# --- The processes of all traces, kept by their classification until all are read.
 
-#: Kinds whose groups differ by their stacks; the others differ by their reason alone.
+#: Kinds whose groups differ by their stacks; groups of further kinds differ by their reason.
 WITH_STACK = ("stack", "uninterruptible")
 
 
 class GroupedProcess(NamedTuple):
-    """One process, with its `Rank.group` not known yet."""
+    """One process, before its `Rank.group` is known."""
 
     node: str
     pid: int
@@ -61,9 +61,9 @@ class GroupedProcess(NamedTuple):
 
 
 class _ProcessRow:
-    """Processes below ranks of a group that are equal.
+    """Equal descendants of the ranks of a group.
 
-    stacks: the different ones, of one path; one: what was said of the first
+    stacks: the different stacks, of one path; one: the row of the first process
     """
 
     __slots__ = ("count", "one", "ranks", "stacks", "waits_on", "words")
@@ -76,25 +76,26 @@ class _ProcessRow:
         self.waits_on: set[str] = set()
 
 
-#: Numbers of processes and descriptors: everybody has its own.
+#: Numbers of processes and descriptors, which differ between processes.
 _NUMBERS = re.compile(r"\d+")
 _PIDS = re.compile(r"\b(pids?|child) \d+(, \d+)*")
-#: Different things of a kind that are kept of a group.
+#: Maximum different values of a field that are kept of a group.
 _MOST_TEXTS, _MOST_ROWS = 64, 64
 
 
 class Bucket:
-    """Processes of one group. stacks: the different ones; None among them: one that has none.
+    """Processes of one group. stacks: the different stacks; None: a process without a stack.
 
-    by_node: the stacks that the processes of each node have
-    woke:    how often their main threads woke up, least and most
+    by_node: node -> stacks of its processes
+    woke:    minimum and maximum wakeups of their main threads
     kernel:  the function of the kernel that those in state D wait in
-    states, waits_on: with how many have them, and the first as it was said
-    below:   the processes below the ranks
-    ends:    what they wait for at other ranks; waits_for: the ranks for which all of them wait
+    states, waits_on: the number of processes with each, and the first with its numbers
+    below:   the descendants of the ranks
+    ends:    connections and pipes to other ranks for which they wait
+    waits_for: the ranks for which all of them wait
     beside:  the stacks of further threads that wait for ranks
-    native:  native frames of one of them; natives: the ranks that have some
-    locals:  a variable with its value -> the ranks that have said so
+    native:  native frames of one process; natives: the ranks with native frames
+    locals:  a variable with its value -> the ranks with that value
     """
 
     __slots__ = (
@@ -122,7 +123,7 @@ class Bucket:
         self.beside: set[int] = set()
 
     def add(self, process: Mapping[str, Any], node: str, classification: Classification) -> None:
-        """What is known of one more process, beside what `Process` keeps."""
+        """Count one more process in the fields of the group."""
         stack, woke = classification.stack, classification.woke
         if stack is not None:
             nodes = self.by_node.get(node)
@@ -152,7 +153,7 @@ class Bucket:
         ends: links.LinkEnds | None,
         native: int | None,
     ) -> None:
-        """What one more process waits for, and its native frames."""
+        """Count the waits and native frames of one more process."""
         if ends:
             self.ends[node, process["pid"]] = ends
         if native is not None:
@@ -166,14 +167,14 @@ class Bucket:
         numbers: list[int],
         table: StackNumbers,
     ) -> None:
-        """Processes below one rank; equal ones of all ranks are one row."""
+        """Count the descendants of one rank; equal ones of all ranks are one row."""
         for new_row in rows:
             stack = None if new_row["main"] is None else numbers[new_row["main"]]
             words = {
                 name: _NUMBERS.sub("N", new_row[name]) for name in ("command", "waits_on", "error")
             }
             if stack is not None:
-                # What it waits for is what differs; where it stands is the same.
+                # Rows differ by the awaited object; their place is the same.
                 words["waits_on"] = ""
             key = (
                 new_row["kind"],
@@ -195,7 +196,7 @@ class Bucket:
                 row.stacks.add(stack)
 
     def take(self, other: Bucket) -> None:
-        """Take over the processes of another one."""
+        """Take over the processes of another group."""
         self.processes += other.processes
         self.stacks |= other.stacks
         for node, stacks in other.by_node.items():
@@ -225,22 +226,22 @@ class Bucket:
 class TracedJob:
     """The processes of one job.
 
-    name:  by Slurm's cgroup where slurm says so, else as the processes say
-    user:  whose processes they are; of a job of Slurm's, of the first one that was read
-    claims: of its processes, those that are not of the job that they name, as their nodes say
+    name:  from Slurm's cgroup, else from the processes' environments
+    user:  owner of its processes; of a Slurm job, owner of the first that was read
+    claims: processes that name this job but, by their nodes, do not belong to it
     """
 
     def __init__(self, name: str = "", user: str = "", slurm: bool = False) -> None:
         self.name, self.user, self.slurm = name, user, slurm
-        #: The users of a job of Slurm's.
+        #: The users of a Slurm job.
         self.users = {user}
         self.buckets: dict[tuple[Any, ...], Bucket] = {}
-        #: WORLD_SIZE -> the rank of each process that says so; None: it has no number.
+        #: WORLD_SIZE -> the rank of each process with it; None: it has no number.
         self.worlds: dict[int, list[int | None]] = {}
         self.count = self.claims = 0
 
     def join(self, other: TracedJob) -> None:
-        """Take over the processes of the same user that are outside of the job's cgroup."""
+        """Take over processes of the same user outside of the job's cgroup."""
         for key, bucket in other.buckets.items():
             own_bucket = self.buckets.setdefault(key, bucket)
             if own_bucket is not bucket:
@@ -251,7 +252,7 @@ class TracedJob:
 
     @property
     def is_claim(self) -> bool:
-        """Whether it is another user's."""
+        """Whether the job belongs to another user."""
         return self.claims == self.count > 0
 
     @property
@@ -275,10 +276,10 @@ class TracedJob:
 
     @property
     def size(self) -> tuple[int, int]:
-        """On how many nodes it is, and how many ranks it has.
+        """The numbers of its nodes and of its ranks.
 
-        More processes with the same rank do not make it larger; and one node that claims any
-        number of ranks has one voice.
+        Several processes with one rank count once; and a node counts once, however many ranks it
+        claims.
         """
         processes = self._all_processes
         ranks = {process.rank for process in processes}
@@ -287,20 +288,20 @@ class TracedJob:
 
 
 class TraceCollector:
-    """Reads one trace after the other, and keeps of each only what the groups need."""
+    """Reads the traces one at a time, and keeps only what the groups need."""
 
     def __init__(self, all_threads: bool) -> None:
         self.all_threads = all_threads
         self.stacks = StackNumbers()
-        #: By Slurm's word for the job, else by the user and by what the processes say.
+        #: Jobs by Slurm's cgroup, else by the user and the processes' environments.
         self.jobs: dict[tuple[str, str, str], TracedJob] = {}
         self.nodes: dict[str, None] = {}
-        #: Nodes with processes, of whatever job.
+        #: Nodes with processes of any job.
         self.answered: set[str] = set()
         self.errors: dict[str, str] = {}
         self.instead: dict[str, Sequence[str]] = {}
         self.started: list[str] = []
-        #: Not all of the job was asked for.
+        #: Why only a part of the job was requested.
         self.part = ""
         self._texts: dict[str, str] = {}
         self.evidence = evidence.Evidence()
@@ -318,7 +319,7 @@ class TraceCollector:
         elif trace["instead"]:
             self.instead[node] = trace["instead"]
         numbers = self.stacks.numbers(trace)
-        # Every trace has strings of its own, and most of them are the same.
+        # Each trace brings new string objects, most of which are equal.
         shared = self._texts.setdefault
         for process in trace["processes"]:
             slurm, user = process["slurm_job"], process["user"]
@@ -376,13 +377,13 @@ class TraceCollector:
     def _key(
         self, classification: Classification, threads: list[tuple[str, int]]
     ) -> tuple[Any, ...]:
-        """What processes of one group have in common; the verdict is the last of it."""
+        """The key of a process's group; its last item is the verdict."""
         path = None
         site: tuple[int, ...] = ()
         if classification.stack is not None and classification.kind in WITH_STACK:
             path = self.stacks.path_of[classification.stack]
             reading = self.stacks.reading(classification.stack)
-            # A loop that computes is at any line; who waits stands at one.
+            # A computing loop may be at any line; a waiting rank stands at one.
             waits = classification.verdict in ("blocked", "unsure", None) or (
                 reading.for_ranks and classification.verdict == "spinning"
             )
@@ -399,12 +400,12 @@ class TraceCollector:
         )
 
     def each_job(self) -> list[TracedJob]:
-        """The jobs, the one to show first.
+        """The jobs, beginning with the job to show.
 
-        Those whose processes only claim a job are the last. Where half of the nodes know of a job
-        of Slurm's, those come first, by their cgroups: no user can claim one, but a node can. Then
-        the one on the most nodes, with the most ranks. What a job's user has outside of its cgroup
-        is the job's, too; what others claim is not.
+        Jobs that processes only claim come last. Where half of the nodes have a Slurm job, Slurm
+        jobs come first, by their cgroups: a node can fake one, but no user can. Then comes the job
+        on the most nodes, with the most ranks. Processes of a job's user outside of its cgroup
+        belong to the job; processes of other users that claim it do not.
         """
         slurm_jobs = [job for job in self.jobs.values() if job.slurm]
         managed = {node for job in slurm_jobs for node in job.nodes}
@@ -432,7 +433,7 @@ class TraceCollector:
     def _waiting_threads(
         self, process: Mapping[str, Any], numbers: list[int], thread: str
     ) -> set[int]:
-        """The stacks of threads beside the one that counts that wait for ranks as well."""
+        """The stacks of further threads that wait for ranks, beside the classified thread."""
         rows = process["samples"][-1]["threads"] if process["samples"] else []
         return {
             numbers[at]
@@ -441,7 +442,7 @@ class TraceCollector:
         }
 
     def _threads(self, process: Mapping[str, Any], numbers: list[int]) -> list[tuple[str, int]]:
-        """The other threads at the last sample that has a stack."""
+        """The further threads at the last sample with a stack."""
         for sample in reversed(process["samples"]):
             if sample["main"] is not None:
                 pairs = sample["threads"]
@@ -450,7 +451,7 @@ class TraceCollector:
 
 
 def _rank(value: int | None) -> int | None:
-    """Launchers say -1 for "none", and what is beyond every job is no rank."""
+    """A valid rank, else None: launchers write -1 for "none", and no job is larger."""
     return value if value is not None and 0 <= value < advise.MAX_RANKS else None
 
 
@@ -459,7 +460,7 @@ def _rank(value: int | None) -> int | None:
 
 @contextlib.contextmanager
 def _garbage_collection_off() -> Iterator[None]:
-    """Traces hold no cycles, and looking for some at each of so many tuples costs a third."""
+    """Without garbage collection: traces have no cycles, and the search would cost a third."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -470,18 +471,17 @@ def _garbage_collection_off() -> Iterator[None]:
 
 
 def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
-    """The buckets; one without a verdict joins the largest that differs in nothing else.
+    """The buckets; a bucket without a verdict joins the largest that is equal otherwise.
 
-    Of ranks at the same place some woke up and some did not: nobody can tell of any of them that
-    it stands still.
+    If only some of the ranks at one place woke up, it is unknown which of them stand still.
     """
     places: dict[tuple[Any, ...], dict[str | None, Bucket]] = {}
     nodes_of: dict[tuple[Any, ...], set[str]] = {}
     for key in buckets:
         nodes_of.setdefault(key[2:-1], set()).update(() if key[1] is None else (key[1],))
     for key, bucket in buckets.items():
-        # Who waits for ranks is with its like, wherever those are. Of whom there are no native
-        # frames is with those of whom there are some, where these are all at one place.
+        # Ranks that wait for ranks are joined at any place. Ranks without native frames join those
+        # with native frames if these are all at one place.
         natives = nodes_of[key[2:-1]]
         native = min(natives) if key[1] is None and len(natives) == 1 else key[1]
         place = places.setdefault((bool(bucket.waits_for), native, *key[2:-1]), {})
@@ -503,14 +503,14 @@ def _merged(buckets: Mapping[tuple[Any, ...], Bucket]) -> list[Bucket]:
 
 
 def _frames(bucket: Bucket, table: StackNumbers) -> tuple[Frame, ...]:
-    """Kinds without a stack show one only when all of their processes have the same."""
+    """The stack of a kind without one, shown only if all its processes have the same."""
     stacks = sorted(stack for stack in bucket.stacks if stack is not None)
     one_path = len({table.path_of[stack] for stack in stacks}) == 1
     return table.frames(stacks) if one_path and None not in bucket.stacks else ()
 
 
 def _follow(job: TracedJob, reader: TraceCollector) -> None:
-    """Tell each bucket the ranks for which its processes wait."""
+    """Set for each bucket the ranks for which its processes wait."""
     if not any(bucket.ends for bucket in job.buckets.values()):
         return
     rank_of: dict[links.Place, int] = {}
@@ -521,7 +521,7 @@ def _follow(job: TracedJob, reader: TraceCollector) -> None:
         hint = _hint(bucket, _frames(bucket, reader.stacks), ())
         about = hint.about if hint else ""
         if about == "sleep" and bucket.verdict != "unsure":
-            # It does not look for anything.
+            # It does not poll.
             about = ""
         waiting = links.LinkWait(
             frozenset(ranks.values()),
@@ -549,7 +549,7 @@ def _group(bucket: Bucket, table: StackNumbers, order: Mapping[str, int]) -> Gro
         tuple(sorted({process.rank for process in bucket.processes if process.rank is not None})),
         tuple(sorted(nodes, key=order.__getitem__)),
         frames,
-        # Who moves waits for nothing.
+        # A moving rank waits for nothing.
         hint.text if hint and bucket.verdict != "progressing" else "",
         bucket.why,
         len(frames),
@@ -576,7 +576,7 @@ def _hint(
         return None
     for mark in (THREAD, HOLDER):
         if mark in frames:
-            # What the kernel tells is of the main thread, which only waits for this one.
+            # The kernel's facts are those of the main thread, which only waits for this one.
             at = frames.index(mark)
             return hints.of_thread(frames[:at], frames[at + 1 :], native, lock=mark == HOLDER)
     channels = {channel for _, channel in bucket.states}
@@ -591,7 +591,7 @@ def _hint(
 
 
 def _switches_text(bucket: Bucket) -> str:
-    """What a doubt rests on."""
+    """The reason of a doubt about the verdict."""
     if bucket.verdict != "unsure" or not bucket.woke:
         return ""
     least, highest = bucket.woke
@@ -601,16 +601,16 @@ def _switches_text(bucket: Bucket) -> str:
 
 
 def _native_coverage(bucket: Bucket) -> str:
-    """Of whom native frames are, where not all of them were looked at."""
+    """Which ranks have native frames, where only some were unwound."""
     if not bucket.natives or len(bucket.natives) == len(bucket.processes):
         return ""
     ranks = [rank for rank in bucket.natives if rank is not None]
     owner = advise.few_ranks(sorted(ranks)) if ranks else "one process"
-    return f"native frames are of {owner} alone: nobody knows the others'"
+    return f"native frames are of {owner} alone"
 
 
 def _locals(bucket: Bucket) -> tuple[str, ...]:
-    """The variables; those that not all ranks have alike with the ranks that have them so."""
+    """The variables; a value that not all ranks share comes with its ranks."""
     texts = []
     for text, value_ranks in bucket.locals.items():
         ranks = sorted({rank for rank in value_ranks if rank is not None})
@@ -620,7 +620,7 @@ def _locals(bucket: Bucket) -> tuple[str, ...]:
 
 
 def _states(bucket: Bucket) -> tuple[str, ...]:
-    """``S futex_wait_queue (7)``."""
+    """State and wait channel with their count, as in ``S futex_wait_queue (7)``."""
     rows = [
         (f"{state} {channel}".strip(), count)
         for (state, channel), count in bucket.states.most_common()
@@ -638,7 +638,7 @@ def _waits_on(bucket: Bucket) -> tuple[str, ...]:
     return _counted(sorted(rows, key=lambda row: -row[1]), len(bucket.processes))
 
 
-#: Texts of a kind that a group shows.
+#: Maximum texts of a field that a group shows.
 _MOST_SHOWN = 8
 
 
@@ -652,7 +652,7 @@ def _counted(rows: Sequence[tuple[str, int]], total: int) -> tuple[str, ...]:
 
 
 def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]:
-    """The processes below the ranks, those first that do something, the fewest first."""
+    """The descendants of the ranks, the active ones first, the fewest first."""
     ordered = []
     for row in bucket.below.values():
         singular, words = row.one, row.one if row.count == 1 else row.words
@@ -678,7 +678,7 @@ def _child_rows(bucket: Bucket, table: StackNumbers) -> tuple[ChildProcess, ...]
 
 
 def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
-    """The nodes without an answer, those with the same reason together."""
+    """The nodes without an answer, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for node in sorted(errors, key=natural):
         reasons.setdefault(errors[node].replace(node, "NODE"), []).append(node)
@@ -691,9 +691,9 @@ def _silent_groups(errors: Mapping[str, str]) -> list[Group]:
 
 
 def _forks(groups: Sequence[Group]) -> list[int]:
-    """For each group the index of the first frame that no larger one with a stack shares.
+    """For each group the index of the first frame that it shares with no larger group.
 
-    Of two as large, the one with the lower rank counts as the larger.
+    Of two groups of one size, that with the lower rank counts as larger.
     """
     tree: dict[tuple[int, str, str], int] = {}
     forks = [0] * len(groups)
@@ -743,14 +743,14 @@ _ROLES = {"suspect": 0, None: 1, "victim": 2}
 
 
 def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
-    """The order: suspects before victims; kinds without a stack, unless they are the most; who
-    stands before who moves; then few before many."""
+    """The order: suspects before victims; kinds without a stack, unless they are the most;
+    standing before moving groups; then few before many."""
     size = max(group.processes, len(group.ranks), len(group.nodes))
     usual = group.kind != "stack" and 2 * size > everything and group.role != "suspect"
     return (
         len(_ROLES) if usual else _ROLES[group.role],
         KINDS.index(group.kind),
-        # Whoever has the lock may be another suspect; whoever waits in C may wait for one.
+        # The holder of the lock may be another suspect; a rank that waits in C may wait for one.
         group.about in ("native", "file-lock"),
         group.verdict == "progressing",
         size,
@@ -762,8 +762,8 @@ def _suspicion(group: Group, everything: int) -> tuple[int, ...]:
 def _read_witnesses(
     observed: evidence.Evidence, buckets: Iterable[Bucket], count: int
 ) -> statements.WitnessReport:
-    """What the witnesses say of these processes. Counts of a moment say nothing of a job that
-    goes on."""
+    """The statements of the witnesses about these processes. Momentary counts say nothing about a
+    job that progresses."""
     if not observed:
         return statements.WitnessReport()
     all_buckets = list(buckets)
@@ -775,7 +775,7 @@ def _read_witnesses(
 
 
 def _world(job: TracedJob) -> int | None:
-    """What all ranks that say it agree on."""
+    """The WORLD_SIZE of all ranks that have one; None: none, or different ones."""
     return next(iter(job.worlds)) if len(job.worlds) == 1 else None
 
 
@@ -786,8 +786,8 @@ def _own_files(bucket: Bucket | None, table: StackNumbers) -> frozenset[str]:
 
 
 def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -> Group:
-    """The missing ranks; where they are another job of the same user, which lacks all others, with
-    that for the reason."""
+    """The missing ranks; if they run as another job of the same user, which lacks all the rest,
+    that is the reason."""
     for other in jobs:
         ranks = other.ranks
         same = other.users & job.users and other.worlds.keys() == job.worlds.keys()
@@ -799,7 +799,7 @@ def _with_stray_reason(lost: Group, job: TracedJob, jobs: Iterable[TracedJob]) -
 
 
 def _odd_world(job: TracedJob) -> tuple[tuple[int, ...], str]:
-    """The few ranks that say another WORLD_SIZE than the most, and what they say."""
+    """The few ranks with another WORLD_SIZE than most ranks, and that WORLD_SIZE."""
     if len(job.worlds) < 2:
         return (), ""
     by_world = {
@@ -825,11 +825,11 @@ def group(
 ) -> Stacks:
     """All traces as one document, the most suspicious group first. No trace is kept.
 
-    traces: as `trace.read` has checked them. Of several jobs the first of
-        `TraceCollector.each_job` is grouped, and the advice names the others
-    errors: node -> why it gave no answer; looked at after all traces (see `trace.load`)
-    all_threads: ranks are together only when their other threads stand at the same places too
-    started, finished: "": when the first and the last trace were taken
+    traces: checked by `trace.read`. Of several jobs the first of `TraceCollector.each_job` is
+        grouped, and the advice names the rest
+    errors: node -> why it gave no answer; read after all traces (see `trace.load`)
+    all_threads: group ranks only if their further threads stand at the same places too
+    started, finished: "": the times of the first and the last trace
     complete: False: no rank counts as missing, because not all nodes were asked
     """
     with _garbage_collection_off():
@@ -855,7 +855,7 @@ def _grouped(
     silent = {node: reason for node, reason in all_errors.items() if node not in reader.answered}
     world = _world(job)
     if world is not None and len(job.ranks) == world:
-        # Every rank was found: nobody misses such a node. The errors name it.
+        # Every rank was found: such a node is not missed. The errors name it.
         silent = {}
     pairs += [(silent_group, None) for silent_group in _silent_groups(silent)]
     by_node: dict[str, set[int]] = {}

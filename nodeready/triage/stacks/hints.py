@@ -1,4 +1,4 @@
-"""What a stack that ends at a known place waits for, and what to look at; and whose code it is.
+"""Hints on stacks: what a known place waits for, what to look at, and whose code a frame is.
 
 A row names a function and the end of its file, as py-spy prints them, and stands below the name of
 the project whose sources it was read from: PyTorch 1.13 to 2.15, DeepSpeed 0.19, Lightning 2.6,
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 class Hint(NamedTuple):
-    """What is waited for. about: one word for what it has to do with; text: one line."""
+    """What a stack waits for. about: its subject in one word; text: one line."""
 
     about: str
     text: str
@@ -152,12 +152,12 @@ _GIL = Hint(
 _CORE = Hint("core", "has crashed, and the kernel writes its core: look at the core's file system")
 _RUN = Hint("", "")
 
-#: What a rank waits for that waits for other ranks.
+#: Subjects of ranks that wait for other ranks.
 FOR_RANKS = frozenset({"collective", "peer", "start", "store", "end", "backward", "gpu", "rank"})
-#: Hints that say little, so that whoever knows more is believed.
+#: Vague hints, which any more exact source overrides.
 _VAGUE = frozenset({"backward", "lock", "asyncio"})
 
-# --- Places in Python: function, end of its file -> what it means. "*": every function of it.
+# --- Places in Python: function, end of its file -> what it means. "*": any function of it.
 
 _C10D = "torch/distributed/distributed_c10d.py"
 _FSDP2 = "torch/distributed/fsdp/_fully_shard"
@@ -261,7 +261,7 @@ _PLACES: dict[tuple[str, str], Hint] = {
     ("_exit_barrier", "torch/distributed/elastic/agent/server/api.py"): _STORE,
     **_rows("torch/distributed/elastic/agent/server/api.py", _AGENT, "_invoke_run", "run"),
     ("join", "torch/multiprocessing/spawn.py"): _CHILD,
-    # The data loader, by who waits there: the rank for its workers, a worker for its rank.
+    # The data loader: the rank waits for its workers, a worker for its rank.
     **_rows(_LOADER, _DATA, *_LOADER_WAITS),
     **_rows("torchdata/stateful_dataloader/stateful_dataloader.py", _DATA, *_LOADER_WAITS),
     # Autograd and the GPU.
@@ -327,7 +327,7 @@ _PLACES: dict[tuple[str, str], Hint] = {
     **_rows("portalocker/utils.py", _FILE_LOCK),
 }  # fmt: skip
 
-#: Files below a directory of this name, the first that fits; _RUN: running what was compiled.
+#: Files below a directory of this name, the first that fits; _RUN: runs compiled code.
 _BELOW: tuple[tuple[str, Hint], ...] = (
     ("torch/distributed/checkpoint/_pg_transport.py", _PEER),
     ("torch/distributed/checkpoint/", _CHECKPOINT),
@@ -336,8 +336,8 @@ _BELOW: tuple[tuple[str, Hint], ...] = (
     ("deepspeed/runtime/checkpoint_engine/", _CHECKPOINT),
     ("deepspeed/runtime/swap_tensor/", _FILE),
     ("deepspeed/ops/op_builder/", _COMPILE),
-    # What runs compiled code, and what compiles it (torch 2.15: eval_frame.py and output_code.py
-    # call what is ready).
+    # Modules that run compiled code, and that compile it (torch 2.15: eval_frame.py and
+    # output_code.py call compiled code).
     ("torch/_dynamo/eval_frame.py", _RUN),
     ("torch/_dynamo/external_utils.py", _RUN),
     ("torch/_inductor/output_code.py", _RUN),
@@ -352,10 +352,10 @@ _BELOW: tuple[tuple[str, Hint], ...] = (
     ("importlib._bootstrap", _IMPORT),
 )
 
-#: Places that wait only when they are the last call: what they call is the program's own work.
+#: Places that wait only as the last call: their calls are the program's work.
 _LAST = frozenset({_BACKWARD.about, _GPU.about})
 
-#: Places at which everything waits: whoever called them says more, if it is known.
+#: Places at which any code waits: their caller is more informative, if known.
 _COMMON: dict[tuple[str, str], Hint] = {
     **_rows("threading.py", _LOCK, "wait", "wait_for", "acquire", "join",
             "_wait_for_tstate_lock", "_join_thread", "__enter__"),
@@ -407,8 +407,8 @@ _COMMON: dict[tuple[str, str], Hint] = {
 
 _LOADER_WORKER = ("worker", "is a data loader's worker, in the data set's own code")
 
-#: Libraries that call the user's code: what calls it, said before what that code waits for. The
-#: first row of which a call is on the stack, from the user's code outwards.
+#: Libraries that call the user's code: the caller, named before the awaited object. The first row
+#: counts that has a call on the stack, from the user's code outwards.
 _CALLERS: dict[tuple[str, str], tuple[str, str]] = {
     ("_worker_loop", "torch/utils/data/_utils/worker.py"): _LOADER_WORKER,
     ("_worker_loop", "torchdata/stateful_dataloader/worker.py"): _LOADER_WORKER,
@@ -487,16 +487,15 @@ _SYMBOLS: tuple[tuple[str, Hint], ...] = (
     ("torch::autograd::Engine::", _BACKWARD),
 )
 
-#: Frames of libraries that are in no table, between the innermost one and one that tells
-#: something: a library below a known call has helpers of its own, but further away it is another
-#: story.
+#: Maximum frames of libraries without a row between the innermost frame and a known one: a library
+#: has helpers below a known call, but at a larger distance the call is unrelated.
 _UNKNOWN = 4
-#: The innermost frames that are looked at.
+#: Number of innermost frames that are searched.
 _DEEP = 64
 
 # --- Whose code a frame is.
 
-#: Packages that are nobody's own program, by the names under which py-spy prints their files.
+#: Packages that are no user's program, by the names under which py-spy prints their files.
 _LIBRARIES = frozenset((
     "IPython", "PIL", "absl", "accelerate", "aiohttp", "anyio", "apex", "attr", "av", "awscli",
     "bitsandbytes", "boto3", "botocore", "certifi", "chex", "click", "cloudpickle",
@@ -520,13 +519,13 @@ _LIBRARIES = frozenset((
     "xarray", "xformers", "yaml", "yarl", "zarr", "zmq", "zstandard",
 ))  # fmt: skip
 _STANDARD = frozenset(sys.stdlib_module_names) | {"lib2to3", "asyncore", "distutils", "imp"}
-#: Directories in which nobody keeps his own program.
+#: Directories in which users keep no programs.
 _INSTALLED = re.compile(
     r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*|lib-dynload|lib64/python\d[\d.]*)/"
 )
-#: Files whose code was typed in, and is somebody's own (IPython, ``python -``).
+#: Files whose code was typed in by a user (IPython, ``python -``).
 _TYPED = re.compile(r"<(stdin|ipython-input[^>]*|ipython[^>]*)>|.*/?ipykernel_\d+/\d+\.py")
-#: The calls through which Python comes to a script, outside of the script.
+#: Python's calls outside of a script that lead to it.
 _RUNNERS = frozenset({"runpy.py", "<frozen runpy>", "<string>"})
 
 
@@ -543,7 +542,7 @@ def _library(file: str) -> bool:
     top = file.lstrip("/").partition("/")[0]
     if top == file:
         return top[:-3] in _STANDARD or top[:-3] in _LIBRARIES
-    # A whole path of somebody's own program is no package.
+    # The whole path of a user's program is no package.
     return not file.startswith("/") and (top in _LIBRARIES or top in _STANDARD)
 
 
@@ -551,9 +550,9 @@ _MAIN_MODULE = "<module>"
 
 
 def _own_directory(frames: Sequence[Frame]) -> str:
-    """The file of the program that was started: its own, even when it is called `queue.py`.
+    """The file of the started program, which is the user's even if it is called `queue.py`.
 
-    "": a part of Python or of a library started it.
+    "": a part of Python or of a library was started.
     """
     for frame in frames[:6]:
         if frame.function == _MAIN_MODULE and frame.file not in _RUNNERS:
@@ -588,19 +587,18 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def call_site(frames: Sequence[Frame]) -> tuple[int, ...]:
-    """The lines of the user's own calls: whoever waits for others at other lines waits in another
-    call of theirs."""
+    """The lines of the user's calls: ranks that wait at other lines wait in another call."""
     own_directory = _own_directory(frames)
     return tuple(frame.line for frame in frames if is_own(frame, own_directory))
 
 
-#: What is waited for in loops that sleep and look again: filelock and torch's file_baton.py, and
+#: Subjects of polling loops: locks of filelock and of torch's file_baton.py, and
 #: a child with a time limit (subprocess.py).
 _POLLING = frozenset({"file-lock", "child"})
 
 
 def polls(frames: Sequence[Frame]) -> int:
-    """How many frames lead to a call that looks again and again; 0: none does."""
+    """Number of frames that lead to a polling call; 0: none does."""
     own_directory = _own_directory(frames)
     depth = 0
     for at in range(len(frames) - 1, max(-1, len(frames) - 9), -1):
@@ -625,13 +623,13 @@ def is_idle_worker(text: str) -> bool:
 
 
 def in_pipeline(frames: Sequence[Frame]) -> bool:
-    """Whether a stack is that of a pipeline's stage."""
+    """Whether a stack belongs to a stage of a pipeline."""
     return any(word in frame.file for frame in frames for word in _PIPELINES)
 
 
-# --- Where the main thread only waits for another one, whose stack tells what is waited for.
+# --- Main threads that only wait for another thread, whose stack shows the awaited object.
 
-#: Last calls of a main thread that waits for threads of its own.
+#: Last calls of a main thread that waits for threads of its process.
 _DELEGATES: dict[tuple[str, str], bool] = dict.fromkeys(
     [
         ("main_loop", "ray/_private/worker.py"),
@@ -659,7 +657,7 @@ _DELEGATES: dict[tuple[str, str], bool] = dict.fromkeys(
     ],
     True,
 )
-#: What calls the program's own code in a thread for whoever has asked over a connection.
+#: Callers of the program's code in a thread that serves requests over a connection.
 _DISPATCHERS: dict[tuple[str, str], bool] = dict.fromkeys(
     [
         ("_run_function", "rpc/internal.py"),
@@ -670,19 +668,19 @@ _DISPATCHERS: dict[tuple[str, str], bool] = dict.fromkeys(
     ],
     True,
 )
-#: Threads of multiprocessing's pools that hand on, and where one of its threads waits for work.
+#: Threads of multiprocessing's pools that pass on work, and the place where its threads wait.
 _HANDLERS = dict.fromkeys(
     ((f"_handle_{role}", "multiprocessing/pool.py") for role in ("workers", "tasks", "results")),
     True,
 )
 _IDLE_WORKERS = {
     ("worker", "multiprocessing/pool.py"): True, ("_worker", "concurrent/futures/thread.py"): True,
-    # Threads of gRPC's own that hand on what comes.
+    # Threads of gRPC that pass on requests.
     ("_serve", "grpc/_server.py"): True, ("channel_spin", "grpc/_channel.py"): True,
 }  # fmt: skip
-#: Where a thread of a pool stands that works.
+#: Frame of a working thread of a pool.
 _POOL = {("run", "concurrent/futures/thread.py"): True}
-#: Threads that serve: none of them is what a program waits for.
+#: Serving threads, for which no program waits.
 _SERVERS = re.compile(
     r"tqdm/_monitor\.py|torch/_inductor/compile_worker|wandb/|mlflow/"
     r"|tensorboard|prometheus|ray/_private|logging/handlers\.py|multiprocessing/queues\.py"
@@ -701,27 +699,26 @@ def delegates(frames: Sequence[Frame]) -> bool:
 
 
 def pooled(frames: Sequence[Frame]) -> bool:
-    """Whether a stack has to do with a pool of threads: waits for one, or works in one."""
+    """Whether a stack waits for a pool of threads, or works in one."""
     if any(frame.file.endswith("concurrent/futures/_base.py") for frame in frames[-3:]):
         return True
     return any(_find(frame, _POOL) for frame in frames[:5])
 
 
 def dispatched(frames: Sequence[Frame]) -> bool:
-    """Whether a thread with this stack does in the user's own code what another rank has asked
-    for."""
+    """Whether a thread with this stack runs the user's code on request of another rank."""
     at = next((at for at, frame in enumerate(frames) if _find(frame, _DISPATCHERS)), None)
     return at is not None and user_frame(frames[at:]) is not None
 
 
 def serves(frames: Sequence[Frame]) -> bool:
-    """Whether a thread with this stack is one that its program does not wait for."""
+    """Whether a thread with this stack only serves, so that its program does not wait for it."""
     if not frames:
         return True
     leaf = frames[-1]
     words = [f"{frame.file} {frame.function}" for frame in frames[:4]]
     if any(frame.function == "_pin_memory_loop" for frame in frames[:4]):
-        # The batch is where it was asked for, or in the user's own pin_memory().
+        # The batch is at the place that requested it, or in the user's pin_memory().
         return leaf.function == "_pin_memory_loop" or leaf.file.startswith("multiprocessing/")
     if any(_find(frame, _HANDLERS) for frame in frames[:5]) or _find(leaf, _IDLE_WORKERS):
         return True
@@ -730,9 +727,9 @@ def serves(frames: Sequence[Frame]) -> bool:
     )
 
 
-# --- Wait channels of the kernel, and what /proc tells of the system call.
+# --- Wait channels of the kernel, and the system call in /proc.
 
-#: Beginning of a function of the kernel -> what a process waits for in it, with what to look at.
+#: Beginning of a kernel function -> what a process waits for in it, and what to look at.
 #: Sources: fs/fuse/dev.c, net/sunrpc/sched.c, fs/nfs, Lustre's ptlrpc and ldlm, fs/ceph, fs/smb,
 #: GPFS's portability layer (cxi), mm/filemap.c, block, fs/jbd2, fs/xfs, mm/page-writeback.c,
 #: NVIDIA's kernel-open (os_*, nv_*, uvm_*), drivers/gpu/drm/amd, drivers/dma-buf,
@@ -777,7 +774,7 @@ _CHANNELS: tuple[tuple[str, Hint], ...] = (
     (r"do_coredump|coredump_|vfs_coredump|dump_emit|elf_core_dump", _CORE),
 )  # fmt: skip
 _CHANNELS_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _CHANNELS)
-#: The same for a process that sleeps: any call may wait here, so a known place says more.
+#: The same for a process that sleeps: any call may wait here, so a known place overrides it.
 _SLEEPING: tuple[tuple[str, Hint], ...] = (
     (r"(anon_)?pipe_write|anon_pipe_write", _OUTPUT),
     (r"(anon_)?pipe_read|anon_pipe_read|wait_for_partner|fifo_open", _PIPE),
@@ -790,7 +787,7 @@ _SLEEPING: tuple[tuple[str, Hint], ...] = (
     (r"futex_", _NATIVE),
 )  # fmt: skip
 _SLEEPING_COMPILED = tuple((re.compile(pattern), hint) for pattern, hint in _SLEEPING)
-#: First words of what a thread waits for (`nodeready.node.stacks.waits`) -> the same.
+#: First words of a thread's wait (`nodeready.node.stacks.waits`) -> the same.
 _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"read of /dev/(pts|tty)", _INPUT),
     (r"write of a pipe", _OUTPUT),
@@ -798,7 +795,7 @@ _CALLS: tuple[tuple[str, Hint], ...] = (
     (r"flock|lock ", _FILE_LOCK),
     (r"sleep\b", _SLEEP),
     (r"wait for (any )?child", _CHILD),
-    # A thread of a library's, as zmq's, has the connections, and wakes the caller by eventfd(2).
+    # A library's thread, as in zmq, has the connections, and wakes the caller by eventfd(2).
     (r"(recv|send|connect|accept)\b|(read|poll|select|epoll) of eventfd$", _NETWORK),
     (r"(read|write|open|stat|access|fsync|fdatasync|getdents|rename|unlink|mkdir) of /", _FILE),
     (r"futex\b", _NATIVE),
@@ -816,11 +813,11 @@ def in_kernel(channel: str) -> Hint | None:
 
 
 def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
-    """What the kernel tells of a thread that waits below the user's own code."""
+    """The hint from the kernel on a thread that waits below the user's code."""
     port = master.rpartition(":")[2]
     if port.isdigit() and re.match(rf"(recv|poll|read|connect|send)\b.*:{port}\b", waits_on):
         return _STORE
-    # A file's name may be that of a pipe.
+    # The name of a file may look like that of a pipe.
     piped = next(
         (hint for pattern, hint in _SLEEPING_COMPILED[:3] if pattern.match(channel)), None
     )
@@ -839,13 +836,13 @@ def _asleep(channel: str, waits_on: str, master: str) -> Hint | None:
 
 
 def for_rank(ranks: str) -> Hint:
-    """What waits for these ranks (``rank 3``), by the other ends of its connections."""
+    """The hint on a wait for these ranks (``rank 3``), from the peers of its connections."""
     return _RANK._replace(text=_RANK.text.replace("another rank, which has", f"{ranks}, at"))
 
 
 def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
     parts = frame.file.split("/")
-    # From Python 3.11 on it prints a method with its class.
+    # From Python 3.11 on py-spy prints a method with its class.
     function = frame.function.rpartition(".")[2]
     # py-spy prints a file from its package on, or whole where it cannot see the packages.
     for length in range(1, min(len(parts), 6) + 1):
@@ -857,12 +854,12 @@ def _find(frame: Frame, table: Mapping[tuple[str, str], _T]) -> _T | None:
 
 
 class _PythonStack(NamedTuple):
-    """What Python's frames tell.
+    """The hints of Python's frames.
 
-    called: what a known call waits for
-    common: what the place itself says, where any program waits
-    caller: which library calls the user's code that is the innermost: (about, words)
-    own:    the innermost call, but for calls of `common`, is the user's own
+    called: hint of a known call
+    common: hint of the place itself, where any program waits
+    caller: library that calls the innermost code of the user: (about, words)
+    own:    the innermost call, except calls of `common`, is the user's
     """
 
     called: Hint | None = None
@@ -876,7 +873,7 @@ def _caller(frames: Sequence[Frame]) -> tuple[str, str] | None:
     caller = None
     for frame in reversed(frames[-_DEEP:]):
         candidate = _find(frame, _CALLERS)
-        # A worker has `fetch` on its stack as well, and is the more telling one.
+        # A worker has `fetch` on its stack as well, and is more informative.
         if candidate and (caller is None or candidate[0] == "worker"):
             caller = candidate
     return caller
@@ -916,13 +913,13 @@ def _in_python(frames: Sequence[Frame]) -> _PythonStack:
             elif (common is _NETWORK and place in (_LOOP, _CHILD)) or (
                 common is _LOCK and place in (_CHILD, _NETWORK)
             ):
-                # It waits in select(), or at a lock, for what comes from elsewhere.
+                # It waits in select(), or at a lock, for another thread or process.
                 common = place
     return _PythonStack(None, common)
 
 
 def of_native(frames: Sequence[Frame]) -> Hint | None:
-    """What native frames wait for; None: not known."""
+    """The hint of native frames; None: not known."""
     for frame in reversed(frames[-_DEEP:]):
         for word, hint in _SYMBOLS:
             if word in frame.function:
@@ -937,7 +934,7 @@ def of_thread(
     *,
     lock: bool = False,
 ) -> Hint | None:
-    """What a thread waits for, for which the main thread waits. lock: it has Python's lock"""
+    """The hint on a thread for which the main thread waits. lock: it holds Python's lock"""
     hint, main_hint = find(other, native), find(main)
     if main_hint and main_hint.about in ("compile", "checkpoint", "data") and (
         hint is None or hint.about in ("lock", "child", "native", "network")
@@ -963,13 +960,13 @@ def find(
     waits_on: str = "",
     master: str = "",
 ) -> Hint | None:
-    """What the stack waits for; None: it ends at no known place.
+    """The hint of a stack; None: it ends at no known place.
 
-    frames, native: root to leaf. Waiting for Python's lock comes before all else: what the
-    Python frames call is then not what is waited for.
-    channel, waits_on: what all main threads with this stack wait for in the kernel; "": nothing,
-    or different things. They tell what the frames do not: what a call of C below the user's own
-    code waits for
+    frames, native: root to leaf. A wait for Python's lock comes first: the call of the Python
+    frames is then not the awaited one.
+    channel, waits_on: the wait in the kernel of all main threads with this stack; "": none, or
+    different waits. They show the wait of a call of C below the user's code, which the frames
+    do not
     master: MASTER_ADDR:MASTER_PORT, where the job's store is
     """
     native_hint = of_native(native)

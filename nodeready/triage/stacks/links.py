@@ -1,4 +1,4 @@
-"""Which ranks a rank waits for, over all nodes: whoever has the other end of what it waits at."""
+"""The ranks that a rank waits for, over all nodes: those at the other end of its waits."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, NamedTuple
 
 from nodeready.node.stacks.links import BELOW, WHOLE
 
-#: Connections that are kept of all nodes together.
+#: Maximum connections that are kept, over all nodes.
 _MOST_ENDS = 1 << 20
-#: What a hint is about where the main thread waits for a process below its own; and where a
-#: library's own threads have the connections, or it looks again and again.
+#: Subjects of hints where the main thread waits for a descendant; and where a library's threads
+#: have the connections, or the main thread polls.
 _BELOW_ABOUTS = frozenset({"data", "child"})
 _WHOLE_ABOUTS = frozenset({"network", "sleep"})
 
-#: Before an end that others have as well.
+#: Prefix of an end that several processes share.
 _UNCERTAIN = "may "
 
 Place = tuple[str, int]
 
 
 class LinkEnds(NamedTuple):
-    """Whom one process waits for, each a `pid 55` of its node or both addresses of a connection.
+    """The peers that a process waits for: `pid 55` of its node, or a connection's addresses.
 
-    direct: of the thread that counts; below: of the processes below; whole: of any connection
+    direct: of the classified thread; below: of the descendants; whole: of any connection
     """
 
     direct: tuple[str, ...]
@@ -32,9 +32,9 @@ class LinkEnds(NamedTuple):
 
 
 def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
-    """What one process waits for; None: nothing is told. thread: the one that counts"""
+    """The waits of one process; None: not known. thread: the classified thread"""
     rows = process["waits_for"]
-    # A connection to another node is also one that others may wait for.
+    # Another rank may wait for a connection to another node, too.
     far = [" ".join(reversed(end.split(" "))) for end in process["ends"] if " " in end]
     if not rows and not far:
         return None
@@ -46,20 +46,20 @@ def ends(process: Mapping[str, Any], thread: str) -> LinkEnds | None:
 
 
 def hosts(link_ends: LinkEnds | None) -> tuple[str, ...]:
-    """Where the other ends are, without the numbers that everybody has of its own."""
+    """The peers without the numbers that differ between processes."""
     texts = link_ends.direct if link_ends else ()
     return tuple(sorted({text.rpartition(":")[0].partition(" ")[0] for text in texts}))
 
 
 class Links:
-    """Whose the ends of the connections are."""
+    """The owners of the ends of connections."""
 
     def __init__(self) -> None:
-        #: Own address and peer's, or the address alone where it listens -> process; None: several.
+        #: Own address and peer's, or the address of a listener -> process; None: several.
         self._owner: dict[str, Place | None] = {}
 
     def read(self, node: str, process: Mapping[str, Any]) -> None:
-        """Keep which ends one process has."""
+        """Keep the ends of one process."""
         for end in process["ends"] if len(self._owner) < _MOST_ENDS else ():
             place = node, process["pid"]
             self._owner[end] = place if self._owner.get(end, place) == place else None
@@ -74,7 +74,7 @@ class Links:
 class LinkWait(NamedTuple):
     """Processes of one group.
 
-    ranks: of them; about: of their hint; ends: node and pid -> Ends
+    ranks: their ranks; about: subject of their hint; ends: node and pid -> Ends
     awake: they woke up between the samples
     """
 
@@ -93,14 +93,13 @@ def waited_for(
 ) -> list[tuple[int, ...]]:
     """For each group the ranks that all of its processes wait for; (): not all of them wait.
 
-    One of several ends may be the one that counts: such a group waits when one of those ranks does
-    not wait itself.
+    Of several ends only one may count: such a group waits if one of those ranks does not wait.
     """
     waiting_abouts = frozenset(for_ranks)
     waited: list[tuple[int, ...]] = [()] * len(groups)
     waiting = {rank for group in groups if group.about in waiting_abouts for rank in group.ranks}
     awake = {rank for group in groups if group.awake for rank in group.ranks}
-    # The surest first: who waits for others keeps nobody waiting that may wait for several.
+    # The surest first: a rank that waits is not the awaited one of a group with several ends.
     for level in (_certain_ends, _direct, _all_ends):
         candidates: list[tuple[int, list[set[int]]]] = []
         for at, group in enumerate(groups):
@@ -112,10 +111,10 @@ def waited_for(
                 ranks = {rank_of[owner] for owner in owners if owner and owner in rank_of}
                 sets.append(ranks - {rank_of.get(place, -1)})
             candidates.append((at, sets))
-        # Who has one other end waits for that; then who has several waits for the rest.
+        # Groups with one end wait for it; then groups with several wait for the remaining ranks.
         candidates.sort(key=lambda row: max(map(len, row[1]), default=0))
         for at, ends_of in candidates:
-            # Of any connection it is only likely: a rank that does something may use it.
+            # For an arbitrary connection it is only likely: an active rank may use it.
             excluded = {_certain_ends: set(), _direct: waiting, _all_ends: waiting | awake}[level]
             sets = [ranks - excluded for ranks in ends_of]
             if all(sets) and (
@@ -127,13 +126,13 @@ def waited_for(
 
 
 def _certain_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
-    """The ends that the thread waits for, where nobody else has them."""
+    """The ends that the thread waits for and that only one process has."""
     texts = _waited(ends, about)
     return () if any(text.startswith(_UNCERTAIN) for text in texts) else texts
 
 
 def _direct(ends: LinkEnds, about: str) -> tuple[str, ...]:
-    """The ends that the thread waits for, though others may have them as well."""
+    """The ends that the thread waits for, including ends that several processes share."""
     return tuple(text.removeprefix(_UNCERTAIN) for text in _waited(ends, about))
 
 
@@ -142,5 +141,5 @@ def _waited(ends: LinkEnds, about: str) -> tuple[str, ...]:
 
 
 def _all_ends(ends: LinkEnds, about: str) -> tuple[str, ...]:
-    """The ends of all connections, where the thread itself waits for none of its own."""
+    """The ends of all connections, where the thread waits for no particular one."""
     return ends.all_ends if about in _WHOLE_ABOUTS and not _direct(ends, about) else ()

@@ -12,28 +12,28 @@ from nodeready.text import counted
 from nodeready.triage.stacks.document import Statement, Witness, fold_ranks
 from nodeready.triage.stacks.evidence import Evidence
 
-#: Characters of a name that a process or a node said.
+#: Maximum characters of a name from a process or a node.
 MAX_NAME = 40
 
 
-#: Statements of one witness that are kept, the weightiest; reasons why one is absent.
+#: Maximum statements of one witness, the weightiest; and reasons why a witness is absent.
 _MOST, _REASONS = 64, 8
 
 
 class Lag(NamedTuple):
-    """Ranks that have not called what others wait in, or have called something else there.
+    """Ranks that have not called the collective in which their peers wait, or a different one.
 
-    witness: who says so
-    ranks:   of whom
+    witness: name of the witness
+    ranks:   the lagging ranks
     waiting: the ranks that wait
     what:    ``all_reduce #42 of default_pg``
-    site:    where those that wait have called it; "": not told
-    other:   what the ranks have called instead (`disagree`), ""
-    behind:  how many collectives
+    site:    call site of the waiting ranks; "": not known
+    other:   what the lagging ranks have called instead (`disagree`); ""
+    behind:  number of collectives
     weight:  as of a Statement
-    chained: they wait in another group themselves, for ranks that are late there: no root
-    silent:  nothing is known of them by this witness
-    elsewhere: what they wait in themselves, in another group, for nobody knows whom; ""
+    chained: they wait in another group for ranks that are late there, so are not the root
+    silent:  this witness has no record of them
+    elsewhere: the call of another group in which they wait for unknown ranks; ""
     """
 
     witness: str
@@ -50,10 +50,10 @@ class Lag(NamedTuple):
 
 
 class CallProgress(NamedTuple):
-    """How far a rank is in a group.
+    """The progress of a rank in a group.
 
-    top: number of its last call; None: not told
-    at:  number of the oldest call that has not completed; None: there is none
+    top: number of its last call; None: not known
+    at:  number of the oldest call that has not completed; None: all have
     """
 
     top: int | None
@@ -65,8 +65,8 @@ class CallDifference(NamedTuple):
 
     first:   its number
     late:    the ranks that have not called it and are the furthest behind
-    waiting: the other ranks that wait, in any call
-    behind:  how many calls the first rank is before the last
+    waiting: the further ranks that wait, in any call
+    behind:  number of calls between the first rank and the last
     """
 
     first: int
@@ -76,12 +76,11 @@ class CallDifference(NamedTuple):
 
 
 def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> CallDifference | None:
-    """Where a group's ranks differ; None: no rank waits. calls: how far, and which ranks are so
-    far.
+    """Where a group's ranks differ; None: no rank waits. calls: progress -> the ranks with it.
 
-    What one rank has completed, all have called: whoever is still in that call by its record waits
-    for nobody there. Records come later than what they tell: gloo's of a call that has just ended,
-    and NCCL's until the watchdog looks again.
+    A call that one rank has completed was called by all: a rank whose record shows it in that call
+    waits for no rank there. Records are late: gloo's of a call that has just ended, and NCCL's
+    until the watchdog polls again.
     """
     states = list(calls)
     inside = [call.at for call, _ in states if call.at is not None]
@@ -101,7 +100,7 @@ def call_difference(calls: Iterable[tuple[CallProgress, Sequence[int]]]) -> Call
 
 
 def root_lags(lags: Iterable[Lag]) -> list[Lag]:
-    """The lags, each told whether its ranks are themselves kept waiting by another lag's."""
+    """The lags; `chained` is set where the ranks wait for the ranks of another lag."""
     all_lags = list(lags)
     for at, lag in enumerate(all_lags):
         held = {rank for other in all_lags if other is not lag for rank in other.waiting}
@@ -112,37 +111,30 @@ def root_lags(lags: Iterable[Lag]) -> list[Lag]:
 
 @dataclass
 class WitnessReport:
-    """What all witnesses say of one job.
+    """The reports of all witnesses on one job.
 
     witnesses: as they are shown; () where none was asked
-    lags:      who is late or has called something else, by any witness
-    called:    ranks that have called all that anybody waits in, by the recorder -> what
-    unheard:   ranks without a recording, while others have one
-    common:    what all ranks of the job have called and wait in, by the recorder; "": nothing
+    lags:      ranks that are late or have called a different collective, by any witness
+    called:    ranks that have called every awaited collective, by the recorder -> the collective
+    unheard:   ranks without a recording, while other ranks have one
+    common:    the collective in which all ranks of the job wait, by the recorder; "": none
     bytes_per_s: of all ports that carry the job, together; None: not known
-    last:      rank -> the last line of its own log, where that is unlike most others'
-    raised:    rank -> the error at the end of its own log that no other rank's end has caused
+    last:      rank -> the last line of its log, where that is unlike most logs
+    raised:    rank -> the error at the end of its log that no other rank's end has caused
     """
 
     witnesses: tuple[Witness, ...] = ()
     lags: list[Lag] = field(default_factory=list)
     called: dict[int, str] = field(default_factory=dict)
-    unheard: tuple[int, ...] = ()
+    without_recording: tuple[int, ...] = ()
     common: str = ""
     bytes_per_s: float | None = None
     last: dict[int, str] = field(default_factory=dict)
     raised: dict[int, str] = field(default_factory=dict)
 
     def of(self, name: str) -> Witness:
-        """The witness of this name; one that says nothing where it was not asked."""
+        """The witness of this name; an empty one if it was not asked."""
         return next((witness for witness in self.witnesses if witness.name == name), Witness(name))
-
-    @property
-    def accused(self) -> frozenset[int]:
-        """The ranks that a strong statement of who is late names as the root."""
-        return frozenset(
-            rank for lag in self.lags if lag.weight > 1 and not lag.chained for rank in lag.ranks
-        )
 
 
 class RankPlace(NamedTuple):
@@ -154,9 +146,9 @@ class RankPlace(NamedTuple):
 
 
 class StatementBuilder:
-    """Where the witnesses of one job are heard: it collects their statements.
+    """Collects the statements of the witnesses on one job.
 
-    moving: the stacks say that most ranks go on: counts of a moment say nothing then
+    moving: by the stacks most ranks progress, so momentary counts prove nothing
     """
 
     def __init__(self, evidence: Evidence, places: Sequence[RankPlace], moving: bool) -> None:
@@ -164,7 +156,7 @@ class StatementBuilder:
         self.places = places
         self.nodes = list(dict.fromkeys(place.node for place in places))
         claims = Counter(place.rank for place in places)
-        #: Ranks that one process alone claims.
+        #: Ranks that exactly one process claims.
         self.ranked = [
             place for place in places if place.rank is not None and claims[place.rank] == 1
         ]
@@ -179,7 +171,7 @@ class StatementBuilder:
         self.absent: dict[str, dict[str, list[RankPlace | str]]] = defaultdict(dict)
 
     def witnesses(self, names: Iterable[str]) -> tuple[Witness, ...]:
-        """Those that were asked, with all that they said."""
+        """The witnesses that were asked, with their statements."""
         return tuple(
             Witness(name, tuple(self._reasons(name)), self._folded(name)) for name in names
         )
@@ -233,8 +225,8 @@ class StatementBuilder:
         """Keep one statement of this witness."""
         self.says[name].append(Statement(text, tuple(ranks), tuple(nodes), weight, against))
 
-    def accuse(self, lags: Iterable[Lag]) -> None:
-        """Keep the lags, and say of each who is late and who waits."""
+    def add_lags(self, lags: Iterable[Lag]) -> None:
+        """Keep the lags, and a statement on each about its late and its waiting ranks."""
         for lag in root_lags(lags):
             self.found.lags.append(lag)
             site = f" ({lag.site})" if lag.site else ""
@@ -261,7 +253,7 @@ class StatementBuilder:
 
 
 def ranks_of(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2,4``; many that fold badly are counted."""
+    """Ranks in words, as in ``rank 3``, ``ranks 0-2,4``; a long scattered set is counted."""
     numbers = sorted(set(ranks))
     text = fold_ranks(numbers)
     if len(text) > MAX_NAME:

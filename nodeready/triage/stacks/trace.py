@@ -1,4 +1,4 @@
-"""Raw traces: what one node's processes showed, as plain data (``nodeready.trace/1``)."""
+"""Raw traces: the observations of one node's processes, as plain data (``nodeready.trace/1``)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from nodeready.subjects import wire
 
 SCHEMA = "nodeready.trace/1"
 
-#: A trace as it came from JSON: see docs/schema/trace-1.json.
+#: A trace from JSON, not yet checked: see docs/schema/trace-1.json.
 Trace = dict[str, Any]
 
-#: Bytes of one file: thousands of times what a node with eight ranks needs.
+#: Maximum bytes of one file: thousands of times the trace of a node with eight ranks.
 MAX_BYTES = 256 << 20
 #: Numbers beyond these are no pid, rank, line or time of any machine (INT_MAX; 300 years).
 _MOST, _LONGEST_S = 2**31 - 1, 1e10
 #: The kernel counts context switches with 64 bits.
 _MOST_SWITCHES = 2**64 - 1
-#: Characters of a text; the program on the node cuts them all to less.
+#: Maximum characters of a text; the program on the node cuts all texts to less.
 MAX_TEXT = 4096
 
 _NONE = type(None)
@@ -47,22 +47,22 @@ _PROCESS = {
     "kernel_stack": (list,), "start_s": _NUMBER, "cpu_s": (list,), "samples": (list,),
     "native": (int, _NONE), "note": (str,),
 }  # fmt: skip
-#: What traces of earlier versions do not tell, and what is taken instead.
+#: Fields that traces of earlier versions lack, and their defaults.
 _LATER: dict[str, tuple[tuple[type, ...], Any]] = {
     "slurm_job": ((str,), ""), "switches": ((list,), []), "main_cpu_s": ((list,), []),
     "calls": ((list,), []), "waits_on": ((str,), ""), "below": ((list,), []),
     "locals": ((list,), []), "witnesses": ((dict,), {}), "waits_for": ((list,), []),
     "ends": ((list,), []),
 }  # fmt: skip
-#: A process below a rank.
+#: A descendant of a rank.
 _BELOW = {
     "pid": (int,), "parent": (int,), "kind": (str,), "command": (str,), "state": (str,),
     "wait_channel": (str,), "cpu_s": (list,), "waits_on": (str,), "main": (int, _NONE),
     "error": (str,),
 }  # fmt: skip
-#: Processes below one rank, and variables of one, that the program on the node never goes beyond.
+#: Maximum descendants and variables of one rank in a valid trace.
 _MOST_BELOW, _MOST_LOCALS = 64, 200
-#: ... connections of one that are told, and threads that wait at one.
+#: Maximum connections of one rank, and waits of its threads, in a valid trace.
 _MOST_LINKS = 128
 _SAMPLE = {"main": (int, _NONE), "threads": (list,), "gil": (str,), "error": (str,)}
 
@@ -72,17 +72,17 @@ _words = itemgetter(
 )
 #: The first fields of a process.
 _COUNTED = ("pid", "tracer", "threads", "rank", "local_rank", "world_size")
-#: A field may be of some types, so there are a few dozen combinations, seen again and again.
+#: Checked combinations of types: fields have a few types each, so combinations repeat.
 _values = itemgetter(*_PROCESS, *_LATER)
 _types_seen: set[tuple[type, ...]] = set()
 
 
 class TraceError(ValueError):
-    """What is no trace. One line: which, and what is wrong with it."""
+    """An invalid trace. One line: its source, and the error."""
 
 
 class _InvalidTrace(Exception):
-    """What is wrong, without where."""
+    """The error, without the source."""
 
 
 def _shown(value: Any) -> str:
@@ -151,7 +151,7 @@ def _typed(process: Any, place: str) -> None:
 
 
 def _settings(process: Any, place: str) -> tuple[Any, ...]:
-    """The values of a process; what an earlier version does not tell is filled in."""
+    """The values of a process, with defaults for fields that earlier versions lack."""
     values: tuple[Any, ...]
     try:
         values = _values(process)
@@ -198,7 +198,7 @@ def _process(process: Any, place: str) -> None:
 
 
 def _links(process: Any, place: str) -> None:
-    """Check whom a process waits for, and what others may wait for."""
+    """Check the waits of a process, and the ends that other ranks may wait for."""
     for name in ("waits_for", "ends"):
         _check_count(process[name], _MOST_LINKS, f"{place}.{name}")
     rows = process["waits_for"]
@@ -221,7 +221,7 @@ def _times(values: Iterable[Any], place: str) -> None:
 
 
 def _witnesses(witnesses: Any, place: str) -> None:
-    """Check that each witness is an object: whoever reads one knows its form."""
+    """Check that each witness is an object; its reader checks the fields."""
     for name, value in witnesses.items():
         if type(value) is not dict:
             witness_place = f"{place}[{_shown(name)}]"
@@ -229,7 +229,7 @@ def _witnesses(witnesses: Any, place: str) -> None:
 
 
 def _children(process: Any, used: list[Any], place: str) -> None:
-    """Check the processes below one process, and collect the indexes that they use."""
+    """Check the descendants of one process, and collect the indexes that they use."""
     rows = process["below"]
     _check_count(rows, _MOST_BELOW, f"{place}.below")
     for at, row in enumerate(rows):
@@ -243,7 +243,7 @@ def _children(process: Any, used: list[Any], place: str) -> None:
             used.append(row["main"])
 
 
-#: Different samples of a trace with which a further one is compared.
+#: Maximum different samples of a trace with which a further one is compared.
 _MOST_SEEN = 8
 
 
@@ -256,7 +256,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
         used.append(process["native"])
     samples: list[Any] = process["samples"]
     for at, sample in enumerate(samples):
-        # Processes that hang give the same sample again: one object, checked once, is enough.
+        # Hung processes repeat the same sample: one object, checked once, is enough.
         if sample in sampled:
             samples[at] = sampled[sampled.index(sample)]
             continue
@@ -277,7 +277,7 @@ def _samples(process: Any, sampled: list[Any], used: list[Any], place: str) -> N
 
 
 def read(data: Any, source: str) -> Trace:
-    """``data`` when it is a trace. Raises TraceError. where: its file or node."""
+    """``data`` if it is a valid trace. Raises TraceError. where: its file or node."""
     try:
         if type(data) is not dict or not str(data.get("schema", "")).startswith("nodeready."):
             raise _InvalidTrace("it is no trace of nodeready")
@@ -324,7 +324,7 @@ def parse(text: str | bytes, source: str) -> Trace:
 
 
 def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
-    """Why a text is no JSON of ours."""
+    """Why a text is no valid JSON."""
     if not text.strip():
         return "it is empty"
     cause = problem.__cause__
@@ -337,10 +337,10 @@ def _unread(text: str | bytes, problem: wire.DecodeError) -> str:
 
 
 def load(directory: Path) -> tuple[Iterator[Trace], dict[str, str]]:
-    """The traces of ``trace-NODE.json``, node names in natural order, and what is wrong.
+    """The traces of ``trace-NODE.json``, node names in natural order, and the errors.
 
-    Files are read while the first is iterated over, one at a time, so that a large fleet's need
-    not be in memory together; the second, node -> one line, is complete after that.
+    Files are read one at a time while the traces are iterated over, so that a large fleet fits in
+    memory; the errors, node -> one line, are complete after that.
     Raises TraceError when the directory cannot be read or holds no trace.
     """
     try:
@@ -362,8 +362,8 @@ def only_regular(path: str, flags: int) -> int:
 
     Raises IsADirectoryError, and OSError for anything else that is no regular file.
 
-    Whoever may write to the directory can have put a pipe there, which waits, or a link to a
-    device, which does something when it is opened.
+    Any user who can write to the directory may have put a pipe there, which blocks, or a link to a
+    device, which acts when it is opened.
     """
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
@@ -382,7 +382,7 @@ def _load_each(paths: list[Path], errors: dict[str, str]) -> Iterator[Trace]:
     for path in paths:
         try:
             with open(path, "rb", buffering=0, opener=only_regular) as file:
-                # Not the most there may be: room for that would be made for each file.
+                # Not the maximum size: that much memory would be allocated for each file.
                 size = os.fstat(file.fileno()).st_size
                 if size > MAX_BYTES:
                     raise TraceError(f"{path.name}: it is larger than {MAX_BYTES >> 20} MiB")

@@ -1,10 +1,10 @@
-"""The verdict: who is the cause, by who waits for whom and by all that the witnesses say.
+"""The verdict: the cause of a hang, from the waits between ranks and from all witnesses.
 
-The rules, in their order. A job that goes on is not stuck. A rank that is gone is waited for in
-vain. What a strong witness says of who has not called what the others wait in goes before what the
-stacks say, unless the accused waits in turn for one of whom no witness knows. Then the ranks that
-wait for nobody while others wait for them. Then, where all wait, the network. One weak sign alone
-convicts nobody: it is named, and what would tell more.
+The rules, in their order. A job that progresses is not stuck. A rank that is gone is the cause. A
+strong witness about a lagging rank outranks the stacks, unless that rank waits in turn for a
+rank without a witness. Then come the ranks that wait for no rank while other ranks wait for them;
+then, where all wait, the network. A single weak sign is reported, with the evidence that would
+help, but is never blamed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from nodeready.triage.stacks.document import (
 )
 from nodeready.triage.stacks.statements import Lag, WitnessReport
 
-#: Characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
+#: Maximum characters of the verdict's text; of a set of ranks or nodes, and of a place, in it.
 _LONG, _WHO, _PLACE = 160, 32, 44
-#: Statements for and against a suspect; suspects.
+#: Maximum statements for and against a suspect; and suspects.
 _MOST_SAID, _MOST_SUSPECTS = 8, 8
 #: Wait channels and files of file systems and block devices (Linux: fs/, net/sunrpc, block/; the
 #: clients of Lustre, Ceph, GPFS, BeeGFS and WEKA).
@@ -41,18 +41,18 @@ _STORAGE = re.compile(
     r"|xfs_|ext4_|btrfs|blk_|submit_bio|bit_wait_io|balance_dirty"
 )
 _RECEIVES = re.compile(r"^_?i?recv(?:_|$)")
-#: What a hint is about where a rank sleeps until the others come, and does not poll.
+#: Subjects of hints where a rank sleeps, without polling, until its peers come.
 _IN_A_CALL = ("collective", "peer", "gpu", "backward")
 #: Calls of one rank to another one.
 _PAIRWISE = re.compile(r"^(?:_?i?send|_?i?recv|batch_isend_irecv|(?:send|recv)_\w+)$")
 
 
 class Decision(NamedTuple):
-    """verdict: None: there is no group
+    """verdict: None: no group
 
-    groups: with their roles as the witnesses leave them
+    groups: with their final roles
     order:  indexes of the groups, those of the suspects first
-    by_witness: a witness beside the stacks names others than the stacks' own order does
+    by_witness: a witness beside the stacks names other suspects than the order of the stacks
     """
 
     verdict: Verdict | None
@@ -62,10 +62,10 @@ class Decision(NamedTuple):
 
 
 class OddRanks(NamedTuple):
-    """What the ranks' environments tell.
+    """Differences between the environments of the ranks.
 
-    ranks:   few that say something else than the most, and what
-    unasked: ranks that are not there because of the options `part`
+    ranks:   few ranks with other values than most, and the values
+    unasked: ranks that the options in `part` left out
     """
 
     ranks: tuple[int, ...] = ()
@@ -74,16 +74,16 @@ class OddRanks(NamedTuple):
     part: str = ""
 
 
-#: Nothing of the kind.
+#: No differences.
 USUAL = OddRanks()
-#: How the reason of missing ranks begins that run as another job.
+#: Beginning of the reason of missing ranks that run as another job.
 STRAYED = "started as part of"
 
 
 class _RankCause(NamedTuple):
-    """Where a suspect stands.
+    """The place of a suspect.
 
-    kind: of the verdict; does: ``stands in load data.py:33``; look: what to do
+    kind: kind of the verdict; does: ``stands in load data.py:33``; look: what to do
     """
 
     kind: str
@@ -92,12 +92,12 @@ class _RankCause(NamedTuple):
 
 
 def _silent(group: Group) -> bool:
-    """Nodes without an answer, of whatever reason."""
+    """Nodes without an answer, for any reason."""
     return group.kind == "no-data" and not group.processes
 
 
 def ranks_text(ranks: Collection[int], nodes: Sequence[str] = ()) -> str:
-    """``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
+    """Ranks or nodes in words, as in ``rank 3 (gpu1)``, ``ranks 0-2``, ``300 ranks``, ``gpu1``."""
     names = fold(nodes) if nodes else ""
     if len(names) > _WHO:
         names = counted(len(nodes), "node")
@@ -122,20 +122,20 @@ def _place(frame: Frame) -> str:
 
 
 def _position(group: Group) -> str:
-    """``load data.py:33``: the user's own innermost call, else the innermost; "" without one."""
+    """The innermost call of the user, else of all, as in ``load data.py:33``; "": no call."""
     frame = group.user_frame or (group.frames[-1] if group.frames else None)
     return _place(frame) if frame else ""
 
 
 def _held_below(group: Group) -> ChildProcess | None:
-    """A process that a rank waits for and that does nothing any more; None: there is none."""
+    """A descendant that a rank waits for and that has stopped or ended; None: no such process."""
     if group.about not in ("child", "data"):
         return None
     return next((child for child in group.below if child.state[:1] in _HELD), None)
 
 
 def _cause(group: Group) -> _RankCause:
-    """What a group that waits for nobody does, and what to do about it."""
+    """What a group that waits for no rank does, and what to do about it."""
     many = len(group.ranks) > 1
     if group.kind in ("missing", "dead"):
         return _RankCause(
@@ -191,7 +191,7 @@ def _cause(group: Group) -> _RankCause:
     if group.verdict == "spinning":
         return _RankCause("late", f"computes or loops at {at}", "look there, and look again")
     does, look = _DOES.get(about, ("stands in", "look there"))
-    # Of a group that waits for different things, none is its own.
+    # A group with different waits has no common one.
     held = _COUNTED.sub("", group.waits_on[0]) if len(group.waits_on) == 1 else ""
     waits = f", waiting for {_cut(held, _PLACE)}" if held and held not in _PLAIN else ""
     return _RankCause("late", f"{does} {at}{waits}", look)
@@ -201,16 +201,16 @@ def _cause(group: Group) -> _RankCause:
 _HELD = {
     "T": "a signal has stopped", "t": "a tracer holds", "Z": "has ended", "X": "has ended",
 }  # fmt: skip
-#: What one waits for that says no more than the state does.
+#: Waits that add nothing to the state.
 _PLAIN = ("futex", "sleep")
-#: How many of a group wait for something, behind the words for it.
+#: Number of processes behind a wait of a group.
 _COUNTED = re.compile(r" \(\d+\)$")
-#: What a hint is about -> what a suspect of it does.
+#: Subject of a hint -> what a suspect with it does.
 _FILES = {
     "checkpoint": "saves or loads a checkpoint", "file": "reads or writes files",
     "core": "has crashed: the kernel writes its core",
 }  # fmt: skip
-#: ... and what to do about it.
+#: Subject of a hint -> what to do about it.
 _DOES = {
     "debugger": ("is in a debugger at", "take the breakpoint out"),
     "input": ("waits for somebody to type at", "take the input() out"),
@@ -228,32 +228,32 @@ _DOES = {
     "import": ("imports modules at", "look at the file system"),
     "native": ("stands in", "look there; --native tells more"),
 }  # fmt: skip
-#: What a hint is about where one rank waits for single other ones: what they call need not agree.
+#: Subjects of hints where a rank waits for single ranks, whose calls need not agree.
 _ONE_RANK = ("rank",)
-#: What a hint is about that ends only when somebody does something.
+#: Subjects of hints on waits that end only when a user acts.
 _ENDLESS = ("debugger", "input", "core")
-#: What the samples say of ranks that do something between them.
+#: Results of the samples for active ranks.
 _AWAKE = ("unsure", "spinning", "progressing")
 
 
 def _pauses(group: Group) -> bool:
-    """Whether a group sleeps for a time, and waits for nobody."""
+    """Whether a group sleeps for a time, and waits for no rank."""
     return group.about == "sleep" and not group.role
 
 
-#: What a hint is about where nobody is kept waiting.
+#: Subjects of hints where no rank is kept waiting.
 _ASIDE = ("idle", "agent", "worker")
 
 
 class _VerdictBuilder:
-    """All that is known of one job, and the decision."""
+    """All evidence on one job, and the decision."""
 
     def __init__(
         self, groups: Sequence[Group], report: WitnessReport, places: Iterable[tuple[Any, ...]],
         odd: OddRanks,
         files_beside: Sequence[frozenset[str]],
     ) -> None:  # fmt: skip
-        self.heard, self.places, self.odd, self.beside = report, places, odd, files_beside
+        self.report, self.places, self.odd, self.beside = report, places, odd, files_beside
         self.node_of: dict[int | None, str] = {}
         self.roles = [group.role for group in groups]
         self.given = tuple(groups)
@@ -270,13 +270,13 @@ class _VerdictBuilder:
         self.victims = [at for at, role in enumerate(self.roles) if role == "victim"]
         self.waiting = sum(groups[at].processes for at in self.victims)
         self.notes: list[str] = []
-        #: Whether a witness names others than the groups' own order does.
+        #: Whether a witness names other suspects than the order of the groups.
         self.reorder = False
 
-    # --- Who.
+    # --- Suspects.
 
     def suspect(self, ranks: Iterable[int], nodes: Iterable[str], *reasons: str) -> Suspect:
-        """With all that speaks for it and against it."""
+        """A suspect with all evidence for and against it."""
         rank_set, node_set = set(ranks), set(nodes)
         for_, against = list(dict.fromkeys(filter(None, reasons))), list(self.notes)
         for name, say in self.says:
@@ -289,10 +289,10 @@ class _VerdictBuilder:
                 for_.append(text)
         if len(rank_set) <= 2:
             for_ += [
-                f'logs: last line of rank {rank}, unlike the others\': "{self.heard.last[rank]}"'
+                f'logs: last line of rank {rank}, unlike the others\': "{self.report.last[rank]}"'
                 for rank in sorted(rank_set)
-                if self.heard.last.get(rank)
-                and not any(self.heard.last[rank] in text for text in for_)
+                if self.report.last.get(rank)
+                and not any(self.report.last[rank] in text for text in for_)
             ]
         return Suspect(
             tuple(sorted(rank_set)),
@@ -339,39 +339,39 @@ class _VerdictBuilder:
         alive = [at for at, role in enumerate(self.roles) if role == "suspect" and at not in gone]
         lags = self._strongest()
         named = [at for at in gone if self.groups[at].nodes or self._why_gone(at)]
-        raised = [rank for rank in self.heard.raised if rank in self.at]
+        raised = [rank for rank in self.report.raised if rank in self.at]
         if gone and raised and not any(map(self._why_gone, gone)):
             return self.ended_others(raised[0], gone)
         if named or (gone and not alive and not lags):
             return self.gone(named or gone, gone)
-        accused = {rank for lag in lags for rank in lag.ranks}
+        lagging = {rank for lag in lags for rank in lag.ranks}
         exonerated = [at for at in alive if self._exonerated(at)]
         for at in exonerated:
             self._acquit(at)
         alive = [at for at in alive if at not in exonerated]
-        disputed = [at for at in alive if not accused.isdisjoint(self.groups[at].ranks)]
+        disputed = [at for at in alive if not lagging.isdisjoint(self.groups[at].ranks)]
         if lags and (disputed or not alive):
             return self.late(lags, disputed)
         if alive:
-            unheard = set(self.heard.unheard)
-            deeper = [at for at in alive if unheard & set(self.groups[at].ranks)]
-            # A log may be of an earlier attempt: it does not say that the others have called.
+            unrecorded = set(self.report.without_recording)
+            deeper = [at for at in alive if unrecorded & set(self.groups[at].ranks)]
+            # A log may be of an earlier attempt: it does not prove that the peers have called.
             if lags and not deeper and lags[0].witness != "logs":
-                self.notes.append("by its stack alone, another rank waits for nobody")
+                self.notes.append("by its stack alone, another rank waits for no rank")
                 return self.late(lags, [])
             if lags:
                 self.notes.append(f"{lags[0].witness}: {ranks_text(lags[0].ranks)} is late, too")
             if gone:
-                self.notes.append(f"nobody found {ranks_text(self.groups[gone[0]].ranks)}")
+                self.notes.append(f"no node has {ranks_text(self.groups[gone[0]].ranks)}")
                 self.reorder = True
             return self.stands(alive)
         return self.all_wait()
 
     def _strongest(self) -> list[Lag]:
-        """What the best witness says of who is late; another one that names others is noted."""
+        """The lags of the best witness; a witness that names other ranks is noted."""
         best: list[Lag] = []
         for name in ("flight_recorder", "nccl_ras", "logs"):
-            strong = [lag for lag in self.heard.lags if lag.witness == name and lag.weight > 1]
+            strong = [lag for lag in self.report.lags if lag.witness == name and lag.weight > 1]
             free = [lag for lag in strong if not lag.chained]
             if not best:
                 best = free
@@ -381,8 +381,8 @@ class _VerdictBuilder:
                 self.notes.append(f"{name}: names {ranks_text(free[0].ranks)} instead")
         if best:
             return best
-        # Two weak witnesses that say the same of a rank are one strong one.
-        weak = [lag for lag in self.heard.lags if lag.weight == 1 and not lag.chained]
+        # Two weak witnesses that agree about a rank are as good as a strong one.
+        weak = [lag for lag in self.report.lags if lag.weight == 1 and not lag.chained]
         for lag in weak:
             for other in weak:
                 if lag.witness != other.witness and set(lag.ranks) & set(other.ranks):
@@ -399,13 +399,13 @@ class _VerdictBuilder:
         return []
 
     def _exonerated(self, at: int) -> bool:
-        """The recorder says that all of a group have called what is waited for."""
-        ranks, called = self.groups[at].ranks, self.heard.called
+        """Whether, by the recorder, all of a group have called the awaited collective."""
+        ranks, called = self.groups[at].ranks, self.report.called
         return self.groups[at].kind == "stack" and bool(ranks) and all(r in called for r in ranks)
 
     def _acquit(self, at: int) -> None:
         group = self.groups[at]
-        call = self.heard.called[group.ranks[0]]
+        call = self.report.called[group.ranks[0]]
         self.roles[at] = None
         self.groups[at] = replace(
             group, role=None, reason=f"the flight recorder says that it has called {call}"
@@ -430,7 +430,7 @@ class _VerdictBuilder:
     # --- A rank is gone.
 
     def _why_gone(self, at: int) -> Statement | None:
-        """The gravest thing that a witness says of the nodes or ranks of a group."""
+        """The gravest statement about the nodes or ranks of a group."""
         group = self.groups[at]
         ranks, nodes = set(group.ranks), set(group.nodes) or self.nodes
         errors = [
@@ -464,7 +464,7 @@ class _VerdictBuilder:
             text = f"{name} has ended ({why_ended}){wait}: see `nodeready cores` and dmesg"
         else:
             text = (
-                f"{name}: nobody found {'it' if is_single else 'them'}{wait}: see dmesg, "
+                f"{name}: no node has {'it' if is_single else 'them'}{wait}: see dmesg, "
                 "`nodeready cores`, the launcher's output"
             )
         suspects = [
@@ -480,10 +480,10 @@ class _VerdictBuilder:
         return self.build("gone", text, suspects, () if reason_group else ("kernel", "logs"))
 
     def ended_others(self, rank: int, gone: Sequence[int]) -> Verdict:
-        """A rank has raised an error of its own, and others have ended: those are its victims."""
+        """A rank has raised an error, and other ranks have ended: those are its victims."""
         self.reorder = True
         ended = sorted({rank for at in gone for rank in self.groups[at].ranks})
-        error = _cut(self.heard.raised[rank], 70)
+        error = _cut(self.report.raised[rank], 70)
         at = self.at[rank]
         does = _cause(self.groups[at]).does
         for other in gone:
@@ -499,7 +499,7 @@ class _VerdictBuilder:
         return f"{self.waiting} rank{'s wait' if self.waiting != 1 else ' waits'} for it"
 
     def slow(self, at: int) -> str:
-        """``, or it may be slow``: a step that is longer than the look stands still as well."""
+        """``, or it may be slow``: a step that is longer than the samples stands still as well."""
         group = self.groups[at]
         sure = group.kind != "stack" or group.about in _ENDLESS or group.verdict == "progressing"
         sure = sure or _held_below(group) is not None
@@ -517,7 +517,7 @@ class _VerdictBuilder:
         site = f" ({_cut(lag.site, _PLACE)})" if lag.site else ""
         count = counted(len(lag.waiting), "rank")
         wait = "waits" if len(lag.waiting) == 1 else "wait"
-        # What cannot be seen says nothing of where the rank stands.
+        # An unreadable process does not show where the rank stands.
         is_seen = bool(stand) and self.groups[stand[0]].kind != "no-data"
         cause = _cause(self.groups[stand[0]]) if is_seen else None
         is_suspect = bool(stand) and self.roles[stand[0]] == "suspect"
@@ -539,7 +539,7 @@ class _VerdictBuilder:
             if cause and stand and self.roles[stand[0]] != "victim":
                 kind = cause.kind if cause.kind in ("loader", "storage") else "late"
                 text += f": {cause.does}"
-                # What has timed out has waited for long.
+                # A rank that has timed out has waited for long.
                 text += self.slow(stand[0]) if lag.witness != "logs" else ""
             elif cause and _position(self.groups[stand[0]]):
                 text += f": it is at {_position(self.groups[stand[0]])}"
@@ -556,7 +556,7 @@ class _VerdictBuilder:
                 suspects.append(self.suspect(other.ranks, self.nodes_of(other.ranks)))
         return self.build(kind, text, suspects)
 
-    # --- A rank waits for nobody, and others wait for it.
+    # --- A rank waits for no rank, and other ranks wait for it.
 
     def stands(self, alive: Sequence[int]) -> Verdict:
         suspects = [self.of_group(at) for at in alive]
@@ -587,7 +587,7 @@ class _VerdictBuilder:
         groups = [self.groups[at] for at in alive]
         awake = all(group.verdict in _AWAKE and not group.role for group in groups)
         if awake and sum(group.processes for group in groups) == self.total:
-            # Two samples of a loop that goes on can be the same by chance.
+            # Two samples of a running loop can be equal by chance.
             text = (
                 f"{name}{suffix}: {cause.does}; all are awake: slow, or hung: look again, longer"
             )
@@ -603,13 +603,13 @@ class _VerdictBuilder:
                 for at, group in enumerate(self.groups)
                 if at not in alive and group.kind == "stack" and self.roles[at] is None
             )
-            # Below a call of the user's own there may be the wait() of an asynchronous collective.
+            # Below a call of the user there may be the wait() of an asynchronous collective.
             waits = f"{counted(may, 'rank')} may wait for it (--native tells)" if may else waits
         slow = self.slow(alive[0]) if cause.kind in ("late", "loader") else ""
         text = f"{name}{suffix}: {cause.does}{slow}; {waits}: {cause.look}"
         everywhere = len(alive) > 1 and sum(group.processes for group in groups) == self.total
         if everywhere and not any(self.roles[at] for at in alive) and len(kinds) == 1:
-            # Whoever comes first does so by chance.
+            # Which rank comes first is chance.
             text = f"{len(alive)} groups, and no stack is known to wait for another rank"
             if cause.kind == "late":
                 return self.build("unclear", text, [], ("flight_recorder", "logs"))
@@ -636,7 +636,7 @@ class _VerdictBuilder:
             still = any(advise.position(self.groups[at]) for at in self.victims)
             moves = first.verdict == "progressing" or (first.verdict in _AWAKE and not still)
             if moves and self.victims:
-                # Between two samples an iteration that is long and one without an end look alike.
+                # Between two samples a long iteration and an endless one look alike.
                 text = (
                     f"{ranks_text(first.ranks, first.nodes)} moves at {_position(first)}, "
                     f"{self.waits()}: "
@@ -646,7 +646,7 @@ class _VerdictBuilder:
             named = self.victims and few and (still or first.verdict == "progressing")
             suspects = [self.of_group(at) for at in unknown] if named else []
             return self.build("unclear", text, suspects, ("flight_recorder", "logs"))
-        chained = [lag for lag in self.heard.lags if lag.chained and lag.weight > 1]
+        chained = [lag for lag in self.report.lags if lag.chained and lag.weight > 1]
         if len(chained) > 1:
             first_lag, other = chained[:2]
             text = (
@@ -664,12 +664,12 @@ class _VerdictBuilder:
         for at in self.victims:
             group = self.groups[at]
             places.setdefault(_call(group), []).append(at)
-        if len(places) > 1 and not self.heard.common:
+        if len(places) > 1 and not self.report.common:
             return self.disagree(places)
         return self.together()
 
     def each_other(self) -> Verdict:
-        """Ranks wait for single other ranks, and those for ranks as well."""
+        """Ranks wait for single ranks, which wait for ranks as well."""
         order = sorted(self.victims, key=lambda at: self.groups[at].processes)
         first = [self.groups[at] for at in order]
         text = "; ".join(f"{ranks_text(group.ranks)} in {_called(group)}" for group in first[:2])
@@ -678,7 +678,7 @@ class _VerdictBuilder:
         return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
 
     def disagree(self, places: Mapping[str, Sequence[int]]) -> Verdict:
-        """The stacks wait in different calls."""
+        """The ranks wait in different calls."""
         order = sorted(
             places.values(), key=lambda indexes: sum(self.groups[at].processes for at in indexes)
         )
@@ -697,7 +697,7 @@ class _VerdictBuilder:
             f"{ranks_text(many.ranks)} in {_called(many)}"
         )
         if pairwise or len(places) > 2:
-            text += ": all wait; the recorder tells for whom"
+            text += ": all wait; the flight recorder would show for which rank"
             return self.build("unclear", text, [], ("flight_recorder", "nccl_ras"))
         text += ": the calls must agree"
         suspects = []
@@ -707,14 +707,14 @@ class _VerdictBuilder:
         return self.build("disagree", text, suspects, ("flight_recorder",))
 
     def together(self) -> Verdict:
-        """All wait in the same: what the network, the GPUs and the kernel say of single nodes."""
+        """All wait in the same call: evidence of network, GPUs and kernel about single nodes."""
         first = self.groups[self.victims[0]] if self.victims else self.groups[0]
-        call = self.heard.common or _called(first)
+        call = self.report.common or _called(first)
         summary = f"all {self.total} ranks wait in {_cut(call, 70)}"
-        stuck = sum(rank_call == call for rank_call in self.heard.called.values())
+        stuck = sum(rank_call == call for rank_call in self.report.called.values())
         if 0 < stuck < self.total:
             summary = f"all {self.total} ranks wait, {stuck} in {_cut(call, 70)} with all of it"
-        rate = self.heard.bytes_per_s
+        rate = self.report.bytes_per_s
         moves = rate is not None and rate >= witness_reader.MOVING_BYTES_PER_S
         signs = self._signs()
         if signs:
@@ -750,14 +750,14 @@ class _VerdictBuilder:
             self.groups[at].processes for at in self.victims
             if self.groups[at].verdict == "unsure" and self.groups[at].about in _IN_A_CALL
         )  # fmt: skip
-        if 2 * doubt > self.total and rate is None and not self.heard.common:
+        if 2 * doubt > self.total and rate is None and not self.report.common:
             text = f"{summary}, and wake up there: slow, or hung: look again, longer (--interval)"
             return self.build("unclear", text, missing=("flight_recorder", "network"))
-        if self.total == 1 and not self.heard.common:
+        if self.total == 1 and not self.report.common:
             text = f"the only rank that was found waits in {_cut(call, 70)}: find the others"
             return self.build("unclear", text, missing=("flight_recorder", "nccl_ras"))
         quiet = " and no bytes move" if rate is not None else ""
-        if not self.heard.common and all(_RECEIVES.match(_call(self.groups[at]))
+        if not self.report.common and all(_RECEIVES.match(_call(self.groups[at]))
                                          for at in self.victims):  # fmt: skip
             text = f"{summary}: nobody sends: the order of sends and receives must agree"
             return self.build("disagree", text, missing=("flight_recorder",))
@@ -768,9 +768,9 @@ class _VerdictBuilder:
         return self.build("quiet", text, missing=("flight_recorder", "network", "nccl_ras"))
 
     def _signs(self) -> list[tuple[int, set[int], set[str], list[str]]]:
-        """What is said of some nodes or ranks and not of all: the strongest first.
+        """The statements about some nodes or ranks but not all: the strongest first.
 
-        Two witnesses that say something of one node are as good as a strong one.
+        Two witnesses with a statement about one node are as good as a strong one.
         """
         rows_of: dict[str, tuple[int, set[str], set[int], list[str]]] = {}
         maximum = max(1, len(self.nodes) // 2)
@@ -780,7 +780,7 @@ class _VerdictBuilder:
             nodes = set(say.nodes) & self.nodes or set(self.nodes_of(say.ranks))
             if say.ranks and 2 * len(say.ranks) > self.total and self.total > 2:
                 continue
-            # What all nodes show is the job's, not a node's.
+            # A sign on all nodes comes from the job, not from a node.
             if not nodes or (len(nodes) > maximum and say.weight < 2):
                 continue
             for node in nodes:
@@ -806,15 +806,15 @@ class _VerdictBuilder:
     def build(
         self, kind: str, text: str, suspects: Sequence[Suspect] = (), missing: Sequence[str] = ()
     ) -> Verdict:
-        """missing: the witnesses that would tell more."""
-        ras = self.heard.of("nccl_ras").absent
+        """The verdict. missing: the witnesses that would help."""
+        ras = self.report.of("nccl_ras").absent
         # Only NCCL's groups dump on request, and only they have a port.
         useless = {"flight_recorder", "nccl_ras"} if ras[:1] == (NO_NCCL,) else set()
         absent = tuple(
             f"{name}: {reason}{'' if _SETTLED.search(reason) else _OPTION_HINTS.get(name, '')}"
             for name in missing
             if name not in useless
-            for reason in self.heard.of(name).absent[:1]
+            for reason in self.report.of(name).absent[:1]
         )
         unasked = ""
         if self.odd.unasked:
@@ -823,13 +823,13 @@ class _VerdictBuilder:
         return Verdict(kind, text, tuple(suspects)[:_MOST_SUSPECTS], absent)
 
 
-#: A reason that names its own cure, or has none.
+#: A reason that names its remedy, or has none.
 _SETTLED = re.compile(r"--| has none")
 _OPTION_HINTS = {"flight_recorder": "; --dump asks for a live one", "nccl_ras": "; --ras asks it"}
 
 
 def _called(group: Group) -> str:
-    """``all_gather at step train.py:40``."""
+    """A call with the user's line, as in ``all_gather at step train.py:40``."""
     return f"{_call(group)} at {_place(group.user_frame)}" if group.user_frame else _call(group)
 
 
@@ -853,8 +853,8 @@ _LIBRARIES = (
 
 
 def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
-    """The groups of the suspects first, in the suspects' order; of a group that holds others too,
-    after those that hold nobody else; the rest as they are."""
+    """The groups of the suspects first, in the suspects' order, groups of only suspects before
+    mixed ones; further groups in their order."""
 
     def place(at: int) -> tuple[int, float]:
         group = groups[at]
@@ -870,7 +870,7 @@ def _ordered(groups: Sequence[Group], verdict: Verdict) -> tuple[int, ...]:
 
 
 def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> Iterator[Group]:
-    """A group that a witness accuses as a whole is a suspect, whatever its stack looks like."""
+    """A group is a suspect, whatever its stack, if a witness names all of its ranks."""
     odd = verdict.kind == "disagree" and by_witness and len(verdict.suspects) == 1
     first = (
         verdict.suspects[0]
@@ -889,7 +889,7 @@ def _with_roles(groups: Sequence[Group], verdict: Verdict, by_witness: bool) -> 
             yield group
 
 
-#: Verdicts that name a culprit.
+#: Verdicts that name a cause.
 _BLAMING_KINDS = ("late", "gone", "storage", "loader")
 
 
@@ -900,10 +900,10 @@ def decide(
     odd: OddRanks = USUAL,
     files_beside: Sequence[frozenset[str]] = (),
 ) -> Decision:
-    """The verdict on groups in their order of suspicion, with what all witnesses say.
+    """The verdict on groups in their order of suspicion, from the reports of all witnesses.
 
-    places: (node, pid, rank, ...) of the processes; read only where a rank's node is asked for
-    beside: of each group the collectives in which further threads of its processes wait
+    places: (node, pid, rank, ...) of the processes; read only where a rank's node is needed
+    beside: for each group the collectives in which further threads of its processes wait
     """
     if not groups:
         return Decision(None, (), ())

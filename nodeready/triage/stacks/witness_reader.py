@@ -22,14 +22,14 @@ from nodeready.triage.stacks.statements import (
 
 
 class WitnessReader(CollectiveReader):
-    """Hears all witnesses."""
+    """Reads the reports of all witnesses."""
 
     def own_logs(self, logs: Mapping[int, KeptLog]) -> None:
-        """Errors at the end of a rank's own log; few logs that ended long before the others."""
+        """Errors at the end of a rank's log; few logs that ended long before the rest."""
         errors = {rank: log.error for rank, log in logs.items() if log.error}
         first = {rank: error for rank, error in errors.items() if not _CONSEQUENCE.search(error)}
         for rank, error in errors.items():
-            # What the end of another rank causes says nothing of this one, where that is known.
+            # An error caused by the end of another rank says nothing about this one.
             weight = 1 if rank in first or not first else 0
             self.say("logs", f"its log ends in an error: {error}", [rank], weight=weight)
         self.found.raised = first
@@ -51,7 +51,7 @@ class WitnessReader(CollectiveReader):
         ]
         at = max(range(len(gaps)), key=gaps.__getitem__)
         later_ages = [logs[rank].age_s for rank in order[at + 1 :]]
-        # The others have to stop together: else ranks simply write when they like.
+        # The remaining logs must stop together; otherwise ranks write at irregular times.
         if gaps[at] >= _SILENT_S and later_ages[0] - later_ages[-1] <= gaps[at] / 2:
             text = f"wrote last {gaps[at]} s before the others"
             self.say("logs", text, order[: at + 1], weight=1)
@@ -76,7 +76,7 @@ class WitnessReader(CollectiveReader):
                 ]
                 for xid in head.xids:
                     self._xid("gpu", xid, node, ranks)
-                # A GPU on which only others compute is another job's.
+                # A GPU on which only other processes compute belongs to another job.
                 if head.throttle and (ranks or not device.pids):
                     reason = ", ".join(head.throttle)[:MAX_LINE]
                     text = f"the hardware slows a GPU down: {reason}"
@@ -161,7 +161,7 @@ class WitnessReader(CollectiveReader):
         for name, by_state in states.items():
             up = len(by_state.pop("up", []))
             for state, nodes in by_state.items():
-                # A port that is down nearly everywhere is one that nobody has connected.
+                # A port that is down nearly everywhere is not connected.
                 if up > len(nodes):
                     text = f"port {name} is {state}, and up on {counted(up, 'other node')}"
                     self.say("network", text, nodes=nodes, weight=1)
@@ -169,10 +169,10 @@ class WitnessReader(CollectiveReader):
             usual = max(by_rate, key=lambda rate: (len(by_rate[rate]), rate))
             for rate, nodes in by_rate.items():
                 if rate < usual and len(nodes) < len(by_rate[usual]):
-                    others = counted(len(by_rate[usual]), "other node")
-                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {others}"
+                    peers = counted(len(by_rate[usual]), "other node")
+                    text = f"port {name} runs at {rate:g} Gb/s, and at {usual:g} on {peers}"
                     self.say("network", text, nodes=nodes, weight=1)
-        # Ranks of one node speak through its memory, and its ports are somebody else's.
+        # Ranks of one node communicate by its memory; its ports carry other traffic.
         if is_measured and len(self.nodes) > 1:
             self.found.bytes_per_s = total
 
@@ -202,14 +202,14 @@ class WitnessReader(CollectiveReader):
         self.say("kernel", text, ranks, [node], weight=weight)
 
 
-#: Seconds that a log must have ended before the others' to be told.
+#: Minimum seconds that a log must have ended before the rest to be reported.
 _SILENT_S = 60
-#: Bytes per second of all ports above which something moves: heartbeats and ssh are below.
+#: Bytes per second of all ports above which the job moves data: heartbeats and ssh are below.
 MOVING_BYTES_PER_S = 1e6
 _RDMA = ("infiniband", "roce")
-#: What is said of a GPU that works.
+#: Statement about a working GPU.
 GPU_COMPUTES = "its GPU computes"
-#: Errors that the end of another rank causes: gloo's and NCCL's of a connection, the launcher's.
+#: Errors caused by the end of another rank: connections of gloo and NCCL, the launcher's signal.
 _CONSEQUENCE = re.compile(
     r"(?i)connection (?:closed|reset|refused|was)|broken pipe|reset by peer"
     r"|remote (?:process|peer)|abort|SIGTERM|Signal(?:s\.SIGTERM)? 15|ChildFailedError"
@@ -226,14 +226,14 @@ _MESSAGES = {
 
 
 def age_text(seconds: int) -> str:
-    """``40 s``, ``12 min``, ``3 h``."""
+    """A duration, as in ``40 s``, ``12 min``, ``3 h``."""
     if seconds < 120:
         return f"{seconds} s"
     return f"{seconds // 60} min" if seconds < 7200 else f"{seconds // 3600} h"
 
 
 def read_witnesses(evidence: Evidence, places: Iterable[Any], moving: bool) -> WitnessReport:
-    """All that the witnesses say of the job with these processes (node, pid, rank)."""
+    """The reports of all witnesses on the job with these processes (node, pid, rank)."""
     if not evidence:
         return WitnessReport()
     court = WitnessReader(evidence, [RankPlace(*place[:3]) for place in places], moving)

@@ -183,5 +183,5 @@ def test_rank_and_job_of_a_core_are_those_of_stacks(monkeypatch, environment, ra
     assert all(map(core_file._KEPT.fullmatch, words))
     for other in (b"MYRANK=3", b"RANK=", b"AWS_SECRET_ACCESS_KEY=x", b"RANK=\x1b[31m"):
         assert not core_file._KEPT.fullmatch(other)
-    process = processes.Process(1, 0, environment=environment)
+    process = processes.ScannedProcess(1, 0, environment=environment)
     assert (ranks.identify(process).rank, tuple(ranks.jobs(process))) == (rank, names)

@@ -25,7 +25,7 @@ from nodeready.node.stacks.processes import (
     kernel_stack,
     stat,
 )
-from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, parse, words
+from nodeready.node.stacks.py_spy import CUT, KEPT_FRAMES, NO_CALL, Dump, failure_reason, parse
 from nodeready.subjects.base import ProbeError
 from tests.cases import cases
 
@@ -92,7 +92,7 @@ NO_DUMPS = [
 @pytest.mark.parametrize("text", NO_DUMPS, ids=lambda text: text[-40:])
 def test_what_is_no_dump(text):
     dump = parse(text, 5)
-    assert (dump.main, dump.error) == (None, "py-spy's output makes no sense")
+    assert (dump.main, dump.error) == (None, "py-spy's output cannot be parsed")
 
 
 @pytest.mark.parametrize(("count", "others"), [(1001, 1000), (1002, 1000)])
@@ -105,7 +105,7 @@ def test_the_threads_of_a_dump_are_bounded(count, others):
 def test_errors_by_their_words(case):
     """As py-spy 0.4.3 writes them with RUST_LOG=py_spy=warn."""
     ended = Ended(case.get("status", 1), "", case["stderr"], 0.1)
-    assert words(ended) == (case.get("problem", case["name"]), case["again"])
+    assert failure_reason(ended) == (case.get("problem", case["name"]), case["again"])
 
 
 def test_a_process_has_ended_only_when_it_is_gone(tmp_path):

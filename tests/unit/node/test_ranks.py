@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.stacks.processes import Process, slurm_job
+from nodeready.node.stacks.processes import ScannedProcess, slurm_job
 from nodeready.node.stacks.ranks import (
     LAUNCHER,
     MOST_STRANGERS,
     Selection,
     Turns,
-    instead,
+    busiest_pythons,
     launchers,
     program,
     select,
@@ -56,7 +56,7 @@ FACTS = {
 }
 
 
-def process(text: str) -> Process:
+def process(text: str) -> ScannedProcess:
     head, *facts = text.split(" | ")
     pid, parent, command = head.split(" ", 2)
     name = command.split(" ", 1)[0]
@@ -72,11 +72,13 @@ def process(text: str) -> Process:
     hangs = "hangs" in facts
     executable = "python3.11" if re.match(r"python|torchrun", name) else name
     known = None if hangs else environment
-    made = Process(int(pid), int(parent), name, 1.0, 1.0, command, executable, known, "", hangs)
+    made = ScannedProcess(
+        int(pid), int(parent), name, 1.0, 1.0, command, executable, known, "", hangs
+    )
     return replace(made, **fields)
 
 
-def processes(*texts: str) -> list[Process]:
+def processes(*texts: str) -> list[ScannedProcess]:
     return [process(text) for text in texts]
 
 
@@ -165,7 +167,7 @@ def test_a_training_alone_below_accelerate_is_shown_in_place_of_the_launcher(lau
 RAY = "/opt/lib/python3.11/site-packages/ray"
 
 
-def on_ray(*above: str, services: int, fact: str = "") -> list[Process]:
+def on_ray(*above: str, services: int, fact: str = "") -> list[ScannedProcess]:
     """The processes of a node of Ray's, as Ray 2.60 starts them; `services` starts them."""
     tree = [
         f"20 {services} {RAY}/core/src/ray/gcs/gcs_server --log_dir=/tmp/ray",
@@ -224,13 +226,13 @@ def test_the_program_of_a_process():
         ("", "/usr/bin/srun -N2 torchrun", "srun"),
         ("", "", "x"),
     ):
-        assert program(Process(1, 0, "x", command=command, program=exe)) == name
+        assert program(ScannedProcess(1, 0, "x", command=command, program=exe)) == name
 
 
 def test_the_busiest_are_offered_where_there_is_no_rank():
     many = processes(*(f"{100 + n} 1 python {n}.py | cpu {n}" for n in range(30)))
     others = processes("50 1 bash | cpu 1000", f"{OWN} 1 python x | cpu 1000")
-    assert [row.pid for row in instead([*many, *others], OWN)] == list(range(129, 119, -1))
+    assert [row.pid for row in busiest_pythons([*many, *others], OWN)] == list(range(129, 119, -1))
 
 
 def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
@@ -259,7 +261,7 @@ def test_what_another_user_claims_decides_nothing_about_a_jobs_ranks():
     looks = []
     while taken := turns.take():
         looks.append(ranks[taken[0]].process.uid)
-        turns.back(taken[1], 10 if looks[-1] == 4001 else 1)
+        turns.give_back(taken[1], 10 if looks[-1] == 4001 else 1)
     # One look of hers is as long as ten of the job's.
     assert looks[:3] in ([7, 4001, 7], [4001, 7, 7])
     assert (looks.count(7), looks.count(4001)) == (len(plain), 10)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.stacks import beside as settings
-from nodeready.node.stacks.beside import Settings
+from nodeready.node.stacks import ask_witnesses as settings
+from nodeready.node.stacks.ask_witnesses import Settings
 from tests.builders import ras_port
 
 # Takes a limit of its core, maps files, says so, and waits.
@@ -44,7 +44,7 @@ def idle() -> Iterator[int]:
 
 
 def observe(pid: int, rank: int | None = 3, **environment: str) -> Settings:
-    return settings.observe(pid, os.getuid(), rank, environment)
+    return settings.read_settings(pid, os.getuid(), rank, environment)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_where_the_recorder_writes(idle, tmp_path):
     *((place, "") for place in ("/tmp/core.%p", "/tmp/%u/core", "core")),
 ])  # fmt: skip
 def test_where_a_core_would_go(idle, pattern, words):
-    problem = settings._core_wrong(idle, os.getuid(), pattern)
+    problem = settings._core_problem(idle, os.getuid(), pattern)
     assert (words in problem, bool(problem)) == (True, bool(words))
 
 
@@ -109,7 +109,7 @@ def test_a_directory_of_anothers_is_not_writable(tmp_path):
     tmp_path.chmod(0o755)
     environment = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/rank_"}
     with subprocess.Popen(["sleep", "60"], user=65534) as process:
-        wrong = settings.observe(process.pid, 65534, 0, environment).dump_wrong
+        wrong = settings.read_settings(process.pid, 65534, 0, environment).dump_wrong
         process.kill()
     words = ("its user cannot write into", "there is no directory")
     assert wrong in [f"{begin} {tmp_path}" for begin in words]

@@ -7,23 +7,33 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import Facts, Process
-from nodeready.node.stacks.py_spy import HUNG, Dump, Thread
-from nodeready.node.stacks.ranks import ENDED, EXITING, NO_TIME, Identity, Rank, StackTable, Target
+from nodeready.node.stacks.processes import Facts, ScannedProcess
+from nodeready.node.stacks.py_spy import HUNG, Dump, PySpyThread
+from nodeready.node.stacks.ranks import (
+    ENDED,
+    EXITING,
+    NO_TIME,
+    JobRank,
+    RankIdentity,
+    StackTable,
+    StackTarget,
+)
 from nodeready.triage.stacks.classify import StackNumbers, classify
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "futex_wait_queue", ("futex_wait_queue",), 1.0, 5.0, 3, 0, 1000)
 ASLEEP = replace(FACTS, state="D", wait_channel="nfs_wait", kernel_stack=("nfs_wait",))
 MAIN = (("main", "t.py", 1), ("wait", "t.py", 2))
-DUMP = Dump(MAIN, tuple(Thread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
+DUMP = Dump(MAIN, tuple(PySpyThread(f"t{n}", (("f", "t.py", n),)) for n in range(20)))
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
 HEAD |= dict.fromkeys(("frames", "stacks", "processes", "instead"), ())
 
 
-def target(*facts, dumps=(), note="") -> Target:
-    process = Process(7, 1, "python3", start_s=5.0, command="python3 " + "x" * 300)
-    rank = Target(Rank(process, Identity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps))
+def target(*facts, dumps=(), note="") -> StackTarget:
+    process = ScannedProcess(7, 1, "python3", start_s=5.0, command="python3 " + "x" * 300)
+    rank = StackTarget(
+        JobRank(process, RankIdentity(3, 1, 8, "88", "a:1"), note), dumps=list(dumps)
+    )
     for sample in facts:
         rank.add_facts(sample)
     rank.cpu_s = [sample.cpu_s for sample in rank.facts]
@@ -126,7 +136,7 @@ def test_too_much_of_one_owner_leaves_out_nothing_of_anothers(monkeypatch, lette
     for name in ("_MOST_FRAMES", "_MOST_TEXT", "_MOST_ANSWER"):
         monkeypatch.setattr(answer, name, getattr(answer, name) // 16)
     frames = [(f"{letter * 290}{n}", letter * 290, n) for n in range(400 if threads else 1000)]
-    rest = tuple(Thread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
+    rest = tuple(PySpyThread(f"{letter * 90}{n}", tuple(frames[:1])) for n in range(threads))
     hers = []
     for number in range(4):
         main = tuple((f"{name}{number}", file, line) for name, file, line in frames)

@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.stacks import waits
-from nodeready.node.stacks.waits import Call, Ends, address, calls, lock_holder, phrase, tcp_row
+from nodeready.node.stacks.waits import (
+    PipeEnds,
+    WaitCall,
+    address,
+    calls,
+    lock_holder,
+    phrase,
+    tcp_row,
+)
 from tests.command import wait_for
 
 if os.uname().machine not in ("x86_64", "aarch64"):
@@ -115,11 +123,11 @@ def test_a_full_pipe_whose_reader_is_stopped():
 
 def test_a_process_that_runs_waits_for_nothing_and_the_kernel_may_tell_none(monkeypatch):
     with waiting("while True: pass") as process:
-        assert waits.look(process.pid) is None
-    assert waits.look(process.pid) is None
+        assert waits.probe_thread(process.pid) is None
+    assert waits.probe_thread(process.pid) is None
     for text in ("", "running\n", "-1 0x0 0x0\n", "x y z a b c d e", "99999 " * 9):
         monkeypatch.setattr(waits, "contents", lambda path, most=0, text=text: text)
-        assert waits.look(1) is None
+        assert waits.probe_thread(1) is None
 
 
 def test_looking_is_no_wait_of_the_process():
@@ -255,10 +263,10 @@ kinds[int(kind)]()
 
 
 def test_a_pipe_with_many_at_its_other_end():
-    ends = Ends({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
-    call = Call("read", ("a pipe",), ((0, 7, "w"),))
+    ends = PipeEnds({(7, "w"): [9, 2**22 - 1, 2**22 - 2, 2**22 - 3, 2**22 - 4]})
+    call = WaitCall("read", ("a pipe",), ((0, 7, "w"),))
     several = "read of a pipe that pids 4194303, 4194302, 4194301 and 1 more write"
     assert phrase(9, call, ends, "") == several
     # Not all that may have it were looked at: nothing is said of who has not.
-    assert phrase(9, call, Ends({(7, "w"): [9]}, whole=False), "") == "read of a pipe"
-    assert phrase(9, call, Ends(), "") == "read of a pipe"
+    assert phrase(9, call, PipeEnds({(7, "w"): [9]}, is_complete=False), "") == "read of a pipe"
+    assert phrase(9, call, PipeEnds(), "") == "read of a pipe"

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import beside, processes
+from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
-from nodeready.node.stacks.ranks import Identity, Rank, Target
+from nodeready.node.stacks.ranks import JobRank, RankIdentity, StackTarget
 from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
 from nodeready.node.witnesses.devices import Gpus, Kernel, Network
 from nodeready.node.witnesses.flight_recorder import Recording
@@ -49,16 +49,16 @@ def targets(*ranks, stranger=False):
     """This very process, as so many ranks."""
     (own,), _ = processes.scan(time.monotonic() + 9, [os.getpid()])
     facts = processes.observe([own.pid], time.monotonic() + 9)[own.pid]
-    identities = [Identity(rank, owner="uid 0") for rank in ranks]
-    return [Target(Rank(own, identity, "", stranger), [facts]) for identity in identities]
+    identities = [RankIdentity(rank, owner="uid 0") for rank in ranks]
+    return [StackTarget(JobRank(own, identity, "", stranger), [facts]) for identity in identities]
 
 
 def round_of(*ranks, ras=False, dump=False, limit_s=9):
     """What the node tells of itself."""
     with Supervisor("nodeready:test", limit_s) as supervisor:
-        witnesses = beside.Witnesses(supervisor, ranks, ras=ras, dump=dump)
-        witnesses.between()
-        return witnesses.end()
+        witnesses = ask_witnesses.Witnesses(supervisor, ranks, ras=ras, dump=dump)
+        witnesses.ask()
+        return witnesses.finish()
 
 
 def standing(function):
@@ -118,7 +118,7 @@ def test_a_witness_that_fails_or_is_late_is_absent_alone(asked, monkeypatch, mod
     # `network` compares two answers, and waits for nobody.
     monkeypatch.setattr(module, name, fails if name == "network" else does)
     if does is hangs:
-        monkeypatch.setattr(beside, "_TOOL_S", 0.5)
+        monkeypatch.setattr(ask_witnesses, "_TOOL_S", 0.5)
         monkeypatch.setattr(processes, "_PATIENCE_S", 0.5)
     (rank,) = targets(0)
     rank.dumps.append(standing("step"))

@@ -174,11 +174,11 @@ def test_stages_of_a_pipeline_are_no_suspects():
     assert "pipeline" not in advice(other)
 
 
-def test_different_collectives_are_a_mismatch_and_accuse_nobody():
+def test_different_collectives_are_a_mismatch_and_blame_no_rank():
     other = f"{TRAIN} > broadcast {C10D} 2000"
     made = group(fleet(process(3, other, other)))
     assert "all ranks wait for others, at 2 places (rank 3 in broadcast, called" in advice(made)
-    assert "accuse nobody" in advice(made)
+    assert "blame no rank" in advice(made)
     assert "suspect" not in advice(made)
     assert {one.role for one in made.groups} == {"victim"}
 
@@ -186,7 +186,7 @@ def test_different_collectives_are_a_mismatch_and_accuse_nobody():
 @pytest.mark.parametrize(("nodes", "errors", "more", "expected", "why"), [
     ("0123", {}, {}, (), ""),
     ("012", {"n3": "timed out"}, {}, ("n3",), "expected on n3, without an answer"),
-    ("023", {}, {}, (), "nobody found them"),
+    ("023", {}, {}, (), "no node has them"),
     ("02", {"n1": "x", "n3": "y"}, {}, ("n1", "n3"), "expected on n[1,3], without an answer"),
     ("02", {"n1": "x"}, {}, (), "1 node gave no answer"),
     ("012", {"n3": "timed out"}, {"complete": False}, (), ""),

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from nodeready.node.runtime import Supervisor
-from nodeready.node.stacks import below, processes, py_spy
+from nodeready.node.stacks import descendants, processes, py_spy
 from nodeready.node.stacks import program as answer
-from nodeready.node.stacks.processes import Facts, Process
-from nodeready.node.stacks.py_spy import Dump, Thread
-from nodeready.node.stacks.ranks import INTERPRETER_LOCK, Identity, Rank, Target
+from nodeready.node.stacks.processes import Facts, ScannedProcess
+from nodeready.node.stacks.py_spy import Dump, PySpyThread
+from nodeready.node.stacks.ranks import INTERPRETER_LOCK, JobRank, RankIdentity, StackTarget
 from nodeready.triage.stacks.trace import read
 
 FACTS = Facts("S", "do_wait", (), 1.0, 1.0, 1, 0, 0)
@@ -26,7 +26,7 @@ WORKER = (*LOOP, ("_worker_loop", "torch/utils/data/_utils/worker.py", 300), ("r
 
 
 def process(pid, parent=10, command="python train.py", name="python3"):
-    return Process(pid, parent, name, 1.0, 1.0, command, name, {}, uid=0)
+    return ScannedProcess(pid, parent, name, 1.0, 1.0, command, name, {}, uid=0)
 
 
 def processes_of(rows):
@@ -49,16 +49,18 @@ def processes_of(rows):
 ])  # fmt: skip
 def test_the_kind_of_a_process(command, name, stack, kind):
     dump = Dump(stack) if stack else None
-    assert below.kind(process(1, command=command, name=name), dump) == kind
+    assert descendants.kind(process(1, command=command, name=name), dump) == kind
 
 
-def target(pid, known=None, **more) -> Target:
-    return Target(Rank(known or process(pid, 1), Identity(0, owner="uid 0")), [FACTS], **more)
+def target(pid, known=None, **more) -> StackTarget:
+    return StackTarget(
+        JobRank(known or process(pid, 1), RankIdentity(0, owner="uid 0")), [FACTS], **more
+    )
 
 
 @pytest.fixture
 def find(monkeypatch):
-    """`below.find` on a node with these processes."""
+    """`descendants.find` on a node with these processes."""
 
     def found(rows, targets, own=()):
         children: dict[int, list[int]] = {}
@@ -66,8 +68,8 @@ def find(monkeypatch):
             children.setdefault(parent, []).append(pid)
         monkeypatch.setattr(processes, "children", lambda: children)
         monkeypatch.setattr(processes, "scan", lambda deadline, numbers: ([], 0))
-        below.find(targets, processes_of(rows), set(own), time.monotonic() + 9)
-        return [[child.pid for child in target.below] for target in targets]
+        descendants.find(targets, processes_of(rows), set(own), time.monotonic() + 9)
+        return [[child.pid for child in target.descendants] for target in targets]
 
     return found
 
@@ -90,30 +92,34 @@ def test_descendants_without_other_ranks_and_trackers(find):
 @pytest.mark.parametrize(("count", "notes"), [(0, []), (26, [26])])
 def test_the_descendants_of_a_rank_are_bounded(find, count, notes):
     rank = target(10)
-    find({100 + n: (10, "python w") for n in range(below.MOST + count)}, [rank])
-    assert len(rank.below) == below.MOST
-    assert rank.notes == [f"{n} more processes below it are not looked at" for n in notes]
+    find({100 + n: (10, "python w") for n in range(descendants.MOST + count)}, [rank])
+    assert len(rank.descendants) == descendants.MOST
+    assert rank.notes == [f"{n} more of its descendants are not looked at" for n in notes]
 
 
 def test_a_new_child_is_found_with_what_it_runs():
     """One that came after the first look at all processes."""
     own, _ = processes.scan(time.monotonic() + 9, [os.getpid()])
-    rank = Target(Rank(own[0], Identity(0)), [FACTS])
+    rank = StackTarget(JobRank(own[0], RankIdentity(0)), [FACTS])
     with subprocess.Popen(["sh", "-c", "read go; :"], stdin=subprocess.PIPE) as child:
-        below.find([rank], own, set(), time.monotonic() + 20)
+        descendants.find([rank], own, set(), time.monotonic() + 20)
         child.kill()
-    assert "read go" in {row.pid: row.rank.process.command for row in rank.below}[child.pid]
+    assert "read go" in {row.pid: row.rank.process.command for row in rank.descendants}[child.pid]
 
 
 def test_the_odd_ones_are_looked_at_first():
     rank = target(10)
     waits = {pid: f"poll of a pipe that pid {pid} (x) writes" for pid in range(20, 25)}
     waits[25] = "read of /data/x (nfs4)"
-    own = Identity()
-    rank.below = [Target(Rank(process(at), own), [FACTS], waits_on=waits[at]) for at in waits]
-    rank.below.append(Target(Rank(process(26, command="gcc", name="gcc"), own), [FACTS]))
-    rank.below.append(Target(Rank(process(27), own)))
-    assert [child.pid for child in below.in_order([rank])] == [20, 25, 21, 22, 23, 24]
+    own = RankIdentity()
+    rank.descendants = [
+        StackTarget(JobRank(process(at), own), [FACTS], waits_on=waits[at]) for at in waits
+    ]
+    rank.descendants.append(
+        StackTarget(JobRank(process(26, command="gcc", name="gcc"), own), [FACTS])
+    )
+    rank.descendants.append(StackTarget(JobRank(process(27), own)))
+    assert [child.pid for child in descendants.in_order([rank])] == [20, 25, 21, 22, 23, 24]
 
 
 HEAD = {"schema": answer.SCHEMA, "node": "n", "started": "", "interval_s": 2.0, "error": ""}
@@ -126,12 +132,14 @@ def trace_of(rank):
 
 def test_the_part_of_the_trace():
     rank = target(10, dumps=[Dump(LOOP)])
-    worker = Target(Rank(process(20), Identity()), [FACTS], cpu_s=[1.0, 2.0], dumps=[Dump(WORKER)])
-    shell = Target(Rank(process(21, 20, "sh -c x", "sh"), Identity()), [FACTS])
-    gone = Target(Rank(process(22), Identity()), dumps=[Dump(error="it has ended")])
+    worker = StackTarget(
+        JobRank(process(20), RankIdentity()), [FACTS], cpu_s=[1.0, 2.0], dumps=[Dump(WORKER)]
+    )
+    shell = StackTarget(JobRank(process(21, 20, "sh -c x", "sh"), RankIdentity()), [FACTS])
+    gone = StackTarget(JobRank(process(22), RankIdentity()), dumps=[Dump(error="it has ended")])
     idle = (("main", "multiprocessing/forkserver.py", 2), ("select", "selectors.py", 9))
-    server = Target(Rank(process(23), Identity()), [FACTS], dumps=[Dump(idle)])
-    rank.below = [worker, shell, gone, server]
+    server = StackTarget(JobRank(process(23), RankIdentity()), [FACTS], dumps=[Dump(idle)])
+    rank.descendants = [worker, shell, gone, server]
     trace = trace_of(rank)
     rows = trace["processes"][0]["below"]
     assert [(row["pid"], row["kind"], row["error"], row["cpu_s"]) for row in rows] == [
@@ -145,12 +153,12 @@ def test_the_part_of_the_trace():
 
 def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     monkeypatch.setattr(answer, "_MOST_ANSWER", 4 << 10)
-    rank = target(10, dumps=[Dump(LOOP, (Thread("t", LOOP),), locals=("a: b = 1",))])
+    rank = target(10, dumps=[Dump(LOOP, (PySpyThread("t", LOOP),), locals=("a: b = 1",))])
     rank.witnesses["logs"] = {"lines": [os.urandom(1000).hex() for _ in range(3)]}
     (row,) = trace_of(rank)["processes"]
     assert (row["witnesses"], row["locals"], row["below"]) == ({}, [], [])
     assert row["samples"][0]["threads"]
-    assert row["note"] == "what is below and beside it is left out: there is too much"
+    assert row["note"] == "its descendants and witnesses are left out: the answer is too large"
 
 
 @pytest.mark.parametrize(("gil", "switches", "timed", "own", "told"), [
@@ -164,9 +172,9 @@ def test_the_parts_beside_the_stacks_are_left_out_first(monkeypatch):
     (("holder",), (0,), True, False, False),
 ])  # fmt: skip
 def test_which_thread_holds_the_interpreters_lock(gil, switches, timed, own, told):
-    rank = target(10, dumps=[Dump(LOOP, gil=name, own=own) for name in gil])
+    rank = target(10, dumps=[Dump(LOOP, gil=name, holds_gil=own) for name in gil])
     rank.switches, rank.timed_lock, rank.waits_on = list(switches), timed, "futex"
-    rank.tell_interpreter_lock(2.0)
+    rank.note_interpreter_lock(2.0)
     phrase = f"{INTERPRETER_LOCK}, which thread holder holds"
     assert rank.waits_on == (phrase if told else "futex")
 
@@ -197,12 +205,12 @@ KERNELS = dict.fromkeys((10, 11), (1, "python -m ipykernel_launcher"))
 ])  # fmt: skip
 def test_ranks_that_no_launcher_has_numbered(monkeypatch, rows, dumps, ends_here, ranks):
     """torch.multiprocessing, spawned and by a fork server, and what somebody started by hand."""
-    monkeypatch.setattr(below, "_holds", lambda pid: pid < 100)
-    monkeypatch.setattr(below, "_ends_here", lambda pid: ends_here)
-    monkeypatch.setattr(below, "_readable", lambda process: True)
+    monkeypatch.setattr(descendants, "_has_library", lambda pid: pid < 100)
+    monkeypatch.setattr(descendants, "_ends_here", lambda pid: ends_here)
+    monkeypatch.setattr(descendants, "_readable", lambda process: True)
     monkeypatch.setattr(py_spy, "take", lambda a, b, pid, *_: dumps.get(pid, Dump(LOOP)))
     with Supervisor("nodeready:test", 20) as supervisor:
-        found = below.find_spawned(supervisor, "py-spy", processes_of(rows), ())
+        found = descendants.find_spawned(supervisor, "py-spy", processes_of(rows), ())
     assert numbers(found) == ranks
 
 
@@ -228,7 +236,7 @@ def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text
         path.rename(tmp_path / "moved")
         path.write_text(RAY_LINE % (7, 8))
         (tmp_path / "moved").rename(path)
-        assert below._number_in_ray(os.getpid(), os.getuid()) == number
+        assert descendants._number_in_ray(os.getpid(), os.getuid()) == number
 
 
 @pytest.mark.parametrize(("told", "ranks"), [
@@ -239,13 +247,16 @@ def test_a_worker_of_ray_train_writes_its_number_into_a_log(tmp_path, name, text
     ({11: (3, 3), 12: (0, 3)}, None),
 ])  # fmt: skip
 def test_the_workers_of_a_job_of_ray_train_have_numbers_all_or_none(monkeypatch, told, ranks):
-    monkeypatch.setattr(below, "_number_in_ray", lambda pid, uid: told.get(pid))
+    monkeypatch.setattr(descendants, "_number_in_ray", lambda pid, uid: told.get(pid))
     jobs = {11: "01000000", 12: "01000000", 13: "02000000"}
     workers = [
-        Rank(process(pid, command="ray::RayTrainWorker.execute"), Identity(job=job, owner="uid 7"))
+        JobRank(
+            process(pid, command="ray::RayTrainWorker.execute"),
+            RankIdentity(job=job, owner="uid 7"),
+        )
         for pid, job in jobs.items()
     ]
-    found = below.numbered(workers, time.monotonic() + 20)
+    found = descendants.with_ray_ranks(workers, time.monotonic() + 20)
     expected = ranks or [(11, None, None), (12, None, None)]
     assert numbers(found) == [*expected, (13, None, None)]
     assert found[-1].identity.job == "02000000"

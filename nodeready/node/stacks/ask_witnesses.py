@@ -1,0 +1,441 @@
+"""Asks the witnesses beside the stacks (`nodeready.node.witnesses`) while the ranks run.
+
+A file that a rank's user may have made is read in a fork (`processes.each`). Tools run under the
+`Supervisor`, each in its own thread with its own limit, so that they cost no more time than the
+interval between the samples. A witness that fails or is late is absent, with the reason, and
+delays no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+from nodeready.node.runtime import Supervisor
+from nodeready.node.stacks import processes
+from nodeready.node.stacks.processes import HANGS
+from nodeready.node.stacks.ranks import StackTarget
+from nodeready.node.users_file import held, with_rights
+from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
+from nodeready.subjects import wire
+
+#: Seconds for the witnesses of all processes, and for each tool of the node.
+_EACH_S, _TOOL_S = 3.0, 8.0
+#: Seconds before the deadline of the run by which a tool has ended.
+_SPARE_S = 1.5
+#: Maximum characters of one witness's answer as JSON, of a text in it, and of an error.
+_MOST, _MOST_TEXT, _MOST_ERROR = 128 << 10, 4000, 200
+#: Maximum processes of a node that are asked for a dump of their flight recorder.
+_MOST_DUMPS = 64
+
+Answer = dict[str, Any]
+
+
+def _absent(reason: str) -> Answer:
+    return {"absent": reason[:_MOST_ERROR]}
+
+
+def _answer_of(observe: Callable[[], Any]) -> Answer:
+    """A witness's answer as plain data that fits into the node's answer."""
+    try:
+        answer = _bounded(wire.plain(observe()))
+    except Exception as problem:  # noqa: BLE001
+        return _absent(f"{type(problem).__name__}: {_bounded(str(problem))}")
+    if not isinstance(answer, dict):
+        return _absent("it gave no answer")
+    if len(json.dumps(answer)) > _MOST:
+        return _absent("its answer is too large")
+    return answer
+
+
+def _bounded(value: Any) -> Any:
+    """The value with each text cut to `_MOST_TEXT` and encodable as JSON."""
+    if isinstance(value, str):
+        return value[:_MOST_TEXT].encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [_bounded(item) for item in value]
+    if isinstance(value, dict):
+        return {_bounded(key): _bounded(item) for key, item in value.items()}
+    return value
+
+
+class Witnesses:
+    """One round of all witnesses of a node.
+
+    targets: the ranks after their first sample; strangers and ended processes are left out
+    ras:     ask NCCL's port also where asking is known to have crashed jobs
+    dump:    have each rank write a dump of its flight recorder
+    check:   read each rank's settings for debugging
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        targets: Sequence[StackTarget],
+        *,
+        ras: bool,
+        dump: bool,
+        check: bool = False,
+    ) -> None:
+        self._supervisor, self._targets, self._ras, self._dump = supervisor, targets, ras, dump
+        self._check = check
+        self._tools: dict[str, tuple[Thread, float]] = {}
+        self._found: dict[str, Answer] = {}
+        self._before, self._began = self._counters(), time.monotonic()
+
+    def _counters(self) -> Any:
+        """The counters of the ports; None: reading them hangs."""
+        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        counters = processes.each(lambda _: _answer_of(devices.counters), [0], deadline).get(0)
+        return None if counters is HANGS else counters
+
+    @property
+    def _live(self) -> list[StackTarget]:
+        return [target for target in self._targets if target.facts and not target.rank.stranger]
+
+    def ask(self) -> None:
+        """Ask all witnesses but the ports, after the first sample, while the ranks run."""
+        live = self._live
+        if not live:
+            return
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        since_s = max(0.0, now_s - min(target.rank.process.start_s for target in live))
+        limit_s = max(0.5, min(_TOOL_S, self._supervisor.left_s - _SPARE_S))
+        pids = [target.pid for target in live]
+        self._start(
+            "gpus", lambda: devices.gpus(self._supervisor, pids, since_s, limit_s), limit_s
+        )
+        self._start("kernel", lambda: devices.kernel(self._supervisor, since_s, limit_s), limit_s)
+        self._ask_ras(limit_s)
+        if self._dump:
+            self._ask_for_dumps(live)
+        self._ask_each("logs", lambda target: logs.observe(target.pid, target.facts[-1].uid))
+        if self._check:
+            self._ask_each(
+                "settings",
+                lambda target: read_settings(
+                    target.pid, target.facts[-1].uid, target.rank.identity.rank, _values(target)
+                ),
+            )
+        if not self._dump:
+            self._ask_recorders()
+
+    def _start(self, name: str, ask: Callable[[], Any], limit_s: float) -> None:
+        self._found[name] = _absent(f"it gave no answer within {limit_s:.0f} s")
+
+        def work() -> None:
+            self._found[name] = _answer_of(ask)
+
+        # A thread that never returns ends with this program.
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        self._tools[name] = thread, time.monotonic() + limit_s
+
+    def _ask_ras(self, limit_s: float) -> None:
+        """Ask NCCL's port on the node of the job's rank 0; of several jobs, the largest."""
+        jobs: dict[tuple[str, str], list[StackTarget]] = {}
+        for target in self._live:
+            identity = target.rank.identity
+            jobs.setdefault((identity.owner, identity.job), []).append(target)
+        jobs_with_rank_0 = [
+            job for job in jobs.values() if any(target.rank.identity.rank == 0 for target in job)
+        ]
+        if not jobs_with_rank_0:
+            return
+        job = max(jobs_with_rank_0, key=len)
+        processes_of_job = [
+            (target.pid, target.facts[-1].uid, target.rank.identity.rank) for target in job
+        ]
+        values = job[0].rank.process.environment or {}
+        stacks = [target.dumps[-1].main or () for target in job if target.dumps]
+
+        def ask() -> Any:
+            is_initialising = any(
+                nccl_ras.makes_communicator([(frame[0], frame[1]) for frame in stack])
+                for stack in stacks
+            )
+            # The calls of ranks on other nodes are not known here.
+            initialising = True if is_initialising else None
+            return nccl_ras.observe(
+                self._supervisor,
+                processes_of_job,
+                values,
+                self._ras,
+                limit_s,
+                initialising=initialising,
+            )
+
+        self._start("nccl_ras", ask, limit_s)
+
+    def _ask_each(self, name: str, observe: Callable[[StackTarget], Any]) -> None:
+        """Ask a witness about each process, in a fork."""
+        target_by_pid = {target.pid: target for target in self._live}
+        answers = processes.each(
+            lambda pid: _answer_of(lambda: observe(target_by_pid[pid])),
+            list(target_by_pid),
+            min(self._supervisor.deadline, time.monotonic() + _EACH_S),
+            {pid: target.owner for pid, target in target_by_pid.items()},
+        )
+        for pid, target in target_by_pid.items():
+            answer = answers.get(pid)
+            if answer is HANGS:
+                answer = _absent("it cannot be read: reading it hangs")
+            target.witnesses[name] = answer or _absent("no time left")
+
+    def _ask_recorders(self) -> None:
+        self._ask_each("flight_recorder", _recording)
+
+    def _ask_for_dumps(self, live: Sequence[StackTarget]) -> None:
+        """Have the ranks write their flight recorders; the ranks run meanwhile."""
+        target_by_pid = {target.pid: target for target in live[:_MOST_DUMPS]}
+
+        def ask(pid: int) -> str:
+            target, uid = target_by_pid[pid], target_by_pid[pid].facts[-1].uid
+            return str(
+                flight_recorder.ask_for_dump(pid, uid, target.rank.identity.rank, _values(target))
+            )
+
+        deadline = min(self._supervisor.deadline, time.monotonic() + _EACH_S)
+        errors = processes.each(
+            ask,
+            list(target_by_pid),
+            deadline,
+            {pid: target.owner for pid, target in target_by_pid.items()},
+        )
+        for pid, target in target_by_pid.items():
+            error = errors.get(pid, "no time left")
+            if error is HANGS:
+                error = "asking for it hangs"
+            target.add_note(
+                f"no dump of its flight recorder: {str(error)[:_MOST_ERROR]}" if error else ""
+            )
+
+    def finish(self) -> dict[str, Answer]:
+        """Read the ports again, after the last sample; the answers of the node's witnesses."""
+        after = self._counters()
+        seconds = time.monotonic() - self._began
+        before = self._before
+        if before is None or after is None or "absent" in before or "absent" in after:
+            reason = (before or after or {}).get("absent", "its counters cannot be read")
+            self._found["network"] = _absent(str(reason))
+        else:
+            self._found["network"] = _answer_of(lambda: devices.network(before, after, seconds))
+        if self._dump and self._live:
+            self._ask_recorders()
+        join_until = self._supervisor.deadline - _SPARE_S / 2
+        for thread, until in self._tools.values():
+            thread.join(max(0.0, min(until, join_until) - time.monotonic()))
+        return dict(self._found)
+
+
+def _values(target: StackTarget) -> Mapping[str, str]:
+    return target.rank.process.environment or {}
+
+
+def _recording(target: StackTarget) -> flight_recorder.Recording:
+    """The dump of its flight recorder, or the reason: this PyTorch has no recorder."""
+    uid = target.facts[-1].uid
+    recording = flight_recorder.observe(
+        target.pid, uid, target.rank.identity.rank, _values(target)
+    )
+    if recording.absent.startswith(flight_recorder.NO_DUMP):
+        with contextlib.suppress(OSError), with_rights(nccl_ras.rights(target.pid, uid)):
+            version = _torch(target.pid, uid, list(_files(target.pid)))
+            release_number = release(version)
+            if release_number is not None and release_number < RECORDER:
+                return flight_recorder.Recording(f"PyTorch {version} has none, 2.2 and newer have")
+    return recording
+
+
+# --- PyTorch's versions: names and defaults of the variables.
+#
+# Sources: torch/csrc/distributed/c10d/FlightRecorder.hpp and ProcessGroupNCCL.hpp of 2.2, 2.14 and
+# 2.15; pytorch pull requests 152563 (names), 143446 (dumps) and 172843 (the same default of 2,000
+# entries everywhere); NVIDIA/nvidia-resiliency-ext pull request 163.
+
+#: The first version with a recorder; the first in which its variables are TORCH_FR_*; the first in
+#: which it is on and dumps on a timeout by default.
+RECORDER, RECORDER_RENAMED, RECORDER_ON = (2, 2), (2, 8), (2, 11)
+
+
+def release(version: str) -> tuple[int, int] | None:
+    """Major and minor number of a version; None: not known.
+
+    >>> release("2.15.0+cu132")
+    (2, 15)
+    """
+    words = version.split(".")[:2]
+    if len(words) == 2 and all(word.isdecimal() and len(word) < 5 for word in words):
+        return int(words[0]), int(words[1])
+    return None
+
+
+def buffer_variable(torch: tuple[int, int] | None) -> str:
+    """The variable with the recorder's size; its old name where the version is not known."""
+    is_renamed = torch is not None and torch >= RECORDER_RENAMED
+    return "TORCH_FR_BUFFER_SIZE" if is_renamed else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+
+
+# --- The settings of one process.
+
+#: Variables that are reported; no other leaves the node.
+VARIABLES = (
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "NCCL_RAS_ENABLE",
+    "NCCL_DEBUG",
+    "PYTHONFAULTHANDLER",
+    "CUDA_ENABLE_USER_TRIGGERED_COREDUMP",
+)
+#: Maximum characters of a value that is reported.
+_MOST_VALUE = 200
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides whether one process can be debugged.
+
+    torch:       version of PyTorch; "": not loaded, or not known
+    nccl:        version of NCCL; "": not known; None: not loaded
+    cuda:        it has loaded the driver of NVIDIA's GPUs
+    core_bytes:  its soft limit of a core; -1: unlimited; None: not known
+    core_place:  where the kernel sends a core (kernel.core_pattern)
+    core_wrong:  why a core would not be written there; "": no obstacle is known
+    dump_place:  where its flight recorder writes, without the rank; "": its rank is not known
+    dump_wrong:  why it cannot write there; "": it can
+    variables:   (name, value) of its variables among VARIABLES
+    """
+
+    torch: str = ""
+    nccl: str | None = None
+    cuda: bool = False
+    core_bytes: int | None = None
+    core_place: str = ""
+    core_wrong: str = ""
+    dump_place: str = ""
+    dump_wrong: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def read_settings(
+    pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
+) -> Settings:
+    """The settings of a process.
+
+    environment: its variables among `processes.KEYS`
+
+    For a fork (`nodeready.node.stacks.processes.each`): a file system may never answer.
+    """
+    pattern = processes.contents("/proc/sys/kernel/core_pattern").strip()
+    soft_limit = _core_limit(processes.contents(f"/proc/{pid}/limits"))
+    torch, nccl, cuda, dump_place, unwritable_reason, core_reason = "", None, False, "", "", ""
+    with contextlib.suppress(OSError), with_rights(nccl_ras.rights(pid, uid)):
+        maps = list(_files(pid))
+        torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
+        cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
+        if rank is not None:
+            dump_place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
+            is_configured = dump_place in environment.values()
+            unwritable_reason = _write_problem(
+                pid, uid, os.path.dirname(dump_place) or ".", creates_missing=not is_configured
+            )
+        core_reason = _core_problem(pid, uid, pattern)
+    variables = (
+        (name, environment[name][:_MOST_VALUE]) for name in VARIABLES if name in environment
+    )
+    return Settings(
+        torch,
+        nccl,
+        cuda,
+        soft_limit,
+        pattern[:_MOST_VALUE],
+        core_reason,
+        dump_place[:_MOST_VALUE],
+        unwritable_reason,
+        tuple(variables),
+    )
+
+
+def _files(pid: int) -> Iterator[str]:
+    """The files that a process has mapped. Raises OSError."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+        for row in file.read(16 << 20).splitlines():
+            words = row.split(maxsplit=5)
+            if len(words) == 6 and words[5].startswith("/"):
+                yield words[5]
+
+
+_TORCH = re.compile(r"(/.*/torch)/(?:_C\.[^/]*\.so|lib/libtorch[^/]*\.so[^/]*)$")
+_VERSION = re.compile(r"^__version__ *= *['\"]([0-9][0-9A-Za-z.+]{0,40})['\"]", re.M)
+
+
+def _torch(pid: int, uid: int, maps: list[str]) -> str:
+    """The version of PyTorch that its torch/version.py names; "": not found."""
+    directories = dict.fromkeys(match[1] for path in maps if (match := _TORCH.search(path)))
+    for directory in directories:
+        with (
+            contextlib.suppress(OSError),
+            held(pid, uid, f"{directory}/version.py") as (file, status),
+        ):
+            if stat.S_ISREG(status.st_mode):
+                match = _VERSION.search(processes.contents(f"/proc/self/fd/{file}", 4096))
+                if match:
+                    return match[1]
+    return ""
+
+
+def _core_limit(text: str) -> int | None:
+    """The soft limit of a core in /proc/PID/limits (proc(5))."""
+    row = re.search(r"^Max core file size +(\S+) ", text, re.M)
+    if row is None:
+        return None
+    return -1 if row[1] == "unlimited" else int(row[1]) if row[1].isdecimal() else None
+
+
+def _core_problem(pid: int, uid: int, pattern: str) -> str:
+    """Why a core would not be written where the pattern sends it (core(5)); "": no obstacle."""
+    if not pattern:
+        return "kernel.core_pattern is empty"
+    if pattern.startswith("|"):
+        program = pattern[1:].split()[:1]
+        if not program or not os.access(program[0], os.X_OK, effective_ids=True):
+            return f"there is no program {' '.join(program)}"[:_MOST_VALUE]
+        return f"{program[0]} drops it" if program[0].endswith("/false") else ""
+    directory = os.path.dirname(pattern)
+    if "%" in directory:
+        return ""
+    return _write_problem(pid, uid, directory or ".", creates_missing=False)
+
+
+def _write_problem(pid: int, uid: int, directory: str, *, creates_missing: bool) -> str:
+    """Why this process, with its user's rights, cannot write into a directory; "": it can.
+
+    creates_missing: the writer creates a missing directory
+    """
+    existing = directory
+    while True:
+        try:
+            with held(pid, uid, existing) as (number, status):
+                if not stat.S_ISDIR(status.st_mode):
+                    break
+                path = f"/proc/self/fd/{number}"
+                if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+                    return f"its user cannot write into {existing}"[:_MOST_VALUE]
+                return ""
+        except OSError:
+            if not creates_missing or existing in ("/", "", "."):
+                break
+            existing = os.path.dirname(existing)
+    return f"there is no directory {existing}"[:_MOST_VALUE]
