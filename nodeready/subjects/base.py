@@ -109,62 +109,62 @@ class Output:
 
     def values(self) -> dict[str, str]:
         """The ``NAME=VALUE`` lines; of several with one name the first counts."""
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for line in self.require().splitlines():
             name, equals, value = line.partition("=")
-            if equals and name not in found and _NAME.match(name):
-                found[name] = value
-        return found
+            if equals and name not in values and _NAME.match(name):
+                values[name] = value
+        return values
 
     def all(self, name: str) -> list[str]:
         """Every VALUE of the ``NAME=VALUE`` lines of this name, in order."""
         start, text = f"{name}=", self.require()
-        if not text.isascii() or any(one in text for one in _OTHER_ENDS):
+        if not text.isascii() or any(ending in text for ending in _OTHER_ENDS):
             return [line[len(start) :] for line in text.splitlines() if line.startswith(start)]
         # A line is mostly another one.
-        found, at = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
-        while at or text.startswith(start, at):
-            begin = at + len(start)
+        values, position = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
+        while position or text.startswith(start, position):
+            begin = position + len(start)
             end = text.find("\n", begin)
-            found.append(text[begin : end if end >= 0 else len(text)])
-            at = text.find(f"\n{start}", end) + 1 if end >= 0 else 0
-            if not at:
+            values.append(text[begin : end if end >= 0 else len(text)])
+            position = text.find(f"\n{start}", end) + 1 if end >= 0 else 0
+            if not position:
                 break
-        return found
+        return values
 
     def files(self) -> dict[str, bytes]:
         """The files that nr_exact printed, path -> the bytes as they are on the node."""
-        found = dict[str, bytes]()
-        for path, said, _ in self._blocks():
+        contents = dict[str, bytes]()
+        for path, printed, _ in self._blocks():
             if path.startswith("/"):
-                size = re.match(r"size=(\d{1,9})\n", said)
+                size = re.match(r"size=(\d{1,9})\n", printed)
                 if size:
-                    found[path] = _of_size(path, int(size[1]), said[size.end() :])
+                    contents[path] = _of_size(path, int(size[1]), printed[size.end() :])
                 else:
-                    found[path] = decoded(said)
-        return found
+                    contents[path] = decoded(printed)
+        return contents
 
     def lines(self) -> Iterator[Line]:
         """The lines that nr_lines printed, without those of the files of nr_exact."""
-        text, at = f"\n{self.require()}\n", 0
+        text, position = f"\n{self.require()}\n", 0
         for _, _, (begin, end) in self._blocks():
-            yield from file_lines(text[at:begin])
-            at = end
-        yield from file_lines(text[at:])
+            yield from file_lines(text[position:begin])
+            position = end
+        yield from file_lines(text[position:])
 
     def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """Of each file of nr_exact its path, what was printed of it, and where in the text, which
         has a line's end before and after it."""
         begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
-        text, at = f"\n{self.require()}\n", 0
-        while (first := text.find(begin, at)) >= 0:
+        text, position = f"\n{self.require()}\n", 0
+        while (first := text.find(begin, position)) >= 0:
             path, _, _ = text[first + len(begin) : first + len(begin) + _PATH].partition("\n")
             start = first + len(begin) + len(path)
             until = text.find(end, start)
             if until < 0:
                 break
-            at = until + len(end) - 1
-            yield path, text[start + 1 : max(until, start + 1)], (first, at)
+            position = until + len(end) - 1
+            yield path, text[start + 1 : max(until, start + 1)], (first, position)
 
 
 def _of_size(path: str, size: int, text: str) -> bytes:
@@ -229,8 +229,8 @@ def file_lines(text: str) -> Iterator[Line]:
         if not raw.startswith("/"):
             continue
         # Mostly there is no colon in the path, and no PCI address: that is seen sooner.
-        path, _, rest = raw.partition(":")
-        number, colon, line = rest.partition(":")
+        path, _, numbered = raw.partition(":")
+        number, colon, line = numbered.partition(":")
         if colon and number in _NUMBERS and path[-5:-4] != "/":
             yield Line(path, _NUMBERS[number], line)
             continue
@@ -241,10 +241,10 @@ def file_lines(text: str) -> Iterator[Line]:
 
 def by_path(lines: Iterable[Line]) -> dict[str, list[Line]]:
     """Path -> the lines of that file, in order; the files in the order of their first lines."""
-    found: dict[str, list[Line]] = {}
+    lines_by_path: dict[str, list[Line]] = {}
     for line in lines:
-        found.setdefault(line.path, []).append(line)
-    return found
+        lines_by_path.setdefault(line.path, []).append(line)
+    return lines_by_path
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,12 @@ class Probe:
     parse: Callable[[Mapping[str, Output], Policy], Any]
 
 
-def number(text: str, what: str) -> int:
+def number(text: str, noun: str) -> int:
     """``text`` as a whole number. Raises ProbeError, with the text, when it is none."""
     try:
         return int(text.strip())
     except ValueError:
-        raise ProbeError(f"{what} is no number", text) from None
+        raise ProbeError(f"{noun} is no number", text) from None
 
 
 def of_one_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
@@ -269,9 +269,9 @@ def of_one_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
     last: list[tuple[Any, Made]] = []
 
     @wraps(make)
-    def made(seen: Any) -> Made:
-        if not last or last[0][0] is not seen:
-            last[:] = [(seen, make(seen))]
+    def made(observation: Any) -> Made:
+        if not last or last[0][0] is not observation:
+            last[:] = [(observation, make(observation))]
         return last[0][1]
 
     return made
@@ -285,32 +285,36 @@ def of_all_nodes(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str
     """
     last: list[tuple[tuple[str, ...], Made]] = []
 
-    def made(given: tuple[str, ...]) -> Made:
-        if not last or last[0][0] is not given:
-            last[:] = [(given, make(given))]
+    def made(nodes: tuple[str, ...]) -> Made:
+        if not last or last[0][0] is not nodes:
+            last[:] = [(nodes, make(nodes))]
         return last[0][1]
 
     return made
 
 
-def frozen(seen: Any) -> Any:
+def frozen(observation: Any) -> Any:
     """An observation, or a part of one, that many nodes may share: nobody can change it."""
-    if isinstance(seen, Mapping):
-        return MappingProxyType({key: frozen(value) for key, value in seen.items()})
-    if isinstance(seen, tuple) and type(seen) is tuple:
-        return tuple(map(frozen, seen))
-    if isinstance(seen, (list, set)):
-        return tuple(map(frozen, seen)) if isinstance(seen, list) else frozenset(seen)
-    if is_dataclass(seen):
-        for name, value in vars(seen).items():
-            made = frozen(value)
-            if made is not value:
-                object.__setattr__(seen, name, made)
-    return seen
+    if isinstance(observation, Mapping):
+        return MappingProxyType({key: frozen(value) for key, value in observation.items()})
+    if isinstance(observation, tuple) and type(observation) is tuple:
+        return tuple(map(frozen, observation))
+    if isinstance(observation, (list, set)):
+        return (
+            tuple(map(frozen, observation))
+            if isinstance(observation, list)
+            else frozenset(observation)
+        )
+    if is_dataclass(observation):
+        for name, value in vars(observation).items():
+            frozen_value = frozen(value)
+            if frozen_value is not value:
+                object.__setattr__(observation, name, frozen_value)
+    return observation
 
 
-def _read_only(found: dict[Any, Any]) -> Mapping[Any, Any]:
-    return MappingProxyType(found)
+def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)
 
 
 # So that another process can be given it.
@@ -320,16 +324,16 @@ copyreg.pickle(MappingProxyType, lambda shared: (_read_only, (dict(shared),)))  
 # --- A text like one that was read before: thousands of nodes differ by a few values.
 
 
-def changed(one: Made, **fields: Any) -> Made:
+def changed(instance: Made, **fields: Any) -> Made:
     """The frozen dataclass with these fields. `dataclasses.replace` takes thirty times as long."""
-    made: Made = object.__new__(type(one))
-    vars(made).update(vars(one), **fields)
-    return made
+    copy: Made = object.__new__(type(instance))
+    vars(copy).update(vars(instance), **fields)
+    return copy
 
 
-def unequal(lines: Iterable[str], others: Iterable[str]) -> list[int]:
+def unequal(lines: Iterable[str], other_lines: Iterable[str]) -> list[int]:
     """The numbers of the lines, of as many, that are not the same."""
-    return [*compress(count(), map(ne, lines, others))]
+    return [*compress(count(), map(ne, lines, other_lines))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,22 +356,22 @@ class Alike(Generic[Made]):
         """varies: whether the value of a path is such a one; one with several lines is none."""
         starts = [line[: line.find(":") + 1] for line in lines]
         counts = Counter(starts)
-        found = {
-            at: (start, start[:-1])
-            for at, start in enumerate(starts)
+        varying = {
+            index: (start, start[:-1])
+            for index, start in enumerate(starts)
             if start and counts[start] == 1 and varies(start[:-1])
         }
-        return cls(tuple(lines), read, found)
+        return cls(tuple(lines), read, varying)
 
     def differing(self, lines: list[str]) -> dict[str, str] | None:
         """Name -> the other value, of as many lines as here; None where more than this differs."""
-        found: dict[str, str] = {}
-        for at in unequal(lines, self.lines):
-            start, name = self.varies.get(at, ("", ""))
-            if not start or not lines[at].startswith(start):
+        differing_values: dict[str, str] = {}
+        for index in unequal(lines, self.lines):
+            start, name = self.varies.get(index, ("", ""))
+            if not start or not lines[index].startswith(start):
                 return None
-            found[name] = lines[at][len(start) :]
-        return found
+            differing_values[name] = lines[index][len(start) :]
+        return differing_values
 
 
 class Known(Generic[Made]):
@@ -384,21 +388,21 @@ class Known(Generic[Made]):
         """Those of as many lines; the one that was of use last comes first."""
         return tuple(self._known.get((len(lines), lines[0], context), ()))
 
-    def used(self, one: Alike[Made]) -> None:
+    def used(self, template: Alike[Made]) -> None:
         """This one was like a node's: what odd nodes print does not drive it out."""
-        known = self._known[len(one.lines), one.lines[0], one.context]
-        if known[0] is not one:
-            known.remove(one)
-            known.insert(0, one)
+        templates = self._known[len(template.lines), template.lines[0], template.context]
+        if templates[0] is not template:
+            templates.remove(template)
+            templates.insert(0, template)
 
-    def keep(self, one: Alike[Made]) -> None:
-        if sum(map(len, one.lines)) > self._LONGEST:
+    def keep(self, template: Alike[Made]) -> None:
+        if sum(map(len, template.lines)) > self._LONGEST:
             return
-        key = len(one.lines), one.lines[0], one.context
-        known = self._known.pop(key, [])
+        key = len(template.lines), template.lines[0], template.context
+        templates = self._known.pop(key, [])
         if len(self._known) >= self._lengths:
             del self._known[next(iter(self._known))]
-        self._known[key] = [*known[: self._EACH - 1], one]
+        self._known[key] = [*templates[: self._EACH - 1], template]
 
 
 #: Where PAM looks for a service's file, the first one counts (Linux-PAM's pam_handlers.c: its own
@@ -412,8 +416,8 @@ def kernel_arguments(text: str) -> tuple[str, ...]:
     They are split at white space outside double quotes; what follows ``--`` is init's
     (kernel/params.c, parse_args).
     """
-    found = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
-    return tuple(found[: found.index("--")] if "--" in found else found)
+    arguments = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
+    return tuple(arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
 # --- Directories in which the last file by name wins: whether a file of ours can be the last.
@@ -427,8 +431,8 @@ _MOST_ZS = 200
 
 def beatable(name: str) -> bool:
     """Whether some number of z's sorts behind ``name``: not so for ``~x.conf``, ``zz{.conf``."""
-    rest = name.lstrip("z")
-    return len(name) - len(rest) < _MOST_ZS and rest[:1] <= "z"
+    tail = name.lstrip("z")
+    return len(name) - len(tail) < _MOST_ZS and tail[:1] <= "z"
 
 
 # --- Counters that only ever grow: what an earlier look saw of them.
@@ -458,8 +462,8 @@ def is_own(name: str, default: str) -> bool:
     default: the file's usual name. In front of its ``nodeready`` may stand what makes it sort
              elsewhere; a slash or a dot never does, whatever a node says.
     """
-    rest = re.escape(default[default.index("nodeready") :])
-    return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{rest}", name) is not None
+    suffix = re.escape(default[default.index("nodeready") :])
+    return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{suffix}", name) is not None
 
 
 #: Why a deploy refuses to write: what it says of the path, and what a person does about that.
@@ -540,11 +544,11 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
 def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     """Path -> the content of that file; every file of ours ends with a newline."""
     # A star stands for no slash: nothing that a node says leads out of the pattern's directory.
-    wanted = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
+    path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
     return {
         path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
         for path, lines in by_path(file_lines(text)).items()
-        if wanted.fullmatch(path)
+        if path_pattern.fullmatch(path)
     }
 
 
@@ -552,7 +556,7 @@ def _refused(output: Output) -> dict[str, Refusal]:
     """Where a deploy would not write, and why. Only what root sees tells that."""
     if not output.all("root"):
         return {}
-    found = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
+    kinds_of_refusal = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
     for text in output.all("mode"):
         match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/.*)", text)
         if match is None:
@@ -562,11 +566,12 @@ def _refused(output: Output) -> dict[str, Refusal]:
             # A directory of ours, which a deploy makes root's again.
             continue
         if uid != "0":
-            found.append((path, "theirs"))
+            kinds_of_refusal.append((path, "theirs"))
         elif int(mode, 8) & 0o2 or (int(mode, 8) & 0o20 and int(gid) >= _FIRST_GROUP):
-            found.append((path, "loose"))
+            kinds_of_refusal.append((path, "loose"))
     return {
-        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path)) for path, kind in found
+        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path))
+        for path, kind in kinds_of_refusal
     }
 
 

@@ -45,7 +45,7 @@ class Counted:
     @property
     def time(self) -> float:
         """The time of the newest look, in seconds since 1970."""
-        return max((seen for seen, _ in self.taken.values()), default=0.0)
+        return max((taken_s for taken_s, _ in self.taken.values()), default=0.0)
 
 
 def _boot_id(snapshot: Snapshot) -> str:
@@ -56,22 +56,22 @@ def _boot_id(snapshot: Snapshot) -> str:
 
 def _observed(snapshot: Snapshot, subject: str) -> Any:
     """The observation of a subject; None when there is none."""
-    found = snapshot.subjects.get(subject)
-    return None if isinstance(found, Unknown) else found
+    observation = snapshot.subjects.get(subject)
+    return None if isinstance(observation, Unknown) else observation
 
 
-def counted(snapshot: Snapshot, now: float) -> Counted | None:
+def counted(snapshot: Snapshot, moment_s: float) -> Counted | None:
     """The counters of this snapshot; None when a later look could compare with none of them."""
     boot_id = _boot_id(snapshot)
     taken = {
-        name: (now, values)
+        name: (moment_s, values)
         for name, counters in _COUNTING.items()
         if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
     }
     return Counted(boot_id, taken) if boot_id and taken else None
 
 
-def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Snapshot:
+def with_counters(snapshot: Snapshot, earlier: Counted | None, moment_s: float) -> Snapshot:
     """The snapshot with the counters of an earlier look at the same boot beside its own.
 
     An earlier look with a later time (a clock was set back) tells no rate, and is passed over.
@@ -79,10 +79,10 @@ def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Sn
     if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
         return snapshot
     subjects = dict(snapshot.subjects)
-    for name, (seen, values) in earlier.taken.items():
+    for name, (taken_s, values) in earlier.taken.items():
         observed = _observed(snapshot, name) if name in _COUNTING else None
-        if observed is not None and now > seen:
-            subjects[name] = replace(observed, before=Counters(now - seen, values))
+        if observed is not None and moment_s > taken_s:
+            subjects[name] = replace(observed, before=Counters(moment_s - taken_s, values))
     return replace(snapshot, subjects=subjects)
 
 
@@ -100,17 +100,17 @@ def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
         return None
     return frozenset(
         address.partition("/")[0]
-        for found in nics.interfaces.values()
-        for address in found.addresses or ()
+        for interface in nics.interfaces.values()
+        for address in interface.addresses or ()
     )
 
 
 def identity_of(snapshot: Snapshot) -> SshClient | None:
     """Of the observation of ssh, what the fleet's known hosts are made of."""
-    seen = snapshot.subjects.get("ssh_client")
-    if not isinstance(seen, SshClient):
+    observation = snapshot.subjects.get("ssh_client")
+    if not isinstance(observation, SshClient):
         return None
-    return replace(seen, config={}, files={}, own=(), asked=(), access=Access())
+    return replace(observation, config={}, files={}, own=(), asked=(), access=Access())
 
 
 # --- What is known beside the looks, and the one place where looks are judged.
@@ -155,19 +155,21 @@ class FleetContext:
     earlier: Mapping[str, Counted] = field(default_factory=dict)
     moment: float = 0.0
 
-    def completed(self, name: str, seen: Snapshot) -> Snapshot:
+    def completed(self, name: str, snapshot: Snapshot) -> Snapshot:
         """The node's snapshot, with its way to the other nodes and its earlier counters."""
-        nics = seen.subjects.get("nics")
+        nics = snapshot.subjects.get("nics")
         if self.addresses is not None and isinstance(nics, Nics):
             nics = with_peers(nics, self.addresses)
-            seen = replace(seen, subjects={**seen.subjects, "nics": nics})
-        held = seen.subjects.get("ports")
-        if self.addresses is not None and isinstance(held, ports.Ports):
-            held = ports.with_peers(held, self.addresses)
-            seen = replace(seen, subjects={**seen.subjects, "ports": held})
-        if isinstance(held, ports.Ports) and _all_met(seen.subjects.get("proof")):
-            seen = replace(seen, subjects={**seen.subjects, "ports": ports.with_trial(held)})
-        return with_counters(seen, self.earlier.get(name), self.moment)
+            snapshot = replace(snapshot, subjects={**snapshot.subjects, "nics": nics})
+        port_facts = snapshot.subjects.get("ports")
+        if self.addresses is not None and isinstance(port_facts, ports.Ports):
+            port_facts = ports.with_peers(port_facts, self.addresses)
+            snapshot = replace(snapshot, subjects={**snapshot.subjects, "ports": port_facts})
+        if isinstance(port_facts, ports.Ports) and _all_met(snapshot.subjects.get("proof")):
+            snapshot = replace(
+                snapshot, subjects={**snapshot.subjects, "ports": ports.with_trial(port_facts)}
+            )
+        return with_counters(snapshot, self.earlier.get(name), self.moment)
 
 
 @dataclass(frozen=True)
@@ -198,19 +200,19 @@ def judged(looks: Iterable[Looked], context: FleetContext) -> list[Judged]:
     return [_judged(look, context) for look in looks]
 
 
-def _judged(one: Looked, context: FleetContext) -> Judged:
-    want = context.policies[one.name]
-    if one.snapshot is None:
+def _judged(look: Looked, context: FleetContext) -> Judged:
+    policy = context.policies[look.name]
+    if look.snapshot is None:
         return Judged(
-            one.name, want, error=one.error, unreachable=one.unreachable, seconds=one.seconds
+            look.name, policy, error=look.error, unreachable=look.unreachable, seconds=look.seconds
         )
-    seen = context.completed(one.name, one.snapshot)
-    results = tuple(judge(seen, want))
-    return Judged(one.name, want, seen, results, one.error, one.unreachable, one.seconds)
+    snapshot = context.completed(look.name, look.snapshot)
+    results = tuple(judge(snapshot, policy))
+    return Judged(look.name, policy, snapshot, results, look.error, look.unreachable, look.seconds)
 
 
 def expectations(
-    wanted: Mapping[str, Policy],
+    policies: Mapping[str, Policy],
     snapshots: Mapping[str, Snapshot],
     endpoints: Mapping[str, known_hosts.Endpoint],
     program: Callable[[], bytes],
@@ -225,11 +227,11 @@ def expectations(
                wanted
     """
     lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    for policy in wanted.values():
+    for policy in policies.values():
         extra = policy.ssh_known_hosts
         if policy.ssh_client_mode == "known_hosts" and extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-    return _Expectations(wanted, lines, endpoints, program)
+    return _Expectations(policies, lines, endpoints, program)
 
 
 class _Expectations(Mapping[str, Policy]):
@@ -237,12 +239,12 @@ class _Expectations(Mapping[str, Policy]):
 
     def __init__(
         self,
-        wanted: Mapping[str, Policy],
+        policies: Mapping[str, Policy],
         lines: Mapping[tuple[str, ...], Callable[[str], tuple[str, ...]]],
         endpoints: Mapping[str, known_hosts.Endpoint],
         program: Callable[[], bytes],
     ) -> None:
-        self._wanted, self._lines = wanted, lines
+        self._wanted, self._lines = policies, lines
         self._endpoints, self._program = endpoints, program
         self._made: dict[tuple[int, int], Policy] = {}
 
@@ -263,11 +265,11 @@ class _Expectations(Mapping[str, Policy]):
         # Without the node's own key, one for all nodes of a policy. Both are kept by others.
         key = id(policy), id(lines)
         if key not in self._made:
-            told = replace(policy, ssh_known_hosts=lines)
-            self._made[key] = complete(told, policy, self._program)
-        done = self._made[key]
+            own_policy = replace(policy, ssh_known_hosts=lines)
+            self._made[key] = complete(own_policy, policy, self._program)
+        completed = self._made[key]
         host_key = self._endpoints[name].key if name in self._endpoints else ""
-        return JudgingPolicy.completing(done, host_key=host_key) if host_key else done
+        return JudgingPolicy.completing(completed, host_key=host_key) if host_key else completed
 
 
 def _known_hosts(
@@ -285,5 +287,5 @@ def _known_hosts(
             with contextlib.suppress(ValueError):
                 blocks[digest] = known_hosts.read_block(fetch(node), digest)
                 break
-    found = known_hosts.lines_of_nodes(fleet, snapshots, blocks)
-    return lambda name: found.get(name, fleet.lines())
+    lines_by_node = known_hosts.lines_of_nodes(fleet, snapshots, blocks)
+    return lambda name: lines_by_node.get(name, fleet.lines())

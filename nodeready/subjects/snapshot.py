@@ -239,8 +239,8 @@ def make_script(
     margin_s: a section gets at most ``limit_s`` less this, so that a slow section costs its own
               output and not the answer
     """
-    rest = max(1, limit_s - margin_s)
-    sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
+    run_s = max(1, limit_s - margin_s)
+    sections = tuple(replace(s, timeout_s=min(s.timeout_s, run_s)) for s in sections)
     together = [section for section in sections if not section.beside]
     quick = [section for section in sections if section.quick]
     slow = [section for section in sections if section.beside and not section.quick]
@@ -258,9 +258,9 @@ def make_script(
         "nr_read_later",
         *(f"nr_quick {s.name}" for s in quick),
     ]
-    limit = min(rest, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
+    limit = min(run_s, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
     if quick:
-        limit = max(1, min(int(rest * _QUICK_PART), max(limit, QUICK_S)))
+        limit = max(1, min(int(run_s * _QUICK_PART), max(limit, QUICK_S)))
     library = f"NR={nonce}\n{shell.library('told')}{shell.library('probe')}"
     lines = [
         f"NR={nonce}",
@@ -272,7 +272,7 @@ def make_script(
         shell.minify(_RUN),
         "read -r nr_begin nr_x </proc/uptime",
         "nr_begin=${nr_begin%%.*}",
-        f"nr_end=$((nr_begin + {rest}))",
+        f"nr_end=$((nr_begin + {run_s}))",
         "nr_again_0() {",
         ":",
         *(f"nr_section {_limits(s)}" for s in together),
@@ -294,9 +294,9 @@ def make_script(
     return "\n".join(lines)
 
 
-def _levels(name: str, beside: list[Section], idle: set[str]) -> Iterator[str]:
+def _levels(name: str, slow_sections: list[Section], idle: set[str]) -> Iterator[str]:
     """The shell functions NAME_1 and so on: each runs a section beside the function before."""
-    for level, section in enumerate(beside):
+    for level, section in enumerate(slow_sections):
         text = f'"$nr_body_{section.name}"'
         if section.quick:
             text = f'"$NR_BODIES\nnr_in_{section.name}"'
@@ -364,18 +364,18 @@ def _unpack(text: str, nonce: str) -> bytes:
 
 def _sections(body: bytes, nonce: str) -> Iterator[tuple[bytes, str, str]]:
     """How each section was printed, its name, and what stands behind that, up to the next one."""
-    start, at = f"\n@{nonce} ".encode(), 0
-    found: list[tuple[bytes, str, int, int]] = []
+    start, position = f"\n@{nonce} ".encode(), 0
+    headers: list[tuple[bytes, str, int, int]] = []
     body = b"\n" + body
-    while (at := body.find(start, at)) >= 0:
-        word = at + len(start)
+    while (position := body.find(start, position)) >= 0:
+        word = position + len(start)
         end = body.find(b"\n", word) if body[word : word + 6] in (b"begin ", b"piped ") else -1
         if end >= 0:
             name = body[word + 6 : end].decode("utf-8", "surrogateescape")
-            found.append((body[word : word + 5], name, at, end + 1))
-        at = word if end < 0 else end + 1
-    until = [first for _, _, first, _ in found[1:]]
-    for (how, name, _, begin), end in zip(found, (*until, len(body))):
+            headers.append((body[word : word + 5], name, position, end + 1))
+        position = word if end < 0 else end + 1
+    until = [first for _, _, first, _ in headers[1:]]
+    for (how, name, _, begin), end in zip(headers, (*until, len(body))):
         yield how, name, body[begin:end].decode("utf-8", "surrogateescape")
 
 
@@ -389,21 +389,21 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     outputs: dict[str, Output] = {}
     files: dict[str, list[str]] = {}
     waiting: dict[str, Output] = {}
-    for how, name, rest in _sections(_unpack(text, nonce), nonce):
-        content = rest.partition(f"\n@{nonce} end\n")[0]
+    for how, name, section_text in _sections(_unpack(text, nonce), nonce):
+        content = section_text.partition(f"\n@{nonce} end\n")[0]
         if name[:1] == "=":
             # What stands before the first of them is nobody's.
             files[name[1:]] = f"\n{content}".split(f"\n{_BETWEEN}:1:")[1:]
         if name not in caps:
             continue
-        most = max(caps[name], SECTION_BYTES)
-        came = content
-        if how == b"piped" and len(came) <= 2 * most:
-            content = "\n".join([line[_IN_FRONT:] for line in came.split("\n")])
+        maximum = max(caps[name], SECTION_BYTES)
+        raw = content
+        if how == b"piped" and len(raw) <= 2 * maximum:
+            content = "\n".join([line[_IN_FRONT:] for line in raw.split("\n")])
         if "ERROR: ld.so: object '" in content:
             content = _PRELOAD.sub("", content)
-        if len(content) > most:
-            outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
+        if len(content) > maximum:
+            outputs[name] = Output(content[:maximum], None, truncated=True, nonce=nonce)
             continue
         printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
         # A section can print such a line itself: only the last one tells the status.
@@ -412,10 +412,10 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
             if how == b"begin" and f"\n@{nonce} later " in printed:
                 waiting[name] = outputs[name]
         else:
-            size, whole = (
-                len(text.encode("utf-8", "surrogateescape")) for text in (content, came)
+            size, raw_size = (
+                len(text.encode("utf-8", "surrogateescape")) for text in (content, raw)
             )
-            cut = size >= caps[name] or whole >= 2 * caps[name]
+            cut = size >= caps[name] or raw_size >= 2 * caps[name]
             outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
     for name, complete in _with_files(waiting, files):
         if outputs[name] is waiting[name]:
@@ -446,28 +446,30 @@ def _with_files(
     files:   kind -> the lines of the files of each section in that order, and an end. Where one is
              missing, nobody can tell whose the others are.
     """
-    parts = {name: one.text.split(f"\n@{one.nonce} later ") for name, one in waiting.items()}
-    marks = [part.partition("\n")[0] for found in parts.values() for part in found[1:]]
+    parts = {
+        name: output.text.split(f"\n@{output.nonce} later ") for name, output in waiting.items()
+    }
+    marks = [part.partition("\n")[0] for pieces in parts.values() for part in pieces[1:]]
     noted = Counter(_LATER.get(mark, ("", False))[0] for mark in marks)
-    left = {
+    remaining = {
         kind: iter(lines) for kind, lines in files.items() if len(lines) == noted.get(kind, 0) + 1
     }
-    for name, (first, *rest) in parts.items():
-        text, whole = first, True
-        for part in rest:
+    for name, (first, *later_pieces) in parts.items():
+        text, is_complete = first, True
+        for part in later_pieces:
             kind, _, after = part.partition("\n")
             read, numbered = _LATER.get(kind, ("", False))
             # Its first line is what tells the sections apart.
-            came = next(left.get(read, iter(())), None)
-            whole = whole and came is not None
-            lines = (came or "").partition("\n")[2]
+            file_lines = next(remaining.get(read, iter(())), None)
+            is_complete = is_complete and file_lines is not None
+            lines = (file_lines or "").partition("\n")[2]
             if not numbered:
                 lines = "".join(_NUMBER.split(lines))
             text += f"\n{lines}\n{after}"
         cut = len(text) > SECTION_BYTES
-        if whole and not cut:
-            one = waiting[name]
-            yield name, Output(text, one.rc, one.truncated, one.nonce)
+        if is_complete and not cut:
+            output = waiting[name]
+            yield name, Output(text, output.rc, output.truncated, output.nonce)
         else:
             yield name, Output(text[:SECTION_BYTES], None, cut, waiting[name].nonce)
 
@@ -494,22 +496,22 @@ class Snapshot:
 
     def merged(self, newer: Snapshot) -> Snapshot:
         """This snapshot with the subjects of a newer, smaller one in place of its own."""
-        ours = newer if "ours" in newer.subjects else self
-        return Snapshot({**self.subjects, **newer.subjects}, ours.files, ours.refused)
+        newest = newer if "ours" in newer.subjects else self
+        return Snapshot({**self.subjects, **newer.subjects}, newest.files, newest.refused)
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
     """The probes of these subjects (None: all), and the one that reads the files of ours."""
     if subjects is None:
         return PROBES
-    wanted = {*subjects, "ours"}
-    return tuple(probe for probe in PROBES if probe.subject in wanted)
+    names = {*subjects, "ours"}
+    return tuple(probe for probe in PROBES if probe.subject in names)
 
 
 def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
     """The sections of these probes, each once, in order; those that come first in front."""
-    found = {s.name: s for probe in chosen for s in probe.sections}.values()
-    return tuple(sorted(found, key=lambda section: not section.first))
+    unique = {s.name: s for probe in chosen for s in probe.sections}.values()
+    return tuple(sorted(unique, key=lambda section: not section.first))
 
 
 def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
@@ -552,27 +554,31 @@ def _size(key: _Key) -> int:
 def _seen(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
     """The observation; a shared one where the same was printed before."""
     global _shared_bytes  # noqa: PLW0603 - one store for the process
-    own = [outputs[section.name] for section in probe.sections]
-    key = (probe.subject, id(policy), *((one.text, one.rc, one.truncated) for one in own))
-    known = _SHARED.get(key)
-    if known is not None:
-        return known[0]
-    seen = _observe(probe, outputs, policy)
-    met = hash(key)
-    if met not in _MET:
-        _MET[met] = None
+    printed = [outputs[section.name] for section in probe.sections]
+    key = (
+        probe.subject,
+        id(policy),
+        *((output.text, output.rc, output.truncated) for output in printed),
+    )
+    shared = _SHARED.get(key)
+    if shared is not None:
+        return shared[0]
+    observation = _observe(probe, outputs, policy)
+    digest = hash(key)
+    if digest not in _MET:
+        _MET[digest] = None
         if len(_MET) > _MOST_MET:
             del _MET[next(iter(_MET))]
-        return seen
+        return observation
     size = _size(key)
     if size <= _MOST_BYTES >> 3:
-        _SHARED[key] = (seen := frozen(seen)), policy
+        _SHARED[key] = (observation := frozen(observation)), policy
         _shared_bytes += size
         while len(_SHARED) > _MOST_SHARED or _shared_bytes > _MOST_BYTES:
             oldest = next(iter(_SHARED))
             del _SHARED[oldest]
             _shared_bytes -= _size(oldest)
-    return seen
+    return observation
 
 
 def _nonsense(error: Exception) -> str:
@@ -581,17 +587,19 @@ def _nonsense(error: Exception) -> str:
 
 def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
     """The snapshot in a node's answer. Never raises: a subject that cannot be read is Unknown."""
-    seen: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
     try:
         printed = parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
         return nothing(error.reason, chosen, error.evidence)
     outputs = {name: _without_nonce(output) for name, output in printed.items()}
     for probe in chosen:
-        seen[probe.subject] = _seen(probe, outputs, policy)
-    ours: OwnFiles | Unknown = seen.get("ours", Unknown(""))
+        observations[probe.subject] = _seen(probe, outputs, policy)
+    own: OwnFiles | Unknown = observations.get("ours", Unknown(""))
     return (
-        Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)
+        Snapshot(observations)
+        if isinstance(own, Unknown)
+        else Snapshot(observations, own.files, own.refused)
     )
 
 
@@ -611,22 +619,28 @@ def judge(
     for name, subject in SUBJECTS.items():
         if name not in snapshot.subjects or (subjects is not None and name not in subjects):
             continue
-        seen = snapshot[name]
-        if isinstance(seen, Unknown):
-            shown = f"{seen.reason}: {seen.evidence}" if seen.evidence else seen.reason
+        observation = snapshot[name]
+        if isinstance(observation, Unknown):
+            shown = (
+                f"{observation.reason}: {observation.evidence}"
+                if observation.evidence
+                else observation.reason
+            )
             results.append(unknown(f"{name}.{OBSERVED}", shown))
             continue
-        for given in subject.checks:
+        for check in subject.checks:
             try:
-                found = given(seen, policy)
-                if found.fixable:
+                result = check(observation, policy)
+                if result.fixable:
                     patterns = (
-                        subject.files if given.writes is None else given.writes(seen, policy)
+                        subject.files
+                        if check.writes is None
+                        else check.writes(observation, policy)
                     )
-                    found = _promised(found, snapshot.refused, patterns)
-                results.append(found)
+                    result = _promised(result, snapshot.refused, patterns)
+                results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-                results.append(unknown(given.id, _nonsense(error)))
+                results.append(unknown(check.id, _nonsense(error)))
     return waive(results, policy)
 
 
@@ -680,20 +694,20 @@ def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
 
     A waiver without a finding is no problem: the finding was repaired.
     """
-    known = list(ids)
+    check_ids = list(ids)
     return [
-        f"waivers: {check!r}: {_meant(check, known)}"
+        f"waivers: {check!r}: {_meant(check, check_ids)}"
         for check, _ in policy.waivers
-        if check not in known
+        if check not in check_ids
     ]
 
 
-def _meant(check: str, known: list[str]) -> str:
+def _meant(check: str, check_ids: list[str]) -> str:
     subject, _, name = check.partition(".")
-    same = [one for one in known if one.startswith(f"{subject}.")]
+    same = [check_id for check_id in check_ids if check_id.startswith(f"{subject}.")]
     if same and name == "observed":
         return "what could not be observed cannot be waived"
-    close = closest_word(check, known)
+    close = closest_word(check, check_ids)
     if close:
         return f"no such check; did you mean {close}?"
     return f"no such check; there are {', '.join(same)}" if same else "no such check"

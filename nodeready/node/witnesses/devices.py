@@ -124,20 +124,20 @@ class _Kept:
 
     data: bytearray = field(default_factory=bytearray)
 
-    def __call__(self, process: object, stream: int, piece: bytes) -> None:
+    def __call__(self, process: object, stream: int, data: bytes) -> None:
         if stream == 1:
-            self.data += piece
+            self.data += data
             if len(self.data) > 2 * _MOST_BYTES:
                 del self.data[:-_MOST_BYTES]
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
     """How a tool ended, and the last of its output. Raises OSError."""
-    kept = _Kept()
+    tail = _Kept()
     ended = supervisor.run(
-        argv, max(0.2, limit_s), kept, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
+        argv, max(0.2, limit_s), tail, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
     )
-    return ended, bytes(kept.data[-_MOST_BYTES:]).decode("utf-8", "replace")
+    return ended, bytes(tail.data[-_MOST_BYTES:]).decode("utf-8", "replace")
 
 
 #: Seconds of a limit that are kept for ending a tool and reading what it said.
@@ -159,20 +159,20 @@ def gpus(supervisor: Supervisor, pids: Iterable[int], since_s: float, limit_s: f
     since_s: seconds ago that the job began; limit_s: seconds for everything
     """
     until = _until(supervisor, limit_s)
-    own = frozenset(pids)
+    job_pids = frozenset(pids)
     if _driver("nvidia"):
-        found = _nvidia(supervisor, own, until)
+        observation = _nvidia(supervisor, job_pids, until)
     elif _driver("amdgpu"):
-        found = _amd(supervisor, own, until)
+        observation = _amd(supervisor, job_pids, until)
     else:
         return Gpus("no driver of a GPU is loaded")
-    if not found.devices:
-        return found
+    if not observation.devices:
+        return observation
     try:
-        seen = list(_xids(_log(supervisor, since_s, max(0.5, until - time.monotonic()))))
+        xids = list(_xids(_log(supervisor, since_s, max(0.5, until - time.monotonic()))))
     except _Unread:
-        seen = []
-    return Gpus("", tuple(_with_xids(gpu, seen) for gpu in found.devices))
+        xids = []
+    return Gpus("", tuple(_with_xids(gpu, xids) for gpu in observation.devices))
 
 
 def _driver(name: str) -> bool:
@@ -182,10 +182,10 @@ def _driver(name: str) -> bool:
     ) or os.path.isdir(f"/sys/bus/pci/drivers/{name}")
 
 
-def _with_xids(gpu: Gpu, seen: Iterable[tuple[str, int]]) -> Gpu:
+def _with_xids(gpu: Gpu, xids: Iterable[tuple[str, int]]) -> Gpu:
     # A function's number is not in a message.
     card = gpu.bus_id[:10]
-    codes = dict.fromkeys(code for address, code in seen if address[:10] == card)
+    codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
     return replace(gpu, xids=tuple(codes)[:32])
 
 
@@ -194,17 +194,17 @@ def _stuck(words: re.Pattern[str], until: float) -> int:
     that name, and have it wait there: root's and our own count."""
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
-    now = _uptime_s()
+    uptime_s = _uptime_s()
     waiting = []
     for pid in processes.pids():
-        known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
-        if known is None or known.state != "D" or now - known.start_s <= STUCK_AFTER_S:
+        process = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+        if process is None or process.state != "D" or uptime_s - process.start_s <= STUCK_AFTER_S:
             continue
         # amd-smi is a script of Python's.
-        if words.search(known.name) or known.name.startswith("python"):
+        if words.search(process.name) or process.name.startswith("python"):
             waiting.append(pid)
     owners = processes.owners(waiting)
-    ours = [pid for pid in waiting if owners.get(pid) in (0, os.geteuid())]
+    trusted = [pid for pid in waiting if owners.get(pid) in (0, os.geteuid())]
 
     def look(pid: int) -> str:
         # Its memory may be what it hangs in.
@@ -212,9 +212,9 @@ def _stuck(words: re.Pattern[str], until: float) -> int:
             processes.contents(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline")
         )
 
-    found = processes.each(look, ours, until)
+    texts = processes.each(look, trusted, until)
     return next(
-        (pid for pid, text in found.items() if text is processes.HANGS or words.search(text)), 0
+        (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text)), 0
     )
 
 
@@ -222,7 +222,7 @@ def _uptime_s() -> float:
     return float(processes.contents("/proc/uptime").split()[0] or 0)
 
 
-def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _nvidia(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> Gpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
     from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
@@ -240,15 +240,15 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
         return Gpus(f"nvidia-smi: {problem.strerror or problem}")
     smi = nvidia.parse(Output(text or ended.err or " ", ended.rc))
     if not smi.gpus:
-        why = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
-        return Gpus(f"nvidia-smi: {why or smi.tool.state}")
+        reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
+        return Gpus(f"nvidia-smi: {reason or smi.tool.state}")
     nodes: dict[str, Any] = {}
     root = nvidia_xml.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
-        where = nvidia_gpu.address(node.get("id", ""))
+        address = nvidia_gpu.address(node.get("id", ""))
         # A process's name can hold a GPU of its own: that one is the shorter.
-        if where and (where not in nodes or len(node) > len(nodes[where])):
-            nodes[where] = node
+        if address and (address not in nodes or len(node) > len(nodes[address])):
+            nodes[address] = node
     return Gpus(
         "",
         tuple(
@@ -262,7 +262,8 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
                 gpu.power_limit_w,
                 (),
                 _chosen(
-                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")), own
+                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")),
+                    job_pids,
                 ),
                 gpu.throttle,
             )
@@ -275,15 +276,15 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
 _MOST_PIDS = 64
 
 
-def _chosen(pids: Iterable[int], own: frozenset[int]) -> tuple[int, ...]:
-    found = dict.fromkeys(pids)
-    return tuple(sorted(sorted(found, key=lambda pid: pid not in own)[:_MOST_PIDS]))
+def _chosen(pids: Iterable[int], job_pids: frozenset[int]) -> tuple[int, ...]:
+    unique = dict.fromkeys(pids)
+    return tuple(sorted(sorted(unique, key=lambda pid: pid not in job_pids)[:_MOST_PIDS]))
 
 
 def _percent(node: Any, path: str) -> int | None:
     text = (node.findtext(path) or "") if node is not None else ""
-    found = re.fullmatch(r"\s*(\d{1,3}) ?%\s*", text)
-    return int(found[1]) if found and int(found[1]) <= 100 else None
+    match = re.fullmatch(r"\s*(\d{1,3}) ?%\s*", text)
+    return int(match[1]) if match and int(match[1]) <= 100 else None
 
 
 #: What a GPU draws, under the names of several schemas.
@@ -297,9 +298,9 @@ _DRAWS = (
 
 def _watts(node: Any) -> int | None:
     for path in _DRAWS if node is not None else ():
-        found = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
-        if found:
-            return int(found[1])
+        match = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
+        if match:
+            return int(match[1])
     return None
 
 
@@ -308,9 +309,9 @@ def _watts(node: Any) -> int | None:
 _KFD = "/sys/class/kfd/kfd"
 
 
-def _amd(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _amd(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> Gpus:
 
-    name = next((one for one in ("amd-smi", "rocm-smi") if _tool(one)), "")
+    name = next((tool for tool in ("amd-smi", "rocm-smi") if _tool(tool)), "")
     if not name:
         return Gpus("neither amd-smi nor rocm-smi is installed")
     stuck = _stuck(re.compile("(amd|rocm)[-_]smi"), until)
@@ -329,9 +330,13 @@ def _amd(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
             return Gpus(f"{name} {call[0]} gave no answer in time")
         printed.append(text)
     pids = _kfd_processes(until)
-    made = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
-    found = tuple(replace(gpu, pids=_chosen(pids.get(gpu.bus_id, ()), own)) for gpu in made)
-    return Gpus("" if found else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", found)
+    observed = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
+    devices = tuple(
+        replace(gpu, pids=_chosen(pids.get(gpu.bus_id, ()), job_pids)) for gpu in observed
+    )
+    return Gpus(
+        "" if devices else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", devices
+    )
 
 
 def _amd_smi(metric: str, static: str) -> Iterator[Gpu]:
@@ -390,14 +395,17 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
         (f"{_KFD}/topology/nodes", ("gpu_id", "properties")),
         (f"{_KFD}/proc", ()),
     ):
-        for one in _names(folder)[:4096]:
-            for name in names or [n for n in _names(f"{folder}/{one}") if n.startswith("vram_")]:
-                path = f"{folder}/{one}/{name}"
+        for entry in _names(folder)[:4096]:
+            for name in names or [n for n in _names(f"{folder}/{entry}") if n.startswith("vram_")]:
+                path = f"{folder}/{entry}/{name}"
                 rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
             if time.monotonic() > until:
                 return {}
-    seen = kfd.parse_kfd("\n".join(rows)).processes
-    return {address: [one.pid for one in found] for address, found in seen.items()}
+    pids_by_address = kfd.parse_kfd("\n".join(rows)).processes
+    return {
+        address: [process.pid for process in processes_of]
+        for address, processes_of in pids_by_address.items()
+    }
 
 
 def _names(directory: str) -> list[str]:
@@ -490,17 +498,17 @@ def kernel(supervisor: Supervisor, since_s: float, limit_s: float) -> Kernel:
         lines = _log(supervisor, since_s, limit_s)
     except _Unread as problem:
         return Kernel(str(problem))
-    found: list[Message] = []
-    alike: Counter[tuple[str, str]] = Counter()
+    messages: list[Message] = []
+    shape_counts: Counter[tuple[str, str]] = Counter()
     for ago_s, text in reversed(_own_lines(lines)):
         message = message_of(text, ago_s)
-        if message is None or len(found) >= _MOST_MESSAGES:
+        if message is None or len(messages) >= _MOST_MESSAGES:
             continue
         shape = (message.kind, re.sub(r"[0-9a-fx]*\d[0-9a-fx]*", "#", message.text))
-        alike[shape] += 1
-        if alike[shape] <= _MOST_ALIKE:
-            found.append(message)
-    return Kernel("", tuple(reversed(found)))
+        shape_counts[shape] += 1
+        if shape_counts[shape] <= _MOST_ALIKE:
+            messages.append(message)
+    return Kernel("", tuple(reversed(messages)))
 
 
 def message_of(text: str, ago_s: float) -> Message | None:
@@ -515,12 +523,10 @@ def message_of(text: str, ago_s: float) -> Message | None:
     # What the audit knows of GPUs and of the bus that they are on.
     from nodeready.subjects.gpus import kernel_log, xids
 
-    known = kernel_log.find(text)
-    if known is None or not known.action or known.action == xids.APPLICATION:
+    rule = kernel_log.find(text)
+    if rule is None or not rule.action or rule.action == xids.APPLICATION:
         return None
-    return Message(
-        "link" if known.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
-    )
+    return Message("link" if rule.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT])
 
 
 _DRIVERS = ("NVRM: ", "nvidia-nvswitch", "nvidia ", "amdgpu", "[drm", "kfd kfd: ", "pcieport ")
@@ -535,24 +541,24 @@ _XID = re.compile(
 def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
     """PCI address (in sysfs' form, as far as the message has it) and code of each Xid."""
     for _, text in _own_lines(list(lines)):
-        found = _XID.match(text)
-        if found:
-            yield f"{found[1][-4:]}:{found[2]}:{found[3]}".lower(), int(found[4])
+        match = _XID.match(text)
+        if match:
+            yield f"{match[1][-4:]}:{match[2]}:{match[3]}".lower(), int(match[4])
 
 
 def _own_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """The lines that begin a record: behind a newline in the name of a user's file or mount,
     which some messages have, a line of the same moment could say anything."""
-    found: list[tuple[float, str]] = []
-    begun, known = None, False
+    own_lines: list[tuple[float, str]] = []
+    record_ago_s, is_known = None, False
     for ago_s, text in lines:
-        if begun is None or ago_s != begun:
-            begun = ago_s
-            known = any(words.match(text) for _, words in _RULES) or text.startswith(_DRIVERS)
-        elif not known:
+        if record_ago_s is None or ago_s != record_ago_s:
+            record_ago_s = ago_s
+            is_known = any(words.match(text) for _, words in _RULES) or text.startswith(_DRIVERS)
+        elif not is_known:
             continue
-        found.append((ago_s, text))
-    return found
+        own_lines.append((ago_s, text))
+    return own_lines
 
 
 def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
@@ -561,8 +567,8 @@ def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[f
     ``dmesg`` shows the kernel's ring, which forgets; journald has what it has forgotten.
     """
     until = _until(supervisor, limit_s)
-    now = _uptime_s()
-    why, best = "", None
+    uptime_s = _uptime_s()
+    reason, best = "", None
     for argv in (
         ["dmesg"],
         ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q",
@@ -574,32 +580,34 @@ def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[f
         try:
             ended, text = _run(supervisor, [path, *argv[1:]], until - time.monotonic())
         except OSError as problem:
-            why = why or f"{argv[0]}: {problem.strerror or problem}"
+            reason = reason or f"{argv[0]}: {problem.strerror or problem}"
             continue
         lines = list(_stamped(text))
         if ended.rc != 0 or not lines:
             first = ended.err.strip().splitlines()[:1]
-            why = why or (f"{argv[0]}: {first[0][:150]}" if first else f"{argv[0]} shows nothing")
+            reason = reason or (
+                f"{argv[0]}: {first[0][:150]}" if first else f"{argv[0]} shows nothing"
+            )
             continue
         if best is None or lines[0][0] < best[0][0]:
             best = lines
-        if lines[0][0] <= max(5.0, now - since_s):
+        if lines[0][0] <= max(5.0, uptime_s - since_s):
             break
     if best is None:
-        raise _Unread(f"the kernel's log cannot be read: {why or 'there is no dmesg'}")
-    begins = now - since_s - _SLACK_S
-    return [(max(0.0, now - at), text) for at, text in best if at >= begins]
+        raise _Unread(f"the kernel's log cannot be read: {reason or 'there is no dmesg'}")
+    begins = uptime_s - since_s - _SLACK_S
+    return [(max(0.0, uptime_s - at), text) for at, text in best if at >= begins]
 
 
 def _stamped(text: str) -> Iterator[tuple[float, str]]:
     """Seconds since boot and text of each line that has both."""
     for row in text.splitlines():
-        found = _STAMPED.fullmatch(row)
-        if found:
-            words = found[2]
+        match = _STAMPED.fullmatch(row)
+        if match:
+            words = match[2]
             while before := _BEFORE.match(words):
                 words = words[before.end() :]
-            yield float(found[1]), words
+            yield float(match[1]), words
 
 
 # --- Ports: counters that only grow, so that two looks tell what has moved.
@@ -664,10 +672,10 @@ def counters(root: str = "/sys/class") -> dict[str, Any]:
 
     worker = ForkedWorker(work, _COUNTERS_S + 1.0)
     try:
-        for said in worker.messages(_COUNTERS_S, until):
-            if said is None:
+        for message in worker.messages(_COUNTERS_S, until):
+            if message is None:
                 return {"absent": "a counter of a network port hangs in the kernel"}
-            return dict(said)
+            return dict(message)
     finally:
         worker.end()
     return {"absent": "the counters of the network ports cannot be read"}
@@ -688,12 +696,12 @@ def _all_ports(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def _values(directory: str, names: Iterable[str]) -> dict[str, int]:
     """Counters that are there; some drivers refuse to read one (EINVAL), and that one is left
     out."""
-    found = {}
+    values = {}
     for name in names:
         text = processes.contents(f"{directory}/{name}", 64).strip()
         if re.fullmatch(r"\d{1,20}", text):
-            found[name] = int(text)
-    return found
+            values[name] = int(text)
+    return values
 
 
 def _interface(path: str) -> dict[str, Any]:
@@ -752,20 +760,20 @@ def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float)
 
     seconds: between the looks
     """
-    for look in (before, after):
-        if "ports" not in look:
-            return Network(str(look.get("absent", "nobody has looked at the network ports")))
+    for sample in (before, after):
+        if "ports" not in sample:
+            return Network(str(sample.get("absent", "nobody has looked at the network ports")))
     old, new = before["ports"], after["ports"]
-    found = [_port(name, old[name], new[name]) for name in new if name in old]
-    found += [Port(name, old[name]["kind"], "gone", 0, 0) for name in old if name not in new]
-    ports = tuple(port for port in found if port is not None)
+    moved_ports = [_port(name, old[name], new[name]) for name in new if name in old]
+    moved_ports += [Port(name, old[name]["kind"], "gone", 0, 0) for name in old if name not in new]
+    ports = tuple(port for port in moved_ports if port is not None)
     return Network("" if ports else "no network port is up", round(seconds, 3), ports)
 
 
 def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Port | None:
     if not new["rdma"] and "up" not in (old["state"], new["state"]):
         return None
-    received, sent = (_moved(old[way], new[way]) for way in ("received", "sent"))
+    received, sent = (_moved(old[direction], new[direction]) for direction in ("received", "sent"))
     unit = _WORD_BYTES if new.get("words") else 1
     errors = []
     for counter, value in new["errors"].items():

@@ -138,25 +138,25 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     if sizes and re.fullmatch(r"\s*(0+|-\d+)\s*", sizes[0]):
         return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
     paths = places(uid, rank, environment)
-    why: dict[str, None] = {}
-    found: list[tuple[str, float, bytes, bool]] = []
+    reasons: dict[str, None] = {}
+    dumps: list[tuple[str, float, bytes, bool]] = []
     for path in paths:
         try:
-            found.append((path, *_read(pid, uid, path)))
+            dumps.append((path, *_read(pid, uid, path)))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as problem:
-            why.setdefault(f"{path}: {_reason(problem)}")
-    if not found:
-        return Recording(absent="; ".join(why) or f"{NO_DUMP} ({_for_any(paths[0])})")
-    began, refused = _began(pid), Recording()
-    for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
+            reasons.setdefault(f"{path}: {_reason(problem)}")
+    if not dumps:
+        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any(paths[0])})")
+    start, refused = _began(pid), Recording()
+    for path, written, data, cut in sorted(dumps, key=lambda row: -row[1]):
         age = max(0, min(int(time.time() - written), 1 << 31))
         try:
-            if began is not None and written + _CLOCK_S < began:
+            if start is not None and written + _CLOCK_S < start:
                 raise NoDumpError("the dump is older than the process")
-            seen = parse(data, began)
-            return replace(seen, path=path, age_s=age, partial=seen.partial or cut)
+            recording = parse(data, start)
+            return replace(recording, path=path, age_s=age, partial=recording.partial or cut)
         except NoDumpError as problem:
             # Of several, the newest one's reason.
             refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
@@ -173,21 +173,21 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
     Raises OSError; Refused for what is not a regular file of this user's.
     """
-    with users_file.held(pid, uid, path) as (held, known):
-        if not stat.S_ISREG(known.st_mode):
-            raise Refused(f"it is {users_file.kind(known.st_mode)}")
-        if known.st_uid != uid:
+    with users_file.held(pid, uid, path) as (held, file_stat):
+        if not stat.S_ISREG(file_stat.st_mode):
+            raise Refused(f"it is {users_file.kind(file_stat.st_mode)}")
+        if file_stat.st_uid != uid:
             raise Refused("it is another user's file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(uid)):
             number = os.open(f"/proc/self/fd/{held}", flags)
         try:
             data = b""
-            while len(data) <= MOST_BYTES and (piece := os.read(number, 1 << 20)):
-                data += piece
+            while len(data) <= MOST_BYTES and (chunk := os.read(number, 1 << 20)):
+                data += chunk
         finally:
             os.close(number)
-    return known.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
+    return file_stat.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
 
 
 def _began(pid: int) -> float | None:
@@ -212,12 +212,14 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
         return "it has no pipe to ask for a dump by (TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set)"
     path = f"{prefix}{rank}.pipe"
     try:
-        with users_file.held(pid, uid, path) as (held, known):
-            if not stat.S_ISFIFO(known.st_mode):
-                return f"{path}: it is {users_file.kind(known.st_mode) or 'a file'}, and no pipe"
-            if known.st_uid != uid:
+        with users_file.held(pid, uid, path) as (held, file_stat):
+            if not stat.S_ISFIFO(file_stat.st_mode):
+                return (
+                    f"{path}: it is {users_file.kind(file_stat.st_mode) or 'a file'}, and no pipe"
+                )
+            if file_stat.st_uid != uid:
                 return f"{path}: it is another user's"
-            if not _has_open(pid, known):
+            if not _has_open(pid, file_stat):
                 return f"{path}: the process does not read it"
             with with_rights(rights_of(uid)):
                 number = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK)
@@ -233,21 +235,21 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
     return ""
 
 
-def _has_open(pid: int, known: os.stat_result) -> bool:
+def _has_open(pid: int, file_stat: os.stat_result) -> bool:
     """Whether a process has this file open."""
     for number in logs.descriptors(pid):
         with contextlib.suppress(OSError):
             # What else it has open may be on a file system that does not answer.
             if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
                 other = os.stat(f"/proc/{pid}/fd/{number}")
-                if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
+                if (other.st_dev, other.st_ino) == (file_stat.st_dev, file_stat.st_ino):
                     return True
     return False
 
 
 def _reason(problem: OSError) -> str:
-    why = problem.strerror or str(problem)
-    return why if isinstance(problem, Refused) else why.lower()
+    reason = problem.strerror or str(problem)
+    return reason if isinstance(problem, Refused) else reason.lower()
 
 
 # --- The dump's form: a pickle as c10's and Python's picklers write plain data, or JSON.
@@ -279,14 +281,14 @@ def unpickled(data: bytes) -> tuple[Any, bool]:
     """
     reader = _Pickle(data)
     try:
-        whole = reader.run()
+        is_complete = reader.run()
     except (IndexError, KeyError, TypeError):
         raise NoDumpError(_NO_PICKLE) from None
-    if not whole:
+    if not is_complete:
         reader.close()
     if not reader.stack or reader.stack[0] is _MARK:
         raise NoDumpError("it is empty" if not data else _NO_PICKLE)
-    return reader.stack[-1 if whole else 0], not whole
+    return reader.stack[-1 if is_complete else 0], not is_complete
 
 
 def _is_key(key: object) -> bool:
@@ -366,17 +368,17 @@ class _Pickle:
     def above_mark(self) -> list[Any]:
         """Take all above the last mark, and it, off the stack."""
         begin = self.marks.pop()
-        found = self.stack[begin + 1 :]
+        items = self.stack[begin + 1 :]
         del self.stack[begin:]
-        return found
+        return items
 
     def pop(self, count: int) -> list[Any]:
         """Take so many off the stack; a mark is none of them."""
         if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
             raise IndexError
-        found = self.stack[-count:]
+        items = self.stack[-count:]
         del self.stack[-count:]
-        return found
+        return items
 
     def set_items(self, items: list[Any]) -> None:
         into = self.stack[-1]
@@ -403,37 +405,37 @@ class _Pickle:
 
 
 _OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
-    0x80: lambda it: it.take(1),  # PROTO
-    0x95: lambda it: it.take(8),  # FRAME
+    0x80: lambda reader: reader.take(1),  # PROTO
+    0x95: lambda reader: reader.take(8),  # FRAME
     ord("("): _Pickle.mark,
-    ord("}"): lambda it: it.push({}),
-    ord("]"): lambda it: it.push([]),
-    ord(")"): lambda it: it.push(()),
-    ord("u"): lambda it: it.set_items(it.above_mark()),
-    ord("s"): lambda it: it.set_items(it.pop(2)),
-    ord("e"): lambda it: it.append(it.above_mark()),
-    ord("a"): lambda it: it.append(it.pop(1)),
-    ord("t"): lambda it: it.push(tuple(it.above_mark())),
-    0x85: lambda it: it.push(tuple(it.pop(1))),
-    0x86: lambda it: it.push(tuple(it.pop(2))),
-    0x87: lambda it: it.push(tuple(it.pop(3))),
-    ord("N"): lambda it: it.push(None),
-    0x88: lambda it: it.push(True),
-    0x89: lambda it: it.push(False),
-    ord("J"): lambda it: it.push(it.number("<i")),
-    ord("K"): lambda it: it.push(it.number("<B")),
-    ord("M"): lambda it: it.push(it.number("<H")),
-    0x8A: lambda it: it.push(it.long(it.number("<B"))),
-    0x8B: lambda it: it.push(it.long(it.number("<I"))),
-    ord("G"): lambda it: it.push(struct.unpack(">d", it.take(8))[0]),
-    ord("X"): lambda it: it.text("<I"),
-    0x8C: lambda it: it.text("<B"),
-    0x8D: lambda it: it.text("<Q"),
-    ord("q"): lambda it: it.remember(it.number("<B")),
-    ord("r"): lambda it: it.remember(it.number("<I")),
-    0x94: lambda it: it.remember(len(it.memo)),  # MEMOIZE
-    ord("h"): lambda it: it.push(it.memo[it.number("<B")]),
-    ord("j"): lambda it: it.push(it.memo[it.number("<I")]),
+    ord("}"): lambda reader: reader.push({}),
+    ord("]"): lambda reader: reader.push([]),
+    ord(")"): lambda reader: reader.push(()),
+    ord("u"): lambda reader: reader.set_items(reader.above_mark()),
+    ord("s"): lambda reader: reader.set_items(reader.pop(2)),
+    ord("e"): lambda reader: reader.append(reader.above_mark()),
+    ord("a"): lambda reader: reader.append(reader.pop(1)),
+    ord("t"): lambda reader: reader.push(tuple(reader.above_mark())),
+    0x85: lambda reader: reader.push(tuple(reader.pop(1))),
+    0x86: lambda reader: reader.push(tuple(reader.pop(2))),
+    0x87: lambda reader: reader.push(tuple(reader.pop(3))),
+    ord("N"): lambda reader: reader.push(None),
+    0x88: lambda reader: reader.push(True),
+    0x89: lambda reader: reader.push(False),
+    ord("J"): lambda reader: reader.push(reader.number("<i")),
+    ord("K"): lambda reader: reader.push(reader.number("<B")),
+    ord("M"): lambda reader: reader.push(reader.number("<H")),
+    0x8A: lambda reader: reader.push(reader.long(reader.number("<B"))),
+    0x8B: lambda reader: reader.push(reader.long(reader.number("<I"))),
+    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
+    ord("X"): lambda reader: reader.text("<I"),
+    0x8C: lambda reader: reader.text("<B"),
+    0x8D: lambda reader: reader.text("<Q"),
+    ord("q"): lambda reader: reader.remember(reader.number("<B")),
+    ord("r"): lambda reader: reader.remember(reader.number("<I")),
+    0x94: lambda reader: reader.remember(len(reader.memo)),  # MEMOIZE
+    ord("h"): lambda reader: reader.push(reader.memo[reader.number("<B")]),
+    ord("j"): lambda reader: reader.push(reader.memo[reader.number("<I")]),
 }
 
 #: Bytes of memory that the objects of a dump in JSON may take.
@@ -453,14 +455,14 @@ def from_json(data: bytes) -> tuple[Any, bool]:
         begin = _ENTRIES.search(text)
         if begin is None:
             raise NoDumpError(f"it is no dump ({problem.what})") from None
-    found, at, decoder = [], begin.end(), json.JSONDecoder()
+    entries, at, decoder = [], begin.end(), json.JSONDecoder()
     until = time.process_time() + _READ_S
     with contextlib.suppress(ValueError, RecursionError):
         while time.process_time() < until:
-            one, at = decoder.raw_decode(text, at)
-            found.append(one)
+            entry, at = decoder.raw_decode(text, at)
+            entries.append(entry)
             at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\t\r"))
-    return {"entries": found}, True
+    return {"entries": entries}, True
 
 
 # --- What a dump says. Its fields, by version: FlightRecorder.hpp.
@@ -481,9 +483,9 @@ def parse(data: bytes, began: float | None = None) -> Recording:
     Raises NoDumpError.
     """
     text = data[:64].lstrip()[:1] in (b"{", b"[")
-    found, cut = (from_json if text else unpickled)(data)
+    data_read, cut = (from_json if text else unpickled)(data)
     # Until torch 2.2 a dump was the list of its entries.
-    dump = {"entries": found} if type(found) is list else found
+    dump = {"entries": data_read} if type(data_read) is list else data_read
     if type(dump) is not dict or not {"entries", "pg_status", "pg_config"} & dump.keys():
         raise NoDumpError("it is no dump: no entries and no process groups")
     rows = [row for row in _list(dump.get("entries")) if type(row) is dict]
@@ -559,8 +561,8 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
     The status has a group's id, the rest its name: an entry has both. Where an old version has no
     status, the entries tell how far a group is, unless some may be missing.
     """
-    status = {_name(key): one for key, one in _dict(dump.get("pg_status")).items()}
-    config = {_name(key): one for key, one in _dict(dump.get("pg_config")).items()}
+    status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
+    config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
     names = {call.id: call.entry.group for call in calls}
     descs = {call.entry.group: call.desc for call in calls if call.desc}
     # The first group of a process is the default one, whose name is 0.
@@ -576,19 +578,19 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
                 done[name] = max(done[name], number)
     # gloo's has no name, and is of whichever group was made last, also where that has no entry.
     config.pop("", None)
-    found = []
+    process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
-        told = _dict(status.get(ids.get(name, "")))
+        group_status = _dict(status.get(ids.get(name, "")))
         enqueued, started, completed = (
-            _number(told.get(f"last_{what}_collective"))
-            for what in ("enqueued", "started", "completed")
+            _number(group_status.get(f"last_{stage}_collective"))
+            for stage in ("enqueued", "started", "completed")
         )
         if completed is not None:
             completed = max(0, completed, done[name])
         elif name in done and not cut:
             completed = done[name]
         desc = descs.get(name, "") or _name(_dict(config.get(name)).get("desc"))
-        found.append(
+        process_groups.append(
             ProcessGroup(
                 name,
                 desc if desc != "undefined" else "",
@@ -599,7 +601,7 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
                 completed,
             )
         )
-    return found
+    return process_groups
 
 
 def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entry]:
@@ -623,20 +625,20 @@ def _number_of(entry: Entry) -> tuple[str, bool, int]:
     return entry.group, entry.is_p2p, entry.sequence
 
 
-def _ranks(told: Any) -> tuple[int, ...]:
+def _ranks(value: Any) -> tuple[int, ...]:
     """``[0, 1, 2]``, as text or as a list."""
-    if type(told) is str and len(told) <= 16 * MOST_RANKS:
-        words = re.findall(r"\d{1,9}", told)
+    if type(value) is str and len(value) <= 16 * MOST_RANKS:
+        words = re.findall(r"\d{1,9}", value)
     else:
-        words = [str(one) for one in _list(told) if type(one) is int and 0 <= one < 10**9]
+        words = [str(rank) for rank in _list(value) if type(rank) is int and 0 <= rank < 10**9]
     return tuple(map(int, words)) if len(words) <= MOST_RANKS else ()
 
 
 def _site(frames: Any) -> str:
     """The innermost frame of the user's own code, else the innermost one."""
     rows = [row for row in _list(frames)[:256] if type(row) is dict]
-    own = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
-    row = next(own, rows[0] if rows else None)
+    user_rows = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
+    row = next(user_rows, rows[0] if rows else None)
     if row is None:
         return ""
     file = str(row.get("filename", ""))[:4096].rpartition("/")[2]
@@ -645,22 +647,22 @@ def _site(frames: Any) -> str:
 
 def _plain(value: Any) -> str:
     """Nested lists as text, of few levels and characters: a pickle's may contain themselves."""
-    found: list[str] = []
+    parts: list[str] = []
 
-    def write(one: Any, depth: int) -> None:
-        if sum(map(len, found)) > _SIZES:
+    def write(item: Any, depth: int) -> None:
+        if sum(map(len, parts)) > _SIZES:
             return
-        if type(one) in (list, tuple) and depth:
-            found.append("[")
-            for at, inner in enumerate(one[:_SIZES]):
-                found.append(", " if at else "")
+        if type(item) in (list, tuple) and depth:
+            parts.append("[")
+            for at, inner in enumerate(item[:_SIZES]):
+                parts.append(", " if at else "")
                 write(inner, depth - 1)
-            found.append("]")
+            parts.append("]")
         else:
-            found.append(_name(one))
+            parts.append(_name(item))
 
     write(value, 3)
-    text = "".join(found)
+    text = "".join(parts)
     return text if len(text) <= _SIZES else f"{text[:_SIZES]}..."
 
 

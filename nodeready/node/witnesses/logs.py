@@ -147,7 +147,7 @@ _NEEDLES = re.compile(
 )
 
 
-def reports(lines: Iterable[str], most: int = MOST_REPORTS) -> tuple[Report, ...]:
+def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[Report, ...]:
     """What PyTorch's watchdogs say in these lines of a log, each once, in their order.
 
     The ranks are global ones. ``[rank3]:`` before a line is one; ``[Rank 3]`` in it is the number
@@ -157,15 +157,15 @@ def reports(lines: Iterable[str], most: int = MOST_REPORTS) -> tuple[Report, ...
     Sources: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, ProcessGroupWrapper.cpp, TraceUtils.h and
     TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc; a row of the test's table each.
     """
-    found: dict[_Said, None] = {}
+    statements: dict[_Said, None] = {}
     for line in lines:
         text = line[:_LONGEST]
         if _NEEDLES.search(text):
-            for said in _said(text):
-                found.setdefault(said)
-        if len(found) >= 4 * most:
+            for statement in _said(text):
+                statements.setdefault(statement)
+        if len(statements) >= 4 * maximum:
             break
-    return tuple(dict.fromkeys(_joined(list(found))))[:most]
+    return tuple(dict.fromkeys(_joined(list(statements))))[:maximum]
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,12 @@ def _said(text: str) -> Iterator[_Said]:
     elif match := _FAILED.search(text):
         outer = _GLOBAL.search(text)
         # Rank 0 of the group says it: if that is another global rank, the numbers are the group's.
-        own = outer is None or int(outer[1]) == int(match[1] or 0)
+        is_global = outer is None or int(outer[1]) == int(match[1] or 0)
         for rank in _numbers(match[2]):
             yield _Said(
-                _report(rank if own else None, "missing", operation="monitoredBarrier"), rank, own
+                _report(rank if is_global else None, "missing", operation="monitoredBarrier"),
+                rank,
+                is_global,
             )
     elif match := _REACHED.search(text):
         yield _by_prefix(
@@ -231,22 +233,22 @@ def _differing(text: str) -> Iterator[_Said]:
     running = list(_MISMATCH.finditer(text))
     if running:
         outer = _GLOBAL.search(text)
-        own = outer is None or int(outer[1]) == int(running[0][1])
+        is_global = outer is None or int(outer[1]) == int(running[0][1])
         for match in running[:2]:
             rank, sequence = int(match[1]), _count(match[2])
-            known = _report(
-                rank if own else None, "mismatch", sequence=sequence, operation=match[3]
+            report = _report(
+                rank if is_global else None, "mismatch", sequence=sequence, operation=match[3]
             )
-            yield _Said(known, rank, own)
+            yield _Said(report, rank, is_global)
     for match in _NOT_JOINED.finditer(text):
         for rank in _numbers(match[1]):
-            known = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
-            yield _Said(known, rank, False)
+            report = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
+            yield _Said(report, rank, False)
     for match in _UNFINISHED.finditer(text):
         for rank in _numbers(match[1]):
             last = int(match[2])
-            known = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
-            yield _Said(known, rank, False)
+            report = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
+            yield _Said(report, rank, False)
     if never := _NEVER.search(text):
         for rank in _numbers(never[1]):
             yield _Said(_report(rank, "missing", enqueued=0, completed=0), rank, False)
@@ -290,24 +292,30 @@ def _by_prefix(
     return _Said(report, inner, sure)
 
 
-def _joined(said: Sequence[_Said]) -> Iterator[Report]:
+def _joined(statements: Sequence[_Said]) -> Iterator[Report]:
     """The reports; of a timeout that two lines tell of, one with what both tell."""
     numbers: dict[tuple[int | None, str], set[int]] = {}
-    for one in said:
-        if not one.sure and one.report.kind == "timeout" and one.report.sequence is not None:
-            numbers.setdefault((one.inner, one.report.group), set()).add(one.report.sequence)
+    for statement in statements:
+        if (
+            not statement.sure
+            and statement.report.kind == "timeout"
+            and statement.report.sequence is not None
+        ):
+            numbers.setdefault((statement.inner, statement.report.group), set()).add(
+                statement.report.sequence
+            )
     later = {
-        (one.report.rank, one.inner, one.report.sequence): one.report
-        for one in said
-        if one.report.kind == "timeout" and one.report.enqueued is not None
+        (statement.report.rank, statement.inner, statement.report.sequence): statement.report
+        for statement in statements
+        if statement.report.kind == "timeout" and statement.report.enqueued is not None
     }
     taken = set()
-    for one in said:
-        report = one.report
+    for statement in statements:
+        report = statement.report
         if report.kind == "timeout" and report.sequence is not None:
-            key = (report.rank, one.inner, report.sequence)
+            key = (report.rank, statement.inner, report.sequence)
             status = later.get(key)
-            if status is None and not one.sure:
+            if status is None and not statement.sure:
                 # The first line has no group: it is the rank that the second line names.
                 same = [other for k, other in later.items() if k[1:] == key[1:]]
                 status = same[0] if len(same) == 1 else None
@@ -317,7 +325,7 @@ def _joined(said: Sequence[_Said]) -> Iterator[Report]:
             elif report in taken:
                 continue
         # One rank cannot wait for several collectives of one group: these are several groups.
-        if not one.sure and len(numbers.get((one.inner, report.group), ())) > 1:
+        if not statement.sure and len(numbers.get((statement.inner, report.group), ())) > 1:
             report = replace(report, rank=None)
         yield report
 
@@ -377,21 +385,23 @@ def written(pid: int, uid: int) -> Iterator[list[_File]]:
 
     Raises NoLogError where there is none.
     """
-    found: list[_File] = []
-    why: dict[str, None] = {}
+    open_files: list[_File] = []
+    reasons: dict[str, None] = {}
     try:
         for descriptor in (1, 2):
             try:
-                found += _files(pid, uid, descriptor)
+                open_files += _files(pid, uid, descriptor)
             except NoLogError as problem:
-                why.setdefault(str(problem))
-        files = list({(one.known.st_dev, one.known.st_ino): one for one in found}.values())
+                reasons.setdefault(str(problem))
+        files = list(
+            {(file.known.st_dev, file.known.st_ino): file for file in open_files}.values()
+        )
         if not files:
-            raise NoLogError("; ".join(why))
+            raise NoLogError("; ".join(reasons))
         yield files
     finally:
-        for one in found:
-            os.close(one.number)
+        for file in open_files:
+            os.close(file.number)
 
 
 def _log(files: Sequence[_File]) -> Log:
@@ -407,9 +417,9 @@ def _log(files: Sequence[_File]) -> Log:
     if lines is None:
         return Log(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
     age = max(0, min(int(time.time() - last.known.st_mtime), 1 << 31))
-    said = reports(line for _, _, rows in read for line in rows or ())
+    watchdog_reports = reports(line for _, _, rows in read for line in rows or ())
     shown = tuple(line[:MOST_CHARACTERS] for line in lines[-MOST_LINES:])
-    return Log("", last.path, age, shown, said)
+    return Log("", last.path, age, shown, watchdog_reports)
 
 
 def last_written(files: Sequence[_File]) -> _File:
@@ -417,11 +427,11 @@ def last_written(files: Sequence[_File]) -> _File:
     return max(files, key=lambda file: (file.known.st_size > 0, file.known.st_mtime_ns))
 
 
-def _read(one: _File) -> tuple[int, list[str] | None]:
+def _read(log_file: _File) -> tuple[int, list[str] | None]:
     """The size of a log, and the lines at its end; None: it is no text."""
-    size = os.fstat(one.number).st_size
+    size = os.fstat(log_file.number).st_size
     start = max(0, size - LOOKED_AT)
-    rows = text_lines(os.pread(one.number, LOOKED_AT, start), is_whole=start == 0)
+    rows = text_lines(os.pread(log_file.number, LOOKED_AT, start), is_whole=start == 0)
     if rows is None:
         return size, None
     return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
@@ -432,7 +442,7 @@ def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
     link = f"/proc/{pid}/fd/{descriptor}"
     try:
         shown = os.readlink(link)
-        known = os.stat(link)
+        file_stat = os.stat(link)
     except FileNotFoundError:
         gone = not os.path.exists(f"/proc/{pid}")
         raise NoLogError("it has ended" if gone else "it has closed its output") from None
@@ -440,9 +450,9 @@ def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
         raise NoLogError("it has ended") from None
     except OSError as problem:
         raise NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
-    mode = known.st_mode
+    mode = file_stat.st_mode
     if stat.S_ISFIFO(mode):
-        place = known.st_dev, known.st_ino
+        place = file_stat.st_dev, file_stat.st_ino
         return _through(pid, uid, shown, place, error=descriptor == 2)
     if stat.S_ISREG(mode):
         return [open_written(link, shown, uid)]
@@ -469,15 +479,15 @@ def open_written(link: str, shown: str, uid: int) -> _File:
         # O_PATH opens nothing: neither is a FIFO's writer let on, nor a device touched.
         held = os.open(link, os.O_PATH | os.O_CLOEXEC)
         try:
-            known = os.fstat(held)
-            if not stat.S_ISREG(known.st_mode):
-                raise NoLogError(f"its output goes to {users_file.kind(known.st_mode)}")
-            if not known.st_nlink:
+            file_stat = os.fstat(held)
+            if not stat.S_ISREG(file_stat.st_mode):
+                raise NoLogError(f"its output goes to {users_file.kind(file_stat.st_mode)}")
+            if not file_stat.st_nlink:
                 raise NoLogError(f"the file that it writes was deleted: {shown}")
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             # Root's own process may write what is a user's.
-            with with_rights(rights_of(uid or known.st_uid)):
-                return _File(shown, os.open(f"/proc/self/fd/{held}", flags), known)
+            with with_rights(rights_of(uid or file_stat.st_uid)):
+                return _File(shown, os.open(f"/proc/self/fd/{held}", flags), file_stat)
         finally:
             os.close(held)
     except OSError as problem:
@@ -492,7 +502,7 @@ def _through(
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
     search = _search(pid, uid)
-    readers = [one for one in search.readers.get(pipe, ()) if one.pid != pid]
+    readers = [process for process in search.readers.get(pipe, ()) if process.pid != pid]
     if not readers:
         if _below_slurmstepd(pid):
             return _of_srun(pid, uid, search.sruns, error=error)
@@ -504,18 +514,18 @@ def _through(
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
     for reader in readers:
-        if found := _written(reader.pid, uid, _turns(reader, error)):
-            return found
+        if log_files := _written(reader.pid, uid, _turns(reader, error)):
+            return log_files
     for reader in readers if steps else ():
         # A filter that writes no file writes into another pipe.
         with contextlib.suppress(OSError, NoLogError):
             link = f"/proc/{reader.pid}/fd/1"
-            below, known = os.readlink(link), os.stat(link)
-            if stat.S_ISFIFO(known.st_mode):
-                place = known.st_dev, known.st_ino
-                return _through(reader.pid, uid, below, place, error=error, steps=steps - 1)
-    below = f"{_name(readers[0].pid)} ({readers[0].pid})"
-    raise NoLogError(f"its output goes through a pipe to {below}, which writes no file")
+            target, file_stat = os.readlink(link), os.stat(link)
+            if stat.S_ISFIFO(file_stat.st_mode):
+                place = file_stat.st_dev, file_stat.st_ino
+                return _through(reader.pid, uid, target, place, error=error, steps=steps - 1)
+    reader_name = f"{_name(readers[0].pid)} ({readers[0].pid})"
+    raise NoLogError(f"its output goes through a pipe to {reader_name}, which writes no file")
 
 
 def _turns(reader: _Reader, error: bool) -> list[list[int]]:
@@ -524,17 +534,17 @@ def _turns(reader: _Reader, error: bool) -> list[list[int]]:
     A filter such as tee writes its output, or files; a launcher such as mpirun passes output on
     to its own output, and errors to its own errors.
     """
-    others = _descriptors(reader.pid)
+    other_descriptors = _descriptors(reader.pid)
     if reader.number == 0:
-        return [[1], others, [2]]
-    return [[2], [1], others] if error else [[1], [2], others]
+        return [[1], other_descriptors, [2]]
+    return [[2], [1], other_descriptors] if error else [[1], [2], other_descriptors]
 
 
 def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
     """The file that a process writes through the first of these descriptors; that may be many
     ranks' common log."""
     for numbers in turns:
-        found: list[_File] = []
+        written_files: list[_File] = []
         for number in numbers:
             link = f"/proc/{pid}/fd/{number}"
             with contextlib.suppress(OSError, NoLogError):
@@ -542,12 +552,12 @@ def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
                 if not shown.startswith("/") or shown.startswith(_MEMORY):
                     continue
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
-                    found.append(open_written(link, shown, uid))
-        if found:
-            last = max(found, key=lambda one: one.known.st_mtime_ns)
-            for one in found:
-                if one is not last:
-                    os.close(one.number)
+                    written_files.append(open_written(link, shown, uid))
+        if written_files:
+            last = max(written_files, key=lambda file: file.known.st_mtime_ns)
+            for file in written_files:
+                if file is not last:
+                    os.close(file.number)
             return [last]
     return []
 
@@ -559,7 +569,7 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
     sruns: this user's; each has a second process, which writes the same file
     """
     job = _slurm_job(pid)
-    found: dict[tuple[int, int], _File] = {}
+    files_by_inode: dict[tuple[int, int], _File] = {}
     for srun in sruns:
         if not job or _slurm_job(srun) != job:
             continue
@@ -569,14 +579,16 @@ def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_
             with contextlib.suppress(NoLogError):
                 files = _files(srun, uid, 2 if error else 1)
         for file in files:
-            if found.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
+            if files_by_inode.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
                 os.close(file.number)
-    if len(found) == 1:
-        return list(found.values())
-    for file in found.values():
+    if len(files_by_inode) == 1:
+        return list(files_by_inode.values())
+    for file in files_by_inode.values():
         os.close(file.number)
-    if found:
-        raise NoLogError(f"srun takes its output, and its job has {len(found)} sruns here")
+    if files_by_inode:
+        raise NoLogError(
+            f"srun takes its output, and its job has {len(files_by_inode)} sruns here"
+        )
     raise NoLogError("srun takes its output to another node: look at srun's --output")
 
 
@@ -603,8 +615,10 @@ def _descriptors(pid: int) -> list[int]:
 
 def descriptors(pid: int) -> list[int]:
     """The first descriptors of a process: one may have millions."""
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
-        return [int(one.name) for one in islice(found, _MOST_DESCRIPTORS) if one.name.isdigit()]
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        return [
+            int(entry.name) for entry in islice(entries, _MOST_DESCRIPTORS) if entry.name.isdigit()
+        ]
     return []
 
 
@@ -642,33 +656,33 @@ class _Search:
 
 
 #: By user.
-_known: dict[int, _Search] = {}
+_searches: dict[int, _Search] = {}
 _KNOWN_S = 2.0
 
 
 def _search(pid: int, uid: int) -> _Search:
     """Who of this user reads what; pid: of the process whose reader is looked for."""
-    known = _known.get(uid)
-    if known is None or not known.readers or time.monotonic() - known.begun > _KNOWN_S:
-        known = _known[uid] = _Search(time.monotonic())
-        until = known.begun + _SEARCH_S
+    search = _searches.get(uid)
+    if search is None or not search.readers or time.monotonic() - search.begun > _KNOWN_S:
+        search = _searches[uid] = _Search(time.monotonic())
+        until = search.begun + _SEARCH_S
         for number, process in enumerate(_processes(pid, uid)):
             if number >= _MOST_PROCESSES or time.monotonic() > until:
-                known.whole = False
+                search.whole = False
                 break
             for read, descriptor in _read_by(process):
-                known.readers.setdefault(read, []).append(_Reader(process, descriptor))
+                search.readers.setdefault(read, []).append(_Reader(process, descriptor))
             if _name(process) == "srun":
-                known.sruns.append(process)
-    return known
+                search.sruns.append(process)
+    return search
 
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
     """The numbers of this user's processes: the parent of this one, and then the nearest in time,
     as a pipeline's processes are."""
-    above = _parent(pid)
+    parent = _parent(pid)
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for number in sorted(numbers, key=lambda number: (number != above, abs(number - pid))):
+    for number in sorted(numbers, key=lambda number: (number != parent, abs(number - pid))):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{number}").st_uid == uid:
                 yield number
@@ -680,13 +694,13 @@ def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
         with contextlib.suppress(OSError):
             link = f"/proc/{pid}/fd/{number}"
             if os.readlink(link).startswith("pipe:") and _access(pid, number) != os.O_WRONLY:
-                known = os.stat(link)
-                yield (known.st_dev, known.st_ino), number
+                file_stat = os.stat(link)
+                yield (file_stat.st_dev, file_stat.st_ino), number
 
 
 def _parent(pid: int) -> int:
-    known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
-    return known.parent if known else 0
+    process = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+    return process.parent if process else 0
 
 
 def _name(pid: int) -> str:

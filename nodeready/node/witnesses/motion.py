@@ -130,49 +130,52 @@ def main(config: Config) -> None:
     # A job that is well has other work for the node.
     os.nice(19)
     deadline = time.monotonic() + max(1.0, config.limit_s - 1)
-    found, error = look(config, deadline)
-    seen = processes.each(
+    motions, error = look(config, deadline)
+    port_bytes = processes.each(
         lambda number: _ports(), [0], min(deadline, time.monotonic() + _PORTS_S)
     ).get(0)
-    ports = Ports(*seen) if isinstance(seen, (list, tuple)) else Ports(None, None)
-    for one in found:
-        print(wire.line(config.nonce, "motion", one))
+    ports = Ports(*port_bytes) if isinstance(port_bytes, (list, tuple)) else Ports(None, None)
+    for motion in motions:
+        print(wire.line(config.nonce, "motion", motion))
     print(wire.line(config.nonce, "ports", ports))
-    print(wire.line(config.nonce, "found", Found(len(found), error)), flush=True)
+    print(wire.line(config.nonce, "found", Found(len(motions), error)), flush=True)
 
 
 def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
     """Every rank of the job, and what was left out, in one line."""
-    seen, left_out = processes.scan(deadline)
+    job_processes, left_out = processes.scan(deadline)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""
     uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
-    wanted = ranks.Selection(config.job, (), config.match, uid, owner)
+    selection = ranks.Selection(config.job, (), config.match, uid, owner)
     try:
-        chosen = ranks.select(seen, wanted, os.getpid())
+        chosen = ranks.select(job_processes, selection, os.getpid())
     except re.error as problem:
         return [], f"no regular expression: {problem}"
     # Who claims another's job is no rank of it.
-    own = {one.process.pid: one for one in chosen if not one.stranger}
-    if len(own) > MOST_RANKS:
-        error = f"{len(own) - MOST_RANKS} ranks are left out"
-    turns = processes.by_owner(own, {pid: one.turn for pid, one in own.items()})
-    numbers = {pid: own[pid] for pid in turns[:MOST_RANKS]}
-    below = _below(seen, numbers)
-    told = processes.each(
-        lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
+    own_ranks = {rank.process.pid: rank for rank in chosen if not rank.stranger}
+    if len(own_ranks) > MOST_RANKS:
+        error = f"{len(own_ranks) - MOST_RANKS} ranks are left out"
+    turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
+    numbers = {pid: own_ranks[pid] for pid in turns[:MOST_RANKS]}
+    descendants = _below(job_processes, numbers)
+    values_by_pid = processes.each(
+        lambda pid: _motion(pid, descendants[pid]),
+        list(numbers),
+        deadline,
+        processes.owners(numbers),
     )
     mpi = {pid for pid, number in numbers.items() if number.identity.family in _MPI}
-    found = []
-    for pid, values in told.items():
+    motions = []
+    for pid, values in values_by_pid.items():
         if values and values is not processes.HANGS:
             values["may_poll"] = values["may_poll"] or pid in mpi
             process = numbers[pid].process
             values |= {"uid": process.person, "in_cgroup": bool(process.cgroup_job)}
-            found.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
-    hung = sum(values is processes.HANGS for values in told.values())
+            motions.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
+    hung = sum(values is processes.HANGS for values in values_by_pid.values())
     if hung:
         error = f"{hung} ranks could not be looked at: reading them hangs"
-    return found, error
+    return motions, error
 
 
 def _uid(user: str, deadline: float) -> int | None:
@@ -190,30 +193,34 @@ def _uid(user: str, deadline: float) -> int | None:
         except KeyError:
             return -1
 
-    found = processes.each(number, [0], deadline).get(0)
-    return found if isinstance(found, int) else -1
+    uid = processes.each(number, [0], deadline).get(0)
+    return uid if isinstance(uid, int) else -1
 
 
-def _below(seen: Sequence[processes.Process], pids: Iterable[int]) -> dict[int, list[int]]:
+def _below(
+    job_processes: Sequence[processes.Process], pids: Iterable[int]
+) -> dict[int, list[int]]:
     """Of each of these, all processes that it has started and that these have started."""
     children: dict[int, list[int]] = defaultdict(list)
-    for one in seen:
-        children[one.parent].append(one.pid)
-    found: dict[int, list[int]] = {}
+    for process in job_processes:
+        children[process.parent].append(process.pid)
+    descendants: dict[int, list[int]] = {}
     for pid in pids:
-        known, todo = {pid}, [pid]
-        while todo and len(known) <= _MOST_BELOW:
-            more = [child for child in children.get(todo.pop(), ()) if child not in known]
-            known.update(more)
-            todo += more
-        found[pid] = sorted(known - {pid})[:_MOST_BELOW]
-    return found
+        family, unvisited = {pid}, [pid]
+        while unvisited and len(family) <= _MOST_BELOW:
+            new_children = [
+                child for child in children.get(unvisited.pop(), ()) if child not in family
+            ]
+            family.update(new_children)
+            unvisited += new_children
+        descendants[pid] = sorted(family - {pid})[:_MOST_BELOW]
+    return descendants
 
 
 def _numbers(path: str) -> tuple[str, list[int]] | None:
     """State, and the numbers behind it, of a stat file; None: it is gone."""
-    state, _, rest = processes.contents(path).rpartition(")")[2].strip().partition(" ")
-    words = rest.split()
+    state, _, numbers_text = processes.contents(path).rpartition(")")[2].strip().partition(" ")
+    words = numbers_text.split()
     try:
         return (state, [int(word) for word in words]) if len(words) > 20 else None
     except ValueError:
@@ -224,23 +231,23 @@ def _numbers(path: str) -> tuple[str, list[int]] | None:
 _FAULTS, _CPU, _START = (6, 7, 8, 9), (10, 11, 12, 13), 18
 
 
-def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
-    own = _numbers(f"/proc/{pid}/stat")
+def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
+    process_stat = _numbers(f"/proc/{pid}/stat")
     thread = _numbers(f"/proc/{pid}/task/{pid}/stat")
-    if own is None or thread is None:
+    if process_stat is None or thread is None:
         return None
-    state, numbers = own
+    state, numbers = process_stat
     rows = [numbers]
-    there = 0
-    for other in below:
-        if child := _numbers(f"/proc/{other}/stat"):
+    alive = 0
+    for child_pid in descendants:
+        if child := _numbers(f"/proc/{child_pid}/stat"):
             rows.append(child[1])
-            there += 1
+            alive += 1
     moved = [
         processes.read_and_written(processes.contents(f"/proc/{number}/io"), "rchar", "wchar")
-        for number in (pid, *below)
+        for number in (pid, *descendants)
     ]
-    told = [one for one in moved if one is not None]
+    moved_bytes = [count for count in moved if count is not None]
     size, age_s, watchdog = _log(pid)
     switches = re.search(
         r"^voluntary_ctxt_switches:\s+(\d{1,18})", processes.contents(f"/proc/{pid}/status"), re.M
@@ -249,11 +256,11 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
         "start": round(numbers[_START] / _TICKS, 2),
         "state": state[:1],
         "main_cpu_s": round((thread[1][10] + thread[1][11]) / _TICKS, 2),
-        "cpu_s": round(sum(row[at] for row in rows for at in _CPU) / _TICKS, 2),
+        "cpu_s": round(sum(row[place] for row in rows for place in _CPU) / _TICKS, 2),
         "switches": int(switches[1]) if switches else 0,
-        "faults": sum(row[at] for row in rows for at in _FAULTS),
-        "moved_bytes": sum(told) if told else None,
-        "below": there,
+        "faults": sum(row[place] for row in rows for place in _FAULTS),
+        "moved_bytes": sum(moved_bytes) if moved_bytes else None,
+        "below": alive,
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
@@ -281,10 +288,13 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
     for number in (1, 2):
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
-            known = os.stat(path)
-            if not stat.S_ISREG(known.st_mode) or (known.st_dev, known.st_ino) in sizes:
+            file_stat = os.stat(path)
+            if (
+                not stat.S_ISREG(file_stat.st_mode)
+                or (file_stat.st_dev, file_stat.st_ino) in sizes
+            ):
                 continue
-            sizes[(known.st_dev, known.st_ino)] = (known.st_size, known.st_mtime)
+            sizes[(file_stat.st_dev, file_stat.st_ino)] = (file_stat.st_size, file_stat.st_mtime)
             watchdog = watchdog or (owner is not None and _caught(path, owner))
     if not sizes:
         return None, None, False
@@ -311,25 +321,25 @@ def _ports() -> list[int | None]:
     specification's PortXmitData and PortRcvData)."""
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
-        name, colon, rest = row.partition(":")
-        words = rest.split()
+        name, colon, counters = row.partition(":")
+        words = counters.split()
         if colon and name.strip() != "lo" and len(words) > 8:
             network = (network or 0) + int(words[0]) + int(words[8])
     rdma = None
     for device in _listed(_SYSFS_IB):
         for port in _listed(f"{_SYSFS_IB}/{device}/ports"):
             for counter in ("port_rcv_data", "port_xmit_data"):
-                words_ = processes.contents(
+                value = processes.contents(
                     f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"
                 ).strip()
-                if words_.isdigit():
-                    rdma = (rdma or 0) + 4 * int(words_[:19])
+                if value.isdigit():
+                    rdma = (rdma or 0) + 4 * int(value[:19])
     return [network, rdma]
 
 
-def _listed(path: str, most: int = 64) -> list[str]:
+def _listed(path: str, maximum: int = 64) -> list[str]:
     try:
-        return sorted(os.listdir(path))[:most]
+        return sorted(os.listdir(path))[:maximum]
     except OSError:
         return []
 
