@@ -48,7 +48,7 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
         except PolicyError as error:
             problems.extend(error.problems)
             return {}
-        waived = snapshot.problems(Policy(waivers=checked.get("waivers", ())), ids)
+        waived = snapshot.waiver_problems(Policy(waivers=checked.get("waivers", ())), ids)
         problems.extend(f"{source}: {problem}" for problem in waived)
         return checked
 

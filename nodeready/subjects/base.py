@@ -1,8 +1,4 @@
-"""What a probe is: sections of shell that read a node, and the parser of what they print.
-
-Beside it, what several subjects share: names that sort last in a directory, counters that only
-grow, and the probe that reads the files of ours.
-"""
+"""A probe: sections of shell that read a node, and the parser of their output."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ Made = TypeVar("Made")
 
 
 class ProbeError(Exception):
-    """A section's output makes no sense. ``evidence`` holds the output's first bytes."""
+    """A section's output cannot be parsed. ``evidence`` holds the output's first bytes."""
 
     def __init__(self, reason: str, evidence: str = "") -> None:
         super().__init__(reason)
@@ -38,7 +34,7 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True)
 class Unknown:
-    """A subject that could not be observed on a node: why, and the first bytes of what came."""
+    """A subject that could not be observed: the reason, and the output's first bytes."""
 
     reason: str
     evidence: str = ""
@@ -46,39 +42,38 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Section:
-    """One piece of the snapshot: a shell text that only reads, under limits of its own.
+    """One section of the snapshot: a shell text that only reads, with its limits.
 
-    script:    policy -> the POSIX sh text, which may call nr_value and the other helpers of
+    script:    policy -> the POSIX sh text, which may call nr_value and other helpers of
                nodeready/sh/probe.sh
     timeout_s: seconds after which the section is ended; reading /etc takes milliseconds, but a
                home directory or a mount can hang
     cap_bytes: output beyond this is cut off on the node
-    beside:    the section starts a program that may be slow or hang for good (a vendor's tool, a
-               mount): it runs beside the other sections, and a program that cannot be ended is
-               left behind, not waited for
-    quick:     of a section that runs beside: mostly it needs no longer than the other sections, so
-               it is first tried in one shell with them, as one of the last
-    first:     the section runs before all others that run together: they use what it has seen
-    when:      for a section that runs beside: a shell command that says whether there is anything
-               to run (``command -v nvidia-smi >/dev/null``); when not, the section is empty
+    parallel:  the section starts a program that may be slow or hang for good (a vendor's tool, a
+               mount): it runs in parallel, and a program that cannot be ended is left behind
+    quick:     a parallel section that is mostly fast: it is first tried in the shared shell, after
+               the sections that are not parallel
+    first:     the section runs first in the shared shell: later sections use its results
+    when:      the shell command that decides whether a parallel section runs (``command -v
+               nvidia-smi >/dev/null``); where it fails, the section is empty
     """
 
     name: str
     script: Callable[[Policy], str]
     timeout_s: int = 5
     cap_bytes: int = 262144
-    beside: bool = False
+    parallel: bool = False
     quick: bool = False
     first: bool = False
     when: str = ":"
 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
-#: Characters of a path; more than the kernel takes (PATH_MAX).
+#: Maximum characters of a path; more than the kernel's PATH_MAX.
 _PATH = 8192
 
 
-#: What ends a line for str.splitlines, beside a newline, of ASCII.
+#: The ASCII characters beside a newline that end a line for str.splitlines.
 _OTHER_ENDS = ("\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
 
 
@@ -89,7 +84,7 @@ class Output:
     text:      the bytes as text (surrogateescape)
     rc:        the exit status; None: the section was ended by its limit
     truncated: the output reached the section's cap_bytes
-    nonce:     the run's, which marks the lines of our own helpers
+    nonce:     the run's, which marks the lines of probe.sh's helpers
     """
 
     text: str
@@ -98,7 +93,7 @@ class Output:
     nonce: str = ""
 
     def require(self) -> str:
-        """The text of a section that ended well. Raises ProbeError for one that did not."""
+        """The text of a section that succeeded. Raises ProbeError for a failed section."""
         if self.truncated:
             raise ProbeError("output truncated", self.text)
         if self.rc is None:
@@ -121,7 +116,7 @@ class Output:
         start, text = f"{name}=", self.require()
         if not text.isascii() or any(ending in text for ending in _OTHER_ENDS):
             return [line[len(start) :] for line in text.splitlines() if line.startswith(start)]
-        # A line is mostly another one.
+        # Most lines have another name: search instead of splitting.
         values, position = [], 0 if text.startswith(start) else text.find(f"\n{start}") + 1
         while position or text.startswith(start, position):
             begin = position + len(start)
@@ -139,9 +134,9 @@ class Output:
             if path.startswith("/"):
                 size = re.match(r"size=(\d{1,9})\n", printed)
                 if size:
-                    contents[path] = _of_size(path, int(size[1]), printed[size.end() :])
+                    contents[path] = _file_of_size(path, int(size[1]), printed[size.end() :])
                 else:
-                    contents[path] = decoded(printed)
+                    contents[path] = decode_base64(printed)
         return contents
 
     def lines(self) -> Iterator[Line]:
@@ -153,8 +148,9 @@ class Output:
         yield from file_lines(text[position:])
 
     def _blocks(self) -> Iterator[tuple[str, str, tuple[int, int]]]:
-        """Of each file of nr_exact its path, what was printed of it, and where in the text, which
-        has a line's end before and after it."""
+        """Path, printed text and span of each file of nr_exact.
+
+        The span is an index into the text with a newline before and after it."""
         begin, end = f"\n@{self.nonce} file ", f"\n@{self.nonce} eof\n"
         text, position = f"\n{self.require()}\n", 0
         while (first := text.find(begin, position)) >= 0:
@@ -167,10 +163,10 @@ class Output:
             yield path, text[start + 1 : max(until, start + 1)], (first, position)
 
 
-def _of_size(path: str, size: int, text: str) -> bytes:
-    """The bytes of a file in its lines as nr_lines printed them. Raises ProbeError.
+def _file_of_size(path: str, size: int, text: str) -> bytes:
+    """The bytes of a file from its lines as nr_lines printed them. Raises ProbeError.
 
-    The size tells whether the last line has an end.
+    The size shows whether the last line ends with a newline.
     """
     count, lines = 0, []
     for line in text.split("\n"):
@@ -186,7 +182,7 @@ def _of_size(path: str, size: int, text: str) -> bytes:
     return data
 
 
-def decoded(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """The bytes that a node's base64 printed. Raises ProbeError."""
     try:
         return base64.b64decode("".join(text.split()), validate=True)
@@ -203,7 +199,7 @@ class Line:
     text: str
 
     @property
-    def where(self) -> str:
+    def source(self) -> str:
         return f"{self.path}:{self.number}"
 
 
@@ -220,15 +216,15 @@ _NUMBERS = {str(number): number for number in range(1, 1000)}
 
 
 def file_lines(text: str) -> Iterator[Line]:
-    """The lines that nr_lines printed (``/path:number:text``); other lines are passed over.
+    """The lines that nr_lines printed (``/path:number:text``); other lines are skipped.
 
-    A PCI address in a path is told from a line's number. Another path with a number between
-    colons (``/etc/a:1:b.conf``) is not: its lines pass for lines of ``/etc/a``.
+    A PCI address in a path is not mistaken for a line's number. Another path with a number between
+    colons (``/etc/a:1:b.conf``) is: its lines count as lines of ``/etc/a``.
     """
     for raw in text.split("\n"):
         if not raw.startswith("/"):
             continue
-        # Mostly there is no colon in the path, and no PCI address: that is seen sooner.
+        # Most paths have no colon and no PCI address: a quick way for these.
         path, _, numbered = raw.partition(":")
         number, colon, line = numbered.partition(":")
         if colon and number in _NUMBERS and path[-5:-4] != "/":
@@ -249,7 +245,7 @@ def by_path(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 @dataclass(frozen=True)
 class Probe:
-    """How one subject is observed: its sections, and the parser of what they print."""
+    """The observation of one subject: its sections, and the parser of their output."""
 
     subject: str
     sections: tuple[Section, ...]
@@ -257,15 +253,15 @@ class Probe:
 
 
 def number(text: str, noun: str) -> int:
-    """``text`` as a whole number. Raises ProbeError, with the text, when it is none."""
+    """``text`` as a whole number. Raises ProbeError, with the text, for any other text."""
     try:
         return int(text.strip())
     except ValueError:
         raise ProbeError(f"{noun} is no number", text) from None
 
 
-def of_one_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
-    """The function, made once of the observation that several checks give it one after another."""
+def cached_per_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+    """Cache the function's last result: several checks call it with the same observation."""
     last: list[tuple[Any, Made]] = []
 
     @wraps(make)
@@ -277,11 +273,10 @@ def of_one_node(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
     return made
 
 
-def of_all_nodes(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str, ...]], Made]:
-    """The function, made once of the tuple that is given for every node of a run.
+def cached_per_fleet(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str, ...]], Made]:
+    """Cache the function's last result: every node of a run passes the same tuple.
 
-    By its identity: that of a large fleet takes milliseconds to be hashed, and has so for each
-    node.
+    The tuple is compared by identity: hashing a large fleet's takes milliseconds per node.
     """
     last: list[tuple[tuple[str, ...], Made]] = []
 
@@ -294,7 +289,7 @@ def of_all_nodes(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple[str
 
 
 def frozen(observation: Any) -> Any:
-    """An observation, or a part of one, that many nodes may share: nobody can change it."""
+    """A read-only copy of an observation, or of a part of one, that nodes can share."""
     if isinstance(observation, Mapping):
         return MappingProxyType({key: frozen(value) for key, value in observation.items()})
     if isinstance(observation, tuple) and type(observation) is tuple:
@@ -317,33 +312,33 @@ def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
     return MappingProxyType(mapping)
 
 
-# So that another process can be given it.
+# So that it can be sent to another process.
 copyreg.pickle(MappingProxyType, lambda shared: (_read_only, (dict(shared),)))  # type: ignore
 
 
-# --- A text like one that was read before: thousands of nodes differ by a few values.
+# --- Templates: the texts of thousands of nodes differ by a few values.
 
 
-def changed(instance: Made, **fields: Any) -> Made:
-    """The frozen dataclass with these fields. `dataclasses.replace` takes thirty times as long."""
+def fast_replace(instance: Made, **fields: Any) -> Made:
+    """The frozen dataclass with these fields; 30 times faster than `dataclasses.replace`."""
     copy: Made = object.__new__(type(instance))
     vars(copy).update(vars(instance), **fields)
     return copy
 
 
-def unequal(lines: Iterable[str], other_lines: Iterable[str]) -> list[int]:
-    """The numbers of the lines, of as many, that are not the same."""
+def differing_lines(lines: Iterable[str], other_lines: Iterable[str]) -> list[int]:
+    """The indexes at which two equally long lists of lines differ."""
     return [*compress(count(), map(ne, lines, other_lines))]
 
 
 @dataclass(frozen=True, eq=False)
-class Alike(Generic[Made]):
-    """A text of lines ``PATH:VALUE`` that was read in full.
+class ParsedTemplate(Generic[Made]):
+    """A parsed text of lines ``PATH:VALUE``, a template for similar texts.
 
-    read:   what was read of it
-    varies: number of a line -> what stands before its value, and the name of that value, where
-            another value changes no more than what is made of it
-    context: what else the reading depends on
+    read:    the result of parsing
+    varies:  index of a line -> the text before its value, and the value's name, where another
+             value changes only the part of the result that is computed from it
+    context: other inputs of the parser
     """
 
     lines: tuple[str, ...]
@@ -352,8 +347,10 @@ class Alike(Generic[Made]):
     context: tuple[object, ...] = ()
 
     @classmethod
-    def of(cls, lines: list[str], read: Made, varies: Callable[[str], bool]) -> Alike[Made]:
-        """varies: whether the value of a path is such a one; one with several lines is none."""
+    def of(
+        cls, lines: list[str], read: Made, varies: Callable[[str], bool]
+    ) -> ParsedTemplate[Made]:
+        """varies: whether the value of a path may vary; paths with several lines never may."""
         starts = [line[: line.find(":") + 1] for line in lines]
         counts = Counter(starts)
         varying = {
@@ -364,9 +361,9 @@ class Alike(Generic[Made]):
         return cls(tuple(lines), read, varying)
 
     def differing(self, lines: list[str]) -> dict[str, str] | None:
-        """Name -> the other value, of as many lines as here; None where more than this differs."""
+        """Name -> differing value, for equally many lines; None where anything else differs."""
         differing_values: dict[str, str] = {}
-        for index in unequal(lines, self.lines):
+        for index in differing_lines(lines, self.lines):
             start, name = self.varies.get(index, ("", ""))
             if not start or not lines[index].startswith(start):
                 return None
@@ -374,28 +371,28 @@ class Alike(Generic[Made]):
         return differing_values
 
 
-class Known(Generic[Made]):
-    """The texts of one section that were read in full, the latest of each length."""
+class TemplateCache(Generic[Made]):
+    """The parsed templates of one section, the latest of each length."""
 
-    #: Texts of one length, characters of a text that is kept.
+    #: Maximum templates of one length, and characters of a template.
     _EACH, _LONGEST = 4, 1 << 16
 
     def __init__(self, lengths: int = 64) -> None:
         self._lengths = lengths
-        self._known: dict[tuple[object, ...], list[Alike[Made]]] = {}
+        self._known: dict[tuple[object, ...], list[ParsedTemplate[Made]]] = {}
 
-    def of(self, lines: list[str], *context: object) -> tuple[Alike[Made], ...]:
-        """Those of as many lines; the one that was of use last comes first."""
+    def of(self, lines: list[str], *context: object) -> tuple[ParsedTemplate[Made], ...]:
+        """The templates with as many lines; the last used comes first."""
         return tuple(self._known.get((len(lines), lines[0], context), ()))
 
-    def used(self, template: Alike[Made]) -> None:
-        """This one was like a node's: what odd nodes print does not drive it out."""
+    def mark_used(self, template: ParsedTemplate[Made]) -> None:
+        """Move a template to the front, so that texts of odd nodes do not evict it."""
         templates = self._known[len(template.lines), template.lines[0], template.context]
         if templates[0] is not template:
             templates.remove(template)
             templates.insert(0, template)
 
-    def keep(self, template: Alike[Made]) -> None:
+    def keep(self, template: ParsedTemplate[Made]) -> None:
         if sum(map(len, template.lines)) > self._LONGEST:
             return
         key = len(template.lines), template.lines[0], template.context
@@ -405,8 +402,8 @@ class Known(Generic[Made]):
         self._known[key] = [*templates[: self._EACH - 1], template]
 
 
-#: Where PAM looks for a service's file, the first one counts (Linux-PAM's pam_handlers.c: its own
-#: directory, the distribution's, the vendor's).
+#: PAM's directories of service files; the first file counts (Linux-PAM's pam_handlers.c: the
+#: administrator's directory, the distribution's, the vendor's).
 PAM_DIRECTORIES = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/etc/pam.d")
 
 
@@ -420,32 +417,36 @@ def kernel_arguments(text: str) -> tuple[str, ...]:
     return tuple(arguments[: arguments.index("--")] if "--" in arguments else arguments)
 
 
-# --- Directories in which the last file by name wins: whether a file of ours can be the last.
+# --- Directories in which the last file by name wins: whether nodeready's file can be the last.
 #
-# The name of such a file of ours begins with as many z's as it takes (nodeready.deploy.step,
-# ``name_after``). A few names sort behind any number of z's.
+# The name of such a file begins with as many z's as needed (nodeready.deploy.step,
+# ``name_after``). A few names sort after any number of z's.
 
-#: A file name has at most 255 bytes (limits.h, NAME_MAX), and ours goes on behind its z's.
+#: A file name has at most 255 bytes (limits.h, NAME_MAX), and the rest follows the z's.
 _MOST_ZS = 200
 
 
 def beatable(name: str) -> bool:
-    """Whether some number of z's sorts behind ``name``: not so for ``~x.conf``, ``zz{.conf``."""
+    """Whether a name of z's can sort after ``name``.
+
+    >>> beatable("99-site.conf"), beatable("~x.conf")
+    (True, False)
+    """
     tail = name.lstrip("z")
     return len(name) - len(tail) < _MOST_ZS and tail[:1] <= "z"
 
 
-# --- Counters that only ever grow: what an earlier look saw of them.
+# --- Counters that only grow, as an earlier snapshot has them.
 
 
 @dataclass(frozen=True)
 class Counters:
-    """The counters of one subject at an earlier look at the same boot of the same node.
+    """The counters of one subject in an earlier snapshot of the same boot of the same node.
 
-    A counter of an adapter runs from the last reset or load of its driver, so that a total
-    says nothing about today: only the change between two looks does.
+    A counter of an adapter runs from the last reset or load of its driver. Its total is
+    meaningless: only the change between two snapshots matters.
 
-    seconds: from the earlier look to the present one
+    seconds: from the earlier snapshot to the present one
     values:  counter -> its value then; the names are the subject's own ("mlx5_0/1.link_downed")
     """
 
@@ -453,20 +454,20 @@ class Counters:
     values: Mapping[str, int]
 
 
-# --- The files that we own outright: read for diffs, and so that a change knows what it replaces.
+# --- nodeready's own files: read for diffs, and because a change must know what it replaces.
 
 
 def is_own(name: str, default: str) -> bool:
-    """Whether ``name`` is one under which a file of ours stands in its directory.
+    """Whether ``name`` is a name of nodeready's file in its directory.
 
-    default: the file's usual name. In front of its ``nodeready`` may stand what makes it sort
-             elsewhere; a slash or a dot never does, whatever a node says.
+    default: the file's usual name. A prefix before its ``nodeready`` may change its sort order;
+             the prefix never contains a slash or a dot.
     """
     suffix = re.escape(default[default.index("nodeready") :])
     return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{suffix}", name) is not None
 
 
-#: Why a deploy refuses to write: what it says of the path, and what a person does about that.
+#: The reasons why a deploy refuses to write at a path, and the remedies.
 #: The rules are those of nr_write and nr_walk (nodeready/sh/change.sh).
 _REFUSALS = {
     "null": ("a link to /dev/null", "remove {}"),
@@ -487,15 +488,15 @@ _FIRST_GROUP = 1000
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a deploy would not write at a path, and what a person does about that."""
+    """Why a deploy would not write at a path, and the remedy."""
 
-    why: str
+    reason: str
     remedy: str
 
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """The files of ours on a node.
+    """nodeready's own files on a node.
 
     files:   path -> its content
     refused: a file's or a directory's path -> why a deploy would not write there
@@ -542,8 +543,8 @@ def _own_files_script(patterns: tuple[str, ...]) -> str:
 
 
 def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
-    """Path -> the content of that file; every file of ours ends with a newline."""
-    # A star stands for no slash: nothing that a node says leads out of the pattern's directory.
+    """Path -> the content of that file; each of nodeready's files ends with a newline."""
+    # A star matches no slash: a node cannot name a path outside of the pattern's directory.
     path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
     return {
         path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
@@ -552,8 +553,8 @@ def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
     }
 
 
-def _refused(output: Output) -> dict[str, Refusal]:
-    """Where a deploy would not write, and why. Only what root sees tells that."""
+def _refusals(output: Output) -> dict[str, Refusal]:
+    """Path -> why a deploy would not write there. Only root can observe that."""
     if not output.all("root"):
         return {}
     kinds_of_refusal = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
@@ -563,7 +564,7 @@ def _refused(output: Output) -> dict[str, Refusal]:
             continue
         uid, gid, mode, path = match.groups()
         if path.endswith("/nodeready"):
-            # A directory of ours, which a deploy makes root's again.
+            # nodeready's own directory, which a deploy gives back to root.
             continue
         if uid != "0":
             kinds_of_refusal.append((path, "theirs"))
@@ -576,15 +577,12 @@ def _refused(output: Output) -> dict[str, Refusal]:
 
 
 def own_files(patterns: Iterable[str]) -> Probe:
-    """The probe ``ours``, which reads every file of these shell patterns.
-
-    It also sees where a deploy would not write.
-    """
+    """The probe ``ours``: the files of these shell patterns, and paths that refuse a deploy."""
     chosen = tuple(dict.fromkeys(patterns))
     text = _own_files_script(chosen)
 
     def parse(outputs: Mapping[str, Output], policy: Policy) -> OwnFiles:
         output = outputs["ours"]
-        return OwnFiles(_parse_own_files(output.require(), chosen), _refused(output))
+        return OwnFiles(_parse_own_files(output.require(), chosen), _refusals(output))
 
     return Probe("ours", (Section("ours", lambda policy: text),), parse)

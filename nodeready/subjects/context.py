@@ -1,7 +1,7 @@
-"""From the looks of a run to judged nodes.
+"""From the snapshots of a run to judged nodes.
 
-A look is what one node showed. The `FleetContext` holds what only all looks of the run, or earlier
-runs, tell about each node. A look and the context make a node `Judged`, once.
+The `FleetContext` holds the facts about a node that only the snapshots of all nodes, or earlier
+runs, provide. A snapshot and the context make a node `Judged`, once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nodeready.subjects.snapshot import Snapshot, judge
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 
-# --- What is kept of a look for the next one: the counters.
+# --- Counters, which are kept of a snapshot for the next run.
 
 # Subject -> the function that reads the counters of an observation with a field "before".
 _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
@@ -33,10 +33,10 @@ _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The counters that are kept of the looks at one node, all of one boot.
+class CounterSample:
+    """The latest counters of one node, all of one boot.
 
-    taken: subject -> (time of the look in seconds since 1970, counter -> value)
+    taken: subject -> (time of the snapshot in seconds since 1970, counter -> value)
     """
 
     boot_id: str
@@ -44,37 +44,37 @@ class Counted:
 
     @property
     def time(self) -> float:
-        """The time of the newest look, in seconds since 1970."""
+        """The time of the newest snapshot, in seconds since 1970."""
         return max((taken_s for taken_s, _ in self.taken.values()), default=0.0)
 
 
 def _boot_id(snapshot: Snapshot) -> str:
-    """The kernel's name for the node's boot, or "" when the look did not tell."""
+    """The kernel's id of the node's boot; "" when it was not observed."""
     boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
     return boot_id if isinstance(boot_id, str) else ""
 
 
 def _observed(snapshot: Snapshot, subject: str) -> Any:
-    """The observation of a subject; None when there is none."""
+    """The observation of a subject; None when it was not observed."""
     observation = snapshot.subjects.get(subject)
     return None if isinstance(observation, Unknown) else observation
 
 
-def counted(snapshot: Snapshot, moment_s: float) -> Counted | None:
-    """The counters of this snapshot; None when a later look could compare with none of them."""
+def counter_sample(snapshot: Snapshot, moment_s: float) -> CounterSample | None:
+    """The counters of this snapshot; None when there is nothing to compare with later."""
     boot_id = _boot_id(snapshot)
     taken = {
         name: (moment_s, values)
         for name, counters in _COUNTING.items()
         if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
     }
-    return Counted(boot_id, taken) if boot_id and taken else None
+    return CounterSample(boot_id, taken) if boot_id and taken else None
 
 
-def with_counters(snapshot: Snapshot, earlier: Counted | None, moment_s: float) -> Snapshot:
-    """The snapshot with the counters of an earlier look at the same boot beside its own.
+def with_counters(snapshot: Snapshot, earlier: CounterSample | None, moment_s: float) -> Snapshot:
+    """The snapshot with the counters of an earlier snapshot of the same boot.
 
-    An earlier look with a later time (a clock was set back) tells no rate, and is passed over.
+    An earlier snapshot with a later time (a clock was set back) gives no rate, and is ignored.
     """
     if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
         return snapshot
@@ -86,15 +86,15 @@ def with_counters(snapshot: Snapshot, earlier: Counted | None, moment_s: float) 
     return replace(snapshot, subjects=subjects)
 
 
-# --- What all nodes need of each look before any can be judged.
+# --- The parts of each snapshot that judging any node needs.
 
-#: The subjects whose results are not told by the node's own look and declared policy alone: see
+#: The subjects whose results need more than the node's own snapshot and declared policy: see
 #: `FleetContext.completed` and `expectations`.
-COMPLETED = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
+NEEDS_FLEET = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
 
 
 def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
-    """The addresses that a node says that it has; None: its interfaces were not observed."""
+    """The addresses that a node claims; None: its interfaces were not observed."""
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
         return None
@@ -106,18 +106,18 @@ def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
 
 
 def identity_of(snapshot: Snapshot) -> SshClient | None:
-    """Of the observation of ssh, what the fleet's known hosts are made of."""
+    """The part of ssh's observation from which the fleet's known hosts are built."""
     observation = snapshot.subjects.get("ssh_client")
     if not isinstance(observation, SshClient):
         return None
     return replace(observation, config={}, files={}, own=(), asked=(), access=Access())
 
 
-# --- What is known beside the looks, and the one place where looks are judged.
+# --- The fleet's context, and the judging of snapshots.
 
 
-class Looked(Protocol):
-    """The outcome of the look at one node."""
+class NodeSnapshot(Protocol):
+    """The outcome of probing one node."""
 
     @property
     def name(self) -> str: ...
@@ -131,8 +131,8 @@ class Looked(Protocol):
     def seconds(self) -> float: ...
 
 
-def _all_met(proved: Any) -> bool:
-    """Whether the node reached every peer on the job's ports that it tried, and they it."""
+def _reached_all_peers(proved: Any) -> bool:
+    """Whether all tried peers reached the node on the job's ports, and it reached them."""
     mesh = proved.mesh if isinstance(proved, Proved) else None
     if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
         return False
@@ -141,22 +141,22 @@ def _all_met(proved: Any) -> bool:
 
 @dataclass(frozen=True)
 class FleetContext:
-    """What only all nodes of a run tell about each of them, and what was kept of earlier runs.
+    """The facts about a node that come from all nodes of a run, or from earlier runs.
 
-    policies:  the nodes' policies, completed by what all nodes showed (`expectations`)
+    policies:  the nodes' policies, completed from all nodes' observations (`expectations`)
     addresses: the addresses that exactly one of the nodes has; None: fewer than two nodes were
-               looked at
-    earlier:   node -> the counters of earlier looks
+               probed
+    earlier:   node -> the counters of earlier snapshots
     moment:    the time of this run, in seconds since 1970
     """
 
     policies: Mapping[str, Policy]
     addresses: tuple[str, ...] | None = None
-    earlier: Mapping[str, Counted] = field(default_factory=dict)
+    earlier: Mapping[str, CounterSample] = field(default_factory=dict)
     moment: float = 0.0
 
     def completed(self, name: str, snapshot: Snapshot) -> Snapshot:
-        """The node's snapshot, with its way to the other nodes and its earlier counters."""
+        """The node's snapshot with its route to its peers and its earlier counters."""
         nics = snapshot.subjects.get("nics")
         if self.addresses is not None and isinstance(nics, Nics):
             nics = with_peers(nics, self.addresses)
@@ -165,7 +165,9 @@ class FleetContext:
         if self.addresses is not None and isinstance(port_facts, ports.Ports):
             port_facts = ports.with_peers(port_facts, self.addresses)
             snapshot = replace(snapshot, subjects={**snapshot.subjects, "ports": port_facts})
-        if isinstance(port_facts, ports.Ports) and _all_met(snapshot.subjects.get("proof")):
+        if isinstance(port_facts, ports.Ports) and _reached_all_peers(
+            snapshot.subjects.get("proof")
+        ):
             snapshot = replace(
                 snapshot, subjects={**snapshot.subjects, "ports": ports.with_trial(port_facts)}
             )
@@ -174,12 +176,12 @@ class FleetContext:
 
 @dataclass(frozen=True)
 class Judged:
-    """What one command knows about one node.
+    """The results of one node in one command.
 
-    results: of all checks, from the latest look
-    error:   one line when the node could not be looked at, or not to the end
+    results: of all checks, from the latest snapshot
+    error:   one line when probing the node failed, or did not finish
     unreachable: the node was not reached, or was lost on the way
-    seconds: wall time of the look, connection included
+    seconds: wall time of probing, connection included
     """
 
     name: str
@@ -195,12 +197,12 @@ class Judged:
         return self.snapshot is not None
 
 
-def judged(looks: Iterable[Looked], context: FleetContext) -> list[Judged]:
-    """Every node with its results: the one place where a look is judged."""
-    return [_judged(look, context) for look in looks]
+def judge_nodes(looks: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
+    """Every node with its results."""
+    return [_judge_node(look, context) for look in looks]
 
 
-def _judged(look: Looked, context: FleetContext) -> Judged:
+def _judge_node(look: NodeSnapshot, context: FleetContext) -> Judged:
     policy = context.policies[look.name]
     if look.snapshot is None:
         return Judged(
@@ -220,11 +222,11 @@ def expectations(
 ) -> Mapping[str, Policy]:
     """The policies, completed by the host keys of all nodes and the digests of the gate's files.
 
-    endpoints: of all nodes of the inventory, those of this run and the others
+    endpoints: of all nodes of the inventory, not only of this run
     program:   makes the node's own program, for the nodes with a gate
     fetch:     runs known_hosts.READ_BLOCK on the node of that name and returns what it printed;
-               only called for blocks that were too large to come along and differ from what is
-               wanted
+               only called for blocks that were too large for the snapshot and differ from the
+               expected block
     """
     lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
     for policy in policies.values():
@@ -235,7 +237,7 @@ def expectations(
 
 
 class _Expectations(Mapping[str, Policy]):
-    """The completed policies, each made when it is asked for: all of them fill the memory."""
+    """The completed policies, each built on access: all at once would fill the memory."""
 
     def __init__(
         self,
@@ -255,14 +257,15 @@ class _Expectations(Mapping[str, Policy]):
         return len(self._wanted)
 
     def __getitem__(self, name: str) -> Policy:
-        # Imported here, because it imports the templates: a command that only looks needs none.
+        # Imported here, because it imports the templates, which a probe does not need.
         from nodeready.subjects.gate.files import complete
 
         policy = self._wanted[name]
         if policy.ssh_client_mode != "known_hosts":
             return complete(policy, policy, self._program)
         lines = self._lines[policy.ssh_known_hosts](name)
-        # Without the node's own key, one for all nodes of a policy. Both are kept by others.
+        # Without the node's own key, nodes of one policy share a copy. Other objects keep both
+        # alive, so that their ids stay unique.
         key = id(policy), id(lines)
         if key not in self._made:
             own_policy = replace(policy, ssh_known_hosts=lines)
@@ -278,7 +281,7 @@ def _known_hosts(
     endpoints: Mapping[str, known_hosts.Endpoint],
     fetch: Callable[[str], str],
 ) -> Callable[[str], tuple[str, ...]]:
-    """The function from a node to the lines that it shall have."""
+    """A function that maps a node to its expected lines."""
     fleet = known_hosts.Fleet(snapshots, extra, endpoints)
     missing = known_hosts.unsent(snapshots, fleet.lines()) if fleet.unseen else {}
     blocks: dict[str, tuple[str, ...]] = {}

@@ -1,8 +1,8 @@
 """Snapshot: everything that was observed on one node in one round trip, and its judging.
 
 The sections of all subjects become one script. The script's answer becomes a Snapshot, and the
-Snapshot becomes Results, some of which the policy waives. A subject whose section failed, timed
-out or made no sense is Unknown, and no other subject is.
+Snapshot becomes Results, and the policy waives some of them. A subject is Unknown when its section
+failed, timed out or cannot be parsed; the other subjects stay known.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from nodeready.subjects.base import (
 from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
 from nodeready.subjects.result import ADMIN, Result, unknown
 
-# --- One script for all sections, and the way from the script's answer back to sections.
+# --- One script for all sections, and the parser of its answer.
 #
 # The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
 # a line ``nodeready/1 NONCE end``. Each section: ``@NONCE begin NAME``, what the section printed,
-# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``. A section that ran in a shell of its own
-# begins with ``@NONCE piped NAME``, and each of its lines has seven characters of ours in front:
-# the line's number, as `cat -n` prints it, or a bar. What all others print is of our own words
-# alone, or behind one of them, or in base64 (nodeready/sh/probe.sh).
+# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``. A section from a separate shell begins
+# with ``@NONCE piped NAME``, and each of its lines has a prefix of seven characters: the line's
+# number, as `cat -n` prints it, or a bar. All other sections print only fixed words, text behind
+# such a word, or base64 (nodeready/sh/probe.sh).
 
-#: More than this of one node's answer is refused, so that one node cannot fill our memory.
+#: Maximum bytes of one node's answer, so that one node cannot fill the memory.
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 
-#: No section is larger, whatever the node says of its own caps: reading one takes a bounded time.
+#: Maximum bytes of a section, so that reading one takes a bounded time.
 SECTION_BYTES = 1 << 20
 
-#: Seconds that are left for the answer when a section beside the others was ended by its limit.
+#: Seconds that remain for the answer when a parallel section was ended by its limit.
 MARGIN_S = 3
 
-#: Seconds for all sections that run together in one shell, which take a tenth of a second. It is
-#: more where one of them may wait for longer: for a home directory.
+#: Seconds for all sections in the shared shell, which take a tenth of a second. The limit is
+#: higher where a section may wait for a home directory.
 TOGETHER_S = 5
 
-#: Seconds for that shell where sections run in it that are mostly quick: a hung network mount
-#: costs five of them. It is no more than this part of the whole look's, so that there is time to
-#: run them beside the others when the shell did not come to its end.
+#: Seconds for the shared shell with the mostly quick sections: a hung network mount takes five.
+#: At most this part of the whole script's time, so that they can run in parallel afterwards when
+#: the shell did not finish.
 QUICK_S, _QUICK_PART = 10, 2 / 3
 
 _STATUS = re.compile(r"[0-9]{1,3}\n?")
-#: What the loader says when any program starts, of a library that /etc/ld.so.preload still names.
+#: The loader's message at each program's start about a missing library in /etc/ld.so.preload.
 _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
-#: Characters in front of each line of a section that ran in a shell of its own.
+#: Length of the prefix of each line of a section from a separate shell.
 _IN_FRONT = 7
 
-#: Among the files that are read for many sections at once, this one of one line stands before
-#: those of each section. Nothing else is spelt so.
+#: Files are read for many sections at once. This file of one line separates the sections: no other
+#: path is spelt so.
 _BETWEEN = "//proc/sys/kernel/ostype"
 
 # First all sections run in one shell, one after the other, as functions: a process costs more than
@@ -81,13 +81,13 @@ _BETWEEN = "//proc/sys/kernel/ostype"
 # its arguments, which everybody can read; what the shell starts has it no more. nr_shell is called
 # in a subshell only.
 #
-# A section that runs beside the others is started first, in the background of the left side of a
+# A parallel section is started first, in the background of the left side of a
 # pipe. On the right side all other sections run; then the output that came through the pipe is
 # taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
-# which `timeout` would wait: the program is left behind with a pipe that nobody reads. This needs
+# which `timeout` would wait: the program is left behind with a pipe without a reader. This needs
 # no file, and a section with nothing to run costs no process.
 #
-# All that costs seven processes, more than most sections that run beside the others. So those
+# All that costs seven processes, more than most parallel sections need. So those
 # that are mostly quick run as the last ones in the one shell, each in a subshell with a pipe of
 # its own: when a program hangs there, it holds that pipe and not the shell's output, which
 # therefore ends with the shell. Only when the shell did not end well do they run beside the
@@ -241,9 +241,9 @@ def make_script(
     """
     run_s = max(1, limit_s - margin_s)
     sections = tuple(replace(s, timeout_s=min(s.timeout_s, run_s)) for s in sections)
-    together = [section for section in sections if not section.beside]
+    together = [section for section in sections if not section.parallel]
     quick = [section for section in sections if section.quick]
-    slow = [section for section in sections if section.beside and not section.quick]
+    slow = [section for section in sections if section.parallel and not section.quick]
     texts = {section.name: shell.minify(section.script(policy)) for section in sections}
     for section in quick:
         if section.when != ":":
@@ -324,9 +324,10 @@ def mark(nonce: str) -> str:
     return f"nodeready/1 {nonce}"
 
 
-def _marked(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
-    """The first of these words that stands at ``start``, alone until the line's end, and where
-    its line goes on; "" when none does.
+def _word_at(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
+    """The first of these words that stands at ``start``, alone on its line, and the index behind.
+
+    "" and ``start`` when there is no such word.
     """
     for word in words:
         if text.startswith(word, start):
@@ -337,20 +338,20 @@ def _marked(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
 
 
 def _unpack(text: str, nonce: str) -> bytes:
-    """The bytes between our two lines; what a login printed around the lines is passed over."""
-    # A regular expression with a nonce in it is compiled for one answer alone, which takes longer
-    # than to use it.
+    """The bytes between the answer's first and last line; a login's output is ignored."""
+    # A regular expression with the nonce would be compiled for each answer, which takes longer
+    # than the search.
     start, how, first = f"{mark(nonce)} ", "", -1
     # The mark may stand inside of a line: what a login prints can end without a newline.
     while not how and (first := text.find(start, first + 1)) >= 0:
-        how, begin = _marked(text, first + len(start), ("gzip", "plain", "nobase64"))
+        how, begin = _word_at(text, first + len(start), ("gzip", "plain", "nobase64"))
     if not how:
         raise ProbeError("no answer from the node's shell", text.strip())
     if how == "nobase64":
         raise ProbeError("base64 is not installed")
     ended, last = "", begin - 1
     while not ended and (last := text.find(f"\n{start}", last + 1)) >= 0:
-        ended, _ = _marked(text, last + 1 + len(start), ("end",))
+        ended, _ = _word_at(text, last + 1 + len(start), ("end",))
     if not ended:
         raise ProbeError("the answer was cut off")
     try:
@@ -363,7 +364,7 @@ def _unpack(text: str, nonce: str) -> bytes:
 
 
 def _sections(body: bytes, nonce: str) -> Iterator[tuple[bytes, str, str]]:
-    """How each section was printed, its name, and what stands behind that, up to the next one."""
+    """The first word, the name and the text of each section."""
     start, position = f"\n@{nonce} ".encode(), 0
     headers: list[tuple[bytes, str, int, int]] = []
     body = b"\n" + body
@@ -392,7 +393,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     for how, name, section_text in _sections(_unpack(text, nonce), nonce):
         content = section_text.partition(f"\n@{nonce} end\n")[0]
         if name[:1] == "=":
-            # What stands before the first of them is nobody's.
+            # The text before the first separator belongs to no section.
             files[name[1:]] = f"\n{content}".split(f"\n{_BETWEEN}:1:")[1:]
         if name not in caps:
             continue
@@ -417,7 +418,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
             )
             cut = size >= caps[name] or raw_size >= 2 * caps[name]
             outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
-    for name, complete in _with_files(waiting, files):
+    for name, complete in _complete_outputs(waiting, files):
         if outputs[name] is waiting[name]:
             outputs[name] = complete
     for name in caps:
@@ -425,7 +426,7 @@ def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str
     return outputs
 
 
-#: Kind of nr_lines -> the kind as which its files are read together, and whether with numbers.
+#: Kind of nr_lines -> the kind under which its files are read, and whether with line numbers.
 _LATER = {
     "all": ("all", True),
     "raw": ("all", False),
@@ -437,14 +438,14 @@ _LATER = {
 _NUMBER = re.compile(r"^(/[^:\n]*:)[0-9]+:", re.M)
 
 
-def _with_files(
+def _complete_outputs(
     waiting: Mapping[str, Output], files: Mapping[str, list[str]]
 ) -> Iterator[tuple[str, Output]]:
-    """These outputs by name, with the lines of a section's files in the place of its marks.
+    """These outputs by name, with each mark replaced by the lines of its files.
 
     waiting: in the order in which the sections have noted their files
-    files:   kind -> the lines of the files of each section in that order, and an end. Where one is
-             missing, nobody can tell whose the others are.
+    files:   kind -> the lines of each section's files in that order, and an end. Where a part is
+             missing, the parts cannot be assigned to sections.
     """
     parts = {
         name: output.text.split(f"\n@{output.nonce} later ") for name, output in waiting.items()
@@ -459,7 +460,7 @@ def _with_files(
         for part in later_pieces:
             kind, _, after = part.partition("\n")
             read, numbered = _LATER.get(kind, ("", False))
-            # Its first line is what tells the sections apart.
+            # The first line is the separator.
             file_lines = next(remaining.get(read, iter(())), None)
             is_complete = is_complete and file_lines is not None
             lines = (file_lines or "").partition("\n")[2]
@@ -479,10 +480,10 @@ def _with_files(
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one node showed.
+    """The observations of one node.
 
     subjects: subject -> its observation, or Unknown with the reason
-    files:    path -> the content of that file of ours
+    files:    path -> the content of nodeready's own file
     refused:  path -> why a deploy would not write there
     """
 
@@ -495,13 +496,13 @@ class Snapshot:
         return self.subjects[subject]
 
     def merged(self, newer: Snapshot) -> Snapshot:
-        """This snapshot with the subjects of a newer, smaller one in place of its own."""
+        """This snapshot, updated by the subjects of a newer, smaller snapshot."""
         newest = newer if "ours" in newer.subjects else self
         return Snapshot({**self.subjects, **newer.subjects}, newest.files, newest.refused)
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
-    """The probes of these subjects (None: all), and the one that reads the files of ours."""
+    """The probes of these subjects (None: all), and the probe of nodeready's own files."""
     if subjects is None:
         return PROBES
     names = {*subjects, "ours"}
@@ -509,7 +510,7 @@ def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
 
 
 def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
-    """The sections of these probes, each once, in order; those that come first in front."""
+    """The sections of these probes, each once, in order; sections with ``first`` lead."""
     unique = {s.name: s for probe in chosen for s in probe.sections}.values()
     return tuple(sorted(unique, key=lambda section: not section.first))
 
@@ -524,35 +525,39 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(_nonsense(error), evidence)
 
 
-# Most nodes of a fleet print the same in most sections, and are read once for all of them. What is
-# shared cannot be changed by anybody. A node has no way to another one's observation: what it
-# printed is compared in full, and it cannot know the word that stands for each run's nonce.
+# Most nodes of a fleet print the same text in most sections, so that it is parsed once for all.
+# A shared observation is read-only. A node cannot influence another node's observation: its output
+# is compared in full, and it cannot know the word that replaces each run's nonce.
 
-_OURS = os.urandom(8).hex()
-#: Texts that were met once, by their hash: most are one node's own, and are not kept.
-_MET: dict[int, None] = {}
-_MOST_MET = 8192
+_SHARED_NONCE = os.urandom(8).hex()
+#: Hashes of texts that were seen once: most belong to one node, and are not kept.
+_HASHES: dict[int, None] = {}
+_MAX_HASHES = 8192
 _Key = tuple[Any, ...]
-#: What was printed, by whose policy it was read -> the observation, and that policy.
+#: (Output, policy) -> the observation, and that policy.
 _SHARED: dict[_Key, tuple[Any, Policy]] = {}
 _MOST_SHARED, _MOST_BYTES = 1024, 16 << 20
 _shared_bytes = 0
 
 
 def _without_nonce(output: Output) -> Output:
-    """The same output, as it would be with one nonce for all nodes."""
-    if not output.nonce or output.nonce == _OURS:
+    """The same output with the shared nonce in place of its own."""
+    if not output.nonce or output.nonce == _SHARED_NONCE:
         return output
-    text = output.text.replace(output.nonce, _OURS) if output.nonce in output.text else output.text
-    return Output(text, output.rc, output.truncated, _OURS)
+    text = (
+        output.text.replace(output.nonce, _SHARED_NONCE)
+        if output.nonce in output.text
+        else output.text
+    )
+    return Output(text, output.rc, output.truncated, _SHARED_NONCE)
 
 
 def _size(key: _Key) -> int:
     return sum(len(text) for text, _, _ in key[2:])
 
 
-def _seen(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
-    """The observation; a shared one where the same was printed before."""
+def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
+    """The observation; a shared one where the same output was parsed before."""
     global _shared_bytes  # noqa: PLW0603 - one store for the process
     printed = [outputs[section.name] for section in probe.sections]
     key = (
@@ -565,10 +570,10 @@ def _seen(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
         return shared[0]
     observation = _observe(probe, outputs, policy)
     digest = hash(key)
-    if digest not in _MET:
-        _MET[digest] = None
-        if len(_MET) > _MOST_MET:
-            del _MET[next(iter(_MET))]
+    if digest not in _HASHES:
+        _HASHES[digest] = None
+        if len(_HASHES) > _MAX_HASHES:
+            del _HASHES[next(iter(_HASHES))]
         return observation
     size = _size(key)
     if size <= _MOST_BYTES >> 3:
@@ -591,10 +596,10 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
     try:
         printed = parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
-        return nothing(error.reason, chosen, error.evidence)
+        return unknown_snapshot(error.reason, chosen, error.evidence)
     outputs = {name: _without_nonce(output) for name, output in printed.items()}
     for probe in chosen:
-        observations[probe.subject] = _seen(probe, outputs, policy)
+        observations[probe.subject] = _shared_observation(probe, outputs, policy)
     own: OwnFiles | Unknown = observations.get("ours", Unknown(""))
     return (
         Snapshot(observations)
@@ -603,7 +608,9 @@ def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> 
     )
 
 
-def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
+def unknown_snapshot(
+    reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = ""
+) -> Snapshot:
     """The snapshot of a node that gave no answer: every subject is Unknown for this reason."""
     return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
 
@@ -637,33 +644,35 @@ def judge(
                         if check.writes is None
                         else check.writes(observation, policy)
                     )
-                    result = _promised(result, snapshot.refused, patterns)
+                    result = _with_refusal(result, snapshot.refused, patterns)
                 results.append(result)
             except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
                 results.append(unknown(check.id, _nonsense(error)))
     return waive(results, policy)
 
 
-def _promised(result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]) -> Result:
-    """A fixable result as it is, or a person's where a deploy would not write these files."""
+def _with_refusal(
+    result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]
+) -> Result:
+    """The fixable result, or an administrator's task where a deploy may not write the files."""
     for path, refusal in refused.items():
         for pattern in patterns:
             parent = pattern.rpartition("/")[0]
             if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
-                actual = f"{result.actual}; {path}: {refusal.why}"
+                actual = f"{result.actual}; {path}: {refusal.reason}"
                 fix = f"{refusal.remedy}, then {result.fix}"
                 return replace(result, actual=actual, fix=fix, owner=ADMIN)
     return result
 
 
 def _holds(directory: str, parent: str) -> bool:
-    """Whether a directory is ``parent``, a pattern, or one that holds it."""
+    """Whether a directory matches the pattern ``parent``, or contains it."""
     depth = directory.rstrip("/").count("/")
     start = "/".join(parent.split("/")[: depth + 1])
     return directory == "/" or fnmatch.fnmatchcase(directory, start)
 
 
-# --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.
+# --- Waivers: findings that the policy accepts. They are always listed, and never fail a run.
 
 #: The only statuses that can be waived: a value that was not observed cannot be accepted.
 WAIVABLE = ("fail", "warn")
@@ -684,25 +693,25 @@ def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
     ]
 
 
-def reason(result: Result) -> str:
+def waiver_reason(result: Result) -> str:
     """The reason of the waiver of a waived result."""
     return result.fix.removeprefix(_WORD)
 
 
-def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
-    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
+def waiver_problems(policy: Policy, ids: Iterable[str]) -> list[str]:
+    """The waivers of checks that are not in ``ids``, a line each.
 
-    A waiver without a finding is no problem: the finding was repaired.
+    A waiver without a finding is accepted: the finding was repaired.
     """
     check_ids = list(ids)
     return [
-        f"waivers: {check!r}: {_meant(check, check_ids)}"
+        f"waivers: {check!r}: {_waiver_problem(check, check_ids)}"
         for check, _ in policy.waivers
         if check not in check_ids
     ]
 
 
-def _meant(check: str, check_ids: list[str]) -> str:
+def _waiver_problem(check: str, check_ids: list[str]) -> str:
     subject, _, name = check.partition(".")
     same = [check_id for check_id in check_ids if check_id.startswith(f"{subject}.")]
     if same and name == "observed":

@@ -82,7 +82,7 @@ class SnapshotQuestion:
 
     def nothing(self, reason: str, evidence: str = "") -> Snapshot:
         """The snapshot of a node that cannot be asked: everything is Unknown."""
-        return snapshot.nothing(reason, self.probes, evidence)
+        return snapshot.unknown_snapshot(reason, self.probes, evidence)
 
     def read(self, answer: Answer) -> Snapshot:
         """The snapshot in the answer; everything is Unknown when there is none."""
@@ -90,7 +90,7 @@ class SnapshotQuestion:
             return self.nothing(answer.error)
         if snapshot.mark(self.nonce) not in answer.stdout:
             said = f"{answer.stderr}\n{answer.stdout}".strip()
-            return snapshot.nothing("no answer from the node's shell", self.probes, said)
+            return snapshot.unknown_snapshot("no answer from the node's shell", self.probes, said)
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
 
 

@@ -353,7 +353,7 @@ class Grouping:
         self._unread: dict[tuple[str, str], list[File]] = {}
         self._without: dict[str, list[str]] = {}
         self._left_out = 0
-        self._reports: dict[witness.Report, str] = {}
+        self._reports: dict[witness.LogReport, str] = {}
         self.notes: dict[str, str] = {}
 
     def add(self, node: str, seen: NodeTail) -> None:
@@ -444,7 +444,7 @@ class Grouping:
                 yield _group("lines", others, first=shape.newest)
 
 
-def _of(said: witness.Report, ranks: Ranks) -> witness.Report:
+def _of(said: witness.LogReport, ranks: Ranks) -> witness.LogReport:
     """The report, with the rank of the file where it is about whoever wrote it."""
     writers = said.kind not in ("missing", "mismatch")
     return replace(said, rank=ranks.rank) if said.rank is None and writers else said

@@ -322,7 +322,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
-            place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
+            place = flight_recorder.dump_paths(uid, rank, environment)[0].removesuffix(str(rank))
             given = place in environment.values()
             wrong = _unwritable(pid, uid, os.path.dirname(place) or ".", may_make=not given)
         core = _core_wrong(pid, uid, pattern)

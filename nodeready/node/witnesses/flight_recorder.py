@@ -1,7 +1,7 @@
 """PyTorch's flight recorder: which collectives a rank has called, from the dump that it wrote.
 
 A dump is a pickle, or JSON, in a file that the rank's user may have made: it is read with that
-user's rights, and by a reader of our own (`unpickled`) that knows no opcode which calls anything.
+user's rights, and by a reader of our own (`unpickled`) whose opcodes call nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nodeready.node.users_file import Refused, rights_of, with_rights
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
-#: Calls that are told; ranks of a process group, of more none is told.
+#: Maximum calls listed; maximum ranks of a process group, whose ranks are not listed beyond it.
 MOST_ENTRIES, MOST_RANKS = 20, 512
-#: Bytes of a dump that are read: 20,000 calls are about 5 MB.
+#: Maximum bytes read of a dump: 20,000 calls take about 5 MB.
 MOST_BYTES = 16 << 20
-#: Why there is no recording where one may still come.
+#: The reason for a missing recording that may still be written.
 NO_DUMP = "no dump has been written"
 
 
@@ -38,8 +38,8 @@ class ProcessGroup:
     """A process group as the rank knows it.
 
     name:  number of the group (``0``); desc: ``default_pg``
-    ranks: the global ranks in it; () where the dump does not tell, or there are too many
-    enqueued, started, completed: number of the last collective; 0: none yet; None: not told
+    ranks: the global ranks in it; () where the dump has none, or too many
+    enqueued, started, completed: number of the last collective; 0: none yet; None: unknown
     """
 
     name: str
@@ -51,7 +51,7 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecorderEntry:
     """One call of a collective, or of a send or receive, behind the last that was completed.
 
     group:      name of the process group
@@ -60,7 +60,7 @@ class Entry:
     operation:  ``all_reduce``, ``send 1->2``
     state:      ``scheduled``, ``started``, ``completed``
     sizes, types: of the inputs and the outputs: ``[[1024], [1024]]``, ``[Float, Float]`` as text
-    site:       the innermost frame of the user's own code: ``train.py:88 step``; "": not told
+    site:       the innermost frame of the user's own code: ``train.py:88 step``; "": unknown
     """
 
     group: str
@@ -77,7 +77,7 @@ class Entry:
 class Recording:
     """What one rank's dump says.
 
-    absent:  why there is none, one line; "": there is one
+    absent:  why there is no dump, one line; "": there is one
     path:    its file
     age_s:   whole seconds since it was written
     version: of the dump's form
@@ -92,7 +92,7 @@ class Recording:
     version: str = ""
     partial: bool = False
     groups: tuple[ProcessGroup, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RecorderEntry, ...] = ()
 
 
 # --- The file, in the process's own mount namespace, with its user's rights.
@@ -105,7 +105,7 @@ _CLOCK_S = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def places(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
+def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
     """Where PyTorch writes the dump of this rank: the newer versions' places first.
 
     FlightRecorder.cpp, DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15
@@ -137,7 +137,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     sizes = [environment[name] for name in _BUFFERS if name in environment]
     if sizes and re.fullmatch(r"\s*(0+|-\d+)\s*", sizes[0]):
         return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
-    paths = places(uid, rank, environment)
+    paths = dump_paths(uid, rank, environment)
     reasons: dict[str, None] = {}
     dumps: list[tuple[str, float, bytes, bool]] = []
     for path in paths:
@@ -148,8 +148,8 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
         except OSError as problem:
             reasons.setdefault(f"{path}: {_reason(problem)}")
     if not dumps:
-        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any(paths[0])})")
-    start, refused = _began(pid), Recording()
+        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any_rank(paths[0])})")
+    start, refused = _process_start(pid), Recording()
     for path, written, data, cut in sorted(dumps, key=lambda row: -row[1]):
         age = max(0, min(int(time.time() - written), 1 << 31))
         try:
@@ -163,7 +163,7 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     return refused
 
 
-def _for_any(path: str) -> str:
+def _for_any_rank(path: str) -> str:
     """The path without the rank at its end: ranks that have no dump say the same."""
     return re.sub(r"\d+$", "RANK", path)
 
@@ -190,8 +190,8 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
     return file_stat.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
 
 
-def _began(pid: int) -> float | None:
-    """When a process began, in seconds since 1970; None: nobody knows."""
+def _process_start(pid: int) -> float | None:
+    """The start of a process, in seconds since 1970; None: unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
@@ -202,10 +202,10 @@ def _began(pid: int) -> float | None:
 
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
-    """Have a rank write its dump, by the pipe that it has made for that; the job goes on.
+    """Make a rank write its dump, through the pipe that it created for this; the job continues.
 
-    "" when it was asked, else why not, one line. Only for who asks for it (``--dump``): a dump
-    with stacks may wait for the GIL (pytorch#167023).
+    Returns "" when the request was written, else the reason, one line. Only on request
+    (``--dump``): a dump with stacks may wait for the GIL (pytorch#167023).
     """
     prefix = environment.get(_PIPE, "")
     if rank is None or not prefix:
@@ -239,7 +239,7 @@ def _has_open(pid: int, file_stat: os.stat_result) -> bool:
     """Whether a process has this file open."""
     for number in logs.descriptors(pid):
         with contextlib.suppress(OSError):
-            # What else it has open may be on a file system that does not answer.
+            # Its other files may be on a file system that hangs.
             if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
                 other = os.stat(f"/proc/{pid}/fd/{number}")
                 if (other.st_dev, other.st_ino) == (file_stat.st_dev, file_stat.st_ino):
@@ -256,7 +256,7 @@ def _reason(problem: OSError) -> str:
 
 
 class NoDumpError(Exception):
-    """This is no dump: why, one line."""
+    """The data is not a dump: why, one line."""
 
 
 #: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
@@ -273,9 +273,9 @@ _NO_PICKLE = "it is no dump: a broken pickle"
 
 
 def unpickled(data: bytes) -> tuple[Any, bool]:
-    """The plain data in a pickle, and whether it was cut off: then, what there was by then.
+    """The plain data in a pickle, and whether it was cut off; then the part before the cut.
 
-    Known are the opcodes of dicts, lists, tuples, texts, numbers and None alone (pickletools):
+    Only the opcodes of dicts, lists, tuples, texts, numbers and None are known (pickletools):
     none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
     them the memory. Raises NoDumpError for any other opcode.
     """
@@ -297,7 +297,7 @@ def _is_key(key: object) -> bool:
 
 
 class _Cut(Exception):
-    """The pickle goes on behind the end of the file."""
+    """The file ends before the pickle does."""
 
 
 class _Pickle:
@@ -332,7 +332,7 @@ class _Pickle:
     def close(self) -> None:
         """Put what was read before the cut where it would have come."""
         while self.marks:
-            items = self.above_mark()
+            items = self.pop_to_mark()
             with contextlib.suppress(IndexError, TypeError):
                 if type(self.stack[-1]) is dict:
                     self.set_items(items)
@@ -351,7 +351,7 @@ class _Pickle:
         return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
 
     def long(self, size: int) -> int:
-        """The next whole number of so many bytes."""
+        """The next whole number, of ``size`` bytes."""
         if size > _LONGEST_NUMBER:
             raise NoDumpError(f"it is no dump: a number of {size} bytes")
         return int.from_bytes(self.take(size), "little", signed=True)
@@ -365,15 +365,15 @@ class _Pickle:
         self.marks.append(len(self.stack))
         self.stack.append(_MARK)
 
-    def above_mark(self) -> list[Any]:
-        """Take all above the last mark, and it, off the stack."""
+    def pop_to_mark(self) -> list[Any]:
+        """Remove the last mark and all values above it; return the values."""
         begin = self.marks.pop()
         items = self.stack[begin + 1 :]
         del self.stack[begin:]
         return items
 
     def pop(self, count: int) -> list[Any]:
-        """Take so many off the stack; a mark is none of them."""
+        """Remove and return the top ``count`` values; raises IndexError at a mark."""
         if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
             raise IndexError
         items = self.stack[-count:]
@@ -411,11 +411,11 @@ _OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
     ord("}"): lambda reader: reader.push({}),
     ord("]"): lambda reader: reader.push([]),
     ord(")"): lambda reader: reader.push(()),
-    ord("u"): lambda reader: reader.set_items(reader.above_mark()),
+    ord("u"): lambda reader: reader.set_items(reader.pop_to_mark()),
     ord("s"): lambda reader: reader.set_items(reader.pop(2)),
-    ord("e"): lambda reader: reader.append(reader.above_mark()),
+    ord("e"): lambda reader: reader.append(reader.pop_to_mark()),
     ord("a"): lambda reader: reader.append(reader.pop(1)),
-    ord("t"): lambda reader: reader.push(tuple(reader.above_mark())),
+    ord("t"): lambda reader: reader.push(tuple(reader.pop_to_mark())),
     0x85: lambda reader: reader.push(tuple(reader.pop(1))),
     0x86: lambda reader: reader.push(tuple(reader.pop(2))),
     0x87: lambda reader: reader.push(tuple(reader.pop(3))),
@@ -467,9 +467,9 @@ def from_json(data: bytes) -> tuple[Any, bool]:
 
 # --- What a dump says. Its fields, by version: FlightRecorder.hpp.
 
-#: Characters of a name and of sizes that are told, and of what they are made of.
+#: Maximum characters of a name, and of sizes as text.
 _NAME, _SIZES = 80, 200
-#: Where no frame of a user's own code is: installed packages, Python itself.
+#: Files that are not the user's code: installed packages, Python itself.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen |^\?\?$|^$")
 _DEFAULT = "default_pg"
 
@@ -478,7 +478,7 @@ def parse(data: bytes, began: float | None = None) -> Recording:
     """What a dump of any version says; its path and age are not known here.
 
     began: seconds since 1970; a dump with calls before that is another process's, as of a second
-           job of the same user that writes to the same place. None: nobody knows
+           job of the same user that writes to the same path. None: unknown
 
     Raises NoDumpError.
     """
@@ -502,18 +502,18 @@ def parse(data: bytes, began: float | None = None) -> Recording:
         # In JSON, no entries is no key.
         partial=cut or ("entries" not in dump and not text),
         groups=tuple(groups),
-        entries=tuple(_behind(calls, groups)),
+        entries=tuple(_pending_calls(calls, groups)),
     )
 
 
 @dataclass(frozen=True)
-class _Call:
-    """An entry, and what of it tells whether it is done.
+class _RecordedCall:
+    """An entry, and the fields that show whether it is completed.
 
     id: of its process group in this process; desc: of that group; library: ``nccl``, ``gloo``
     """
 
-    entry: Entry
+    entry: RecorderEntry
     id: str
     desc: str
     library: str
@@ -523,14 +523,14 @@ class _Call:
     def done(self) -> bool:
         """Whether it was completed.
 
-        gloo and others retire what was completed, and leave it ``scheduled``; what NCCL's
-        watchdog has retired uncompleted has timed out.
+        gloo and others retire a completed call, and leave it ``scheduled``. A call that NCCL's
+        watchdog retired uncompleted has timed out.
         """
         return self.entry.state == "completed" or (self.retired and self.library != "nccl")
 
 
-def _call(row: Mapping[str, Any]) -> _Call | None:
-    """One entry; None: it is none."""
+def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
+    """One entry; None: the row is not an entry."""
     is_p2p = row.get("is_p2p") is True
     number = row.get("p2p_seq_id" if is_p2p else "collective_seq_id", row.get("seq_id"))
     sequence, name = _number(number), _name(row.get("profiling_name"))
@@ -541,7 +541,7 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
     library, colon, operation = name.partition(":")
     sizes = _list(row.get("input_sizes")) + _list(row.get("output_sizes"))
     types = _list(row.get("input_dtypes")) + _list(row.get("output_dtypes"))
-    entry = Entry(
+    entry = RecorderEntry(
         group=group[0] if group else id_,
         sequence=sequence,
         is_p2p=is_p2p,
@@ -552,14 +552,18 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
         site=_site(row.get("frames")),
     )
     desc = group[1] if len(group) > 1 else ""
-    return _Call(entry, id_, desc, library if colon else "nccl", row.get("retired") is True)
+    return _RecordedCall(
+        entry, id_, desc, library if colon else "nccl", row.get("retired") is True
+    )
 
 
-def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[ProcessGroup]:
+def _groups(
+    dump: Mapping[str, Any], calls: Sequence[_RecordedCall], cut: bool
+) -> list[ProcessGroup]:
     """All process groups: those with a status, with a configuration, and with entries.
 
-    The status has a group's id, the rest its name: an entry has both. Where an old version has no
-    status, the entries tell how far a group is, unless some may be missing.
+    The status has a group's id, the configuration its name, and an entry both. Where an old
+    version has no status, the entries show a group's progress, unless some may be missing.
     """
     status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
     config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
@@ -576,7 +580,8 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
             called[name] = max(called.get(name, 0), number)
             if call.done:
                 done[name] = max(done[name], number)
-    # gloo's has no name, and is of whichever group was made last, also where that has no entry.
+    # gloo's configuration has no name. It belongs to the group that was created last, even where
+    # that group has no entry.
     config.pop("", None)
     process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
@@ -604,12 +609,15 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
     return process_groups
 
 
-def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entry]:
-    """The calls behind the last completed one of their group, at most MOST_ENTRIES: of each group
-    the oldest, as those tell where ranks went apart."""
+def _pending_calls(
+    calls: Sequence[_RecordedCall], groups: Sequence[ProcessGroup]
+) -> list[RecorderEntry]:
+    """The calls after the last completed one of their group, at most MOST_ENTRIES.
+
+    The oldest calls of each group are kept: they show where the ranks diverged."""
     completed = {group.name: group.completed or 0 for group in groups}
-    # What is launched together has one number: its members stay `scheduled` for good, and the
-    # entry that is called `coalesced` tells how far they are (ProcessGroupNCCL::endCoalescing).
+    # Calls that are launched together have one number: they stay `scheduled` for good, and the
+    # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).
     done = {_number_of(call.entry) for call in calls if call.done}
     of: dict[str, list[int]] = defaultdict(list)
     for at, call in enumerate(calls):
@@ -621,7 +629,7 @@ def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entr
     return [calls[at].entry for at in sorted(at for _, at in turns[:MOST_ENTRIES])]
 
 
-def _number_of(entry: Entry) -> tuple[str, bool, int]:
+def _number_of(entry: RecorderEntry) -> tuple[str, bool, int]:
     return entry.group, entry.is_p2p, entry.sequence
 
 
@@ -674,7 +682,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """A number, also one in JSON's status, which is text."""
+    """A number; also one written as text, as in JSON's status."""
     if type(value) is str and re.fullmatch(r"-?\d{1,18}", value):
         value = int(value)
     return value if type(value) is int and abs(value) < 1 << 62 else None

@@ -1,13 +1,13 @@
-"""NCCL's RAS port: what the library says of its communicators; asked on one node of a job.
+"""NCCL's RAS port: the library's report of its communicators, fetched on one node of a job.
 
 Asking has crashed jobs. So nothing connects before the gate has been passed: the library and its
 version, no rank that is making a communicator, and a listener that is held by the job's own
-processes and by nobody else's. Everything is read in a fork that has the job's user's rights
-alone, under limits: files, the port's answer, and what is made of it.
+processes only. Files and the port's answer are read in a fork that has only the rights of the
+job's user, under limits.
 
 The port, its commands and both forms of its report: NCCL's src/ras/client.cc and
 src/ras/client_support.cc (versions 2.24 to 2.32). Faults: NVIDIA/nccl issues 1669 and 1718 (crash
-while a communicator is made, 2.26), 1762 (memory, mended in 2.29.2), and 2346 (communicators that
+while a communicator is made, 2.26), 1762 (memory, fixed in 2.29.2), and 2346 (communicators that
 are being made, reported for 2.29.7, open; the loop of rasCollCommsInit that causes it is the same
 in the sources of 2.28 and of 2.31).
 """
@@ -59,9 +59,9 @@ class Member:
 class Communicator:
     """One communicator. size: how many ranks it should have.
 
-    members: those that are missing, have a problem or are behind or before the others come first;
-             of the others, and of all in the report's older form, not all are told
-    usual:   the counts that most members have; () where nobody tells
+    members: members that are missing, have a problem or deviate from the usual counts come first;
+             the healthy members, and the report's older form, may be incomplete
+    usual:   the counts that most members have; () where the report has none
     """
 
     hash: str
@@ -74,7 +74,7 @@ class Communicator:
 class Ras:
     """The answer of the port.
 
-    absent:  why there is none, one line; "": there is one
+    absent:  why there is no answer, one line; "": there is one
     version: of NCCL
     timeouts: peers that did not answer the port's own question
     """
@@ -87,32 +87,32 @@ class Ras:
 
 #: The first version in which a report does not spoil the job's memory (NVIDIA/nccl#1762).
 SAFE = (2, 29, 2)
-#: Where the port is, unless NCCL_RAS_ADDR says another place (NCCL user guide).
+#: The port, unless NCCL_RAS_ADDR names another address (NCCL user guide).
 _PORT = 28028
-#: Bytes of an answer: some 50,000 members.
+#: Maximum bytes of an answer: some 50,000 members.
 _MOST_BYTES = 32 << 20
-#: What its objects may take, and the fork altogether; its seconds of CPU.
+#: Maximum memory of the answer's objects, memory of the fork, and the fork's CPU seconds.
 _MOST_COST, _MEMORY, _CPU_S = 400 << 20, 1 << 30, 20
-#: Members that are told, of all communicators; communicators.
+#: Maximum members listed of all communicators; maximum communicators.
 _MOST_MEMBERS, _MOST_COMMUNICATORS = 4096, 1024
 #: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
 _SEARCHED = 64 << 20
 _CHUNK = 1 << 20
-#: Bytes of a list of maps, and of sockets; descriptors of a process that are looked at.
+#: Maximum bytes of a list of maps, and of sockets; maximum descriptors read of a process.
 _MOST_MAPS, _MOST_SOCKETS, _MOST_DESCRIPTORS = 16 << 20, 16 << 20, 65536
-#: Seconds that the port gives the job's other processes, at most (RAS_COLLECTIVE_LEG_TIMEOUT).
+#: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
 NO_NCCL = "no rank here has loaded NCCL"
 _ALLOW = "--ras asks all the same"
 
 
 class _Absent(Exception):
-    """There is no answer: why, one line."""
+    """There is no report: why, one line."""
 
 
 # --- A rank that is making a communicator.
 
-#: Calls that make one, whoever waits in them.
+#: Calls that create a communicator.
 _MAKERS = frozenset(
     (
         "init_process_group",
@@ -161,14 +161,14 @@ def observe(
     *,
     initialising: bool | None = None,
 ) -> Ras:
-    """What the RAS port of a job says.
+    """The report of a job's RAS port.
 
     ranks:        its processes on this node: (pid, uid, global rank)
     environment:  of the first of them
     allow:        ask also where asking is known to have crashed jobs
     limit_s:      seconds for everything
     initialising: whether a rank is making a communicator (`makes_communicator`), of the whole job;
-                  None: none of these is, and nobody has looked at the others
+                  None: none of these is, and the other nodes' ranks were not checked
     """
     try:
         address = _open_gate(ranks, environment)
@@ -185,7 +185,7 @@ def observe(
         try:
             give_up(rights(his[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            ras = _asked(
+            ras = _query(
                 his, address, until, world=world, allow=allow, elsewhere=elsewhere, making=making
             )
         except _Absent as absent:
@@ -212,7 +212,7 @@ def _open_gate(
     ranks: Sequence[tuple[int, int, int | None]],
     environment: Mapping[str, str],
 ) -> tuple[str, int]:
-    """What can be told without a look at any process: the address. Raises _Absent."""
+    """The address, from the environment alone. Raises _Absent."""
     if not ranks:
         raise _Absent("no rank was found on this node")
     # As ncclParam reads it: strtoll with base 0.
@@ -247,7 +247,7 @@ def _address(text: str) -> tuple[str, int]:
     raise _Absent(f"NCCL_RAS_ADDR={ascii(text[:60])[1:-1]}: only a numeric address is asked")
 
 
-def _asked(
+def _query(
     ranks: Sequence[tuple[int, int, int | None]],
     address: tuple[str, int],
     until: float,
@@ -257,17 +257,19 @@ def _asked(
     elsewhere: bool,
     making: bool,
 ) -> Ras:
-    """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError.
+    """Check the library and the listener, then fetch the report; with the user's rights.
+
+    Raises _Absent, OSError.
 
     ranks:     of one user
     world:     how many there are in the whole job; None: not known
     allow:     ask where that is known to have crashed jobs
-    elsewhere: there may be ranks of which nobody knows whether they make a communicator
+    elsewhere: unchecked ranks may be making a communicator
     making:    one of these may be making one
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
-    # Where there is nobody to ask, nobody has to be warned.
+    # Without a listener, a warning about asking makes no sense.
     listener = _listening(pids, uid, address)
     version_numbers = numbers(version)
     if making:
@@ -284,7 +286,7 @@ def _asked(
             f"NCCL {version}: asking while a communicator is made, also on another node, has "
             f"crashed jobs: {_ALLOW}"
         )
-    ras = _talk(listener, until)
+    ras = _fetch_report(listener, until)
     rank_by_pid = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
     pids_told = {
         member.pid for group in ras.communicators for member in group.members if member.host
@@ -340,7 +342,7 @@ def joined(
 
 
 def _told_by_json(ras: Ras) -> bool:
-    """Whether all members are told."""
+    """Whether the report lists all members."""
     return all(group.hash.startswith("0x") for group in ras.communicators)
 
 
@@ -463,7 +465,7 @@ def _numbers_of(pid: int) -> set[int]:
     return pid_numbers
 
 
-# --- The listener: the job's, and nobody else's.
+# --- The listener, which must belong to the job.
 
 
 @dataclass(frozen=True)
@@ -555,19 +557,19 @@ def _shown(listener: tuple[str, int]) -> str:
 # --- The talk: lines that end in a newline, then a report that ends with the connection.
 
 
-def _talk(listener: tuple[str, int], until: float) -> Ras:
+def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
     """The report of the port. Raises _Absent."""
     place = _shown(listener)
     try:
         # Without getaddrinfo: it imports a codec, which the user may not be able to read.
         with socket.socket(socket.AF_INET6 if ":" in listener[0] else socket.AF_INET) as line:
-            line.settimeout(_left(until))
+            line.settimeout(_remaining_s(until))
             line.connect(listener)
             talk = _Talk(line, until)
             first = talk.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
                 raise _Absent(f"what listens at {place} is no RAS port: {_first(first)}")
-            leg_s = max(1, min(_LEG_S, int(_left(until) / 2)))
+            leg_s = max(1, min(_LEG_S, int(_remaining_s(until) / 2)))
             if talk.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
                 raise _Absent(f"the RAS port at {place} takes no time limit")
             # Before 2.28.7 there is no such command, and the report is text.
@@ -584,7 +586,7 @@ def _talk(listener: tuple[str, int], until: float) -> Ras:
     return ras
 
 
-def _left(until: float) -> float:
+def _remaining_s(until: float) -> float:
     remaining_s = until - time.monotonic()
     if remaining_s <= 0:
         raise socket.timeout
@@ -604,29 +606,29 @@ class _Talk:
         self.kept = bytearray()
 
     def _send(self, words: str) -> None:
-        self.line.settimeout(_left(self.until))
+        self.line.settimeout(_remaining_s(self.until))
         self.line.sendall(f"{words}\n".encode("ascii"))
 
-    def _more(self) -> bool:
-        self.line.settimeout(_left(self.until))
+    def _receive(self) -> bool:
+        self.line.settimeout(_remaining_s(self.until))
         chunk = self.line.recv(1 << 16)
         self.kept += chunk
         return bool(chunk)
 
     def ask(self, words: str) -> bytes:
-        """The line that answers this one."""
+        """Send a line and return the line that answers it."""
         self._send(words)
         while b"\n" not in self.kept and len(self.kept) < 4096:
-            if not self._more():
+            if not self._receive():
                 raise ConnectionError("it has closed the connection")
         row, _, remaining = bytes(self.kept).partition(b"\n")
         self.kept = bytearray(remaining)
         return row
 
     def report(self, words: str) -> bytes:
-        """All that comes after this line."""
+        """Send a line and return everything that follows."""
         self._send(words)
-        while self._more():
+        while self._receive():
             if len(self.kept) > _MOST_BYTES:
                 raise _Absent(f"the report of the RAS port is longer than {_MOST_BYTES >> 20} MiB")
         return bytes(self.kept)
@@ -651,7 +653,7 @@ _IN_PROGRESS = 7
 
 
 def read_json(text: str) -> Ras | None:
-    """The report; None for what is none."""
+    """The report in JSON; None for any other text."""
     document: Any = None
     for candidate in (text, _NO_COMMA.sub(r"\1,\2", text)):
         with contextlib.suppress(wire.DecodeError):
@@ -665,12 +667,12 @@ def read_json(text: str) -> Ras | None:
     ras = document.get("ras")
     return Ras(
         version=_text(document.get("nccl_version")),
-        timeouts=_whole(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
+        timeouts=_whole_number(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
         communicators=tuple(groups),
     )
 
 
-def _whole(value: Any, otherwise: int = 0) -> int:
+def _whole_number(value: Any, otherwise: int = 0) -> int:
     return value if type(value) is int and 0 <= value < 1 << 63 else otherwise
 
 
@@ -688,7 +690,7 @@ def _communicator(group: Mapping[str, Any]) -> Communicator:
     usual = Counter(member.counts for member in members if member.counts)
     return Communicator(
         _text(group.get("hash")),
-        _whole(group.get("size")),
+        _whole_number(group.get("size")),
         tuple(members),
         max(usual, key=lambda counts: usual[counts], default=()),
     )
@@ -698,11 +700,11 @@ def _member(rank: Mapping[str, Any]) -> Member:
     status = rank.get("status")
     counts = rank.get("collective_counts")
     return Member(
-        _whole(rank.get("rank"), -1),
+        _whole_number(rank.get("rank"), -1),
         _text(rank.get("host")),
-        _whole(rank.get("pid")),
+        _whole_number(rank.get("pid")),
         tuple(
-            (_text(name), _whole(count))
+            (_text(name), _whole_number(count))
             for name, count in (list(counts.items())[:16] if isinstance(counts, dict) else ())
         ),
         "",
@@ -711,7 +713,10 @@ def _member(rank: Mapping[str, Any]) -> Member:
 
 
 def _problem(status: Mapping[str, Any]) -> str:
-    init_state, error = _whole(status.get("init_state")), _whole(status.get("async_error"))
+    init_state, error = (
+        _whole_number(status.get("init_state")),
+        _whole_number(status.get("async_error")),
+    )
     if status.get("abort_flag") is True:
         return "aborted"
     if error not in (0, _IN_PROGRESS):
@@ -730,9 +735,9 @@ def _missing(rank: Mapping[str, Any]) -> Member:
     flags = status if isinstance(status, dict) else {}
     dead, quiet = flags.get("considered_dead") is True, flags.get("unresponsive") is True
     return Member(
-        _whole(rank.get("rank"), -1),
+        _whole_number(rank.get("rank"), -1),
         _text(rank.get("host")),
-        _whole(rank.get("pid")),
+        _whole_number(rank.get("pid")),
         missing="dead" if dead else "unresponsive" if quiet else "missing",
     )
 
@@ -784,8 +789,8 @@ _TIMEOUTS = re.compile(r" *Encountered (\d{1,9}) communication timeouts? while g
 _STATES = {"INIT": "in initialisation", "FINALIZE": "being destroyed", "ABORT": "aborted"}
 
 
-class _Section:
-    """What the report says of one communicator, line by line."""
+class _RasSection:
+    """One communicator, collected from the report line by line."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
@@ -804,14 +809,14 @@ class _Section:
             pid, host = int(rank[3] or 0), rank[4] or ""
             number = int(rank[1])
             member = self.members.get(number) or Member(number, host, pid)
-            self.members[number] = self._said(member, rank[2] or self.several, dead)
+            self.members[number] = self._with_status(member, rank[2] or self.several, dead)
         elif many := _SEVERAL.fullmatch(row):
             self.several = f"{many[2]} {many[3]}"
             if (number_ := _operations(self.several)) is not None and self.operation:
                 before = self.usual.get(self.operation, (0, 0))
                 self.usual[self.operation] = max(before, (int(many[1]), number_))
 
-    def _said(self, member: Member, words: str, dead: set[tuple[str, int]]) -> Member:
+    def _with_status(self, member: Member, words: str, dead: set[tuple[str, int]]) -> Member:
         if self.kind == "INCOMPLETE":
             gone = (member.host, member.pid) in dead
             return replace(member, missing="dead" if gone else "unresponsive")
@@ -826,7 +831,7 @@ class _Section:
             return replace(member, problem=f"error: {error[1].strip().lower()}")
         return member
 
-    def made(self) -> Communicator:
+    def communicator(self) -> Communicator:
         members = tuple(
             replace(member, counts=tuple(self.counts.get(number, {}).items()))
             for number, member in sorted(self.members.items())
@@ -836,7 +841,7 @@ class _Section:
 
 
 def _operations(words: str) -> int | None:
-    """How many operations were launched; None: that is not what they say."""
+    """The number of launched operations; None: the text has no such number."""
     if _NONE_LAUNCHED.fullmatch(words):
         return 0
     match = _LAUNCHED.fullmatch(words)
@@ -844,15 +849,15 @@ def _operations(words: str) -> int | None:
 
 
 def read_text(text: str) -> Ras | None:
-    """The report in its older form, which names only who differs; None for what is none."""
+    """The report in its older form, which names only deviating members; None: another text."""
     version = re.search(r"^[NR]CCL version (\S{1,60}) compiled with", text, re.M)
     if version is None:
         return None
     sizes: dict[str, int] = {}
     quiet: list[Communicator] = []
-    sections: dict[str, _Section] = {}
+    sections: dict[str, _RasSection] = {}
     dead: set[tuple[str, int]] = set()
-    section: _Section | None = None
+    section: _RasSection | None = None
     killed, timeouts = False, 0
     for row in text.splitlines():
         if group := _GROUP.fullmatch(row):
@@ -860,7 +865,7 @@ def read_text(text: str) -> Ras | None:
             if group[8] == "OK":
                 quiet.append(Communicator(f"group {group[1]}", int(group[5]), ()))
         elif head := _COMMUNICATOR.fullmatch(row):
-            section = sections.setdefault(head[3], _Section(head[3], sizes.get(head[1], 0)))
+            section = sections.setdefault(head[3], _RasSection(head[3], sizes.get(head[1], 0)))
             section.kind, section.operation, section.several = head[4], "", ""
         elif row in ("DEAD", "INCOMPLETE", "TIMEOUT", "Warnings", "Errors"):
             section, killed = None, row == "DEAD"
@@ -873,7 +878,7 @@ def read_text(text: str) -> Ras | None:
             section.line(row, dead)
     if not sizes and "No communicator data collected" not in text:
         return None
-    groups = [section.made() for section in sections.values()] + quiet
+    groups = [section.communicator() for section in sections.values()] + quiet
     return Ras("", version[1], timeouts, tuple(groups))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, changed
+from nodeready.subjects.base import Output, Probe, fast_replace
 from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
@@ -33,7 +33,7 @@ def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
     if answered and uuid not in links.links and (gpu.model in shown or nvlink.on_board(gpu)):
         words = "nvidia-smi nvlink does not show it"
     unread = (("links", words),) if words else ()
-    return changed(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
+    return fast_replace(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:

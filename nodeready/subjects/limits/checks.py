@@ -277,7 +277,7 @@ def pam(seen: Limits, want: Policy) -> Result:
     """
     check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
     if seen.no_pam is not None and "sshd" in seen.stacks:
-        where = seen.no_pam if isinstance(seen.no_pam, str) else seen.no_pam.where
+        where = seen.no_pam if isinstance(seen.no_pam, str) else seen.no_pam.source
         path = where if isinstance(seen.no_pam, str) else seen.no_pam.path
         actual = "sshd does not use PAM: sessions have sshd's own limits"
         return fail(check, expected, actual, where, f"UsePAM yes in {path}, then restart sshd")
@@ -292,7 +292,7 @@ def pam(seen: Limits, want: Policy) -> Result:
             continue
         if not stack.conf:
             continue
-        where = stack.limits[-1].where
+        where = stack.limits[-1].source
         fix = f"remove conf= from {where}, or give {stack.conf} these limits"
         given = seen.confs.get(stack.conf)
         low = _low(seen, want, given) if given is not None else "which is not looked at"

@@ -217,14 +217,14 @@ def parse_pam_limits(
             if domain.startswith("%") or (":" in domain and span(domain) is None):
                 continue
             if len(words) == 2 and kind[:1] == "-" and domain != "*":
-                exempt.append((domain, line.where))
+                exempt.append((domain, line.source))
             if len(words) < 4 or kind not in ("soft", "hard", "-"):
                 continue
             item = words[2].lower()
             value = _value(words[3].lower(), item) if item in ITEMS else None
             if value is not None:
                 kinds = ("soft", "hard") if kind == "-" else (kind,)
-                entries.extend(Entry(domain, one, item, value, line.where) for one in kinds)
+                entries.extend(Entry(domain, one, item, value, line.source) for one in kinds)
         name = path.rpartition("/")[2]
         ours = "/limits.d/" not in path or "nodeready" in name
         if len(entries) > before and not ours and beatable(name):
@@ -433,7 +433,7 @@ def _apply(
         sets = True
         if not match[2]:
             limits.pop(match[1].lower(), None)
-        limit = _limit(match[2], line.where)
+        limit = _limit(match[2], line.source)
         if limit is not None:
             limits[match[1].lower()] = limit
     return sets

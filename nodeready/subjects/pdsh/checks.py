@@ -125,7 +125,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     for suffix in suffixes(observed):
         assignments = _in_profile(observed, suffix)
         value, source = (
-            (assignments[-1][0], assignments[-1][1].where) if assignments else ("unset", "")
+            (assignments[-1][0], assignments[-1][1].source) if assignments else ("unset", "")
         )
         yield f"{PROFILE_D}/*{suffix}", value, source
 
@@ -210,7 +210,7 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
     for line in observed.settings:
         value = assigned(line)
         if value not in (None, TYPE) and not line.path.startswith(f"{PROFILE_D}/"):
-            conflicting.append((f"{value or 'unset'} ({line.where})", line.where))
+            conflicting.append((f"{value or 'unset'} ({line.source})", line.source))
     if not conflicting:
         return ok(check, "none")
     actual = ", ".join(text for text, _ in conflicting)

@@ -15,7 +15,7 @@ from nodeready.subjects.base import (
     Probe,
     ProbeError,
     Section,
-    decoded,
+    decode_base64,
     number,
 )
 
@@ -270,7 +270,7 @@ def _read(output: Output) -> dict[str, bytes]:
             into.append(line)
     texts = {user: "".join(parts) for user, parts in lines.items()}
     # A base64 that was ended by its limit may have ended anywhere.
-    return {user: decoded(text[: len(text) // 4 * 4]) for user, text in texts.items()}
+    return {user: decode_base64(text[: len(text) // 4 * 4]) for user, text in texts.items()}
 
 
 def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:

@@ -515,7 +515,7 @@ def _source(seen: SshClient, asked: Asked, wrong: str) -> str:
     told = (directive(line) for lines in seen.files.values() for line in lines)
     same = (one for one in told if one and (one.keyword, one.value.lower()) == (option, value))
     line = next(same, None)
-    return line.line.where if line else ""
+    return line.line.source if line else ""
 
 
 @check(

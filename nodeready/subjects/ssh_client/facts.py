@@ -127,7 +127,7 @@ def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
     """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
     for said in applied(path, files, host):
         if said.keyword == option:
-            return Setting(said.value, said.line.where)
+            return Setting(said.value, said.line.source)
     return None
 
 

@@ -30,10 +30,10 @@ from nodeready.ready.debug_variables import read_installed
 from nodeready.subjects import snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
 from nodeready.subjects.base import (
-    Known,
     Output,
     ProbeError,
-    decoded,
+    TemplateCache,
+    decode_base64,
     file_lines,
     kernel_arguments,
 )
@@ -167,7 +167,7 @@ def known(text: str) -> None:
 
 
 def packed(text: str) -> None:
-    decoded(text)
+    decode_base64(text)
     wire.unpack(text, 1 << 20)
 
 
@@ -370,7 +370,7 @@ def forget() -> None:
                     value.cache_clear()
     for module in ("gpus.nvidia", "nics.facts", "rdma.facts"):
         for value in vars(sys.modules[f"nodeready.subjects.{module}"]).values():
-            if isinstance(value, Known):
+            if isinstance(value, TemplateCache):
                 value._known.clear()
 
 
