@@ -23,9 +23,10 @@ from nodeready.subjects.context import (
     counter_sample,
     identity_of,
 )
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 
 #: Values of these types may be large and equal on many nodes.
 _LARGE_TYPES = (tuple, Mapping)

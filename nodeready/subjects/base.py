@@ -6,14 +6,11 @@ import base64
 import binascii
 import copyreg
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
-from itertools import compress, count
-from operator import ne
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Callable, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 if TYPE_CHECKING:
     # The proofs travel to the nodes with this module, and need no policy there.
@@ -289,7 +286,7 @@ def cached_per_fleet(make: Callable[[tuple[str, ...]], Made]) -> Callable[[tuple
 
 
 def frozen(observation: Any) -> Any:
-    """A read-only copy of an observation, or of a part of one, that nodes can share."""
+    """The observation, or a part of one, made read-only so that nodes can share it."""
     if isinstance(observation, Mapping):
         return MappingProxyType({key: frozen(value) for key, value in observation.items()})
     if isinstance(observation, tuple) and type(observation) is tuple:
@@ -316,92 +313,6 @@ def _read_only(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda shared: (_read_only, (dict(shared),)))  # type: ignore
 
 
-# --- Templates: the texts of thousands of nodes differ by a few values.
-
-
-def fast_replace(instance: Made, **fields: Any) -> Made:
-    """The frozen dataclass with these fields; 30 times faster than `dataclasses.replace`."""
-    copy: Made = object.__new__(type(instance))
-    vars(copy).update(vars(instance), **fields)
-    return copy
-
-
-def differing_lines(lines: Iterable[str], other_lines: Iterable[str]) -> list[int]:
-    """The indexes at which two equally long lists of lines differ."""
-    return [*compress(count(), map(ne, lines, other_lines))]
-
-
-@dataclass(frozen=True, eq=False)
-class ParsedTemplate(Generic[Made]):
-    """A parsed text of lines ``PATH:VALUE``, a template for similar texts.
-
-    read:    the result of parsing
-    varies:  index of a line -> the text before its value, and the value's name, where another
-             value changes only the part of the result that is computed from it
-    context: other inputs of the parser
-    """
-
-    lines: tuple[str, ...]
-    read: Made
-    varies: Mapping[int, tuple[str, str]]
-    context: tuple[object, ...] = ()
-
-    @classmethod
-    def of(
-        cls, lines: list[str], read: Made, varies: Callable[[str], bool]
-    ) -> ParsedTemplate[Made]:
-        """varies: whether the value of a path may vary; paths with several lines never may."""
-        starts = [line[: line.find(":") + 1] for line in lines]
-        counts = Counter(starts)
-        varying = {
-            index: (start, start[:-1])
-            for index, start in enumerate(starts)
-            if start and counts[start] == 1 and varies(start[:-1])
-        }
-        return cls(tuple(lines), read, varying)
-
-    def differing(self, lines: list[str]) -> dict[str, str] | None:
-        """Name -> differing value, for equally many lines; None where anything else differs."""
-        differing_values: dict[str, str] = {}
-        for index in differing_lines(lines, self.lines):
-            start, name = self.varies.get(index, ("", ""))
-            if not start or not lines[index].startswith(start):
-                return None
-            differing_values[name] = lines[index][len(start) :]
-        return differing_values
-
-
-class TemplateCache(Generic[Made]):
-    """The parsed templates of one section, the latest of each length."""
-
-    #: Maximum templates of one length, and characters of a template.
-    _EACH, _LONGEST = 4, 1 << 16
-
-    def __init__(self, lengths: int = 64) -> None:
-        self._lengths = lengths
-        self._known: dict[tuple[object, ...], list[ParsedTemplate[Made]]] = {}
-
-    def of(self, lines: list[str], *context: object) -> tuple[ParsedTemplate[Made], ...]:
-        """The templates with as many lines; the last used comes first."""
-        return tuple(self._known.get((len(lines), lines[0], context), ()))
-
-    def mark_used(self, template: ParsedTemplate[Made]) -> None:
-        """Move a template to the front, so that texts of odd nodes do not evict it."""
-        templates = self._known[len(template.lines), template.lines[0], template.context]
-        if templates[0] is not template:
-            templates.remove(template)
-            templates.insert(0, template)
-
-    def keep(self, template: ParsedTemplate[Made]) -> None:
-        if sum(map(len, template.lines)) > self._LONGEST:
-            return
-        key = len(template.lines), template.lines[0], template.context
-        templates = self._known.pop(key, [])
-        if len(self._known) >= self._lengths:
-            del self._known[next(iter(self._known))]
-        self._known[key] = [*templates[: self._EACH - 1], template]
-
-
 #: PAM's directories of service files; the first file counts (Linux-PAM's pam_handlers.c: the
 #: administrator's directory, the distribution's, the vendor's).
 PAM_DIRECTORIES = ("/etc/pam.d", "/usr/lib/pam.d", "/usr/etc/pam.d")
@@ -415,25 +326,6 @@ def kernel_arguments(text: str) -> tuple[str, ...]:
     """
     arguments = re.findall(r"(?:[^\s\"]|\"[^\"]*(?:\"|$))+", text)
     return tuple(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-
-
-# --- Directories in which the last file by name wins: whether nodeready's file can be the last.
-#
-# The name of such a file begins with as many z's as needed (nodeready.deploy.step,
-# ``name_after``). A few names sort after any number of z's.
-
-#: A file name has at most 255 bytes (limits.h, NAME_MAX), and the rest follows the z's.
-_MOST_ZS = 200
-
-
-def beatable(name: str) -> bool:
-    """Whether a name of z's can sort after ``name``.
-
-    >>> beatable("99-site.conf"), beatable("~x.conf")
-    (True, False)
-    """
-    tail = name.lstrip("z")
-    return len(name) - len(tail) < _MOST_ZS and tail[:1] <= "z"
 
 
 # --- Counters that only grow, as an earlier snapshot has them.
@@ -452,137 +344,3 @@ class Counters:
 
     seconds: float
     values: Mapping[str, int]
-
-
-# --- nodeready's own files: read for diffs, and because a change must know what it replaces.
-
-
-def is_own(name: str, default: str) -> bool:
-    """Whether ``name`` is a name of nodeready's file in its directory.
-
-    default: the file's usual name. A prefix before its ``nodeready`` may change its sort order;
-             the prefix never contains a slash or a dot.
-    """
-    suffix = re.escape(default[default.index("nodeready") :])
-    return re.fullmatch(rf"[A-Za-z0-9_-]{{0,{_MOST_ZS}}}{suffix}", name) is not None
-
-
-#: The reasons why a deploy refuses to write at a path, and the remedies.
-#: The rules are those of nr_write and nr_walk (nodeready/sh/change.sh).
-_REFUSALS = {
-    "null": ("a link to /dev/null", "remove {}"),
-    "nowhere": ("a link that leads nowhere", "remove {}"),
-    "directory": ("a directory", "remove {}"),
-    "special": ("no regular file", "remove {}"),
-    "nodir": ("no directory", "remove {}"),
-    "fixed": (
-        "read-only file system or immutable",
-        "make {} writable (mount -o remount,rw; chattr -i)",
-    ),
-    "theirs": ("not root's", "chown root {}"),
-    "loose": ("writable by others than root", "chmod go-w {}"),
-}
-#: login.defs(5), GID_MIN: a group of persons.
-_FIRST_GROUP = 1000
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a deploy would not write at a path, and the remedy."""
-
-    reason: str
-    remedy: str
-
-
-@dataclass(frozen=True)
-class OwnFiles:
-    """nodeready's own files on a node.
-
-    files:   path -> its content
-    refused: a file's or a directory's path -> why a deploy would not write there
-    """
-
-    files: Mapping[str, bytes]
-    refused: Mapping[str, Refusal]
-
-
-def _own_files_script(patterns: tuple[str, ...]) -> str:
-    parents = dict.fromkeys(pattern.rpartition("/")[0] for pattern in patterns)
-    return rf"""
-    set --
-    for nr_file in {" ".join(patterns)}; do
-        if [ -L "$nr_file" ] && [ ! -e "$nr_file" ]; then printf 'nowhere=%s\n' "$nr_file"
-        elif [ "$nr_file" -ef /dev/null ]; then printf 'null=%s\n' "$nr_file"
-        elif [ -d "$nr_file" ]; then printf 'directory=%s\n' "$nr_file"
-        elif [ -f "$nr_file" ]; then
-            set -- "$@" "$nr_file"
-            # Not even root: the file is immutable, or its file system is read-only.
-            if [ ! -w "$nr_file" ]; then printf 'fixed=%s\n' "$nr_file"; fi
-        elif [ -e "$nr_file" ]; then printf 'special=%s\n' "$nr_file"
-        fi
-    done
-    if [ $# != 0 ]; then nr_lines all "$@"; fi
-    set --
-    for nr_file in {" ".join(parents)}; do
-        # A pattern of directories that names none stands for its parent.
-        case $nr_file in *\**) nr_file=${{nr_file%/*}} ;; esac
-        if nr_writable "$nr_file"; then set -- "$@" "$nr_at"; fi
-    done
-    if nr_is_roots /proc/self; then printf 'root=1\n'; fi
-    for nr_file in "$@"; do
-        shift
-        if nr_seen_at "$nr_file"; then
-            printf 'mode=%s %s %o %s\n' "$nr_uid" "$nr_gid" "$nr_mode" "$nr_file"
-        else
-            set -- "$@" "$nr_file"
-        fi
-    done
-    if [ $# != 0 ]; then stat -Lc 'mode=%u %g %a %n' "$@" 2>/dev/null; fi
-    :
-    """
-
-
-def _parse_own_files(text: str, patterns: Iterable[str]) -> dict[str, bytes]:
-    """Path -> the content of that file; each of nodeready's files ends with a newline."""
-    # A star matches no slash: a node cannot name a path outside of the pattern's directory.
-    path_pattern = re.compile("|".join(re.escape(p).replace(r"\*", r"[^/\n]*") for p in patterns))
-    return {
-        path: "".join(f"{line.text}\n" for line in lines).encode("utf-8", "surrogateescape")
-        for path, lines in by_path(file_lines(text)).items()
-        if path_pattern.fullmatch(path)
-    }
-
-
-def _refusals(output: Output) -> dict[str, Refusal]:
-    """Path -> why a deploy would not write there. Only root can observe that."""
-    if not output.all("root"):
-        return {}
-    kinds_of_refusal = [(path, kind) for kind in _REFUSALS for path in output.all(kind)]
-    for text in output.all("mode"):
-        match = re.fullmatch(r"(\d{1,10}) (\d{1,10}) ([0-7]{1,5}) (/.*)", text)
-        if match is None:
-            continue
-        uid, gid, mode, path = match.groups()
-        if path.endswith("/nodeready"):
-            # nodeready's own directory, which a deploy gives back to root.
-            continue
-        if uid != "0":
-            kinds_of_refusal.append((path, "theirs"))
-        elif int(mode, 8) & 0o2 or (int(mode, 8) & 0o20 and int(gid) >= _FIRST_GROUP):
-            kinds_of_refusal.append((path, "loose"))
-    return {
-        path: Refusal(_REFUSALS[kind][0], _REFUSALS[kind][1].format(path))
-        for path, kind in kinds_of_refusal
-    }
-
-
-def own_files(patterns: Iterable[str]) -> Probe:
-    """The probe ``ours``: the files of these shell patterns, and paths that refuse a deploy."""
-    chosen = tuple(dict.fromkeys(patterns))
-    text = _own_files_script(chosen)
-
-    def parse(outputs: Mapping[str, Output], policy: Policy) -> OwnFiles:
-        output = outputs["ours"]
-        return OwnFiles(_parse_own_files(output.require(), chosen), _refusals(output))
-
-    return Probe("ours", (Section("ours", lambda policy: text),), parse)

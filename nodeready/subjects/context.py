@@ -15,12 +15,13 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import JudgingPolicy
 from nodeready.subjects.access import Access
 from nodeready.subjects.base import Counters, Unknown
+from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.proof.facts import Mesh, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 

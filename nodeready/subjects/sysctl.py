@@ -23,15 +23,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import (
-    Line,
-    Output,
-    Section,
-    beatable,
-    by_path,
-    file_lines,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Line, Output, Section, by_path, file_lines, kernel_arguments
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, ok, warn
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).

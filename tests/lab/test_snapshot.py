@@ -14,8 +14,8 @@ import pytest
 from nodeready.operations import core_dumps, ptrace
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.probe_answer import parse_answer
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.snapshot import parse_answer
 from tests.builders.sections import NONCE, SHELLS, run, section
 from tests.lab.looks import deploy, judged
 from tests.lab.rows import rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nodeready.subjects.base import Output, ParsedTemplate, Section, TemplateCache, fast_replace
+from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Tool
 from nodeready.subjects.gpus.nvidia_gpu import parse_gpu, parse_processes
 from nodeready.subjects.gpus.nvidia_xml import (
@@ -22,6 +22,7 @@ from nodeready.subjects.gpus.nvidia_xml import (
     own_elements,
     tree,
 )
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree

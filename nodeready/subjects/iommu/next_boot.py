@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import (
-    Line,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Line, kernel_arguments
 from nodeready.subjects.iommu.arguments import expand
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import beatable
 from nodeready.subjects.limits.facts import (
     ITEMS,
     NR_OPEN,
@@ -17,6 +16,7 @@ from nodeready.subjects.limits.facts import (
     everybody,
     same_domain,
 )
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 KINDS = ("soft", "hard")

@@ -19,11 +19,11 @@ from nodeready.subjects.base import (
     Probe,
     ProbeError,
     Section,
-    beatable,
     by_path,
     frozen,
     number,
 )
+from nodeready.subjects.own_files import beatable
 
 # --- The limits of logins: the lines of limits.conf and limits.d, as pam_limits applies them.
 #

@@ -16,13 +16,10 @@ from nodeready.policy.fields import rows
 from nodeready.subjects.base import (
     Counters,
     Output,
-    ParsedTemplate,
     Probe,
     ProbeError,
     Section,
-    TemplateCache,
     cached_per_node,
-    fast_replace,
     frozen,
     number,
 )
@@ -30,6 +27,7 @@ from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.bonds import _BOND_FILES, Bond, parse_bonding
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 # --- The look at all interfaces.
 

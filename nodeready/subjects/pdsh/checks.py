@@ -9,7 +9,8 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import COMPANIONS, chmod_mends, stuck
-from nodeready.subjects.base import Line, beatable
+from nodeready.subjects.base import Line
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
     PROBE,

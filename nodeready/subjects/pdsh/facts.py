@@ -9,15 +9,7 @@ from dataclasses import dataclass, field, replace
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    decode_base64,
-    number,
-)
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, decode_base64, number
 
 VARIABLE = "PDSH_RCMD_TYPE"
 RCMD_DEFAULT = "/etc/pdsh/rcmd_default"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, cached_per_fleet, fast_replace
+from nodeready.subjects.base import Output, cached_per_fleet
+from nodeready.subjects.parsed_template import fast_replace
 from nodeready.subjects.ports import nft
 from nodeready.subjects.ports.iptables import CUT, parse_ipsets, parse_iptables_rules
 from nodeready.subjects.ports.netfilter import (

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Union
 
-from nodeready.subjects.base import fast_replace
+from nodeready.subjects.parsed_template import fast_replace
 
 # --- The packets of a connection, and the conditions that they meet.
 #

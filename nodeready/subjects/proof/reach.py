@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.base import Unknown, beatable
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.ports.checks import folded
 from nodeready.subjects.ports.netfilter import range_text

@@ -11,17 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import (
-    Counters,
-    Output,
-    ParsedTemplate,
-    Probe,
-    ProbeError,
-    Section,
-    TemplateCache,
-    fast_replace,
-    frozen,
-)
+from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, frozen
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.rdma.device import (
     _EMPTY_GID,
     HW_COUNTERS,

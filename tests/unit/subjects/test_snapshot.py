@@ -14,9 +14,10 @@ import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import judging, probe_answer, probe_script, snapshot
 from nodeready.subjects.base import Line, Output, ProbeError, Unknown, file_lines
-from nodeready.subjects.snapshot import make_script, parse_answer
+from nodeready.subjects.probe_answer import parse_answer
+from nodeready.subjects.probe_script import make_script
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
 
@@ -37,7 +38,7 @@ def packed(body: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    return snapshot._unpack(text, NONCE).decode("utf-8", "surrogateescape")
+    return probe_answer._unpack(text, NONCE).decode("utf-8", "surrogateescape")
 
 
 def reason_of(output: Output) -> str:
@@ -204,13 +205,13 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     for subject in observed.subjects.values():
         assert isinstance(subject, Unknown)
         assert subject.reason.startswith(reason)
-    results = snapshot.judge(observed, Policy())
+    results = judging.judge(observed, Policy())
     assert {result.status for result in results} == {"unknown"}
 
 
 def test_a_bomb_is_cut_off(monkeypatch):
-    assert snapshot.MAX_ANSWER_BYTES == 8 << 20
-    monkeypatch.setattr(snapshot, "MAX_ANSWER_BYTES", 10_000)
+    assert probe_answer.MAX_ANSWER_BYTES == 8 << 20
+    monkeypatch.setattr(probe_answer, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
     plain = base64.b64encode(b"a" * 20_000).decode()
     plain = f"nodeready/1 {NONCE} plain\n{plain}\nnodeready/1 {NONCE} end\n"
@@ -269,7 +270,7 @@ def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):
     # All in one shell: the name with a newline in it had a process of its own there.
     assert "piped" not in body
     # Where the lines of one section are missing, none passes for another's.
-    cut = body.replace(f"{snapshot._BETWEEN}:1:", "x", 1).encode("utf-8", "surrogateescape")
+    cut = body.replace(f"{probe_script.SEPARATOR}:1:", "x", 1).encode("utf-8", "surrogateescape")
     damaged = parse_answer(packed(cut), sections, NONCE)
     for name in ("first", "none", "refused"):
         with pytest.raises(ProbeError):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.result import fail, fixable, ok, unknown, warn
-from nodeready.subjects.snapshot import waive, waiver_problems, waiver_reason
+from nodeready.subjects.waivers import waive, waiver_problems, waiver_reason
 
 WANT = replace(Policy(), waivers=(("limits.core", "batch nodes"), ("ptrace.scope", "ticket 4711")))
 IDS = ["ptrace.scope", "ptrace.selinux", "limits.core"]
