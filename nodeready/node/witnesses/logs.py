@@ -157,7 +157,7 @@ def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[LogRepor
     Sources: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, ProcessGroupWrapper.cpp, TraceUtils.h and
     TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc; a row of the test's table each.
     """
-    statements: dict[_Statement, None] = {}
+    statements: dict[_LogStatement, None] = {}
     for line in lines:
         text = line[:_LONGEST]
         if _NEEDLES.search(text):
@@ -169,7 +169,7 @@ def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[LogRepor
 
 
 @dataclass(frozen=True)
-class _Statement:
+class _LogStatement:
     """A report and its rank's source. inner: number in a group; sure: `rank` is global"""
 
     report: LogReport
@@ -177,7 +177,7 @@ class _Statement:
     sure: bool
 
 
-def _statements(text: str) -> Iterator[_Statement]:
+def _statements(text: str) -> Iterator[_LogStatement]:
     """The statements in one line."""
     if match := _CAUGHT.search(text):
         number, operation = _NUMBER.search(text, match.end()), _OPERATION.search(text, match.end())
@@ -203,7 +203,7 @@ def _statements(text: str) -> Iterator[_Statement]:
         # Rank 0 of the group says it: if that is another global rank, the numbers are the group's.
         is_global = outer is None or int(outer[1]) == int(match[1] or 0)
         for rank in _numbers(match[2]):
-            yield _Statement(
+            yield _LogStatement(
                 _report(rank if is_global else None, "missing", operation="monitoredBarrier"),
                 rank,
                 is_global,
@@ -228,7 +228,7 @@ def _statements(text: str) -> Iterator[_Statement]:
         yield from _mismatches(text)
 
 
-def _mismatches(text: str) -> Iterator[_Statement]:
+def _mismatches(text: str) -> Iterator[_LogStatement]:
     """A mismatch of collectives, or the desync report: the numbers are those in the group."""
     running = list(_MISMATCH.finditer(text))
     if running:
@@ -239,19 +239,19 @@ def _mismatches(text: str) -> Iterator[_Statement]:
             report = _report(
                 rank if is_global else None, "mismatch", sequence=sequence, operation=match[3]
             )
-            yield _Statement(report, rank, is_global)
+            yield _LogStatement(report, rank, is_global)
     for match in _NOT_JOINED.finditer(text):
         for rank in _numbers(match[1]):
             report = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
-            yield _Statement(report, rank, False)
+            yield _LogStatement(report, rank, False)
     for match in _UNFINISHED.finditer(text):
         for rank in _numbers(match[1]):
             last = int(match[2])
             report = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
-            yield _Statement(report, rank, False)
+            yield _LogStatement(report, rank, False)
     if never := _NEVER.search(text):
         for rank in _numbers(never[1]):
-            yield _Statement(_report(rank, "missing", enqueued=0, completed=0), rank, False)
+            yield _LogStatement(_report(rank, "missing", enqueued=0, completed=0), rank, False)
 
 
 def _report(
@@ -275,7 +275,7 @@ def _by_prefix(
     operation: str = "",
     enqueued: int | None = None,
     completed: int | None = None,
-) -> _Statement:
+) -> _LogStatement:
     """A report of the rank and the group that the text before it names."""
     outer, group = _GLOBAL.search(before), ""
     if match := _GROUP.search(before):
@@ -289,10 +289,10 @@ def _by_prefix(
     sure = outer is not None or group == _DEFAULT
     rank = int(outer[1]) if outer else inner if sure or not group else None
     report = LogReport(rank, group, kind, sequence, operation, enqueued, completed)
-    return _Statement(report, inner, sure)
+    return _LogStatement(report, inner, sure)
 
 
-def _merged_reports(statements: Sequence[_Statement]) -> Iterator[LogReport]:
+def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[LogReport]:
     """The reports; two lines about one timeout become one report with the data of both."""
     numbers: dict[tuple[int | None, str], set[int]] = {}
     for statement in statements:
