@@ -17,7 +17,7 @@ from benchmarks.settings import by_hand, policy_data
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.snapshot import make_script
+from nodeready.subjects.probe_script import make_script
 
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from nodeready import shell
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.snapshot import make_script
+from nodeready.subjects.probe_script import make_script
 from nodeready.transport import bundle
 
 PYTHON, PROBE = "python3 -c pass (P)", "the probe alone"

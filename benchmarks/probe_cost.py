@@ -23,7 +23,7 @@ from nodeready import shell
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.snapshot import make_script
+from nodeready.subjects.probe_script import make_script
 
 #: Turns whose median is taken.
 TURNS = 7

@@ -39,7 +39,7 @@ from nodeready import shell
 from nodeready.audit.workers import AuditWorkers
 from nodeready.policy import Policy
 from nodeready.reports.registry import FORMATS
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_answer, probe_script, snapshot
 from nodeready.subjects.context import FleetContext, expectations
 from nodeready.subjects.registry import select
 from nodeready.subjects.ssh_client.known_hosts import Endpoint
@@ -174,7 +174,7 @@ class SimulatedNodes:
     """The answers of many nodes, made of one node's answer; each is the same in every run."""
 
     def __init__(self, answer: str, host: str) -> None:
-        text = snapshot._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
+        text = probe_answer._unpack(answer, NONCE).decode("utf-8", "surrogateescape")
         text = _large(text, host)
         places: dict[int, tuple[int, int]] = {}
         for row, (pattern, _) in enumerate(_REPLACEMENTS):
@@ -214,7 +214,7 @@ class SimulatedNodes:
         packing = zlib.compressobj(1, wbits=31)
         text = self.text(node, nonce).encode("utf-8", "surrogateescape")
         packed = base64.encodebytes(packing.compress(text) + packing.flush()).decode()
-        return f"{snapshot.mark(nonce)} gzip\n{packed}{snapshot.mark(nonce)} end\n"
+        return f"{probe_script.mark(nonce)} gzip\n{packed}{probe_script.mark(nonce)} end\n"
 
 
 # --- The run.
@@ -278,7 +278,7 @@ HEAD = ("answers", "readers", "read", "combine", "judge", "render", "all", "CPU"
 
 def probe(profile: str, name: str) -> tuple[str, str]:
     """The answer of a lab node of this profile, and its name."""
-    script = snapshot.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE)
+    script = probe_script.make_script(snapshot.sections(snapshot.probes()), Policy(), NONCE)
     line, stdin = shell.command(script, 60, "nodeready:benchmark")
     with cluster(1, name, profile=profile) as nodes:
         node = nodes.lab.nodes[0]

@@ -11,7 +11,7 @@ from nodeready.deploy.step import step
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import chmod_mends
-from nodeready.subjects.base import is_own
+from nodeready.subjects.own_files import is_own
 from nodeready.subjects.pdsh.checks import (
     TYPE,
     has_block,

@@ -16,7 +16,7 @@ from nodeready import shell
 from nodeready.deploy.actions import StepChange
 from nodeready.deploy.step import DeployStep
 from nodeready.policy import Policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_script, snapshot
 from nodeready.subjects.snapshot import Snapshot
 from tests.paths import ROOT
 
@@ -47,7 +47,7 @@ def here(command: str, stdin: str = "") -> Done:
 def observe(run: Runner, policy: Policy, subjects: Iterable[str] | None = None) -> Snapshot:
     """What the probes of these subjects (None: all) see on the node."""
     chosen, nonce = snapshot.probes(subjects), secrets.token_hex(6)
-    text = snapshot.make_script(snapshot.sections(chosen), policy, nonce)
+    text = probe_script.make_script(snapshot.sections(chosen), policy, nonce)
     done = run(*shell.command(text, 60, "nodeready:test"))
     return snapshot.read(done.stdout, chosen, policy, nonce)
 

@@ -16,10 +16,17 @@ from nodeready.audit import counters
 from nodeready.audit.peers import compared, key_of
 from nodeready.policy import Policy
 from nodeready.subjects import snapshot
-from nodeready.subjects.context import COMPLETED, FleetContext, addresses_of, counted, identity_of
+from nodeready.subjects.context import (
+    NEEDS_FLEET,
+    FleetContext,
+    addresses_of,
+    counter_sample,
+    identity_of,
+)
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import COUNTING, PROBES, SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 
 #: Values of these types may be large and equal on many nodes.
 _LARGE_TYPES = (tuple, Mapping)
@@ -205,7 +212,7 @@ class AnswerJudge:
         results, facts, texts = [], [], []
         unjudged: dict[str, Any] = {}
         for subject in observed.subjects:
-            if subject in COMPLETED:
+            if subject in NEEDS_FLEET:
                 unjudged[subject] = self._pack(observed.subjects[subject])
             elif subject in NUMBER_OF:
                 _, codes, code, text = self._judge_alone(observed, subject, policy)
@@ -338,7 +345,7 @@ class AnswerJudge:
         if self.facts_text:
             rows = [f'"{SUBJECT_NAMES[number]}":{text}' for number, text in sorted(texts)]
             facts_place = self._write(f"{{{','.join(rows)}}}".encode("ascii"))
-        sample = counted(observed, self.moment)
+        sample = counter_sample(observed, self.moment)
         if sample is not None:
             counters_place = self._write(counters.sample_text(sample).encode("ascii"))
         return NodeOutcome(results, facts, facts_place, counters_place)

@@ -22,7 +22,7 @@ from typing import IO
 
 from nodeready.files import make_directory, write_atomically
 from nodeready.subjects import wire
-from nodeready.subjects.context import Counted
+from nodeready.subjects.context import CounterSample
 from nodeready.subjects.registry import COUNTING
 
 FILES = 64
@@ -83,7 +83,7 @@ def _time(text: str) -> float:
     return seconds if math.isfinite(seconds) else 0.0
 
 
-def parse_sample(text: str) -> Counted | None:
+def parse_sample(text: str) -> CounterSample | None:
     """The inverse of `sample_text`; None when any part of the text differs from its format."""
     try:
         data = wire.load_json(text)
@@ -98,10 +98,10 @@ def parse_sample(text: str) -> Counted | None:
         math.isfinite(seconds) and all(type(value) is int for value in values.values())
         for seconds, values in taken.values()
     )
-    return Counted(boot_id, taken) if is_valid else None
+    return CounterSample(boot_id, taken) if is_valid else None
 
 
-def sample_text(sample: Counted) -> str:
+def sample_text(sample: CounterSample) -> str:
     """The sample as JSON in one line."""
     return json.dumps({"boot_id": sample.boot_id, "taken": sample.taken}, separators=(",", ":"))
 
@@ -151,7 +151,7 @@ class Earlier:
             file.close()
 
 
-def load(names: Iterable[str]) -> dict[str, Counted]:
+def load(names: Iterable[str]) -> dict[str, CounterSample]:
     """The earlier counters of these nodes, as far as there are any. Never raises."""
     names = list(names)
     with Earlier(names) as earlier:
@@ -167,7 +167,7 @@ def _merge(new: str, old: str) -> str:
     earlier, later = parse_sample(old), parse_sample(new)
     if earlier is None or later is None or earlier.boot_id != later.boot_id:
         return new
-    return sample_text(Counted(later.boot_id, {**earlier.taken, **later.taken}))
+    return sample_text(CounterSample(later.boot_id, {**earlier.taken, **later.taken}))
 
 
 def keep(names: Iterable[str], text: Callable[[str], str], moment: float) -> str:

@@ -37,9 +37,9 @@ from nodeready.policy.policy import digest
 from nodeready.secrets import redact
 from nodeready.subjects.registry import SUBJECTS, CheckSelection, check_ids
 from nodeready.subjects.result import ADMIN, NODEREADY, Result, fixable, na, ok
-from nodeready.subjects.snapshot import waive
 from nodeready.subjects.ssh_client.identity import clean_address, clean_name
 from nodeready.subjects.ssh_client.known_hosts import Names
+from nodeready.subjects.waivers import waive
 from nodeready.text import sanitise, span
 
 # --- What a source holds, whichever it is.

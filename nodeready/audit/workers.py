@@ -48,7 +48,7 @@ from nodeready.audit.peers import ALL, differing
 from nodeready.exit_codes import SIGNALS
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_script
 from nodeready.subjects.context import FleetContext
 from nodeready.subjects.registry import CheckSelection
 from nodeready.subjects.result import Result
@@ -429,7 +429,7 @@ class AuditWorkers:
         """Have an answer read; returns what stands for the snapshot that a worker has."""
         name = question.request.node
         policy = self._policies[name]
-        if answer.error or snapshot.mark(question.nonce) not in answer.stdout:
+        if answer.error or probe_script.mark(question.nonce) not in answer.stdout:
             self._open_orders += 1
             self._do_here(name, ("keep", question.read(answer), policy))
         else:

@@ -106,7 +106,7 @@ class _Report:
 def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     """The whole command. Returns the exit code."""
     from nodeready.deploy.plan import run_of, run_plan
-    from nodeready.subjects.context import FleetContext, judged
+    from nodeready.subjects.context import FleetContext, judge_nodes
     from nodeready.transport.fleet_context import fleet_context
 
     screen = report.screen
@@ -114,7 +114,7 @@ def _deploy(nodes: Targets, report: _Report, *, check: bool, yes: bool) -> int:
     context = FleetContext(nodes.policies)
     if not nodes.transport.interrupted:
         context = fleet_context(nodes.transport, nodes.policies, looks, nodes.all)
-    nodes_judged = {look.name: look for look in judged(looks, context)}
+    nodes_judged = {look.name: look for look in judge_nodes(looks, context)}
     plans = _plans(nodes_judged, report.subjects)
     planned = {name: _node(node, plans.get(name)) for name, node in nodes_judged.items()}
     plans = {name: plan for name, plan in plans.items() if plan.changes or plan.refused}

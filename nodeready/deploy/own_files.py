@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nodeready.deploy.actions import Action, PlanError, RemoveFile, WriteFile
-from nodeready.subjects.base import beatable, is_own
+from nodeready.subjects.own_files import beatable, is_own
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.sysctl import BootSetting, sets
 from nodeready.subjects.templates import render
@@ -15,7 +15,7 @@ def name_after(default: str, other: str) -> str:
     """A file name that sorts behind ``other``: ``default``, or one that begins with z's.
 
     For directories in which the last file wins (sysctl.d, limits.d, grub.d). Raises PlanError for
-    an ``other`` behind which no file can be (nodeready/subjects/base.py, ``beatable``).
+    an ``other`` behind which no file can be (nodeready/subjects/own_files.py, ``beatable``).
     """
     if not beatable(other):
         raise PlanError(f"{other[:100]!r}: no file can be read after it: rename it")

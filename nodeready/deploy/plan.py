@@ -13,9 +13,10 @@ from nodeready.deploy.actions import PlanError, StepChange
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
 from nodeready.subjects.context import Judged
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
     HUNG,
     INTERRUPTED,

@@ -25,9 +25,10 @@ from nodeready.inventory.node_policies import policies
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError
 from nodeready.subjects.context import FleetContext
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import CHANGED, LOOKED_AT
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.wire import plain
 from nodeready.transport.base import Conversation, Key, collect
 from nodeready.transport.fleet_context import fleet_context

@@ -18,9 +18,10 @@ from nodeready.deploy import pyinfra
 from nodeready.deploy.actions import Action, PlanError, StepChange
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 
 Act = Callable[[Snapshot, Policy], Iterator[Action]]
 

@@ -20,9 +20,10 @@ from nodeready.audit.document import Audit, NodeReport
 from nodeready.policy import Policy
 from nodeready.policy.fields import closest_word, port_range
 from nodeready.policy.policy import PolicyError, check_settings, digest, key_text
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import LOOKED_AT, SUBJECTS, CheckSelection
 from nodeready.subjects.result import Result, na
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.text import now
 from nodeready.transport.base import Answer, Conversation, Key, collect, once

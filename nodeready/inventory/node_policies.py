@@ -11,7 +11,7 @@ from pyinfra.api.connectors import get_all_connectors
 from nodeready.inventory.endpoints import connection_problems
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, check_settings
-from nodeready.subjects import snapshot
+from nodeready.subjects import waivers
 from nodeready.subjects.registry import check_ids
 
 #: Host data of pyinfra or of an inventory, which is never a misspelt setting.
@@ -48,7 +48,7 @@ def policies(inventory: Inventory, hosts: Iterable[Host]) -> dict[str, Policy]:
         except PolicyError as error:
             problems.extend(error.problems)
             return {}
-        waived = snapshot.problems(Policy(waivers=checked.get("waivers", ())), ids)
+        waived = waivers.waiver_problems(Policy(waivers=checked.get("waivers", ())), ids)
         problems.extend(f"{source}: {problem}" for problem in waived)
         return checked
 

@@ -29,7 +29,7 @@ from nodeready.node.runtime import ForkedWorker, Send
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import NOBODY, FileRefused, Resolved, Rights, by_turns, follow
 from nodeready.node.witnesses import logs
-from nodeready.node.witnesses.logs import LOOKED_AT, Report, reports
+from nodeready.node.witnesses.logs import TAIL_BYTES, LogReport, reports
 from nodeready.subjects import wire
 
 # --- What the program is told, and what it answers.
@@ -78,7 +78,7 @@ class LogTail:
 
     lines:   the oldest first
     matches: of the expression in the last `MAX_BYTES`; None: there is none
-    reports: of PyTorch's watchdog, in its last `LOOKED_AT` bytes
+    reports: of PyTorch's watchdog, in its last `TAIL_BYTES` bytes
     pids:    of `Config.processes`, those that write it; its path is their word
     """
 
@@ -88,7 +88,7 @@ class LogTail:
     age_s: float
     lines: tuple[wire.Line, ...]
     matches: wire.Count | None
-    reports: tuple[Report, ...] = ()
+    reports: tuple[LogReport, ...] = ()
     pids: tuple[wire.Pid, ...] = ()
 
 
@@ -410,9 +410,9 @@ _MEMORY = 1 << 30
 
 
 def _last(rows: list[bytes]) -> list[bytes]:
-    """The lines of the last LOOKED_AT bytes."""
+    """The lines of the last TAIL_BYTES bytes."""
     size, first = 0, len(rows)
-    while first and size + len(rows[first - 1]) < LOOKED_AT:
+    while first and size + len(rows[first - 1]) < TAIL_BYTES:
         first -= 1
         size += len(rows[first]) + 1
     return rows[first:]
@@ -569,7 +569,7 @@ def _rows(handle: int, size: int, count: int, *, is_whole: bool) -> list[bytes] 
     """The file's last ``count`` lines at least, or whole: of its last `MAX_BYTES`; None: it is no
     text."""
     rows: list[bytes] | None = []
-    for limit in (MAX_BYTES,) if is_whole else (LOOKED_AT, MAX_BYTES):
+    for limit in (MAX_BYTES,) if is_whole else (TAIL_BYTES, MAX_BYTES):
         start = max(0, size - limit)
         rows = text_lines(os.pread(handle, min(limit, size), start), is_whole=start == 0)
         if rows is None or start == 0 or len(rows) > count:
@@ -605,7 +605,7 @@ class _Written:
 def _written(pid: int, uid: int, count: int) -> _Written:
     """The log that a process writes, as its user may read it; for a fork."""
     try:
-        with logs.written(pid, uid) as files:
+        with logs.open_logs(pid, uid) as files:
             log = logs.last_written(files)
             status = os.fstat(log.number)
             rows = _rows(log.number, status.st_size, count, is_whole=False)
@@ -672,7 +672,7 @@ class _TailAnswer:
         """key: of a file; "": its path"""
         if "file" in message:
             header = message["file"]
-            header["reports"] = tuple(Report(**report) for report in header["reports"])
+            header["reports"] = tuple(LogReport(**report) for report in header["reports"])
             self.add_file(LogTail(**header), key)
         elif "unread" in message:
             unread_file = UnreadFile(**message["unread"])

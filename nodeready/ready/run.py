@@ -203,7 +203,7 @@ def _looks(task: ReadyTask, results: Mapping[Key, Look | Proved | Failure]) -> l
         look = Look(name) if value is None or isinstance(value, Proved) else Look.of(name, value)
         if look.kind == LATE:
             # The node is connected: every subject is unknown.
-            unknown = snapshot.nothing(reason, snapshot.probes(task.subjects))
+            unknown = snapshot.unknown_snapshot(reason, snapshot.probes(task.subjects))
             look = Look(name, unknown)
         elif look.kind == UNREACHABLE and look.error == LATE_WORDS:
             look = replace(look, error=reason)

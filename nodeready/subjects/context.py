@@ -1,7 +1,7 @@
-"""From the looks of a run to judged nodes.
+"""From the snapshots of a run to judged nodes.
 
-A look is what one node showed. The `FleetContext` holds what only all looks of the run, or earlier
-runs, tell about each node. A look and the context make a node `Judged`, once.
+The `FleetContext` holds the facts about a node that only the snapshots of all nodes, or earlier
+runs, provide. A snapshot and the context make a node `Judged`, once.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from nodeready.policy import Policy
 from nodeready.policy.policy import JudgingPolicy
 from nodeready.subjects.access import Access
 from nodeready.subjects.base import Counters, Unknown
+from nodeready.subjects.judging import judge
 from nodeready.subjects.nics.facts import Nics, with_peers
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.proof.facts import Mesh, Proved
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client import known_hosts
 from nodeready.subjects.ssh_client.facts import SshClient
 
-# --- What is kept of a look for the next one: the counters.
+# --- Counters, which are kept of a snapshot for the next run.
 
 # Subject -> the function that reads the counters of an observation with a field "before".
 _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
@@ -33,10 +34,10 @@ _COUNTING: dict[str, Callable[[Any], dict[str, int]]] = {
 
 
 @dataclass(frozen=True)
-class Counted:
-    """The counters that are kept of the looks at one node, all of one boot.
+class CounterSample:
+    """The latest counters of one node, all of one boot.
 
-    taken: subject -> (time of the look in seconds since 1970, counter -> value)
+    taken: subject -> (time of the snapshot in seconds since 1970, counter -> value)
     """
 
     boot_id: str
@@ -44,80 +45,80 @@ class Counted:
 
     @property
     def time(self) -> float:
-        """The time of the newest look, in seconds since 1970."""
-        return max((seen for seen, _ in self.taken.values()), default=0.0)
+        """The time of the newest snapshot, in seconds since 1970."""
+        return max((taken_s for taken_s, _ in self.taken.values()), default=0.0)
 
 
 def _boot_id(snapshot: Snapshot) -> str:
-    """The kernel's name for the node's boot, or "" when the look did not tell."""
+    """The kernel's id of the node's boot; "" when it was not observed."""
     boot_id = getattr(snapshot.subjects.get("host"), "boot_id", None)
     return boot_id if isinstance(boot_id, str) else ""
 
 
 def _observed(snapshot: Snapshot, subject: str) -> Any:
-    """The observation of a subject; None when there is none."""
-    found = snapshot.subjects.get(subject)
-    return None if isinstance(found, Unknown) else found
+    """The observation of a subject; None when it was not observed."""
+    observation = snapshot.subjects.get(subject)
+    return None if isinstance(observation, Unknown) else observation
 
 
-def counted(snapshot: Snapshot, now: float) -> Counted | None:
-    """The counters of this snapshot; None when a later look could compare with none of them."""
+def counter_sample(snapshot: Snapshot, moment_s: float) -> CounterSample | None:
+    """The counters of this snapshot; None when there is nothing to compare with later."""
     boot_id = _boot_id(snapshot)
     taken = {
-        name: (now, values)
+        name: (moment_s, values)
         for name, counters in _COUNTING.items()
         if (observed := _observed(snapshot, name)) is not None and (values := counters(observed))
     }
-    return Counted(boot_id, taken) if boot_id and taken else None
+    return CounterSample(boot_id, taken) if boot_id and taken else None
 
 
-def with_counters(snapshot: Snapshot, earlier: Counted | None, now: float) -> Snapshot:
-    """The snapshot with the counters of an earlier look at the same boot beside its own.
+def with_counters(snapshot: Snapshot, earlier: CounterSample | None, moment_s: float) -> Snapshot:
+    """The snapshot with the counters of an earlier snapshot of the same boot.
 
-    An earlier look with a later time (a clock was set back) tells no rate, and is passed over.
+    An earlier snapshot with a later time (a clock was set back) gives no rate, and is ignored.
     """
     if earlier is None or not earlier.boot_id or earlier.boot_id != _boot_id(snapshot):
         return snapshot
     subjects = dict(snapshot.subjects)
-    for name, (seen, values) in earlier.taken.items():
+    for name, (taken_s, values) in earlier.taken.items():
         observed = _observed(snapshot, name) if name in _COUNTING else None
-        if observed is not None and now > seen:
-            subjects[name] = replace(observed, before=Counters(now - seen, values))
+        if observed is not None and moment_s > taken_s:
+            subjects[name] = replace(observed, before=Counters(moment_s - taken_s, values))
     return replace(snapshot, subjects=subjects)
 
 
-# --- What all nodes need of each look before any can be judged.
+# --- The parts of each snapshot that judging any node needs.
 
-#: The subjects whose results are not told by the node's own look and declared policy alone: see
+#: The subjects whose results need more than the node's own snapshot and declared policy: see
 #: `FleetContext.completed` and `expectations`.
-COMPLETED = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
+NEEDS_FLEET = frozenset({"ssh_client", "gate", "nics", "ports", "proof", *_COUNTING})
 
 
 def addresses_of(snapshot: Snapshot) -> frozenset[str] | None:
-    """The addresses that a node says that it has; None: its interfaces were not observed."""
+    """The addresses that a node claims; None: its interfaces were not observed."""
     nics = snapshot.subjects.get("nics")
     if not isinstance(nics, Nics):
         return None
     return frozenset(
         address.partition("/")[0]
-        for found in nics.interfaces.values()
-        for address in found.addresses or ()
+        for interface in nics.interfaces.values()
+        for address in interface.addresses or ()
     )
 
 
 def identity_of(snapshot: Snapshot) -> SshClient | None:
-    """Of the observation of ssh, what the fleet's known hosts are made of."""
-    seen = snapshot.subjects.get("ssh_client")
-    if not isinstance(seen, SshClient):
+    """The part of ssh's observation from which the fleet's known hosts are built."""
+    observation = snapshot.subjects.get("ssh_client")
+    if not isinstance(observation, SshClient):
         return None
-    return replace(seen, config={}, files={}, root_lines=(), effective=(), access=Access())
+    return replace(observation, config={}, files={}, root_lines=(), effective=(), access=Access())
 
 
-# --- What is known beside the looks, and the one place where looks are judged.
+# --- The fleet's context, and the judging of snapshots.
 
 
-class Looked(Protocol):
-    """The outcome of the look at one node."""
+class NodeSnapshot(Protocol):
+    """The outcome of probing one node."""
 
     @property
     def name(self) -> str: ...
@@ -131,8 +132,8 @@ class Looked(Protocol):
     def seconds(self) -> float: ...
 
 
-def _all_met(proved: Any) -> bool:
-    """Whether the node reached every peer on the job's ports that it tried, and they it."""
+def _reached_all_peers(proved: Any) -> bool:
+    """Whether all tried peers reached the node on the job's ports, and it reached them."""
     mesh = proved.mesh if isinstance(proved, Proved) else None
     if not isinstance(mesh, Mesh) or mesh.blocked or not mesh.to or not mesh.by:
         return False
@@ -141,43 +142,47 @@ def _all_met(proved: Any) -> bool:
 
 @dataclass(frozen=True)
 class FleetContext:
-    """What only all nodes of a run tell about each of them, and what was kept of earlier runs.
+    """The facts about a node that come from all nodes of a run, or from earlier runs.
 
-    policies:  the nodes' policies, completed by what all nodes showed (`expectations`)
+    policies:  the nodes' policies, completed from all nodes' observations (`expectations`)
     addresses: the addresses that exactly one of the nodes has; None: fewer than two nodes were
-               looked at
-    earlier:   node -> the counters of earlier looks
+               probed
+    earlier:   node -> the counters of earlier snapshots
     moment:    the time of this run, in seconds since 1970
     """
 
     policies: Mapping[str, Policy]
     addresses: tuple[str, ...] | None = None
-    earlier: Mapping[str, Counted] = field(default_factory=dict)
+    earlier: Mapping[str, CounterSample] = field(default_factory=dict)
     moment: float = 0.0
 
-    def completed(self, name: str, seen: Snapshot) -> Snapshot:
-        """The node's snapshot, with its way to the other nodes and its earlier counters."""
-        nics = seen.subjects.get("nics")
+    def completed(self, name: str, snapshot: Snapshot) -> Snapshot:
+        """The node's snapshot with its route to its peers and its earlier counters."""
+        nics = snapshot.subjects.get("nics")
         if self.addresses is not None and isinstance(nics, Nics):
             nics = with_peers(nics, self.addresses)
-            seen = replace(seen, subjects={**seen.subjects, "nics": nics})
-        held = seen.subjects.get("ports")
-        if self.addresses is not None and isinstance(held, ports.Ports):
-            held = ports.with_peers(held, self.addresses)
-            seen = replace(seen, subjects={**seen.subjects, "ports": held})
-        if isinstance(held, ports.Ports) and _all_met(seen.subjects.get("proof")):
-            seen = replace(seen, subjects={**seen.subjects, "ports": ports.with_trial(held)})
-        return with_counters(seen, self.earlier.get(name), self.moment)
+            snapshot = replace(snapshot, subjects={**snapshot.subjects, "nics": nics})
+        port_facts = snapshot.subjects.get("ports")
+        if self.addresses is not None and isinstance(port_facts, ports.Ports):
+            port_facts = ports.with_peers(port_facts, self.addresses)
+            snapshot = replace(snapshot, subjects={**snapshot.subjects, "ports": port_facts})
+        if isinstance(port_facts, ports.Ports) and _reached_all_peers(
+            snapshot.subjects.get("proof")
+        ):
+            snapshot = replace(
+                snapshot, subjects={**snapshot.subjects, "ports": ports.with_trial(port_facts)}
+            )
+        return with_counters(snapshot, self.earlier.get(name), self.moment)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What one command knows about one node.
+    """The results of one node in one command.
 
-    results: of all checks, from the latest look
-    error:   one line when the node could not be looked at, or not to the end
+    results: of all checks, from the latest snapshot
+    error:   one line when probing the node failed, or did not finish
     unreachable: the node was not reached, or was lost on the way
-    seconds: wall time of the look, connection included
+    seconds: wall time of probing, connection included
     """
 
     name: str
@@ -193,24 +198,24 @@ class Judged:
         return self.snapshot is not None
 
 
-def judged(looks: Iterable[Looked], context: FleetContext) -> list[Judged]:
-    """Every node with its results: the one place where a look is judged."""
-    return [_judged(look, context) for look in looks]
+def judge_nodes(looks: Iterable[NodeSnapshot], context: FleetContext) -> list[Judged]:
+    """Every node with its results."""
+    return [_judge_node(look, context) for look in looks]
 
 
-def _judged(one: Looked, context: FleetContext) -> Judged:
-    want = context.policies[one.name]
-    if one.snapshot is None:
+def _judge_node(look: NodeSnapshot, context: FleetContext) -> Judged:
+    policy = context.policies[look.name]
+    if look.snapshot is None:
         return Judged(
-            one.name, want, error=one.error, unreachable=one.unreachable, seconds=one.seconds
+            look.name, policy, error=look.error, unreachable=look.unreachable, seconds=look.seconds
         )
-    seen = context.completed(one.name, one.snapshot)
-    results = tuple(judge(seen, want))
-    return Judged(one.name, want, seen, results, one.error, one.unreachable, one.seconds)
+    snapshot = context.completed(look.name, look.snapshot)
+    results = tuple(judge(snapshot, policy))
+    return Judged(look.name, policy, snapshot, results, look.error, look.unreachable, look.seconds)
 
 
 def expectations(
-    wanted: Mapping[str, Policy],
+    policies: Mapping[str, Policy],
     snapshots: Mapping[str, Snapshot],
     endpoints: Mapping[str, known_hosts.Endpoint],
     program: Callable[[], bytes],
@@ -218,31 +223,31 @@ def expectations(
 ) -> Mapping[str, Policy]:
     """The policies, completed by the host keys of all nodes and the digests of the gate's files.
 
-    endpoints: of all nodes of the inventory, those of this run and the others
+    endpoints: of all nodes of the inventory, not only of this run
     program:   makes the node's own program, for the nodes with a gate
     fetch:     runs known_hosts.READ_BLOCK on the node of that name and returns what it printed;
-               only called for blocks that were too large to come along and differ from what is
-               wanted
+               only called for blocks that were too large for the snapshot and differ from the
+               expected block
     """
     lines: dict[tuple[str, ...], Callable[[str], tuple[str, ...]]] = {}
-    for policy in wanted.values():
+    for policy in policies.values():
         extra = policy.ssh_known_hosts
         if policy.ssh_client_mode == "known_hosts" and extra not in lines:
             lines[extra] = _known_hosts(snapshots, extra, endpoints, fetch)
-    return _Expectations(wanted, lines, endpoints, program)
+    return _Expectations(policies, lines, endpoints, program)
 
 
 class _Expectations(Mapping[str, Policy]):
-    """The completed policies, each made when it is asked for: all of them fill the memory."""
+    """The completed policies, each built on access: all at once would fill the memory."""
 
     def __init__(
         self,
-        wanted: Mapping[str, Policy],
+        policies: Mapping[str, Policy],
         lines: Mapping[tuple[str, ...], Callable[[str], tuple[str, ...]]],
         endpoints: Mapping[str, known_hosts.Endpoint],
         program: Callable[[], bytes],
     ) -> None:
-        self._wanted, self._lines = wanted, lines
+        self._wanted, self._lines = policies, lines
         self._endpoints, self._program = endpoints, program
         self._made: dict[tuple[int, int], Policy] = {}
 
@@ -253,21 +258,22 @@ class _Expectations(Mapping[str, Policy]):
         return len(self._wanted)
 
     def __getitem__(self, name: str) -> Policy:
-        # Imported here, because it imports the templates: a command that only looks needs none.
+        # Imported here, because it imports the templates, which a probe does not need.
         from nodeready.subjects.gate.files import complete
 
         policy = self._wanted[name]
         if policy.ssh_client_mode != "known_hosts":
             return complete(policy, policy, self._program)
         lines = self._lines[policy.ssh_known_hosts](name)
-        # Without the node's own key, one for all nodes of a policy. Both are kept by others.
+        # Without the node's own key, nodes of one policy share a copy. Other objects keep both
+        # alive, so that their ids stay unique.
         key = id(policy), id(lines)
         if key not in self._made:
-            told = replace(policy, ssh_known_hosts=lines)
-            self._made[key] = complete(told, policy, self._program)
-        done = self._made[key]
+            own_policy = replace(policy, ssh_known_hosts=lines)
+            self._made[key] = complete(own_policy, policy, self._program)
+        completed = self._made[key]
         host_key = self._endpoints[name].key if name in self._endpoints else ""
-        return JudgingPolicy.completing(done, host_key=host_key) if host_key else done
+        return JudgingPolicy.completing(completed, host_key=host_key) if host_key else completed
 
 
 def _known_hosts(
@@ -276,7 +282,7 @@ def _known_hosts(
     endpoints: Mapping[str, known_hosts.Endpoint],
     fetch: Callable[[str], str],
 ) -> Callable[[str], tuple[str, ...]]:
-    """The function from a node to the lines that it shall have."""
+    """A function that maps a node to its expected lines."""
     fleet = known_hosts.Fleet(snapshots, extra, endpoints)
     missing = known_hosts.unsent(snapshots, fleet.lines()) if fleet.unseen else {}
     blocks: dict[str, tuple[str, ...]] = {}
@@ -285,5 +291,5 @@ def _known_hosts(
             with contextlib.suppress(ValueError):
                 blocks[digest] = known_hosts.read_block(fetch(node), digest)
                 break
-    found = known_hosts.lines_of_nodes(fleet, snapshots, blocks)
-    return lambda name: found.get(name, fleet.lines())
+    lines_by_node = known_hosts.lines_of_nodes(fleet, snapshots, blocks)
+    return lambda name: lines_by_node.get(name, fleet.lines())

@@ -32,7 +32,8 @@ from functools import cached_property
 
 from nodeready.subjects.result import OBSERVED as OBSERVED, Page, Subject
 from nodeready.policy.fields import closest_word
-from nodeready.subjects.base import Probe, own_files
+from nodeready.subjects.base import Probe
+from nodeready.subjects.own_files import own_files
 from nodeready.subjects.result import Result
 
 SUBJECTS: dict[str, Subject] = {

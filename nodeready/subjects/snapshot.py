@@ -1,486 +1,30 @@
-"""Snapshot: everything that was observed on one node in one round trip, and its judging.
+"""Snapshot: everything that was observed on one node in one round trip.
 
-The sections of all subjects become one script. The script's answer becomes a Snapshot, and the
-Snapshot becomes Results, some of which the policy waives. A subject whose section failed, timed
-out or made no sense is Unknown, and no other subject is.
+The sections of all subjects become one script (`probe_script`), and its answer (`probe_answer`)
+becomes a Snapshot. `judging` turns the Snapshot into Results. A subject is Unknown when its
+section failed, timed out or cannot be parsed; the other subjects stay known.
 """
 
 from __future__ import annotations
 
-import base64
-import fnmatch
 import os
-import re
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.policy.fields import closest_word
-from nodeready.subjects.base import (
-    Output,
-    OwnFiles,
-    Probe,
-    ProbeError,
-    Refusal,
-    Section,
-    Unknown,
-    frozen,
-)
-from nodeready.subjects.registry import OBSERVED, PROBES, SUBJECTS
-from nodeready.subjects.result import ADMIN, Result, unknown
-
-# --- One script for all sections, and the way from the script's answer back to sections.
-#
-# The answer on the wire: a line ``nodeready/1 NONCE gzip`` (or ``plain``), base64 of the sections,
-# a line ``nodeready/1 NONCE end``. Each section: ``@NONCE begin NAME``, what the section printed,
-# ``@NONCE rc N`` when it ended by itself, ``@NONCE end``. A section that ran in a shell of its own
-# begins with ``@NONCE piped NAME``, and each of its lines has seven characters of ours in front:
-# the line's number, as `cat -n` prints it, or a bar. What all others print is of our own words
-# alone, or behind one of them, or in base64 (nodeready/sh/probe.sh).
-
-#: More than this of one node's answer is refused, so that one node cannot fill our memory.
-MAX_ANSWER_BYTES = 8 * 1024 * 1024
-
-#: No section is larger, whatever the node says of its own caps: reading one takes a bounded time.
-SECTION_BYTES = 1 << 20
-
-#: Seconds that are left for the answer when a section beside the others was ended by its limit.
-MARGIN_S = 3
-
-#: Seconds for all sections that run together in one shell, which take a tenth of a second. It is
-#: more where one of them may wait for longer: for a home directory.
-TOGETHER_S = 5
-
-#: Seconds for that shell where sections run in it that are mostly quick: a hung network mount
-#: costs five of them. It is no more than this part of the whole look's, so that there is time to
-#: run them beside the others when the shell did not come to its end.
-QUICK_S, _QUICK_PART = 10, 2 / 3
-
-_STATUS = re.compile(r"[0-9]{1,3}\n?")
-#: What the loader says when any program starts, of a library that /etc/ld.so.preload still names.
-_PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
-#: Characters in front of each line of a section that ran in a shell of its own.
-_IN_FRONT = 7
-
-#: Among the files that are read for many sections at once, this one of one line stands before
-#: those of each section. Nothing else is spelt so.
-_BETWEEN = "//proc/sys/kernel/ostype"
-
-# First all sections run in one shell, one after the other, as functions: a process costs more than
-# what most sections do. When that shell does not end well (a section hangs, prints without end, or
-# ends the shell), each section runs once more in a shell of its own, under its own timeout and
-# cap; of two outputs the later one counts. A section's status is its last line (in a shell of its
-# own, the exit trap of the probe library prints it): a section without it was cut off or ended.
-# Busybox's timeout ends only its child and leaves the child's children: there, we end the session.
-# $nr_limit is mostly a program, not a function of ours, so that no further shell is needed. The
-# text of a shell, with the nonce, is in its environment, which its user alone can read, and not in
-# its arguments, which everybody can read; what the shell starts has it no more. nr_shell is called
-# in a subshell only.
-#
-# A section that runs beside the others is started first, in the background of the left side of a
-# pipe. On the right side all other sections run; then the output that came through the pipe is
-# taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
-# which `timeout` would wait: the program is left behind with a pipe that nobody reads. This needs
-# no file, and a section with nothing to run costs no process.
-#
-# All that costs seven processes, more than most sections that run beside the others. So those
-# that are mostly quick run as the last ones in the one shell, each in a subshell with a pipe of
-# its own: when a program hangs there, it holds that pipe and not the shell's output, which
-# therefore ends with the shell. Only when the shell did not end well do they run beside the
-# others.
-#
-# The files that the sections of the one shell want to see (nr_lines) are noted, and read at the
-# end: a process for all of a kind. Its lines stand in a section of their own, =KIND.
-_RUN = r"""
-nr_timeout=
-IFS=:
-for nr_dir in $PATH; do
-    case $nr_dir in *[!A-Za-z0-9/._+-]*) continue ;; esac
-    if [ -x "$nr_dir/timeout" ]; then nr_timeout=$nr_dir/timeout; break; fi
-done
-unset IFS
-nr_limit="$nr_timeout -k 1"
-nr_front='cat -n'
-if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then
-    nr_limit=nr_session
-    nr_front='sed s/^/------|/'
-fi
-nr_session() {
-    nr_seconds=$1
-    shift
-    # What runs in the background has no standard input, unless it is told.
-    { setsid "$@" <&6 & } 6<&0
-    nr_pid=$!
-    (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
-        >/dev/null 2>&1 4>&- 5>&- &
-    nr_watch=$!
-    wait $nr_pid
-    nr_status=$?
-    kill $nr_watch
-    return $nr_status
-}
-nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
-nr_shell() {
-    NR_TEXT=$2
-    export NR_TEXT
-    $nr_limit "$1" sh -c "$nr_eval"
-}
-nr_section() {
-    printf '\n@%s piped %s\n' "$NR" "$1"
-    nr_soon "$2"
-    nr_shell "$nr_soon" "$NR_LIB
-nr_trap
-$NR_BODIES
-nr_in_$1" 2>&1 | head -c "$3" | sed 's/^/      |/'
-    printf '\n@%s end\n' "$NR"
-}
-# nr_soon SECONDS: nr_soon, so many, but no more than the whole look has left.
-nr_soon() {
-    read -r nr_up nr_x </proc/uptime
-    nr_soon=$((nr_end - ${nr_up%%.*}))
-    if [ "$1" -lt "$nr_soon" ]; then nr_soon=$1; fi
-    if [ "$nr_soon" -lt 1 ]; then nr_soon=1; fi
-}
-nr_start() {
-    NR_TEXT="$NR_LIB
-nr_trap
-$2"
-    export NR_TEXT
-    nr_soon "$1"
-    $nr_limit "$nr_soon" sh -c "$nr_eval" </dev/null 2>&1 &
-}
-nr_take() {
-    printf '\n@%s piped %s\n' "$NR" "$1"
-    read -r nr_up nr_x </proc/uptime
-    nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
-    if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
-    if [ "$nr_limit" = nr_session ]; then
-        nr_session "$nr_left" cat | head -c "$3" | sed 's/^/      |/'
-    else
-        # Twice its size, for the numbers.
-        $nr_limit "$nr_left" cat -n | head -c "$(($3 * 2))"
-    fi
-    printf '\n@%s end\n' "$NR"
-}
-nr_empty() {
-    printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
-}
-nr_together() {
-    { { nr_shell "$1" "$NR_LIB$NR_BODIES
-nr_front='$nr_front'
-$NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
-        head -c "$2" >&5; } 4>&1
-}
-"""
-# In the one shell: a section, and one that is mostly quick. The latter's trap prints its status.
-# This shell's own trap keeps it there as long as a program does not heed TERM, so that `timeout`
-# kills both. `exec`: a redirection of dash's keeps what was there before, the shell's output.
-_CALLS = r"""
-trap 'exit 143' TERM
-nr_run() {
-    printf '\n@%s begin %s\n' "$NR" "$1"
-    "nr_in_$1"
-    printf '\n@%s rc %s\n\n@%s end\n' "$NR" $? "$NR"
-}
-nr_read() {
-    if [ $# = 1 ]; then return; fi
-    nr_kind=$1
-    shift
-    printf '\n@%s begin =%s\n' "$NR" "$nr_kind"
-    nr_grep "$@" "$NR_LATER" || exit 1
-    printf '\n@%s end\n' "$NR"
-}
-nr_read_later() {
-    set -f
-    IFS='
-'
-    # shellcheck disable=SC2086 # one word per file
-    { nr_read all $nr_later_all; nr_read set $nr_later_set; nr_read few $nr_later_few; }
-    unset IFS
-    set +f
-    NR_LATER=
-}
-nr_quick() {
-    printf '\n@%s piped %s\n' "$NR" "$1"
-    { exec </dev/null 2>&1; nr_trap; "nr_in_$1"; } | $nr_front
-    printf '\n@%s end\n' "$NR"
-}
-"""
-_PACK = r"""
-if command -v base64 >/dev/null 2>&1; then
-    if command -v gzip >/dev/null 2>&1; then
-        printf 'nodeready/1 %s gzip\n' "$NR"
-        nr_all | gzip -c1 2>/dev/null | base64 2>/dev/null
-    else
-        printf 'nodeready/1 %s plain\n' "$NR"
-        nr_all | base64 2>/dev/null
-    fi
-    printf 'nodeready/1 %s end\n' "$NR"
-else
-    printf 'nodeready/1 %s nobase64\n' "$NR"
-fi
-"""
-
-
-def make_script(
-    sections: Iterable[Section],
-    policy: Policy,
-    nonce: str,
-    limit_s: int = 60,
-    margin_s: int = MARGIN_S,
-) -> str:
-    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
-
-    limit_s:  seconds for the whole script
-    margin_s: a section gets at most ``limit_s`` less this, so that a slow section costs its own
-              output and not the answer
-    """
-    rest = max(1, limit_s - margin_s)
-    sections = tuple(replace(s, timeout_s=min(s.timeout_s, rest)) for s in sections)
-    together = [section for section in sections if not section.beside]
-    quick = [section for section in sections if section.quick]
-    slow = [section for section in sections if section.beside and not section.quick]
-    texts = {section.name: shell.minify(section.script(policy)) for section in sections}
-    for section in quick:
-        if section.when != ":":
-            texts[section.name] = f"if {section.when}; then\n{texts[section.name]}fi\n"
-    # A policy can leave a section nothing to do.
-    idle = {name for name, text in texts.items() if text.strip() == ":"}
-    shared = [s for s in (*together, *quick) if s.name not in idle]
-    bodies = "".join(f"nr_in_{s.name}() {{\n:\n{texts[s.name]}}}\n" for s in (*together, *quick))
-    calls = [
-        f"NR_LATER={_BETWEEN}",
-        *(f"nr_run {s.name}" for s in together),
-        "nr_read_later",
-        *(f"nr_quick {s.name}" for s in quick),
-    ]
-    limit = min(rest, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
-    if quick:
-        limit = max(1, min(int(rest * _QUICK_PART), max(limit, QUICK_S)))
-    library = f"NR={nonce}\n{shell.library('told')}{shell.library('probe')}"
-    lines = [
-        f"NR={nonce}",
-        "exec 3<&-",
-        f"NR_LIB={shell.quote(library)}",
-        f"NR_BODIES={shell.quote(bodies)}",
-        f"NR_CALLS={shell.quote(shell.minify(_CALLS) + chr(10).join(calls))}",
-        *(f"nr_body_{s.name}={shell.quote(texts[s.name])}" for s in slow),
-        shell.minify(_RUN),
-        "read -r nr_begin nr_x </proc/uptime",
-        "nr_begin=${nr_begin%%.*}",
-        f"nr_end=$((nr_begin + {rest}))",
-        "nr_again_0() {",
-        ":",
-        *(f"nr_section {_limits(s)}" for s in together),
-        "}",
-        *_levels("nr_again", quick, idle),
-        "nr_level_0() {",
-        # Twice the size, for the numbers of lines.
-        f"nr_ended=$(nr_together {limit} {sum(s.cap_bytes * (1 + s.quick) for s in shared)})",
-        'if [ "$nr_ended" != 0 ]; then',
-        "(read -r nr_begin nr_x </proc/uptime",
-        "nr_begin=${nr_begin%%.*}",
-        # What is left behind must not hold the answer's pipe.
-        f"nr_again_{len(quick)}) 5>&-",
-        "fi",
-        "} 5>&1",
-        *_levels("nr_level", slow, idle),
-    ]
-    lines += [f"nr_all() {{ nr_level_{len(slow)}; }}", shell.minify(_PACK)]
-    return "\n".join(lines)
-
-
-def _levels(name: str, beside: list[Section], idle: set[str]) -> Iterator[str]:
-    """The shell functions NAME_1 and so on: each runs a section beside the function before."""
-    for level, section in enumerate(beside):
-        text = f'"$nr_body_{section.name}"'
-        if section.quick:
-            text = f'"$NR_BODIES\nnr_in_{section.name}"'
-        yield from (
-            f"{name}_{level + 1}() {{",
-            f"if {'false' if section.name in idle else section.when}; then",
-            f"nr_start {section.timeout_s} {text} </dev/null | {{",
-            f"{name}_{level} </dev/null",
-            f"nr_take {_limits(section)}",
-            "}",
-            "else",
-            f"nr_empty {section.name}",
-            f"{name}_{level}",
-            "fi",
-            "}",
-        )
-
-
-def _limits(section: Section) -> str:
-    return f"{section.name} {section.timeout_s} {section.cap_bytes}"
-
-
-def mark(nonce: str) -> str:
-    """The text with which the script's answer begins."""
-    return f"nodeready/1 {nonce}"
-
-
-def _marked(text: str, start: int, words: tuple[str, ...]) -> tuple[str, int]:
-    """The first of these words that stands at ``start``, alone until the line's end, and where
-    its line goes on; "" when none does.
-    """
-    for word in words:
-        if text.startswith(word, start):
-            end = text.find("\n", start)
-            after = text[start + len(word) : end if end >= 0 else len(text)]
-            return (word, start + len(word)) if not after.strip() else ("", start)
-    return "", start
-
-
-def _unpack(text: str, nonce: str) -> bytes:
-    """The bytes between our two lines; what a login printed around the lines is passed over."""
-    # A regular expression with a nonce in it is compiled for one answer alone, which takes longer
-    # than to use it.
-    start, how, first = f"{mark(nonce)} ", "", -1
-    # The mark may stand inside of a line: what a login prints can end without a newline.
-    while not how and (first := text.find(start, first + 1)) >= 0:
-        how, begin = _marked(text, first + len(start), ("gzip", "plain", "nobase64"))
-    if not how:
-        raise ProbeError("no answer from the node's shell", text.strip())
-    if how == "nobase64":
-        raise ProbeError("base64 is not installed")
-    ended, last = "", begin - 1
-    while not ended and (last := text.find(f"\n{start}", last + 1)) >= 0:
-        ended, _ = _marked(text, last + 1 + len(start), ("end",))
-    if not ended:
-        raise ProbeError("the answer was cut off")
-    try:
-        packed = base64.b64decode(text[begin:last], validate=False)
-        if how == "plain":
-            return packed[:MAX_ANSWER_BYTES]
-        return zlib.decompressobj(31).decompress(packed, MAX_ANSWER_BYTES)
-    except (ValueError, zlib.error) as error:
-        raise ProbeError(f"the answer is damaged: {error}") from None
-
-
-def _sections(body: bytes, nonce: str) -> Iterator[tuple[bytes, str, str]]:
-    """How each section was printed, its name, and what stands behind that, up to the next one."""
-    start, at = f"\n@{nonce} ".encode(), 0
-    found: list[tuple[bytes, str, int, int]] = []
-    body = b"\n" + body
-    while (at := body.find(start, at)) >= 0:
-        word = at + len(start)
-        end = body.find(b"\n", word) if body[word : word + 6] in (b"begin ", b"piped ") else -1
-        if end >= 0:
-            name = body[word + 6 : end].decode("utf-8", "surrogateescape")
-            found.append((body[word : word + 5], name, at, end + 1))
-        at = word if end < 0 else end + 1
-    until = [first for _, _, first, _ in found[1:]]
-    for (how, name, _, begin), end in zip(found, (*until, len(body))):
-        yield how, name, body[begin:end].decode("utf-8", "surrogateescape")
-
-
-def parse_answer(text: str, sections: Iterable[Section], nonce: str) -> dict[str, Output]:
-    """The sections of one node's answer, by name.
-
-    Raises ProbeError when there is no answer at all. A section that is missing, was cut off or
-    timed out is an Output whose ``require`` raises.
-    """
-    caps = {section.name: section.cap_bytes for section in sections}
-    outputs: dict[str, Output] = {}
-    files: dict[str, list[str]] = {}
-    waiting: dict[str, Output] = {}
-    for how, name, rest in _sections(_unpack(text, nonce), nonce):
-        content = rest.partition(f"\n@{nonce} end\n")[0]
-        if name[:1] == "=":
-            # What stands before the first of them is nobody's.
-            files[name[1:]] = f"\n{content}".split(f"\n{_BETWEEN}:1:")[1:]
-        if name not in caps:
-            continue
-        most = max(caps[name], SECTION_BYTES)
-        came = content
-        if how == b"piped" and len(came) <= 2 * most:
-            content = "\n".join([line[_IN_FRONT:] for line in came.split("\n")])
-        if "ERROR: ld.so: object '" in content:
-            content = _PRELOAD.sub("", content)
-        if len(content) > most:
-            outputs[name] = Output(content[:most], None, truncated=True, nonce=nonce)
-            continue
-        printed, ended, status = content.rpartition(f"\n@{nonce} rc ")
-        # A section can print such a line itself: only the last one tells the status.
-        if ended and _STATUS.fullmatch(status):
-            outputs[name] = Output(printed, int(status), nonce=nonce)
-            if how == b"begin" and f"\n@{nonce} later " in printed:
-                waiting[name] = outputs[name]
-        else:
-            size, whole = (
-                len(text.encode("utf-8", "surrogateescape")) for text in (content, came)
-            )
-            cut = size >= caps[name] or whole >= 2 * caps[name]
-            outputs[name] = Output(content, None, truncated=cut, nonce=nonce)
-    for name, complete in _with_files(waiting, files):
-        if outputs[name] is waiting[name]:
-            outputs[name] = complete
-    for name in caps:
-        outputs.setdefault(name, Output("", None))
-    return outputs
-
-
-#: Kind of nr_lines -> the kind as which its files are read together, and whether with numbers.
-_LATER = {
-    "all": ("all", True),
-    "raw": ("all", False),
-    "set": ("set", True),
-    "routes": ("set", False),
-    "few": ("few", True),
-}
-#: A line's path, which is kept, and its number.
-_NUMBER = re.compile(r"^(/[^:\n]*:)[0-9]+:", re.M)
-
-
-def _with_files(
-    waiting: Mapping[str, Output], files: Mapping[str, list[str]]
-) -> Iterator[tuple[str, Output]]:
-    """These outputs by name, with the lines of a section's files in the place of its marks.
-
-    waiting: in the order in which the sections have noted their files
-    files:   kind -> the lines of the files of each section in that order, and an end. Where one is
-             missing, nobody can tell whose the others are.
-    """
-    parts = {name: one.text.split(f"\n@{one.nonce} later ") for name, one in waiting.items()}
-    marks = [part.partition("\n")[0] for found in parts.values() for part in found[1:]]
-    noted = Counter(_LATER.get(mark, ("", False))[0] for mark in marks)
-    left = {
-        kind: iter(lines) for kind, lines in files.items() if len(lines) == noted.get(kind, 0) + 1
-    }
-    for name, (first, *rest) in parts.items():
-        text, whole = first, True
-        for part in rest:
-            kind, _, after = part.partition("\n")
-            read, numbered = _LATER.get(kind, ("", False))
-            # Its first line is what tells the sections apart.
-            came = next(left.get(read, iter(())), None)
-            whole = whole and came is not None
-            lines = (came or "").partition("\n")[2]
-            if not numbered:
-                lines = "".join(_NUMBER.split(lines))
-            text += f"\n{lines}\n{after}"
-        cut = len(text) > SECTION_BYTES
-        if whole and not cut:
-            one = waiting[name]
-            yield name, Output(text, one.rc, one.truncated, one.nonce)
-        else:
-            yield name, Output(text[:SECTION_BYTES], None, cut, waiting[name].nonce)
-
-
-# --- The snapshot and its results.
+from nodeready.subjects.base import Output, Probe, ProbeError, Section, Unknown, frozen
+from nodeready.subjects.own_files import OwnFiles, Refusal
+from nodeready.subjects.probe_answer import parse_answer
+from nodeready.subjects.registry import PROBES
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one node showed.
+    """The observations of one node.
 
     subjects: subject -> its observation, or Unknown with the reason
-    files:    path -> the content of that file of ours
+    files:    path -> the content of nodeready's own file
     refused:  path -> why a deploy would not write there
     """
 
@@ -493,23 +37,23 @@ class Snapshot:
         return self.subjects[subject]
 
     def merged(self, newer: Snapshot) -> Snapshot:
-        """This snapshot with the subjects of a newer, smaller one in place of its own."""
-        ours = newer if "ours" in newer.subjects else self
-        return Snapshot({**self.subjects, **newer.subjects}, ours.files, ours.refused)
+        """This snapshot, updated by the subjects of a newer, smaller snapshot."""
+        newest = newer if "ours" in newer.subjects else self
+        return Snapshot({**self.subjects, **newer.subjects}, newest.files, newest.refused)
 
 
 def probes(subjects: Iterable[str] | None = None) -> tuple[Probe, ...]:
-    """The probes of these subjects (None: all), and the one that reads the files of ours."""
+    """The probes of these subjects (None: all), and the probe of nodeready's own files."""
     if subjects is None:
         return PROBES
-    wanted = {*subjects, "ours"}
-    return tuple(probe for probe in PROBES if probe.subject in wanted)
+    names = {*subjects, "ours"}
+    return tuple(probe for probe in PROBES if probe.subject in names)
 
 
 def sections(chosen: Iterable[Probe]) -> tuple[Section, ...]:
-    """The sections of these probes, each once, in order; those that come first in front."""
-    found = {s.name: s for probe in chosen for s in probe.sections}.values()
-    return tuple(sorted(found, key=lambda section: not section.first))
+    """The sections of these probes, each once, in order; sections with ``first`` lead."""
+    unique = {s.name: s for probe in chosen for s in probe.sections}.values()
+    return tuple(sorted(unique, key=lambda section: not section.first))
 
 
 def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
@@ -519,181 +63,94 @@ def _observe(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any
         return Unknown(error.reason, error.evidence)
     except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
         evidence = "".join(outputs[section.name].text[:200] for section in probe.sections[:1])
-        return Unknown(_nonsense(error), evidence)
+        return Unknown(unparsable(error), evidence)
 
 
-# Most nodes of a fleet print the same in most sections, and are read once for all of them. What is
-# shared cannot be changed by anybody. A node has no way to another one's observation: what it
-# printed is compared in full, and it cannot know the word that stands for each run's nonce.
+# Most nodes of a fleet print the same text in most sections, so that it is parsed once for all.
+# A shared observation is read-only. A node cannot influence another node's observation: its output
+# is compared in full, and it cannot know the word that replaces each run's nonce.
 
-_OURS = os.urandom(8).hex()
-#: Texts that were met once, by their hash: most are one node's own, and are not kept.
-_MET: dict[int, None] = {}
-_MOST_MET = 8192
+_SHARED_NONCE = os.urandom(8).hex()
+#: Hashes of texts that were seen once: most belong to one node, and are not kept.
+_HASHES: dict[int, None] = {}
+_MAX_HASHES = 8192
 _Key = tuple[Any, ...]
-#: What was printed, by whose policy it was read -> the observation, and that policy.
+#: (Output, policy) -> the observation, and that policy.
 _SHARED: dict[_Key, tuple[Any, Policy]] = {}
 _MOST_SHARED, _MOST_BYTES = 1024, 16 << 20
 _shared_bytes = 0
 
 
 def _without_nonce(output: Output) -> Output:
-    """The same output, as it would be with one nonce for all nodes."""
-    if not output.nonce or output.nonce == _OURS:
+    """The same output with the shared nonce in place of its own."""
+    if not output.nonce or output.nonce == _SHARED_NONCE:
         return output
-    text = output.text.replace(output.nonce, _OURS) if output.nonce in output.text else output.text
-    return Output(text, output.rc, output.truncated, _OURS)
+    text = (
+        output.text.replace(output.nonce, _SHARED_NONCE)
+        if output.nonce in output.text
+        else output.text
+    )
+    return Output(text, output.rc, output.truncated, _SHARED_NONCE)
 
 
 def _size(key: _Key) -> int:
     return sum(len(text) for text, _, _ in key[2:])
 
 
-def _seen(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
-    """The observation; a shared one where the same was printed before."""
+def _shared_observation(probe: Probe, outputs: Mapping[str, Output], policy: Policy) -> Any:
+    """The observation; a shared one where the same output was parsed before."""
     global _shared_bytes  # noqa: PLW0603 - one store for the process
-    own = [outputs[section.name] for section in probe.sections]
-    key = (probe.subject, id(policy), *((one.text, one.rc, one.truncated) for one in own))
-    known = _SHARED.get(key)
-    if known is not None:
-        return known[0]
-    seen = _observe(probe, outputs, policy)
-    met = hash(key)
-    if met not in _MET:
-        _MET[met] = None
-        if len(_MET) > _MOST_MET:
-            del _MET[next(iter(_MET))]
-        return seen
+    printed = [outputs[section.name] for section in probe.sections]
+    key = (
+        probe.subject,
+        id(policy),
+        *((output.text, output.rc, output.truncated) for output in printed),
+    )
+    shared = _SHARED.get(key)
+    if shared is not None:
+        return shared[0]
+    observation = _observe(probe, outputs, policy)
+    digest = hash(key)
+    if digest not in _HASHES:
+        _HASHES[digest] = None
+        if len(_HASHES) > _MAX_HASHES:
+            del _HASHES[next(iter(_HASHES))]
+        return observation
     size = _size(key)
     if size <= _MOST_BYTES >> 3:
-        _SHARED[key] = (seen := frozen(seen)), policy
+        _SHARED[key] = (observation := frozen(observation)), policy
         _shared_bytes += size
         while len(_SHARED) > _MOST_SHARED or _shared_bytes > _MOST_BYTES:
             oldest = next(iter(_SHARED))
             del _SHARED[oldest]
             _shared_bytes -= _size(oldest)
-    return seen
+    return observation
 
 
-def _nonsense(error: Exception) -> str:
+def unparsable(error: Exception) -> str:
     return f"makes no sense ({type(error).__name__}: {error})"
 
 
 def read(answer: str, chosen: tuple[Probe, ...], policy: Policy, nonce: str) -> Snapshot:
     """The snapshot in a node's answer. Never raises: a subject that cannot be read is Unknown."""
-    seen: dict[str, Any] = {}
+    observations: dict[str, Any] = {}
     try:
         printed = parse_answer(answer, sections(chosen), nonce)
     except ProbeError as error:
-        return nothing(error.reason, chosen, error.evidence)
+        return unknown_snapshot(error.reason, chosen, error.evidence)
     outputs = {name: _without_nonce(output) for name, output in printed.items()}
     for probe in chosen:
-        seen[probe.subject] = _seen(probe, outputs, policy)
-    ours: OwnFiles | Unknown = seen.get("ours", Unknown(""))
+        observations[probe.subject] = _shared_observation(probe, outputs, policy)
+    own: OwnFiles | Unknown = observations.get("ours", Unknown(""))
     return (
-        Snapshot(seen) if isinstance(ours, Unknown) else Snapshot(seen, ours.files, ours.refused)
+        Snapshot(observations)
+        if isinstance(own, Unknown)
+        else Snapshot(observations, own.files, own.refused)
     )
 
 
-def nothing(reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = "") -> Snapshot:
+def unknown_snapshot(
+    reason: str, chosen: tuple[Probe, ...] = PROBES, evidence: str = ""
+) -> Snapshot:
     """The snapshot of a node that gave no answer: every subject is Unknown for this reason."""
     return Snapshot({probe.subject: Unknown(reason, evidence) for probe in chosen})
-
-
-def judge(
-    snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
-) -> list[Result]:
-    """The results of all checks of these subjects (None: all that were observed), after waivers.
-
-    A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
-    """
-    results: list[Result] = []
-    for name, subject in SUBJECTS.items():
-        if name not in snapshot.subjects or (subjects is not None and name not in subjects):
-            continue
-        seen = snapshot[name]
-        if isinstance(seen, Unknown):
-            shown = f"{seen.reason}: {seen.evidence}" if seen.evidence else seen.reason
-            results.append(unknown(f"{name}.{OBSERVED}", shown))
-            continue
-        for given in subject.checks:
-            try:
-                found = given(seen, policy)
-                if found.fixable:
-                    patterns = (
-                        subject.files if given.writes is None else given.writes(seen, policy)
-                    )
-                    found = _promised(found, snapshot.refused, patterns)
-                results.append(found)
-            except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
-                results.append(unknown(given.id, _nonsense(error)))
-    return waive(results, policy)
-
-
-def _promised(result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]) -> Result:
-    """A fixable result as it is, or a person's where a deploy would not write these files."""
-    for path, refusal in refused.items():
-        for pattern in patterns:
-            parent = pattern.rpartition("/")[0]
-            if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
-                actual = f"{result.actual}; {path}: {refusal.why}"
-                fix = f"{refusal.remedy}, then {result.fix}"
-                return replace(result, actual=actual, fix=fix, owner=ADMIN)
-    return result
-
-
-def _holds(directory: str, parent: str) -> bool:
-    """Whether a directory is ``parent``, a pattern, or one that holds it."""
-    depth = directory.rstrip("/").count("/")
-    start = "/".join(parent.split("/")[: depth + 1])
-    return directory == "/" or fnmatch.fnmatchcase(directory, start)
-
-
-# --- Waivers: findings that the policy accepts. They are listed always, and fail nothing.
-
-#: The only statuses that can be waived: a value that was not observed cannot be accepted.
-WAIVABLE = ("fail", "warn")
-_WORD = "waived: "
-
-
-def waive(results: Iterable[Result], policy: Policy) -> list[Result]:
-    """``results`` with the findings that the policy waives as ``waived``.
-
-    A waived result keeps what was expected and found; its ``fix`` is the reason of the waiver.
-    """
-    reasons = dict(policy.waivers)
-    return [
-        replace(result, status="waived", fix=f"{_WORD}{reasons[result.check]}", owner="")
-        if result.check in reasons and result.status in WAIVABLE
-        else result
-        for result in results
-    ]
-
-
-def reason(result: Result) -> str:
-    """The reason of the waiver of a waived result."""
-    return result.fix.removeprefix(_WORD)
-
-
-def problems(policy: Policy, ids: Iterable[str]) -> list[str]:
-    """What is wrong with the policy's waivers, a line each: checks that are none of ``ids``.
-
-    A waiver without a finding is no problem: the finding was repaired.
-    """
-    known = list(ids)
-    return [
-        f"waivers: {check!r}: {_meant(check, known)}"
-        for check, _ in policy.waivers
-        if check not in known
-    ]
-
-
-def _meant(check: str, known: list[str]) -> str:
-    subject, _, name = check.partition(".")
-    same = [one for one in known if one.startswith(f"{subject}.")]
-    if same and name == "observed":
-        return "what could not be observed cannot be waived"
-    close = closest_word(check, known)
-    if close:
-        return f"no such check; did you mean {close}?"
-    return f"no such check; there are {', '.join(same)}" if same else "no such check"

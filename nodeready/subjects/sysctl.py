@@ -23,15 +23,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import (
-    Line,
-    Output,
-    Section,
-    beatable,
-    by_path,
-    file_lines,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Line, Output, Section, by_path, file_lines, kernel_arguments
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, ok, warn
 
 #: Highest priority first (sysctl.d(5); procps adds /usr/local/lib).
@@ -247,7 +240,7 @@ def _setting(options: Mapping[str, SysctlOption], path: str) -> Setting | None:
                 setting = option
     if setting is None or setting.value is None:
         return None
-    return Setting(setting.value, setting.line.where)
+    return Setting(setting.value, setting.line.source)
 
 
 def section(lines: Iterable[Line], name: str) -> list[Line]:
@@ -340,7 +333,7 @@ def _rival(files: SysctlFiles, path: str) -> str:
     if written is not None and (
         written.line.path == SYSCTL_CONF or not beatable(written.line.path.rpartition("/")[2])
     ):
-        return _remove(written.line.where)
+        return _remove(written.line.source)
     for later in (files.ufw, {} if files.reapply else files.tuned):
         setting = _setting(later, path)
         if setting is not None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nodeready.policy import Policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_script, snapshot
 from nodeready.subjects.base import Probe
 from nodeready.subjects.snapshot import Snapshot
 from nodeready.transport.base import (
@@ -82,15 +82,15 @@ class SnapshotQuestion:
 
     def nothing(self, reason: str, evidence: str = "") -> Snapshot:
         """The snapshot of a node that cannot be asked: everything is Unknown."""
-        return snapshot.nothing(reason, self.probes, evidence)
+        return snapshot.unknown_snapshot(reason, self.probes, evidence)
 
     def read(self, answer: Answer) -> Snapshot:
         """The snapshot in the answer; everything is Unknown when there is none."""
         if answer.error:
             return self.nothing(answer.error)
-        if snapshot.mark(self.nonce) not in answer.stdout:
+        if probe_script.mark(self.nonce) not in answer.stdout:
             said = f"{answer.stderr}\n{answer.stdout}".strip()
-            return snapshot.nothing("no answer from the node's shell", self.probes, said)
+            return snapshot.unknown_snapshot("no answer from the node's shell", self.probes, said)
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
 
 
@@ -102,7 +102,7 @@ def question(
     policy: Policy,
     subjects: Iterable[str] | None = None,
     limit_s: int = PROBE_TIMEOUT_S,
-    margin_s: int = snapshot.MARGIN_S,
+    margin_s: int = probe_script.MARGIN_S,
     *,
     nonce: str = "",
 ) -> SnapshotQuestion:
@@ -114,8 +114,8 @@ def question(
     nonce:    a random word (`Carrier.nonce`); "": one of its own
     """
     chosen, nonce = snapshot.probes(subjects), nonce or os.urandom(8).hex()
-    text = snapshot.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
-    request = Request(node, text, limit_s, mark=snapshot.mark(nonce), reads=True)
+    text = probe_script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
+    request = Request(node, text, limit_s, mark=probe_script.mark(nonce), reads=True)
     return SnapshotQuestion(request, policy, chosen, nonce)
 
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 from nodeready.inventory.nodeset import folded
 from nodeready.node.witnesses import motion
-from nodeready.node.witnesses.motion import Found, Motion, Ports
+from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
 from nodeready.subjects.base import ProbeError
 from nodeready.text import counted, sanitise
 from nodeready.transport.base import (
@@ -77,7 +77,7 @@ class Look:
 
     at: float
     ranks: Mapping[RankKey, Motion] = field(default_factory=dict)
-    ports: Mapping[str, Ports] = field(default_factory=dict)
+    ports: Mapping[str, PortBytes] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
     unreached: frozenset[str] = frozenset()
     interrupted: bool = False
@@ -431,7 +431,7 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
     with_nonce = motion.Config(**{**vars(config), "nonce": new_nonce()})
     answers = ask("watch", {name: request(name, motion.__name__, with_nonce) for name in names})
     ranks: dict[RankKey, Motion] = {}
-    ports: dict[str, Ports] = {}
+    ports: dict[str, PortBytes] = {}
     errors: dict[str, str] = {}
     unreached, interrupted = set(), False
     for name, answer in answers.items():
@@ -444,7 +444,7 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
         except ProbeError as problem:
             errors[name] = problem.reason
             continue
-        ends = [row for row in received if isinstance(row, Found)]
+        ends = [row for row in received if isinstance(row, MotionEnd)]
         if not ends:
             errors[name] = (
                 refused[0]
@@ -459,6 +459,6 @@ def take(ask: Asks, nodes: Iterable[str], config: motion.Config, at: float) -> L
         for row in received:
             if isinstance(row, Motion):
                 ranks[RankKey(name, row.pid, row.start)] = row
-            elif isinstance(row, Ports):
+            elif isinstance(row, PortBytes):
                 ports[name] = row
     return Look(at, ranks, ports, errors, frozenset(unreached), interrupted)

@@ -17,7 +17,7 @@ import pytest
 from nodeready import shell
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_answer, probe_script, snapshot
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.snapshot import Snapshot
 from tests.attacks.conftest import Person
@@ -246,12 +246,12 @@ def test_content_that_knows_the_nonce_begins_no_section(fresh_nodes):
     chosen = snapshot.probes()
     sections = snapshot.sections(chosen)
     line, stdin = shell.command(
-        snapshot.make_script(sections, policy, _NONCE), 60, "nodeready:test"
+        probe_script.make_script(sections, policy, _NONCE), 60, "nodeready:test"
     )
 
     def look() -> tuple[list[str], Snapshot]:
         said = node.run(line, input=stdin).stdout
-        body = snapshot._unpack(said, _NONCE).decode("utf-8", "surrogateescape")
+        body = probe_answer._unpack(said, _NONCE).decode("utf-8", "surrogateescape")
         marks = re.findall(rf"^@{_NONCE} (begin \w+|piped \w+|end)$", body, re.M)
         return marks, snapshot.read(said, chosen, policy, _NONCE)
 

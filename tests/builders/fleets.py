@@ -10,7 +10,8 @@ from nodeready.audit.document import Audit, NodeReport, Outlier
 from nodeready.policy import Policy
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.result import Result, fail, fixable, na, ok, unknown, warn
-from nodeready.subjects.snapshot import Snapshot, waive
+from nodeready.subjects.snapshot import Snapshot
+from nodeready.subjects.waivers import waive
 from nodeready.transport.look import NOT_LOOKED_AT
 
 STARTED, FINISHED = "2030-01-02T03:04:05Z", "2030-01-02T03:04:17Z"

@@ -13,7 +13,7 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.shell import library, minify
 from nodeready.subjects.base import Section
-from nodeready.subjects.snapshot import make_script
+from nodeready.subjects.probe_script import make_script
 
 NONCE = "0123456789abcdef"
 SHELLS = (["dash", "-c"], ["busybox", "sh", "-c"], ["bash", "-c"])

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nodeready.node.witnesses.devices import Gpu, Gpus, Kernel, Message, Network, Port
-from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup, Recording
-from nodeready.node.witnesses.logs import Log, Report
+from nodeready.node.witnesses.devices import (
+    Kernel,
+    Message,
+    Network,
+    Port,
+    WitnessedGpu,
+    WitnessedGpus,
+)
+from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
+from nodeready.node.witnesses.logs import LogReport, RankLog
 from nodeready.node.witnesses.nccl_ras import Communicator, Member, Ras
 from nodeready.subjects.wire import plain
 
 SITE = "train.py:88 step"
 
 
-def entry(sequence: int, operation: str = "all_reduce", group: str = "0", **more: Any) -> Entry:
+def entry(
+    sequence: int, operation: str = "all_reduce", group: str = "0", **more: Any
+) -> RecorderEntry:
     told = {
         "is_p2p": False, "state": "started", "sizes": "[[1024], [1024]]",
         "types": "[Float, Float]", "site": SITE, **more,
     }  # fmt: skip
-    return Entry(group, sequence, operation=operation, **told)
+    return RecorderEntry(group, sequence, operation=operation, **told)
 
 
 def process_group(
@@ -30,7 +39,7 @@ def process_group(
 
 
 def recording(
-    *groups: ProcessGroup, entries: Sequence[Entry] = (), age_s: int = 60, **more: Any
+    *groups: ProcessGroup, entries: Sequence[RecorderEntry] = (), age_s: int = 60, **more: Any
 ) -> dict[str, Any]:
     made = Recording(path="/tmp/fr_0", age_s=age_s, version="2.10", groups=groups,
                      entries=tuple(entries), **more)  # fmt: skip
@@ -55,17 +64,19 @@ def no_recording(why: str = "no dump: TORCH_FR_BUFFER_SIZE=0") -> dict[str, Any]
 
 
 def log(
-    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[Report] = ()
+    *lines: str, age_s: int = 5, path: str = "/logs/out", reports: Sequence[LogReport] = ()
 ) -> dict[str, Any]:
-    return {"logs": plain(Log(path=path, age_s=age_s, lines=lines, reports=tuple(reports)))}
+    return {"logs": plain(RankLog(path=path, age_s=age_s, lines=lines, reports=tuple(reports)))}
 
 
-def status(rank: int | None, enqueued: int, completed: int, group: str = "default_pg") -> Report:
-    return Report(rank, group, "status", None, "", enqueued, completed)
+def status(
+    rank: int | None, enqueued: int, completed: int, group: str = "default_pg"
+) -> LogReport:
+    return LogReport(rank, group, "status", None, "", enqueued, completed)
 
 
-def timeout(rank: int | None, sequence: int, group: str = "default_pg") -> Report:
-    return Report(rank, group, "timeout", sequence, "ALLREDUCE", None, None)
+def timeout(rank: int | None, sequence: int, group: str = "default_pg") -> LogReport:
+    return LogReport(rank, group, "timeout", sequence, "ALLREDUCE", None, None)
 
 
 def ras(
@@ -84,13 +95,13 @@ def ras(
 def gpu(
     pid: int, sm: int, memory: int, power: int = 150, xids: Sequence[int] = (),
     *, throttle: Sequence[str] = (),
-) -> Gpu:  # fmt: skip
+) -> WitnessedGpu:  # fmt: skip
     known = ("H200", "0000:01:00.0", sm, memory, power, 700)
-    return Gpu(0, *known, tuple(xids), (pid,), tuple(throttle))
+    return WitnessedGpu(0, *known, tuple(xids), (pid,), tuple(throttle))
 
 
-def gpus(*devices: Gpu, absent: str = "") -> dict[str, Any]:
-    return {"gpus": plain(Gpus(absent, devices))}
+def gpus(*devices: WitnessedGpu, absent: str = "") -> dict[str, Any]:
+    return {"gpus": plain(WitnessedGpus(absent, devices))}
 
 
 def port(

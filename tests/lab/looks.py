@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from nodeready.deploy.step import DeployStep
 from nodeready.lab import LabNode
 from nodeready.policy import Policy
+from nodeready.subjects.judging import judge
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import judge
 from tests.helpers import apply, observe, on, plan
 
 

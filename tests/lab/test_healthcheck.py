@@ -14,7 +14,7 @@ import pytest
 from nodeready.healthcheck import gate
 from nodeready.lab import LabNode
 from nodeready.policy.policy import make_policy
-from nodeready.subjects.snapshot import judge
+from nodeready.subjects.judging import judge
 from nodeready.transport import bundle
 from tests.command import ours, wait_for, written
 from tests.helpers import observe, on

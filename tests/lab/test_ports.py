@@ -9,8 +9,8 @@ import pytest
 
 from nodeready.lab import Lab, LabNode
 from nodeready.policy import Policy
+from nodeready.subjects.judging import judge
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import judge
 from tests.command import wait_for
 from tests.helpers import observe
 from tests.lab.looks import judged

@@ -17,8 +17,8 @@ from nodeready import shell
 from nodeready.deploy.actions import StepChange
 from nodeready.operations import STEPS
 from nodeready.policy import Policy
+from nodeready.subjects.judging import judge
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.snapshot import judge
 from tests.builders.proof import put_py_spy
 from tests.cases import cases
 from tests.helpers import apply, observe, on, plan

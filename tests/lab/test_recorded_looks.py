@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.policy.policy import make_policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import judging, probe_answer, probe_script, snapshot
 from nodeready.subjects.base import Output
 from tests.builders.hostile import RECORDED, encoded, recorded
 from tests.command import POLICY
@@ -41,7 +41,7 @@ def verdicts(texts: dict[str, str]) -> dict[str, str]:
                                          policy)
         for probe in snapshot.probes()
     }  # fmt: skip
-    return {r.check: r.status for r in snapshot.judge(snapshot.Snapshot(seen), policy)}
+    return {r.check: r.status for r in judging.judge(snapshot.Snapshot(seen), policy)}
 
 
 @pytest.mark.parametrize("profile", ["h100", pytest.param("mi300x", marks=pytest.mark.nightly)])
@@ -49,8 +49,8 @@ def test_a_recorded_look_is_judged_as_a_look_today(profile, fresh_nodes, invento
     (node,) = fresh_nodes(1, profile=profile)
     assert tool("deploy", str(inventory([node], **POLICY)), "--yes").status in (0, 3)
     sections = snapshot.sections(snapshot.probes())
-    node.write("/root/look.sh", snapshot.make_script(sections, make_policy(POLICY), RECORDED))
-    said = snapshot.parse_answer(
+    node.write("/root/look.sh", probe_script.make_script(sections, make_policy(POLICY), RECORDED))
+    said = probe_answer.parse_answer(
         node.run("sh /root/look.sh </dev/null").stdout, sections, RECORDED
     )
     texts = {name: legible(output.text, node.name) for name, output in said.items()}

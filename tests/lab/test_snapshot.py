@@ -14,8 +14,8 @@ import pytest
 from nodeready.operations import core_dumps, ptrace
 from nodeready.policy import Policy
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.probe_answer import parse_answer
 from nodeready.subjects.registry import SUBJECTS
-from nodeready.subjects.snapshot import parse_answer
 from tests.builders.sections import NONCE, SHELLS, run, section
 from tests.lab.looks import deploy, judged
 from tests.lab.rows import rows
@@ -53,7 +53,7 @@ def test_a_program_that_no_signal_ends_is_left_behind(runner, freezer, quick):
     sh -c 'echo $$ >{freezer}/tasks; echo FROZEN >{freezer}/freezer.state; exec sleep 60'
     """
     sections = [
-        section("stuck", stuck, beside=True, quick=quick, timeout_s=1),
+        section("stuck", stuck, parallel=True, quick=quick, timeout_s=1),
         section("good", "echo a=1"),
     ]
     outputs = parse_answer(run(sections, runner), sections, NONCE)

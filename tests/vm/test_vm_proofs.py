@@ -18,10 +18,11 @@ import pytest
 from nodeready import shell
 from nodeready.node import payload
 from nodeready.policy import Policy
+from nodeready.subjects.judging import judge
 from nodeready.subjects.proof import facts as proved
 from nodeready.subjects.proof.facts import ProofConfig
 from nodeready.subjects.result import Result
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from tests.cases import cases
 from tests.helpers import nodeready
 from tests.vm.conftest import USER

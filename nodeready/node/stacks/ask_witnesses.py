@@ -346,7 +346,8 @@ def read_settings(
         torch, nccl = _torch(pid, uid, maps), nccl_ras.library([pid], uid)
         cuda = any(re.search(r"/libcuda\.so(\.|$)", path) for path in maps)
         if rank is not None:
-            dump_place = flight_recorder.places(uid, rank, environment)[0].removesuffix(str(rank))
+            dump_path = flight_recorder.dump_paths(uid, rank, environment)[0]
+            dump_place = dump_path.removesuffix(str(rank))
             is_configured = dump_place in environment.values()
             unwritable_reason = _write_problem(
                 pid, uid, os.path.dirname(dump_place) or ".", creates_missing=not is_configured

@@ -1,8 +1,8 @@
-"""WITNESSES: what else knows where a job stands, beside its stacks; each with a limit of its own.
+"""WITNESSES: sources beside the stacks that show where a job stands; each has its time limit.
 
-A file is a witness: a frozen dataclass of what it saw, and the functions that look. All of it is
-data as it was found; what it means is for `nodeready.triage.stacks` to say. A witness that is not
-there is an answer, too: its `absent` says why, in one line. The program on the node
-(`nodeready.node.stacks.program`) asks them all in its one round, and none can make it wait:
-whatever a job's user can have made is read in a fork, with that user's rights.
+A file is a witness: a frozen dataclass of its observations, and the functions that observe.
+`nodeready.triage.stacks` interprets them. A missing witness is an observation, too: its `absent`
+says why, in one line. The program on the node (`nodeready.node.stacks.program`) asks all witnesses
+in its one round, and none can block it: files that the job's user can write are read in a fork,
+with that user's rights.
 """

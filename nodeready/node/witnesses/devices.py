@@ -1,7 +1,7 @@
-"""GPUs, network ports and the kernel's log: what the node's hardware did since the job began.
+"""GPUs, network ports and the kernel's log: events of the node's hardware since the job began.
 
-A driver in trouble makes whoever asks wait: a tool runs under a limit and is left behind when it
-cannot be ended, none is started where an earlier one hangs, and files of /sys are read in a fork.
+A faulty driver blocks its callers: a tool runs under a limit and is left behind when it cannot be
+ended, none is started where an earlier one hangs, and files of /sys are read in a fork.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nodeready.node.stacks import processes
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU. None: not told.
+class WitnessedGpu:
+    """One GPU. None: the tool does not report the value.
 
     sm_percent, memory_percent: utilisation; power_w, limit_w: watts; xids: since the job began
     pids: the processes that compute on it, as this node's kernel numbers them
@@ -41,11 +41,11 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Gpus:
-    """All GPUs of the node. absent: why none is told, one line."""
+class WitnessedGpus:
+    """All GPUs of the node. absent: why there are none, one line."""
 
     absent: str = ""
-    devices: tuple[Gpu, ...] = ()
+    devices: tuple[WitnessedGpu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Port:
     """One network or RDMA port between two samples.
 
     kind:   ``ethernet``, ``infiniband`` or ``roce``
-    state:  ``up``, or what it is instead
+    state:  ``up``, ``down``, ``gone`` or another state of the kernel's
     received, sent: bytes between the samples
     errors: counters that rose, and by how much: ((``symbol_error``, 3), ...)
-    gbps:   the rate of the link, Gb/s; 0: not told
+    gbps:   the rate of the link, Gb/s; 0: unknown
     """
 
     name: str
@@ -70,7 +70,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Network:
-    """All ports of the node. seconds: between the two samples. absent: why none is told."""
+    """All ports of the node. seconds: between the two samples. absent: why there are none."""
 
     absent: str = ""
     seconds: float = 0.0
@@ -79,10 +79,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Message:
-    """A line of the kernel's log that a job dies or hangs of.
+    """A line of the kernel's log about a fault that kills or hangs jobs.
 
     kind:  ``oom``, ``xid``, ``link``, ``filesystem``, ``hung``, ``memory``, ``segfault``
-    ago_s: whole seconds before the look
+    ago_s: whole seconds before the snapshot
     pid:   the process that it names; 0: none
     text:  the line, at most 200 characters
     """
@@ -95,56 +95,56 @@ class Message:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The kernel's log since the job began. absent: why it is not told, one line."""
+    """The kernel's log since the job began. absent: why it cannot be read, one line."""
 
     absent: str = ""
     messages: tuple[Message, ...] = ()
 
 
-# --- A tool of the system: found, run under a limit, and never believed too much.
+# --- Tools of the system, run under a limit.
 
-#: Where tools are looked for; ROCm, and NVIDIA in containers, have a directory of their own.
+#: Directories of tools; ROCm, and NVIDIA in containers, have separate ones.
 _PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/rocm/bin"
     ":/usr/local/nvidia/bin"
 )
-#: Bytes of a tool's answer that are kept: of many, the last.
+#: Maximum bytes of a tool's output; the last ones are kept.
 _MOST_BYTES = 8 << 20
 
 
-def _tool(name: str) -> str:
-    """The path of a tool; "": not there, or somebody else than root could change it."""
+def _tool_path(name: str) -> str:
+    """The path of a tool; "": it is missing, or a user other than root could change it."""
     path = shutil.which(name, path=_PATH)
     return path if path and roots_alone(path) else ""
 
 
 @dataclass
-class _Kept:
+class _OutputTail:
     """The last bytes of a tool's output."""
 
     data: bytearray = field(default_factory=bytearray)
 
-    def __call__(self, process: object, stream: int, piece: bytes) -> None:
+    def __call__(self, process: object, stream: int, data: bytes) -> None:
         if stream == 1:
-            self.data += piece
+            self.data += data
             if len(self.data) > 2 * _MOST_BYTES:
                 del self.data[:-_MOST_BYTES]
 
 
 def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
-    """How a tool ended, and the last of its output. Raises OSError."""
-    kept = _Kept()
+    """How a tool ended, and the end of its output. Raises OSError."""
+    tail = _OutputTail()
     ended = supervisor.run(
-        argv, max(0.2, limit_s), kept, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
+        argv, max(0.2, limit_s), tail, env={**os.environ, "LC_ALL": "C", "PATH": _PATH}
     )
-    return ended, bytes(kept.data[-_MOST_BYTES:]).decode("utf-8", "replace")
+    return ended, bytes(tail.data[-_MOST_BYTES:]).decode("utf-8", "replace")
 
 
-#: Seconds of a limit that are kept for ending a tool and reading what it said.
+#: Seconds of a limit that are reserved for ending a tool and reading its output.
 _SPARE_S = 0.5
 
 
-def _until(supervisor: Supervisor, limit_s: float) -> float:
+def _deadline(supervisor: Supervisor, limit_s: float) -> float:
     limit_s = max(limit_s / 2, limit_s - _SPARE_S)
     return min(supervisor.deadline, time.monotonic() + limit_s)
 
@@ -152,69 +152,73 @@ def _until(supervisor: Supervisor, limit_s: float) -> float:
 # --- GPUs.
 
 
-def gpus(supervisor: Supervisor, pids: Iterable[int], since_s: float, limit_s: float) -> Gpus:
+def gpus(
+    supervisor: Supervisor, pids: Iterable[int], since_s: float, limit_s: float
+) -> WitnessedGpus:
     """The node's GPUs, with the Xids since the job began.
 
-    pids:    of the job: where a GPU has many processes, these are told
+    pids:    of the job: where a GPU has many processes, these are listed first
     since_s: seconds ago that the job began; limit_s: seconds for everything
     """
-    until = _until(supervisor, limit_s)
-    own = frozenset(pids)
+    until = _deadline(supervisor, limit_s)
+    job_pids = frozenset(pids)
     if _driver("nvidia"):
-        found = _nvidia(supervisor, own, until)
+        observation = _nvidia(supervisor, job_pids, until)
     elif _driver("amdgpu"):
-        found = _amd(supervisor, own, until)
+        observation = _amd(supervisor, job_pids, until)
     else:
-        return Gpus("no driver of a GPU is loaded")
-    if not found.devices:
-        return found
+        return WitnessedGpus("no driver of a GPU is loaded")
+    if not observation.devices:
+        return observation
     try:
-        seen = list(_xids(_log(supervisor, since_s, max(0.5, until - time.monotonic()))))
-    except _Unread:
-        seen = []
-    return Gpus("", tuple(_with_xids(gpu, seen) for gpu in found.devices))
+        xids = list(_xids(_log(supervisor, since_s, max(0.5, until - time.monotonic()))))
+    except _LogUnreadableError:
+        xids = []
+    return WitnessedGpus("", tuple(_with_xids(gpu, xids) for gpu in observation.devices))
 
 
 def _driver(name: str) -> bool:
-    """Whether this kernel module is loaded: without it, its tool would have it loaded."""
+    """Whether this kernel module is loaded: the tool would load a missing one."""
     return any(
         os.path.exists(path) for path in (f"/sys/module/{name}", f"/proc/driver/{name}/version")
     ) or os.path.isdir(f"/sys/bus/pci/drivers/{name}")
 
 
-def _with_xids(gpu: Gpu, seen: Iterable[tuple[str, int]]) -> Gpu:
+def _with_xids(gpu: WitnessedGpu, xids: Iterable[tuple[str, int]]) -> WitnessedGpu:
     # A function's number is not in a message.
     card = gpu.bus_id[:10]
-    codes = dict.fromkeys(code for address, code in seen if address[:10] == card)
+    codes = dict.fromkeys(code for address, code in xids if address[:10] == card)
     return replace(gpu, xids=tuple(codes)[:32])
 
 
-def _stuck(words: re.Pattern[str], until: float) -> int:
-    """The process of such a tool that hangs in the kernel; 0: none. Any user can give a process
-    that name, and have it wait there: root's and our own count."""
+def _hung_process(words: re.Pattern[str], until: float) -> int:
+    """The process of such a tool that hangs in the kernel; 0: none.
+
+    Any user can start a process of that name that waits there, so only processes of root and of
+    this user count."""
     from nodeready.subjects.gpus.nvidia import STUCK_AFTER_S
 
-    now = _uptime_s()
+    uptime_s = _uptime_s()
     waiting = []
     for pid in processes.pids():
-        known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
-        if known is None or known.state != "D" or now - known.start_s <= STUCK_AFTER_S:
+        process = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+        if process is None or process.state != "D" or uptime_s - process.start_s <= STUCK_AFTER_S:
             continue
         # amd-smi is a script of Python's.
-        if words.search(known.name) or known.name.startswith("python"):
+        if words.search(process.name) or process.name.startswith("python"):
             waiting.append(pid)
     owners = processes.owners(waiting)
-    ours = [pid for pid in waiting if owners.get(pid) in (0, os.geteuid())]
+    trusted = [pid for pid in waiting if owners.get(pid) in (0, os.geteuid())]
 
     def look(pid: int) -> str:
-        # Its memory may be what it hangs in.
+        # The read may hang, too: the process may hang on its own memory.
         return " ".join(
             processes.contents(f"/proc/{pid}/{name}", 512) for name in ("comm", "cmdline")
         )
 
-    found = processes.each(look, ours, until)
+    texts = processes.each(look, trusted, until)
     return next(
-        (pid for pid, text in found.items() if text is processes.HANGS or words.search(text)), 0
+        (pid for pid, text in texts.items() if text is processes.HANGS or words.search(text)), 0
     )
 
 
@@ -222,37 +226,37 @@ def _uptime_s() -> float:
     return float(processes.contents("/proc/uptime").split()[0] or 0)
 
 
-def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _nvidia(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
     from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
 
-    path = _tool(nvidia.NAME)
+    path = _tool_path(nvidia.NAME)
     if not path:
-        return Gpus("nvidia-smi is not installed")
-    stuck = _stuck(re.compile("nvidia-smi"), until)
+        return WitnessedGpus("nvidia-smi is not installed")
+    stuck = _hung_process(re.compile("nvidia-smi"), until)
     if stuck:
-        return Gpus(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
+        return WitnessedGpus(f"an earlier nvidia-smi (pid {stuck}) hangs in the kernel: not asked")
     limit_s = until - time.monotonic()
     try:
         ended, text = _run(supervisor, [path, "-q", "-x"], limit_s)
     except OSError as problem:
-        return Gpus(f"nvidia-smi: {problem.strerror or problem}")
+        return WitnessedGpus(f"nvidia-smi: {problem.strerror or problem}")
     smi = nvidia.parse(Output(text or ended.err or " ", ended.rc))
     if not smi.gpus:
-        why = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
-        return Gpus(f"nvidia-smi: {why or smi.tool.state}")
+        reason = f"gave no answer in {limit_s:.0f} s" if ended.rc is None else smi.tool.detail
+        return WitnessedGpus(f"nvidia-smi: {reason or smi.tool.state}")
     nodes: dict[str, Any] = {}
     root = nvidia_xml.tree(text)
     for node in () if root is None else root.iterfind("gpu"):
-        where = nvidia_gpu.address(node.get("id", ""))
-        # A process's name can hold a GPU of its own: that one is the shorter.
-        if where and (where not in nodes or len(node) > len(nodes[where])):
-            nodes[where] = node
-    return Gpus(
+        address = nvidia_gpu.address(node.get("id", ""))
+        # A process's name can contain a forged GPU: the forged one is shorter.
+        if address and (address not in nodes or len(node) > len(nodes[address])):
+            nodes[address] = node
+    return WitnessedGpus(
         "",
         tuple(
-            Gpu(
+            WitnessedGpu(
                 gpu.index,
                 gpu.model or "",
                 gpu.pci_address,
@@ -261,8 +265,9 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
                 _watts(nodes.get(gpu.pci_address)),
                 gpu.power_limit_w,
                 (),
-                _chosen(
-                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")), own
+                _pick_pids(
+                    (process.pid for process in gpu.processes if "C" in (process.kind or "C")),
+                    job_pids,
                 ),
                 gpu.throttle,
             )
@@ -271,19 +276,19 @@ def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
     )
 
 
-#: Processes of one GPU that are told.
+#: Maximum processes listed of one GPU.
 _MOST_PIDS = 64
 
 
-def _chosen(pids: Iterable[int], own: frozenset[int]) -> tuple[int, ...]:
-    found = dict.fromkeys(pids)
-    return tuple(sorted(sorted(found, key=lambda pid: pid not in own)[:_MOST_PIDS]))
+def _pick_pids(pids: Iterable[int], job_pids: frozenset[int]) -> tuple[int, ...]:
+    unique = dict.fromkeys(pids)
+    return tuple(sorted(sorted(unique, key=lambda pid: pid not in job_pids)[:_MOST_PIDS]))
 
 
 def _percent(node: Any, path: str) -> int | None:
     text = (node.findtext(path) or "") if node is not None else ""
-    found = re.fullmatch(r"\s*(\d{1,3}) ?%\s*", text)
-    return int(found[1]) if found and int(found[1]) <= 100 else None
+    match = re.fullmatch(r"\s*(\d{1,3}) ?%\s*", text)
+    return int(match[1]) if match and int(match[1]) <= 100 else None
 
 
 #: What a GPU draws, under the names of several schemas.
@@ -297,9 +302,9 @@ _DRAWS = (
 
 def _watts(node: Any) -> int | None:
     for path in _DRAWS if node is not None else ():
-        found = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
-        if found:
-            return int(found[1])
+        match = re.fullmatch(r"\s*(\d{1,5})(?:\.\d+)? W\s*", node.findtext(path) or "")
+        if match:
+            return int(match[1])
     return None
 
 
@@ -308,40 +313,44 @@ def _watts(node: Any) -> int | None:
 _KFD = "/sys/class/kfd/kfd"
 
 
-def _amd(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _amd(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
 
-    name = next((one for one in ("amd-smi", "rocm-smi") if _tool(one)), "")
+    name = next((tool for tool in ("amd-smi", "rocm-smi") if _tool_path(tool)), "")
     if not name:
-        return Gpus("neither amd-smi nor rocm-smi is installed")
-    stuck = _stuck(re.compile("(amd|rocm)[-_]smi"), until)
+        return WitnessedGpus("neither amd-smi nor rocm-smi is installed")
+    stuck = _hung_process(re.compile("(amd|rocm)[-_]smi"), until)
     if stuck:
-        return Gpus(f"an earlier {name} (pid {stuck}) hangs in the kernel: not asked")
+        return WitnessedGpus(f"an earlier {name} (pid {stuck}) hangs in the kernel: not asked")
     calls = (["metric"], ["static"]) if name == "amd-smi" else (["-a"],)
     printed = []
     for call in calls:
         try:
             ended, text = _run(
-                supervisor, [_tool(name), *call, "--json"], until - time.monotonic()
+                supervisor, [_tool_path(name), *call, "--json"], until - time.monotonic()
             )
         except OSError as problem:
-            return Gpus(f"{name}: {problem.strerror or problem}")
+            return WitnessedGpus(f"{name}: {problem.strerror or problem}")
         if ended.rc is None:
-            return Gpus(f"{name} {call[0]} gave no answer in time")
+            return WitnessedGpus(f"{name} {call[0]} gave no answer in time")
         printed.append(text)
     pids = _kfd_processes(until)
-    made = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
-    found = tuple(replace(gpu, pids=_chosen(pids.get(gpu.bus_id, ()), own)) for gpu in made)
-    return Gpus("" if found else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", found)
+    observed = _amd_smi(*printed) if name == "amd-smi" else _rocm_smi(*printed)
+    devices = tuple(
+        replace(gpu, pids=_pick_pids(pids.get(gpu.bus_id, ()), job_pids)) for gpu in observed
+    )
+    return WitnessedGpus(
+        "" if devices else f"{name}: {printed[0].strip()[:100] or 'it shows no GPU'}", devices
+    )
 
 
-def _amd_smi(metric: str, static: str) -> Iterator[Gpu]:
+def _amd_smi(metric: str, static: str) -> Iterator[WitnessedGpu]:
     from nodeready.subjects.gpus import amd_json, amd_smi
 
     fixed = {amd_json.whole(entry.get("gpu")): entry for entry in amd_json.entries(static)}
     for entry in amd_json.entries(metric):
         index = amd_json.whole(entry.get("gpu")) or 0
         about = fixed.get(index, {})
-        yield Gpu(
+        yield WitnessedGpu(
             index,
             amd_json.text(amd_json.at(about, "asic", "market_name")) or "",
             amd_json.pci_address(amd_json.at(about, "bus", "bdf")),
@@ -359,13 +368,13 @@ def _rounded(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
-def _rocm_smi(printed: str) -> Iterator[Gpu]:
+def _rocm_smi(printed: str) -> Iterator[WitnessedGpu]:
     from nodeready.subjects.gpus import amd_json, rocm_smi
 
     for index, card in sorted(rocm_smi.cards(printed).items()):
         # ROCm 5 and 6 name what is drawn differently.
         watts = next((value for key, value in card.items() if _DRAWN.fullmatch(key)), None)
-        yield Gpu(
+        yield WitnessedGpu(
             index,
             amd_json.text(card.get("card series")) or "",
             amd_json.pci_address(card.get("pci bus")),
@@ -390,17 +399,22 @@ def _kfd_processes(until: float) -> dict[str, list[int]]:
         (f"{_KFD}/topology/nodes", ("gpu_id", "properties")),
         (f"{_KFD}/proc", ()),
     ):
-        for one in _names(folder)[:4096]:
-            for name in names or [n for n in _names(f"{folder}/{one}") if n.startswith("vram_")]:
-                path = f"{folder}/{one}/{name}"
+        for entry in _list_directory(folder)[:4096]:
+            for name in names or [
+                n for n in _list_directory(f"{folder}/{entry}") if n.startswith("vram_")
+            ]:
+                path = f"{folder}/{entry}/{name}"
                 rows += [f"{path}:{row}" for row in processes.contents(path, 4096).splitlines()]
             if time.monotonic() > until:
                 return {}
-    seen = kfd.parse_kfd("\n".join(rows)).processes
-    return {address: [one.pid for one in found] for address, found in seen.items()}
+    pids_by_address = kfd.parse_kfd("\n".join(rows)).processes
+    return {
+        address: [process.pid for process in processes_of]
+        for address, processes_of in pids_by_address.items()
+    }
 
 
-def _names(directory: str) -> list[str]:
+def _list_directory(directory: str) -> list[str]:
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -410,22 +424,22 @@ def _names(directory: str) -> list[str]:
 # --- The kernel's log.
 
 
-class _Unread(Exception):
-    """The log cannot be read: why, one line."""
+class _LogUnreadableError(Exception):
+    """The kernel's log cannot be read: why, one line."""
 
 
-#: Messages that are told, and of these as many of one kind and shape.
+#: Maximum messages, and maximum messages of one kind and shape.
 _MOST_MESSAGES, _MOST_ALIKE = 50, 5
 _TEXT = 200
-#: Seconds between two clocks: of the kernel's log, and of a process's start.
+#: Seconds that the clocks of the kernel's log and of a process's start may differ.
 _SLACK_S = 2.0
 _STAMPED = re.compile(r"(?:<\d+>)?\[ *(\d{1,12}\.\d{1,9})\] ?(.*)")
-#: The number of the caller, which some kernels print; the host, which the journal does.
+#: The caller's number, which some kernels print; the host, which the journal prints.
 _BEFORE = re.compile(r"\[ *[TC]\d+\] |\S+ kernel: ")
 
-#: Lines of the kernel's that a job dies or hangs of: kind, words, and where its pid is. A line
-#: that begins with a process's name (15 bytes of the user's choice) is one of the first two rows,
-#: or none. Sources: Linux' arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c,
+#: Lines of the kernel's about faults that kill or hang jobs: kind, pattern with the pid. A line
+#: that begins with a process's name (15 bytes of the user's choice) matches one of the first two
+#: rows, or none. Sources: Linux' arch/x86/mm/fault.c, arch/x86/kernel/traps.c, mm/page_alloc.c,
 #: mm/oom_kill.c, kernel/hung_task.c, kernel/watchdog.c, kernel/rcu/tree_stall.h,
 #: mm/memory-failure.c, drivers/edac/edac_mc.c, block/blk-core.c, fs/ext4/super.c,
 #: fs/xfs/xfs_message.c, fs/btrfs/messages.c, fs/nfs (net/sunrpc/clnt.c), net/ceph, fs/smb/client,
@@ -481,30 +495,31 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 
 
 def kernel(supervisor: Supervisor, since_s: float, limit_s: float) -> Kernel:
-    """What the kernel's log says since the job began that a job dies or hangs of; the oldest
-    first, of many the newest.
+    """The kernel's messages about faults that kill or hang jobs, since the job began.
+
+    The oldest message comes first; where there are too many, the newest are kept.
 
     since_s: seconds ago that the job began; limit_s: seconds for it
     """
     try:
         lines = _log(supervisor, since_s, limit_s)
-    except _Unread as problem:
+    except _LogUnreadableError as problem:
         return Kernel(str(problem))
-    found: list[Message] = []
-    alike: Counter[tuple[str, str]] = Counter()
-    for ago_s, text in reversed(_own_lines(lines)):
+    messages: list[Message] = []
+    shape_counts: Counter[tuple[str, str]] = Counter()
+    for ago_s, text in reversed(_record_lines(lines)):
         message = message_of(text, ago_s)
-        if message is None or len(found) >= _MOST_MESSAGES:
+        if message is None or len(messages) >= _MOST_MESSAGES:
             continue
         shape = (message.kind, re.sub(r"[0-9a-fx]*\d[0-9a-fx]*", "#", message.text))
-        alike[shape] += 1
-        if alike[shape] <= _MOST_ALIKE:
-            found.append(message)
-    return Kernel("", tuple(reversed(found)))
+        shape_counts[shape] += 1
+        if shape_counts[shape] <= _MOST_ALIKE:
+            messages.append(message)
+    return Kernel("", tuple(reversed(messages)))
 
 
 def message_of(text: str, ago_s: float) -> Message | None:
-    """The line as a message; None for one that tells nothing of these kinds."""
+    """The line as a message; None for a line of no known kind."""
     for kind, words in _RULES:
         match = words.match(text)
         if match:
@@ -512,15 +527,13 @@ def message_of(text: str, ago_s: float) -> Message | None:
             return Message(kind, max(0, int(ago_s)), int(pid[:9]), text[:_TEXT])
     if not text.startswith(_DRIVERS):
         return None
-    # What the audit knows of GPUs and of the bus that they are on.
+    # The audit's rules for GPUs and their bus.
     from nodeready.subjects.gpus import kernel_log, xids
 
-    known = kernel_log.find(text)
-    if known is None or not known.action or known.action == xids.APPLICATION:
+    rule = kernel_log.find(text)
+    if rule is None or not rule.action or rule.action == xids.APPLICATION:
         return None
-    return Message(
-        "link" if known.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT]
-    )
+    return Message("link" if rule.source == "pcie" else "xid", max(0, int(ago_s)), 0, text[:_TEXT])
 
 
 _DRIVERS = ("NVRM: ", "nvidia-nvswitch", "nvidia ", "amdgpu", "[drm", "kfd kfd: ", "pcieport ")
@@ -534,82 +547,88 @@ _XID = re.compile(
 
 def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[str, int]]:
     """PCI address (in sysfs' form, as far as the message has it) and code of each Xid."""
-    for _, text in _own_lines(list(lines)):
-        found = _XID.match(text)
-        if found:
-            yield f"{found[1][-4:]}:{found[2]}:{found[3]}".lower(), int(found[4])
+    for _, text in _record_lines(list(lines)):
+        match = _XID.match(text)
+        if match:
+            yield f"{match[1][-4:]}:{match[2]}:{match[3]}".lower(), int(match[4])
 
 
-def _own_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """The lines that begin a record: behind a newline in the name of a user's file or mount,
-    which some messages have, a line of the same moment could say anything."""
-    found: list[tuple[float, str]] = []
-    begun, known = None, False
+def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The lines that begin a record.
+
+    Some messages contain the name of a user's file or mount. A newline in that name starts a line
+    of the same moment that could forge any message."""
+    own_lines: list[tuple[float, str]] = []
+    record_ago_s, is_known = None, False
     for ago_s, text in lines:
-        if begun is None or ago_s != begun:
-            begun = ago_s
-            known = any(words.match(text) for _, words in _RULES) or text.startswith(_DRIVERS)
-        elif not known:
+        if record_ago_s is None or ago_s != record_ago_s:
+            record_ago_s = ago_s
+            is_known = any(words.match(text) for _, words in _RULES) or text.startswith(_DRIVERS)
+        elif not is_known:
             continue
-        found.append((ago_s, text))
-    return found
+        own_lines.append((ago_s, text))
+    return own_lines
 
 
 def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
-    """Seconds ago and text of each line since then, the oldest first. Raises _Unread.
+    """Age in seconds and text of each line since then, the oldest first. Raises _Unread.
 
-    ``dmesg`` shows the kernel's ring, which forgets; journald has what it has forgotten.
+    ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.
     """
-    until = _until(supervisor, limit_s)
-    now = _uptime_s()
-    why, best = "", None
+    until = _deadline(supervisor, limit_s)
+    uptime_s = _uptime_s()
+    reason, best = "", None
     for argv in (
         ["dmesg"],
         ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q",
          f"--since=-{int(since_s) + 60}s"],
     ):  # fmt: skip
-        path = _tool(argv[0])
+        path = _tool_path(argv[0])
         if not path or time.monotonic() > until:
             continue
         try:
             ended, text = _run(supervisor, [path, *argv[1:]], until - time.monotonic())
         except OSError as problem:
-            why = why or f"{argv[0]}: {problem.strerror or problem}"
+            reason = reason or f"{argv[0]}: {problem.strerror or problem}"
             continue
-        lines = list(_stamped(text))
+        lines = list(_timestamped_lines(text))
         if ended.rc != 0 or not lines:
             first = ended.err.strip().splitlines()[:1]
-            why = why or (f"{argv[0]}: {first[0][:150]}" if first else f"{argv[0]} shows nothing")
+            reason = reason or (
+                f"{argv[0]}: {first[0][:150]}" if first else f"{argv[0]} shows nothing"
+            )
             continue
         if best is None or lines[0][0] < best[0][0]:
             best = lines
-        if lines[0][0] <= max(5.0, now - since_s):
+        if lines[0][0] <= max(5.0, uptime_s - since_s):
             break
     if best is None:
-        raise _Unread(f"the kernel's log cannot be read: {why or 'there is no dmesg'}")
-    begins = now - since_s - _SLACK_S
-    return [(max(0.0, now - at), text) for at, text in best if at >= begins]
+        raise _LogUnreadableError(
+            f"the kernel's log cannot be read: {reason or 'there is no dmesg'}"
+        )
+    begins = uptime_s - since_s - _SLACK_S
+    return [(max(0.0, uptime_s - at), text) for at, text in best if at >= begins]
 
 
-def _stamped(text: str) -> Iterator[tuple[float, str]]:
+def _timestamped_lines(text: str) -> Iterator[tuple[float, str]]:
     """Seconds since boot and text of each line that has both."""
     for row in text.splitlines():
-        found = _STAMPED.fullmatch(row)
-        if found:
-            words = found[2]
+        match = _STAMPED.fullmatch(row)
+        if match:
+            words = match[2]
             while before := _BEFORE.match(words):
                 words = words[before.end() :]
-            yield float(found[1]), words
+            yield float(match[1]), words
 
 
-# --- Ports: counters that only grow, so that two looks tell what has moved.
+# --- Ports: counters that only grow, so that two samples show the traffic between them.
 
 #: Seconds for reading all of them.
 _COUNTERS_S = 3.0
 _MOST_PORTS = 256
 _WORD_BYTES = 4  # port_rcv_data and port_xmit_data count words of four bytes (IBTA, PortCounters)
 
-#: Of an interface in /sys/class/net/NAME/statistics: what a sound link does not count.
+#: Error counters of an interface in /sys/class/net/NAME/statistics: zero on a healthy link.
 _NET_ERRORS = (
     "rx_errors",
     "tx_errors",
@@ -619,7 +638,8 @@ _NET_ERRORS = (
     "rx_fifo_errors",
     "tx_carrier_errors",
 )
-#: Of an RDMA port in counters (Linux' sysfs-class-infiniband) and in hw_counters of its driver.
+#: Error counters of an RDMA port in counters (Linux' sysfs-class-infiniband) and in its driver's
+#: hw_counters.
 _PORT_ERRORS = (
     "symbol_error",
     "link_error_recovery",
@@ -644,11 +664,11 @@ _HW_ERRORS = (
     "rx_drops",
     "retrans_timeout_events",
 )
-#: Bytes in hw_counters, where a device has no others (EFA): received, sent.
+#: Byte counters in hw_counters of a device that has no others (EFA): received, sent.
 _HW_RECEIVED = ("rx_bytes", "rdma_read_bytes", "rdma_write_recv_bytes")
 _HW_SENT = ("tx_bytes", "rdma_read_resp_bytes", "rdma_write_bytes")
 
-#: Of a port whose bytes cannot be told: a state of ours, so that nobody takes it for a quiet one.
+#: State of a port whose byte counters cannot be read, so that it does not pass for a quiet one.
 UNREADABLE = "unreadable"
 
 
@@ -664,36 +684,35 @@ def counters(root: str = "/sys/class") -> dict[str, Any]:
 
     worker = ForkedWorker(work, _COUNTERS_S + 1.0)
     try:
-        for said in worker.messages(_COUNTERS_S, until):
-            if said is None:
+        for message in worker.messages(_COUNTERS_S, until):
+            if message is None:
                 return {"absent": "a counter of a network port hangs in the kernel"}
-            return dict(said)
+            return dict(message)
     finally:
         worker.end()
     return {"absent": "the counters of the network ports cannot be read"}
 
 
 def _all_ports(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    names = [name for name in _names(f"{root}/net") if name != "lo"][:_MOST_PORTS]
+    names = [name for name in _list_directory(f"{root}/net") if name != "lo"][:_MOST_PORTS]
     physical = [name for name in names if os.path.exists(f"{root}/net/{name}/device")]
-    # In a container there may be only what its host has made for it.
+    # A container may have only the interfaces that its host created.
     for name in physical or names:
         yield name, _interface(f"{root}/net/{name}")
-    for device in _names(f"{root}/infiniband")[:_MOST_PORTS]:
-        for port in _names(f"{root}/infiniband/{device}/ports"):
+    for device in _list_directory(f"{root}/infiniband")[:_MOST_PORTS]:
+        for port in _list_directory(f"{root}/infiniband/{device}/ports"):
             if port.isdecimal():
                 yield f"{device}/{port}", _rdma(f"{root}/infiniband/{device}/ports/{port}")
 
 
 def _values(directory: str, names: Iterable[str]) -> dict[str, int]:
-    """Counters that are there; some drivers refuse to read one (EINVAL), and that one is left
-    out."""
-    found = {}
+    """The counters that exist and can be read; some drivers refuse to read one (EINVAL)."""
+    values = {}
     for name in names:
         text = processes.contents(f"{directory}/{name}", 64).strip()
         if re.fullmatch(r"\d{1,20}", text):
-            found[name] = int(text)
-    return found
+            values[name] = int(text)
+    return values
 
 
 def _interface(path: str) -> dict[str, Any]:
@@ -747,29 +766,32 @@ def _rdma(path: str) -> dict[str, Any]:
 
 
 def network(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> Network:
-    """What has moved between two looks (`counters`). Ports that are down both times are left out,
-    unless they are RDMA's.
+    """The traffic between two samples (`counters`), without ports that are down both times.
 
-    seconds: between the looks
+    RDMA ports are listed even when they are down.
+
+    seconds: between the samples
     """
-    for look in (before, after):
-        if "ports" not in look:
-            return Network(str(look.get("absent", "nobody has looked at the network ports")))
+    for sample in (before, after):
+        if "ports" not in sample:
+            return Network(str(sample.get("absent", "the network ports were not sampled")))
     old, new = before["ports"], after["ports"]
-    found = [_port(name, old[name], new[name]) for name in new if name in old]
-    found += [Port(name, old[name]["kind"], "gone", 0, 0) for name in old if name not in new]
-    ports = tuple(port for port in found if port is not None)
+    moved_ports = [_port(name, old[name], new[name]) for name in new if name in old]
+    moved_ports += [Port(name, old[name]["kind"], "gone", 0, 0) for name in old if name not in new]
+    ports = tuple(port for port in moved_ports if port is not None)
     return Network("" if ports else "no network port is up", round(seconds, 3), ports)
 
 
 def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Port | None:
     if not new["rdma"] and "up" not in (old["state"], new["state"]):
         return None
-    received, sent = (_moved(old[way], new[way]) for way in ("received", "sent"))
+    received, sent = (
+        _counter_increase(old[direction], new[direction]) for direction in ("received", "sent")
+    )
     unit = _WORD_BYTES if new.get("words") else 1
     errors = []
     for counter, value in new["errors"].items():
-        risen = _moved(old["errors"].get(counter), value, full=False)
+        risen = _counter_increase(old["errors"].get(counter), value, full=False)
         if risen:
             errors.append((counter, risen))
     state = new["state"]
@@ -781,10 +803,10 @@ def _port(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Port | N
     )  # fmt: skip
 
 
-def _moved(old: int | None, new: int | None, *, full: bool = True) -> int | None:
-    """By how much a counter has risen; None: not known.
+def _counter_increase(old: int | None, new: int | None, *, full: bool = True) -> int | None:
+    """The increase of a counter; None: unknown.
 
-    full: a counter of 32 bits that stays at its end counts no more
+    full: a counter of 32 bits that stays at its maximum no longer counts
     """
     if old is None or new is None:
         return None
@@ -792,6 +814,6 @@ def _moved(old: int | None, new: int | None, *, full: bool = True) -> int | None
         return None
     if new >= old:
         return new - old
-    # It has begun again: behind 32 bits, or because its driver was loaded again.
+    # It restarted: after 32 bits, or because its driver was reloaded.
     wrapped = new + (1 << 32) - old
     return wrapped if old < 1 << 32 and wrapped < 1 << 31 else None

@@ -1,7 +1,7 @@
 """PyTorch's flight recorder: which collectives a rank has called, from the dump that it wrote.
 
 A dump is a pickle, or JSON, in a file that the rank's user may have made: it is read with that
-user's rights, and by a reader of our own (`unpickled`) that knows no opcode which calls anything.
+user's rights, and by a reader of our own (`unpickled`) whose opcodes call nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nodeready.node.users_file import FileRefused, rights_of, with_rights
 from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
-#: Calls that are told; ranks of a process group, of more none is told.
+#: Maximum calls listed; maximum ranks of a process group, whose ranks are not listed beyond it.
 MOST_ENTRIES, MOST_RANKS = 20, 512
-#: Bytes of a dump that are read: 20,000 calls are about 5 MB.
+#: Maximum bytes read of a dump: 20,000 calls take about 5 MB.
 MOST_BYTES = 16 << 20
-#: Why there is no recording where one may still come.
+#: The reason for a missing recording that may still be written.
 NO_DUMP = "no dump has been written"
 
 
@@ -38,8 +38,8 @@ class ProcessGroup:
     """A process group as the rank knows it.
 
     name:  number of the group (``0``); desc: ``default_pg``
-    ranks: the global ranks in it; () where the dump does not tell, or there are too many
-    enqueued, started, completed: number of the last collective; 0: none yet; None: not told
+    ranks: the global ranks in it; () where the dump has none, or too many
+    enqueued, started, completed: number of the last collective; 0: none yet; None: unknown
     """
 
     name: str
@@ -51,7 +51,7 @@ class ProcessGroup:
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecorderEntry:
     """One call of a collective, or of a send or receive, behind the last that was completed.
 
     group:      name of the process group
@@ -60,7 +60,7 @@ class Entry:
     operation:  ``all_reduce``, ``send 1->2``
     state:      ``scheduled``, ``started``, ``completed``
     sizes, types: of the inputs and the outputs: ``[[1024], [1024]]``, ``[Float, Float]`` as text
-    site:       the innermost frame of the user's own code: ``train.py:88 step``; "": not told
+    site:       the innermost frame of the user's own code: ``train.py:88 step``; "": unknown
     """
 
     group: str
@@ -77,7 +77,7 @@ class Entry:
 class Recording:
     """What one rank's dump says.
 
-    absent:  why there is none, one line; "": there is one
+    absent:  why there is no dump, one line; "": there is one
     path:    its file
     age_s:   whole seconds since it was written
     version: of the dump's form
@@ -92,7 +92,7 @@ class Recording:
     version: str = ""
     partial: bool = False
     groups: tuple[ProcessGroup, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RecorderEntry, ...] = ()
 
 
 # --- The file, in the process's own mount namespace, with its user's rights.
@@ -105,7 +105,7 @@ _CLOCK_S = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def places(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
+def dump_paths(uid: int, rank: int, environment: Mapping[str, str]) -> list[str]:
     """Where PyTorch writes the dump of this rank: the newer versions' places first.
 
     FlightRecorder.cpp, DebugInfoWriter::getWriter, of PyTorch 2.2 to 2.15
@@ -137,33 +137,33 @@ def observe(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]
     sizes = [environment[name] for name in _BUFFERS if name in environment]
     if sizes and re.fullmatch(r"\s*(0+|-\d+)\s*", sizes[0]):
         return Recording(absent="its recorder is off (TORCH_FR_BUFFER_SIZE=0)")
-    paths = places(uid, rank, environment)
-    why: dict[str, None] = {}
-    found: list[tuple[str, float, bytes, bool]] = []
+    paths = dump_paths(uid, rank, environment)
+    reasons: dict[str, None] = {}
+    dumps: list[tuple[str, float, bytes, bool]] = []
     for path in paths:
         try:
-            found.append((path, *_read(pid, uid, path)))
+            dumps.append((path, *_read(pid, uid, path)))
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as problem:
-            why.setdefault(f"{path}: {_reason(problem)}")
-    if not found:
-        return Recording(absent="; ".join(why) or f"{NO_DUMP} ({_for_any(paths[0])})")
-    began, refused = _began(pid), Recording()
-    for path, written, data, cut in sorted(found, key=lambda row: -row[1]):
+            reasons.setdefault(f"{path}: {_reason(problem)}")
+    if not dumps:
+        return Recording(absent="; ".join(reasons) or f"{NO_DUMP} ({_for_any_rank(paths[0])})")
+    start, refused = _process_start(pid), Recording()
+    for path, written, data, cut in sorted(dumps, key=lambda row: -row[1]):
         age = max(0, min(int(time.time() - written), 1 << 31))
         try:
-            if began is not None and written + _CLOCK_S < began:
+            if start is not None and written + _CLOCK_S < start:
                 raise NoDumpError("the dump is older than the process")
-            seen = parse(data, began)
-            return replace(seen, path=path, age_s=age, partial=seen.partial or cut)
+            recording = parse(data, start)
+            return replace(recording, path=path, age_s=age, partial=recording.partial or cut)
         except NoDumpError as problem:
             # Of several, the newest one's reason.
             refused = refused if refused.absent else Recording(f"{path}: {problem}", age_s=age)
     return refused
 
 
-def _for_any(path: str) -> str:
+def _for_any_rank(path: str) -> str:
     """The path without the rank at its end: ranks that have no dump say the same."""
     return re.sub(r"\d+$", "RANK", path)
 
@@ -173,25 +173,25 @@ def _read(pid: int, uid: int, path: str) -> tuple[float, bytes, bool]:
 
     Raises OSError; Refused for what is not a regular file of this user's.
     """
-    with users_file.held(pid, uid, path) as (held, known):
-        if not stat.S_ISREG(known.st_mode):
-            raise FileRefused(f"it is {users_file.kind(known.st_mode)}")
-        if known.st_uid != uid:
+    with users_file.held(pid, uid, path) as (held, file_stat):
+        if not stat.S_ISREG(file_stat.st_mode):
+            raise FileRefused(f"it is {users_file.kind(file_stat.st_mode)}")
+        if file_stat.st_uid != uid:
             raise FileRefused("it is another user's file")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with with_rights(rights_of(uid)):
             number = os.open(f"/proc/self/fd/{held}", flags)
         try:
             data = b""
-            while len(data) <= MOST_BYTES and (piece := os.read(number, 1 << 20)):
-                data += piece
+            while len(data) <= MOST_BYTES and (chunk := os.read(number, 1 << 20)):
+                data += chunk
         finally:
             os.close(number)
-    return known.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
+    return file_stat.st_mtime, data[:MOST_BYTES], len(data) > MOST_BYTES
 
 
-def _began(pid: int) -> float | None:
-    """When a process began, in seconds since 1970; None: nobody knows."""
+def _process_start(pid: int) -> float | None:
+    """The start of a process, in seconds since 1970; None: unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             ticks = int(file.read(4096).rpartition(b")")[2].split()[19])
@@ -202,22 +202,24 @@ def _began(pid: int) -> float | None:
 
 
 def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str, str]) -> str:
-    """Have a rank write its dump, by the pipe that it has made for that; the job goes on.
+    """Make a rank write its dump, through the pipe that it created for this; the job continues.
 
-    "" when it was asked, else why not, one line. Only for who asks for it (``--dump``): a dump
-    with stacks may wait for the GIL (pytorch#167023).
+    Returns "" when the request was written, else the reason, one line. Only on request
+    (``--dump``): a dump with stacks may wait for the GIL (pytorch#167023).
     """
     prefix = environment.get(_PIPE, "")
     if rank is None or not prefix:
         return "it has no pipe to ask for a dump by (TORCH_NCCL_DEBUG_INFO_PIPE_FILE is not set)"
     path = f"{prefix}{rank}.pipe"
     try:
-        with users_file.held(pid, uid, path) as (held, known):
-            if not stat.S_ISFIFO(known.st_mode):
-                return f"{path}: it is {users_file.kind(known.st_mode) or 'a file'}, and no pipe"
-            if known.st_uid != uid:
+        with users_file.held(pid, uid, path) as (held, file_stat):
+            if not stat.S_ISFIFO(file_stat.st_mode):
+                return (
+                    f"{path}: it is {users_file.kind(file_stat.st_mode) or 'a file'}, and no pipe"
+                )
+            if file_stat.st_uid != uid:
                 return f"{path}: it is another user's"
-            if not _has_open(pid, known):
+            if not _has_open(pid, file_stat):
                 return f"{path}: the process does not read it"
             with with_rights(rights_of(uid)):
                 number = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK)
@@ -233,28 +235,28 @@ def ask_for_dump(pid: int, uid: int, rank: int | None, environment: Mapping[str,
     return ""
 
 
-def _has_open(pid: int, known: os.stat_result) -> bool:
+def _has_open(pid: int, file_stat: os.stat_result) -> bool:
     """Whether a process has this file open."""
     for number in logs.descriptors(pid):
         with contextlib.suppress(OSError):
-            # What else it has open may be on a file system that does not answer.
+            # Its other files may be on a file system that hangs.
             if os.readlink(f"/proc/{pid}/fd/{number}").endswith(".pipe"):
                 other = os.stat(f"/proc/{pid}/fd/{number}")
-                if (other.st_dev, other.st_ino) == (known.st_dev, known.st_ino):
+                if (other.st_dev, other.st_ino) == (file_stat.st_dev, file_stat.st_ino):
                     return True
     return False
 
 
 def _reason(problem: OSError) -> str:
-    why = problem.strerror or str(problem)
-    return why if isinstance(problem, FileRefused) else why.lower()
+    reason = problem.strerror or str(problem)
+    return reason if isinstance(problem, FileRefused) else reason.lower()
 
 
 # --- The dump's form: a pickle as c10's and Python's picklers write plain data, or JSON.
 
 
 class NoDumpError(Exception):
-    """This is no dump: why, one line."""
+    """The data is not a dump: why, one line."""
 
 
 #: Opcodes of a pickle, and seconds of the processor for reading it: 2,000 calls take 0.1.
@@ -271,22 +273,22 @@ _NO_PICKLE = "it is no dump: a broken pickle"
 
 
 def unpickled(data: bytes) -> tuple[Any, bool]:
-    """The plain data in a pickle, and whether it was cut off: then, what there was by then.
+    """The plain data in a pickle, and whether it was cut off; then the part before the cut.
 
-    Known are the opcodes of dicts, lists, tuples, texts, numbers and None alone (pickletools):
+    Only the opcodes of dicts, lists, tuples, texts, numbers and None are known (pickletools):
     none of them calls, imports or builds an object. Bytes, steps and time are bounded, and with
     them the memory. Raises NoDumpError for any other opcode.
     """
     reader = _Pickle(data)
     try:
-        whole = reader.run()
+        is_complete = reader.run()
     except (IndexError, KeyError, TypeError):
         raise NoDumpError(_NO_PICKLE) from None
-    if not whole:
+    if not is_complete:
         reader.close()
     if not reader.stack or reader.stack[0] is _MARK:
         raise NoDumpError("it is empty" if not data else _NO_PICKLE)
-    return reader.stack[-1 if whole else 0], not whole
+    return reader.stack[-1 if is_complete else 0], not is_complete
 
 
 def _is_key(key: object) -> bool:
@@ -295,7 +297,7 @@ def _is_key(key: object) -> bool:
 
 
 class _Cut(Exception):
-    """The pickle goes on behind the end of the file."""
+    """The file ends before the pickle does."""
 
 
 class _Pickle:
@@ -330,7 +332,7 @@ class _Pickle:
     def close(self) -> None:
         """Put what was read before the cut where it would have come."""
         while self.marks:
-            items = self.above_mark()
+            items = self.pop_to_mark()
             with contextlib.suppress(IndexError, TypeError):
                 if type(self.stack[-1]) is dict:
                     self.set_items(items)
@@ -349,7 +351,7 @@ class _Pickle:
         return int(struct.unpack(form, self.take(struct.calcsize(form)))[0])
 
     def long(self, size: int) -> int:
-        """The next whole number of so many bytes."""
+        """The next whole number, of ``size`` bytes."""
         if size > _LONGEST_NUMBER:
             raise NoDumpError(f"it is no dump: a number of {size} bytes")
         return int.from_bytes(self.take(size), "little", signed=True)
@@ -363,20 +365,20 @@ class _Pickle:
         self.marks.append(len(self.stack))
         self.stack.append(_MARK)
 
-    def above_mark(self) -> list[Any]:
-        """Take all above the last mark, and it, off the stack."""
+    def pop_to_mark(self) -> list[Any]:
+        """Remove the last mark and all values above it; return the values."""
         begin = self.marks.pop()
-        found = self.stack[begin + 1 :]
+        items = self.stack[begin + 1 :]
         del self.stack[begin:]
-        return found
+        return items
 
     def pop(self, count: int) -> list[Any]:
-        """Take so many off the stack; a mark is none of them."""
+        """Remove and return the top ``count`` values; raises IndexError at a mark."""
         if count > len(self.stack) - (self.marks[-1] + 1 if self.marks else 0):
             raise IndexError
-        found = self.stack[-count:]
+        items = self.stack[-count:]
         del self.stack[-count:]
-        return found
+        return items
 
     def set_items(self, items: list[Any]) -> None:
         into = self.stack[-1]
@@ -403,37 +405,37 @@ class _Pickle:
 
 
 _OPCODES: Mapping[int, Callable[[_Pickle], object]] = {
-    0x80: lambda it: it.take(1),  # PROTO
-    0x95: lambda it: it.take(8),  # FRAME
+    0x80: lambda reader: reader.take(1),  # PROTO
+    0x95: lambda reader: reader.take(8),  # FRAME
     ord("("): _Pickle.mark,
-    ord("}"): lambda it: it.push({}),
-    ord("]"): lambda it: it.push([]),
-    ord(")"): lambda it: it.push(()),
-    ord("u"): lambda it: it.set_items(it.above_mark()),
-    ord("s"): lambda it: it.set_items(it.pop(2)),
-    ord("e"): lambda it: it.append(it.above_mark()),
-    ord("a"): lambda it: it.append(it.pop(1)),
-    ord("t"): lambda it: it.push(tuple(it.above_mark())),
-    0x85: lambda it: it.push(tuple(it.pop(1))),
-    0x86: lambda it: it.push(tuple(it.pop(2))),
-    0x87: lambda it: it.push(tuple(it.pop(3))),
-    ord("N"): lambda it: it.push(None),
-    0x88: lambda it: it.push(True),
-    0x89: lambda it: it.push(False),
-    ord("J"): lambda it: it.push(it.number("<i")),
-    ord("K"): lambda it: it.push(it.number("<B")),
-    ord("M"): lambda it: it.push(it.number("<H")),
-    0x8A: lambda it: it.push(it.long(it.number("<B"))),
-    0x8B: lambda it: it.push(it.long(it.number("<I"))),
-    ord("G"): lambda it: it.push(struct.unpack(">d", it.take(8))[0]),
-    ord("X"): lambda it: it.text("<I"),
-    0x8C: lambda it: it.text("<B"),
-    0x8D: lambda it: it.text("<Q"),
-    ord("q"): lambda it: it.remember(it.number("<B")),
-    ord("r"): lambda it: it.remember(it.number("<I")),
-    0x94: lambda it: it.remember(len(it.memo)),  # MEMOIZE
-    ord("h"): lambda it: it.push(it.memo[it.number("<B")]),
-    ord("j"): lambda it: it.push(it.memo[it.number("<I")]),
+    ord("}"): lambda reader: reader.push({}),
+    ord("]"): lambda reader: reader.push([]),
+    ord(")"): lambda reader: reader.push(()),
+    ord("u"): lambda reader: reader.set_items(reader.pop_to_mark()),
+    ord("s"): lambda reader: reader.set_items(reader.pop(2)),
+    ord("e"): lambda reader: reader.append(reader.pop_to_mark()),
+    ord("a"): lambda reader: reader.append(reader.pop(1)),
+    ord("t"): lambda reader: reader.push(tuple(reader.pop_to_mark())),
+    0x85: lambda reader: reader.push(tuple(reader.pop(1))),
+    0x86: lambda reader: reader.push(tuple(reader.pop(2))),
+    0x87: lambda reader: reader.push(tuple(reader.pop(3))),
+    ord("N"): lambda reader: reader.push(None),
+    0x88: lambda reader: reader.push(True),
+    0x89: lambda reader: reader.push(False),
+    ord("J"): lambda reader: reader.push(reader.number("<i")),
+    ord("K"): lambda reader: reader.push(reader.number("<B")),
+    ord("M"): lambda reader: reader.push(reader.number("<H")),
+    0x8A: lambda reader: reader.push(reader.long(reader.number("<B"))),
+    0x8B: lambda reader: reader.push(reader.long(reader.number("<I"))),
+    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
+    ord("X"): lambda reader: reader.text("<I"),
+    0x8C: lambda reader: reader.text("<B"),
+    0x8D: lambda reader: reader.text("<Q"),
+    ord("q"): lambda reader: reader.remember(reader.number("<B")),
+    ord("r"): lambda reader: reader.remember(reader.number("<I")),
+    0x94: lambda reader: reader.remember(len(reader.memo)),  # MEMOIZE
+    ord("h"): lambda reader: reader.push(reader.memo[reader.number("<B")]),
+    ord("j"): lambda reader: reader.push(reader.memo[reader.number("<I")]),
 }
 
 #: Bytes of memory that the objects of a dump in JSON may take.
@@ -453,21 +455,21 @@ def from_json(data: bytes) -> tuple[Any, bool]:
         begin = _ENTRIES.search(text)
         if begin is None:
             raise NoDumpError(f"it is no dump ({problem.what})") from None
-    found, at, decoder = [], begin.end(), json.JSONDecoder()
+    entries, at, decoder = [], begin.end(), json.JSONDecoder()
     until = time.process_time() + _READ_S
     with contextlib.suppress(ValueError, RecursionError):
         while time.process_time() < until:
-            one, at = decoder.raw_decode(text, at)
-            found.append(one)
+            entry, at = decoder.raw_decode(text, at)
+            entries.append(entry)
             at += len(text[at : at + 64]) - len(text[at : at + 64].lstrip(", \n\t\r"))
-    return {"entries": found}, True
+    return {"entries": entries}, True
 
 
 # --- What a dump says. Its fields, by version: FlightRecorder.hpp.
 
-#: Characters of a name and of sizes that are told, and of what they are made of.
+#: Maximum characters of a name, and of sizes as text.
 _NAME, _SIZES = 80, 200
-#: Where no frame of a user's own code is: installed packages, Python itself.
+#: Files that are not the user's code: installed packages, Python itself.
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[^/]*/|^<frozen |^\?\?$|^$")
 _DEFAULT = "default_pg"
 
@@ -476,14 +478,14 @@ def parse(data: bytes, began: float | None = None) -> Recording:
     """What a dump of any version says; its path and age are not known here.
 
     began: seconds since 1970; a dump with calls before that is another process's, as of a second
-           job of the same user that writes to the same place. None: nobody knows
+           job of the same user that writes to the same path. None: unknown
 
     Raises NoDumpError.
     """
     text = data[:64].lstrip()[:1] in (b"{", b"[")
-    found, cut = (from_json if text else unpickled)(data)
+    data_read, cut = (from_json if text else unpickled)(data)
     # Until torch 2.2 a dump was the list of its entries.
-    dump = {"entries": found} if type(found) is list else found
+    dump = {"entries": data_read} if type(data_read) is list else data_read
     if type(dump) is not dict or not {"entries", "pg_status", "pg_config"} & dump.keys():
         raise NoDumpError("it is no dump: no entries and no process groups")
     rows = [row for row in _list(dump.get("entries")) if type(row) is dict]
@@ -500,18 +502,18 @@ def parse(data: bytes, began: float | None = None) -> Recording:
         # In JSON, no entries is no key.
         partial=cut or ("entries" not in dump and not text),
         groups=tuple(groups),
-        entries=tuple(_behind(calls, groups)),
+        entries=tuple(_pending_calls(calls, groups)),
     )
 
 
 @dataclass(frozen=True)
-class _Call:
-    """An entry, and what of it tells whether it is done.
+class _RecordedCall:
+    """An entry, and the fields that show whether it is completed.
 
     id: of its process group in this process; desc: of that group; library: ``nccl``, ``gloo``
     """
 
-    entry: Entry
+    entry: RecorderEntry
     id: str
     desc: str
     library: str
@@ -521,14 +523,14 @@ class _Call:
     def done(self) -> bool:
         """Whether it was completed.
 
-        gloo and others retire what was completed, and leave it ``scheduled``; what NCCL's
-        watchdog has retired uncompleted has timed out.
+        gloo and others retire a completed call, and leave it ``scheduled``. A call that NCCL's
+        watchdog retired uncompleted has timed out.
         """
         return self.entry.state == "completed" or (self.retired and self.library != "nccl")
 
 
-def _call(row: Mapping[str, Any]) -> _Call | None:
-    """One entry; None: it is none."""
+def _call(row: Mapping[str, Any]) -> _RecordedCall | None:
+    """One entry; None: the row is not an entry."""
     is_p2p = row.get("is_p2p") is True
     number = row.get("p2p_seq_id" if is_p2p else "collective_seq_id", row.get("seq_id"))
     sequence, name = _number(number), _name(row.get("profiling_name"))
@@ -539,7 +541,7 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
     library, colon, operation = name.partition(":")
     sizes = _list(row.get("input_sizes")) + _list(row.get("output_sizes"))
     types = _list(row.get("input_dtypes")) + _list(row.get("output_dtypes"))
-    entry = Entry(
+    entry = RecorderEntry(
         group=group[0] if group else id_,
         sequence=sequence,
         is_p2p=is_p2p,
@@ -550,17 +552,21 @@ def _call(row: Mapping[str, Any]) -> _Call | None:
         site=_site(row.get("frames")),
     )
     desc = group[1] if len(group) > 1 else ""
-    return _Call(entry, id_, desc, library if colon else "nccl", row.get("retired") is True)
+    return _RecordedCall(
+        entry, id_, desc, library if colon else "nccl", row.get("retired") is True
+    )
 
 
-def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[ProcessGroup]:
+def _groups(
+    dump: Mapping[str, Any], calls: Sequence[_RecordedCall], cut: bool
+) -> list[ProcessGroup]:
     """All process groups: those with a status, with a configuration, and with entries.
 
-    The status has a group's id, the rest its name: an entry has both. Where an old version has no
-    status, the entries tell how far a group is, unless some may be missing.
+    The status has a group's id, the configuration its name, and an entry both. Where an old
+    version has no status, the entries show a group's progress, unless some may be missing.
     """
-    status = {_name(key): one for key, one in _dict(dump.get("pg_status")).items()}
-    config = {_name(key): one for key, one in _dict(dump.get("pg_config")).items()}
+    status = {_name(key): value for key, value in _dict(dump.get("pg_status")).items()}
+    config = {_name(key): value for key, value in _dict(dump.get("pg_config")).items()}
     names = {call.id: call.entry.group for call in calls}
     descs = {call.entry.group: call.desc for call in calls if call.desc}
     # The first group of a process is the default one, whose name is 0.
@@ -574,21 +580,22 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
             called[name] = max(called.get(name, 0), number)
             if call.done:
                 done[name] = max(done[name], number)
-    # gloo's has no name, and is of whichever group was made last, also where that has no entry.
+    # gloo's configuration has no name. It belongs to the group that was created last, even where
+    # that group has no entry.
     config.pop("", None)
-    found = []
+    process_groups = []
     for name in sorted({*ids, *config}, key=lambda name: (len(name), name)):
-        told = _dict(status.get(ids.get(name, "")))
+        group_status = _dict(status.get(ids.get(name, "")))
         enqueued, started, completed = (
-            _number(told.get(f"last_{what}_collective"))
-            for what in ("enqueued", "started", "completed")
+            _number(group_status.get(f"last_{stage}_collective"))
+            for stage in ("enqueued", "started", "completed")
         )
         if completed is not None:
             completed = max(0, completed, done[name])
         elif name in done and not cut:
             completed = done[name]
         desc = descs.get(name, "") or _name(_dict(config.get(name)).get("desc"))
-        found.append(
+        process_groups.append(
             ProcessGroup(
                 name,
                 desc if desc != "undefined" else "",
@@ -599,15 +606,18 @@ def _groups(dump: Mapping[str, Any], calls: Sequence[_Call], cut: bool) -> list[
                 completed,
             )
         )
-    return found
+    return process_groups
 
 
-def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entry]:
-    """The calls behind the last completed one of their group, at most MOST_ENTRIES: of each group
-    the oldest, as those tell where ranks went apart."""
+def _pending_calls(
+    calls: Sequence[_RecordedCall], groups: Sequence[ProcessGroup]
+) -> list[RecorderEntry]:
+    """The calls after the last completed one of their group, at most MOST_ENTRIES.
+
+    The oldest calls of each group are kept: they show where the ranks diverged."""
     completed = {group.name: group.completed or 0 for group in groups}
-    # What is launched together has one number: its members stay `scheduled` for good, and the
-    # entry that is called `coalesced` tells how far they are (ProcessGroupNCCL::endCoalescing).
+    # Calls that are launched together have one number: they stay `scheduled` for good, and the
+    # entry named `coalesced` shows their progress (ProcessGroupNCCL::endCoalescing).
     done = {_number_of(call.entry) for call in calls if call.done}
     of: dict[str, list[int]] = defaultdict(list)
     for at, call in enumerate(calls):
@@ -619,24 +629,24 @@ def _behind(calls: Sequence[_Call], groups: Sequence[ProcessGroup]) -> list[Entr
     return [calls[at].entry for at in sorted(at for _, at in turns[:MOST_ENTRIES])]
 
 
-def _number_of(entry: Entry) -> tuple[str, bool, int]:
+def _number_of(entry: RecorderEntry) -> tuple[str, bool, int]:
     return entry.group, entry.is_p2p, entry.sequence
 
 
-def _ranks(told: Any) -> tuple[int, ...]:
+def _ranks(value: Any) -> tuple[int, ...]:
     """``[0, 1, 2]``, as text or as a list."""
-    if type(told) is str and len(told) <= 16 * MOST_RANKS:
-        words = re.findall(r"\d{1,9}", told)
+    if type(value) is str and len(value) <= 16 * MOST_RANKS:
+        words = re.findall(r"\d{1,9}", value)
     else:
-        words = [str(one) for one in _list(told) if type(one) is int and 0 <= one < 10**9]
+        words = [str(rank) for rank in _list(value) if type(rank) is int and 0 <= rank < 10**9]
     return tuple(map(int, words)) if len(words) <= MOST_RANKS else ()
 
 
 def _site(frames: Any) -> str:
     """The innermost frame of the user's own code, else the innermost one."""
     rows = [row for row in _list(frames)[:256] if type(row) is dict]
-    own = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
-    row = next(own, rows[0] if rows else None)
+    user_rows = (row for row in rows if not _INSTALLED.search(str(row.get("filename", ""))[:4096]))
+    row = next(user_rows, rows[0] if rows else None)
     if row is None:
         return ""
     file = str(row.get("filename", ""))[:4096].rpartition("/")[2]
@@ -645,22 +655,22 @@ def _site(frames: Any) -> str:
 
 def _plain(value: Any) -> str:
     """Nested lists as text, of few levels and characters: a pickle's may contain themselves."""
-    found: list[str] = []
+    parts: list[str] = []
 
-    def write(one: Any, depth: int) -> None:
-        if sum(map(len, found)) > _SIZES:
+    def write(item: Any, depth: int) -> None:
+        if sum(map(len, parts)) > _SIZES:
             return
-        if type(one) in (list, tuple) and depth:
-            found.append("[")
-            for at, inner in enumerate(one[:_SIZES]):
-                found.append(", " if at else "")
+        if type(item) in (list, tuple) and depth:
+            parts.append("[")
+            for at, inner in enumerate(item[:_SIZES]):
+                parts.append(", " if at else "")
                 write(inner, depth - 1)
-            found.append("]")
+            parts.append("]")
         else:
-            found.append(_name(one))
+            parts.append(_name(item))
 
     write(value, 3)
-    text = "".join(found)
+    text = "".join(parts)
     return text if len(text) <= _SIZES else f"{text[:_SIZES]}..."
 
 
@@ -672,7 +682,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any) -> int | None:
-    """A number, also one in JSON's status, which is text."""
+    """A number; also one written as text, as in JSON's status."""
     if type(value) is str and re.fullmatch(r"-?\d{1,18}", value):
         value = int(value)
     return value if type(value) is int and abs(value) < 1 << 62 else None

@@ -1,7 +1,7 @@
 """The log that a rank writes: its last lines, and the lines of PyTorch's watchdog as data.
 
 The file is found by the descriptors of the process, and not by a name: what /proc/PID/fd/1 and 2
-lead to is the very file that is written, also in a container, and whatever has its name by now.
+lead to is the file that is written, also in a container, and also after it was renamed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nodeready.node.log_lines import text_lines
 from nodeready.node.stacks import processes
 from nodeready.node.users_file import rights_of, with_rights
 
-#: Lines of a log that are told, and characters of each.
+#: Maximum lines shown of a log, and characters of each.
 MOST_LINES, MOST_CHARACTERS = 5, 200
 #: Bytes at the end of a log that are read.
-LOOKED_AT = 64 * 1024
+TAIL_BYTES = 64 * 1024
 #: Reports of one log.
 MOST_REPORTS = 64
 #: Their kinds; see `Report`.
@@ -31,19 +31,19 @@ KINDS = ("timeout", "status", "missing", "reached", "lost", "mismatch", "stuck")
 
 
 @dataclass(frozen=True)
-class Report:
+class LogReport:
     """One line of the watchdog of ProcessGroupNCCL (or of gloo's errors), as data.
 
     rank:      the global rank that it is about; None: the line does not say
-    group:     description of the process group (``default_pg``); "": not told
+    group:     description of the process group (``default_pg``); "": unknown
     kind:      ``timeout``: a collective took too long; ``status``: how far the group is;
                ``missing``: others say that this rank has not come; ``reached``: it has come, and
                others have not; ``lost``: its connection to another rank broke; ``mismatch``: it
                has called another collective than others; ``stuck``: its watchdog itself hangs
-    sequence:  number of the collective that timed out; None: not told
-    operation: ``ALLREDUCE``; "": not told
-    enqueued:  number of the last collective that was enqueued; 0: none yet; None: not told
-    completed: number of the last one that was completed; 0: none yet; None: not told
+    sequence:  number of the collective that timed out; None: unknown
+    operation: ``ALLREDUCE``; "": unknown
+    enqueued:  number of the last collective that was enqueued; 0: none yet; None: unknown
+    completed: number of the last one that was completed; 0: none yet; None: unknown
     """
 
     rank: int | None
@@ -56,21 +56,21 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Log:
+class RankLog:
     """What the standard output and error of a process show.
 
-    absent:  why there is none, one line; "": there is one
+    absent:  why there is no log, one line; "": there is one
     path:    the file that is written
     age_s:   whole seconds since it was last written
     lines:   its last lines, the oldest first, at most `MOST_LINES`; no escape is taken out
-    reports: of the watchdog, in its last `LOOKED_AT` bytes, at most `MOST_REPORTS`
+    reports: of the watchdog, in its last `TAIL_BYTES` bytes, at most `MOST_REPORTS`
     """
 
     absent: str = ""
     path: str = ""
     age_s: int = 0
     lines: tuple[str, ...] = ()
-    reports: tuple[Report, ...] = ()
+    reports: tuple[LogReport, ...] = ()
 
 
 # --- The watchdog's lines as data. Pure; what was collected after death is read by it, too.
@@ -147,8 +147,8 @@ _NEEDLES = re.compile(
 )
 
 
-def reports(lines: Iterable[str], most: int = MOST_REPORTS) -> tuple[Report, ...]:
-    """What PyTorch's watchdogs say in these lines of a log, each once, in their order.
+def reports(lines: Iterable[str], maximum: int = MOST_REPORTS) -> tuple[LogReport, ...]:
+    """The reports of PyTorch's watchdogs in these lines of a log, each once, in order.
 
     The ranks are global ones. ``[rank3]:`` before a line is one; ``[Rank 3]`` in it is the number
     in a process group, which is the same in the default group alone. So it counts there, and
@@ -157,28 +157,28 @@ def reports(lines: Iterable[str], most: int = MOST_REPORTS) -> tuple[Report, ...
     Sources: ProcessGroupNCCL.cpp, ProcessGroupGloo.cpp, ProcessGroupWrapper.cpp, TraceUtils.h and
     TCPStore.cpp of PyTorch 1.13 to 2.15, gloo's unbound_buffer.cc; a row of the test's table each.
     """
-    found: dict[_Said, None] = {}
+    statements: dict[_LogStatement, None] = {}
     for line in lines:
         text = line[:_LONGEST]
         if _NEEDLES.search(text):
-            for said in _said(text):
-                found.setdefault(said)
-        if len(found) >= 4 * most:
+            for statement in _statements(text):
+                statements.setdefault(statement)
+        if len(statements) >= 4 * maximum:
             break
-    return tuple(dict.fromkeys(_joined(list(found))))[:most]
+    return tuple(dict.fromkeys(_merged_reports(list(statements))))[:maximum]
 
 
 @dataclass(frozen=True)
-class _Said:
-    """A report, and how its rank is known. inner: the number in a group; sure: `rank` is global"""
+class _LogStatement:
+    """A report and its rank's source. inner: number in a group; sure: `rank` is global"""
 
-    report: Report
+    report: LogReport
     inner: int | None
     sure: bool
 
 
-def _said(text: str) -> Iterator[_Said]:
-    """What one line says."""
+def _statements(text: str) -> Iterator[_LogStatement]:
+    """The statements in one line."""
     if match := _CAUGHT.search(text):
         number, operation = _NUMBER.search(text, match.end()), _OPERATION.search(text, match.end())
         yield _by_prefix(
@@ -201,10 +201,12 @@ def _said(text: str) -> Iterator[_Said]:
     elif match := _FAILED.search(text):
         outer = _GLOBAL.search(text)
         # Rank 0 of the group says it: if that is another global rank, the numbers are the group's.
-        own = outer is None or int(outer[1]) == int(match[1] or 0)
+        is_global = outer is None or int(outer[1]) == int(match[1] or 0)
         for rank in _numbers(match[2]):
-            yield _Said(
-                _report(rank if own else None, "missing", operation="monitoredBarrier"), rank, own
+            yield _LogStatement(
+                _report(rank if is_global else None, "missing", operation="monitoredBarrier"),
+                rank,
+                is_global,
             )
     elif match := _REACHED.search(text):
         yield _by_prefix(
@@ -223,33 +225,33 @@ def _said(text: str) -> Iterator[_Said]:
     elif match := _STORE.search(text):
         yield _by_prefix(text[: match.start()], "timeout", operation="store")
     else:
-        yield from _differing(text)
+        yield from _mismatches(text)
 
 
-def _differing(text: str) -> Iterator[_Said]:
+def _mismatches(text: str) -> Iterator[_LogStatement]:
     """A mismatch of collectives, or the desync report: the numbers are those in the group."""
     running = list(_MISMATCH.finditer(text))
     if running:
         outer = _GLOBAL.search(text)
-        own = outer is None or int(outer[1]) == int(running[0][1])
+        is_global = outer is None or int(outer[1]) == int(running[0][1])
         for match in running[:2]:
             rank, sequence = int(match[1]), _count(match[2])
-            known = _report(
-                rank if own else None, "mismatch", sequence=sequence, operation=match[3]
+            report = _report(
+                rank if is_global else None, "mismatch", sequence=sequence, operation=match[3]
             )
-            yield _Said(known, rank, own)
+            yield _LogStatement(report, rank, is_global)
     for match in _NOT_JOINED.finditer(text):
         for rank in _numbers(match[1]):
-            known = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
-            yield _Said(known, rank, False)
+            report = _report(rank, "missing", sequence=int(match[3]), completed=int(match[2]))
+            yield _LogStatement(report, rank, False)
     for match in _UNFINISHED.finditer(text):
         for rank in _numbers(match[1]):
             last = int(match[2])
-            known = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
-            yield _Said(known, rank, False)
+            report = _report(rank, "status", enqueued=last, completed=max(0, last - 1))
+            yield _LogStatement(report, rank, False)
     if never := _NEVER.search(text):
         for rank in _numbers(never[1]):
-            yield _Said(_report(rank, "missing", enqueued=0, completed=0), rank, False)
+            yield _LogStatement(_report(rank, "missing", enqueued=0, completed=0), rank, False)
 
 
 def _report(
@@ -260,8 +262,8 @@ def _report(
     operation: str = "",
     enqueued: int | None = None,
     completed: int | None = None,
-) -> Report:
-    return Report(rank, "", kind, sequence, operation, enqueued, completed)
+) -> LogReport:
+    return LogReport(rank, "", kind, sequence, operation, enqueued, completed)
 
 
 def _by_prefix(
@@ -273,7 +275,7 @@ def _by_prefix(
     operation: str = "",
     enqueued: int | None = None,
     completed: int | None = None,
-) -> _Said:
+) -> _LogStatement:
     """A report of the rank and the group that the text before it names."""
     outer, group = _GLOBAL.search(before), ""
     if match := _GROUP.search(before):
@@ -286,28 +288,34 @@ def _by_prefix(
     group = _DEFAULT if group == "0" else group
     sure = outer is not None or group == _DEFAULT
     rank = int(outer[1]) if outer else inner if sure or not group else None
-    report = Report(rank, group, kind, sequence, operation, enqueued, completed)
-    return _Said(report, inner, sure)
+    report = LogReport(rank, group, kind, sequence, operation, enqueued, completed)
+    return _LogStatement(report, inner, sure)
 
 
-def _joined(said: Sequence[_Said]) -> Iterator[Report]:
-    """The reports; of a timeout that two lines tell of, one with what both tell."""
+def _merged_reports(statements: Sequence[_LogStatement]) -> Iterator[LogReport]:
+    """The reports; two lines about one timeout become one report with the data of both."""
     numbers: dict[tuple[int | None, str], set[int]] = {}
-    for one in said:
-        if not one.sure and one.report.kind == "timeout" and one.report.sequence is not None:
-            numbers.setdefault((one.inner, one.report.group), set()).add(one.report.sequence)
+    for statement in statements:
+        if (
+            not statement.sure
+            and statement.report.kind == "timeout"
+            and statement.report.sequence is not None
+        ):
+            numbers.setdefault((statement.inner, statement.report.group), set()).add(
+                statement.report.sequence
+            )
     later = {
-        (one.report.rank, one.inner, one.report.sequence): one.report
-        for one in said
-        if one.report.kind == "timeout" and one.report.enqueued is not None
+        (statement.report.rank, statement.inner, statement.report.sequence): statement.report
+        for statement in statements
+        if statement.report.kind == "timeout" and statement.report.enqueued is not None
     }
     taken = set()
-    for one in said:
-        report = one.report
+    for statement in statements:
+        report = statement.report
         if report.kind == "timeout" and report.sequence is not None:
-            key = (report.rank, one.inner, report.sequence)
+            key = (report.rank, statement.inner, report.sequence)
             status = later.get(key)
-            if status is None and not one.sure:
+            if status is None and not statement.sure:
                 # The first line has no group: it is the rank that the second line names.
                 same = [other for k, other in later.items() if k[1:] == key[1:]]
                 status = same[0] if len(same) == 1 else None
@@ -317,7 +325,7 @@ def _joined(said: Sequence[_Said]) -> Iterator[Report]:
             elif report in taken:
                 continue
         # One rank cannot wait for several collectives of one group: these are several groups.
-        if not one.sure and len(numbers.get((one.inner, report.group), ())) > 1:
+        if not statement.sure and len(numbers.get((statement.inner, report.group), ())) > 1:
             report = replace(report, rank=None)
         yield report
 
@@ -333,15 +341,15 @@ def _count(text: str | None) -> int | None:
 
 # --- The file behind a descriptor.
 
-#: Processes that are searched for the other end of a pipe, and seconds for that.
+#: Maximum processes searched for the reader of a pipe, and seconds for the search.
 _MOST_PROCESSES, _SEARCH_S = 4096, 0.3
-#: Descriptors of a process that are looked at.
+#: Maximum descriptors read of a process.
 _MOST_DESCRIPTORS = 1024
-#: Filters between a process and the one that writes the file.
+#: Maximum filters between a process and the writer of the file.
 _MOST_STEPS = 3
-#: Processes above one that are looked at.
+#: Maximum ancestors read of a process.
 _MOST_ANCESTORS = 32
-#: File systems in memory, on which nobody keeps a log.
+#: File systems in memory, which hold no logs.
 _MEMORY = ("/dev/shm/", "/memfd:", "/run/shm/")
 
 
@@ -350,89 +358,91 @@ class NoLogError(Exception):
 
 
 @dataclass(frozen=True)
-class _File:
+class _LogFile:
     """An open log. number: a descriptor to read it with, the caller's to close"""
 
     path: str
     number: int
-    known: os.stat_result
+    file_stat: os.stat_result
 
 
-def observe(pid: int, uid: int) -> Log:
+def observe(pid: int, uid: int) -> RankLog:
     """The log of this process, as its user may read it.
 
     uid: of who started it. For a fork (`nodeready.node.stacks.processes.each`): the file system
     may never answer.
     """
     try:
-        with written(pid, uid) as files:
+        with open_logs(pid, uid) as files:
             return _log(files)
     except NoLogError as problem:
-        return Log(absent=str(problem))
+        return RankLog(absent=str(problem))
 
 
 @contextlib.contextmanager
-def written(pid: int, uid: int) -> Iterator[list[_File]]:
+def open_logs(pid: int, uid: int) -> Iterator[list[_LogFile]]:
     """The files that a process's standard output and error go to, opened as its user may.
 
-    Raises NoLogError where there is none.
+    Raises NoLogError where there are no such files.
     """
-    found: list[_File] = []
-    why: dict[str, None] = {}
+    open_files: list[_LogFile] = []
+    reasons: dict[str, None] = {}
     try:
         for descriptor in (1, 2):
             try:
-                found += _files(pid, uid, descriptor)
+                open_files += _files(pid, uid, descriptor)
             except NoLogError as problem:
-                why.setdefault(str(problem))
-        files = list({(one.known.st_dev, one.known.st_ino): one for one in found}.values())
+                reasons.setdefault(str(problem))
+        files = list(
+            {(file.file_stat.st_dev, file.file_stat.st_ino): file for file in open_files}.values()
+        )
         if not files:
-            raise NoLogError("; ".join(why))
+            raise NoLogError("; ".join(reasons))
         yield files
     finally:
-        for one in found:
-            os.close(one.number)
+        for file in open_files:
+            os.close(file.number)
 
 
-def _log(files: Sequence[_File]) -> Log:
+def _log(files: Sequence[_LogFile]) -> RankLog:
     """The lines of the file that was written last, and the reports of all."""
     read = []
     for file in files:
         with contextlib.suppress(OSError):
             read.append((file, *_read(file)))
     if not read:
-        return Log(absent="its log cannot be read")
+        return RankLog(absent="its log cannot be read")
     last = last_written([file for file, *_ in read])
     lines = next(lines for file, _, lines in read if file is last)
     if lines is None:
-        return Log(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
-    age = max(0, min(int(time.time() - last.known.st_mtime), 1 << 31))
-    said = reports(line for _, _, rows in read for line in rows or ())
+        return RankLog(absent=f"what it writes is no text: {last.path[:MOST_CHARACTERS]}")
+    age = max(0, min(int(time.time() - last.file_stat.st_mtime), 1 << 31))
+    watchdog_reports = reports(line for _, _, rows in read for line in rows or ())
     shown = tuple(line[:MOST_CHARACTERS] for line in lines[-MOST_LINES:])
-    return Log("", last.path, age, shown, said)
+    return RankLog("", last.path, age, shown, watchdog_reports)
 
 
-def last_written(files: Sequence[_File]) -> _File:
-    """The one that was written last; one that has text comes before an empty one."""
-    return max(files, key=lambda file: (file.known.st_size > 0, file.known.st_mtime_ns))
+def last_written(files: Sequence[_LogFile]) -> _LogFile:
+    """The file that was written last; a file with text comes before an empty file."""
+    return max(files, key=lambda file: (file.file_stat.st_size > 0, file.file_stat.st_mtime_ns))
 
 
-def _read(one: _File) -> tuple[int, list[str] | None]:
+def _read(log_file: _LogFile) -> tuple[int, list[str] | None]:
     """The size of a log, and the lines at its end; None: it is no text."""
-    size = os.fstat(one.number).st_size
-    start = max(0, size - LOOKED_AT)
-    rows = text_lines(os.pread(one.number, LOOKED_AT, start), is_whole=start == 0)
+    size = os.fstat(log_file.number).st_size
+    start = max(0, size - TAIL_BYTES)
+    rows = text_lines(os.pread(log_file.number, TAIL_BYTES, start), is_whole=start == 0)
     if rows is None:
         return size, None
     return size, [row[: 4 * _LONGEST].decode("utf-8", "replace").rstrip() for row in rows]
 
 
-def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
+def _files(pid: int, uid: int, descriptor: int) -> list[_LogFile]:
     """The regular files that are written through this descriptor. Raises NoLogError."""
     link = f"/proc/{pid}/fd/{descriptor}"
     try:
         shown = os.readlink(link)
-        known = os.stat(link)
+        file_stat = os.stat(link)
     except FileNotFoundError:
         gone = not os.path.exists(f"/proc/{pid}")
         raise NoLogError("it has ended" if gone else "it has closed its output") from None
@@ -440,17 +450,17 @@ def _files(pid: int, uid: int, descriptor: int) -> list[_File]:
         raise NoLogError("it has ended") from None
     except OSError as problem:
         raise NoLogError(f"its output cannot be looked at: {_reason(problem)}") from None
-    mode = known.st_mode
+    mode = file_stat.st_mode
     if stat.S_ISFIFO(mode):
-        place = known.st_dev, known.st_ino
-        return _through(pid, uid, shown, place, error=descriptor == 2)
+        place = file_stat.st_dev, file_stat.st_ino
+        return _open_behind_pipe(pid, uid, shown, place, error=descriptor == 2)
     if stat.S_ISREG(mode):
         return [open_written(link, shown, uid)]
-    raise NoLogError(_elsewhere(shown, mode))
+    raise NoLogError(_destination(shown, mode))
 
 
-def _elsewhere(shown: str, mode: int) -> str:
-    """Where the output goes that goes to no file."""
+def _destination(shown: str, mode: int) -> str:
+    """The destination of output that goes to no file, as a sentence."""
     if stat.S_ISSOCK(mode):
         return "its output goes to a socket: to systemd's journal, or over the network"
     if shown == os.devnull:
@@ -460,43 +470,43 @@ def _elsewhere(shown: str, mode: int) -> str:
     return f"its output goes to {users_file.kind(mode)}"
 
 
-def open_written(link: str, shown: str, uid: int) -> _File:
+def open_written(link: str, shown: str, uid: int) -> _LogFile:
     """The very file that a descriptor stands for, opened with its user's rights; a regular one.
 
     link: of /proc/PID/fd. Raises NoLogError.
     """
     try:
-        # O_PATH opens nothing: neither is a FIFO's writer let on, nor a device touched.
+        # O_PATH opens nothing: it neither releases a FIFO's writer nor touches a device.
         held = os.open(link, os.O_PATH | os.O_CLOEXEC)
         try:
-            known = os.fstat(held)
-            if not stat.S_ISREG(known.st_mode):
-                raise NoLogError(f"its output goes to {users_file.kind(known.st_mode)}")
-            if not known.st_nlink:
+            file_stat = os.fstat(held)
+            if not stat.S_ISREG(file_stat.st_mode):
+                raise NoLogError(f"its output goes to {users_file.kind(file_stat.st_mode)}")
+            if not file_stat.st_nlink:
                 raise NoLogError(f"the file that it writes was deleted: {shown}")
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            # Root's own process may write what is a user's.
-            with with_rights(rights_of(uid or known.st_uid)):
-                return _File(shown, os.open(f"/proc/self/fd/{held}", flags), known)
+            # A process of root's may write a user's file.
+            with with_rights(rights_of(uid or file_stat.st_uid)):
+                return _LogFile(shown, os.open(f"/proc/self/fd/{held}", flags), file_stat)
         finally:
             os.close(held)
     except OSError as problem:
         raise NoLogError(f"{shown}: {_reason(problem)}") from None
 
 
-def _through(
+def _open_behind_pipe(
     pid: int, uid: int, shown: str, pipe: tuple[int, int], *, error: bool, steps: int = _MOST_STEPS
-) -> list[_File]:
-    """The files that the process at the other end of a pipe writes. Raises NoLogError.
+) -> list[_LogFile]:
+    """The files that a pipe's reader writes. Raises NoLogError.
 
     error: it is standard error; steps: filters that are followed (``train | ts | tee log``)
     """
-    search = _search(pid, uid)
-    readers = [one for one in search.readers.get(pipe, ()) if one.pid != pid]
+    search = _find_readers(pid, uid)
+    readers = [process for process in search.readers.get(pipe, ()) if process.pid != pid]
     if not readers:
         if _below_slurmstepd(pid):
-            return _of_srun(pid, uid, search.sruns, error=error)
-        if not search.whole:
+            return _open_srun_log(pid, uid, search.sruns, error=error)
+        if not search.is_complete:
             raise NoLogError(
                 f"its output goes into a pipe whose reader {_SEARCH_S} s did not find ({shown})"
             )
@@ -504,37 +514,40 @@ def _through(
             f"its output goes into a pipe that no process of its user reads ({shown})"
         )
     for reader in readers:
-        if found := _written(reader.pid, uid, _turns(reader, error)):
-            return found
+        if log_files := _open_written_log(reader.pid, uid, _output_descriptors(reader, error)):
+            return log_files
     for reader in readers if steps else ():
         # A filter that writes no file writes into another pipe.
         with contextlib.suppress(OSError, NoLogError):
             link = f"/proc/{reader.pid}/fd/1"
-            below, known = os.readlink(link), os.stat(link)
-            if stat.S_ISFIFO(known.st_mode):
-                place = known.st_dev, known.st_ino
-                return _through(reader.pid, uid, below, place, error=error, steps=steps - 1)
-    below = f"{_name(readers[0].pid)} ({readers[0].pid})"
-    raise NoLogError(f"its output goes through a pipe to {below}, which writes no file")
+            target, file_stat = os.readlink(link), os.stat(link)
+            if stat.S_ISFIFO(file_stat.st_mode):
+                place = file_stat.st_dev, file_stat.st_ino
+                return _open_behind_pipe(
+                    reader.pid, uid, target, place, error=error, steps=steps - 1
+                )
+    reader_name = f"{_name(readers[0].pid)} ({readers[0].pid})"
+    raise NoLogError(f"its output goes through a pipe to {reader_name}, which writes no file")
 
 
-def _turns(reader: _Reader, error: bool) -> list[list[int]]:
-    """The descriptors that a process which passes on others' output may write it to, in turn.
+def _output_descriptors(reader: _PipeReader, error: bool) -> list[list[int]]:
+    """The descriptors to which a filter or launcher may write a pipe's data, likeliest first.
 
-    A filter such as tee writes its output, or files; a launcher such as mpirun passes output on
+    A filter such as tee writes to its output, or to files. A launcher such as mpirun writes output
     to its own output, and errors to its own errors.
     """
-    others = _descriptors(reader.pid)
+    other_descriptors = _descriptors(reader.pid)
     if reader.number == 0:
-        return [[1], others, [2]]
-    return [[2], [1], others] if error else [[1], [2], others]
+        return [[1], other_descriptors, [2]]
+    return [[2], [1], other_descriptors] if error else [[1], [2], other_descriptors]
 
 
-def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
-    """The file that a process writes through the first of these descriptors; that may be many
-    ranks' common log."""
+def _open_written_log(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_LogFile]:
+    """The file that a process writes through the first of these descriptors.
+
+    The file may be the common log of many ranks."""
     for numbers in turns:
-        found: list[_File] = []
+        written_files: list[_LogFile] = []
         for number in numbers:
             link = f"/proc/{pid}/fd/{number}"
             with contextlib.suppress(OSError, NoLogError):
@@ -542,41 +555,47 @@ def _written(pid: int, uid: int, turns: Iterable[Sequence[int]]) -> list[_File]:
                 if not shown.startswith("/") or shown.startswith(_MEMORY):
                     continue
                 if _access(pid, number) != os.O_RDONLY and stat.S_ISREG(os.stat(link).st_mode):
-                    found.append(open_written(link, shown, uid))
-        if found:
-            last = max(found, key=lambda one: one.known.st_mtime_ns)
-            for one in found:
-                if one is not last:
-                    os.close(one.number)
+                    written_files.append(open_written(link, shown, uid))
+        if written_files:
+            last = max(written_files, key=lambda file: file.file_stat.st_mtime_ns)
+            for file in written_files:
+                if file is not last:
+                    os.close(file.number)
             return [last]
     return []
 
 
-def _of_srun(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_File]:
-    """The file into which srun writes what slurmstepd sends it: where a batch script has started
-    the step, srun runs on the job's first node. Raises NoLogError.
+def _open_srun_log(pid: int, uid: int, sruns: Iterable[int], *, error: bool) -> list[_LogFile]:
+    """The file into which srun writes the output that slurmstepd sends it. Raises NoLogError.
+
+    Where a batch script started the step, srun runs on the job's first node.
 
     sruns: this user's; each has a second process, which writes the same file
     """
     job = _slurm_job(pid)
-    found: dict[tuple[int, int], _File] = {}
+    files_by_inode: dict[tuple[int, int], _LogFile] = {}
     for srun in sruns:
         if not job or _slurm_job(srun) != job:
             continue
         # What --output names is open beside its own output.
-        files = _written(srun, uid, [_descriptors(srun)])
+        files = _open_written_log(srun, uid, [_descriptors(srun)])
         if not files:
             with contextlib.suppress(NoLogError):
                 files = _files(srun, uid, 2 if error else 1)
         for file in files:
-            if found.setdefault((file.known.st_dev, file.known.st_ino), file) is not file:
+            if (
+                files_by_inode.setdefault((file.file_stat.st_dev, file.file_stat.st_ino), file)
+                is not file
+            ):
                 os.close(file.number)
-    if len(found) == 1:
-        return list(found.values())
-    for file in found.values():
+    if len(files_by_inode) == 1:
+        return list(files_by_inode.values())
+    for file in files_by_inode.values():
         os.close(file.number)
-    if found:
-        raise NoLogError(f"srun takes its output, and its job has {len(found)} sruns here")
+    if files_by_inode:
+        raise NoLogError(
+            f"srun takes its output, and its job has {len(files_by_inode)} sruns here"
+        )
     raise NoLogError("srun takes its output to another node: look at srun's --output")
 
 
@@ -603,13 +622,15 @@ def _descriptors(pid: int) -> list[int]:
 
 def descriptors(pid: int) -> list[int]:
     """The first descriptors of a process: one may have millions."""
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
-        return [int(one.name) for one in islice(found, _MOST_DESCRIPTORS) if one.name.isdigit()]
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+        return [
+            int(entry.name) for entry in islice(entries, _MOST_DESCRIPTORS) if entry.name.isdigit()
+        ]
     return []
 
 
 def _access(pid: int, number: int) -> int:
-    """O_RDONLY, O_WRONLY or O_RDWR of a descriptor (proc(5), fdinfo); O_RDONLY: nobody knows."""
+    """O_RDONLY, O_WRONLY or O_RDWR of a descriptor (proc(5), fdinfo); O_RDONLY where unknown."""
     try:
         with open(f"/proc/{pid}/fdinfo/{number}", encoding="ascii", errors="replace") as file:
             text = file.read(4096)
@@ -619,7 +640,7 @@ def _access(pid: int, number: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _PipeReader:
     """A process that reads a pipe, and its descriptor of it."""
 
     pid: int
@@ -628,65 +649,67 @@ class _Reader:
 
 @dataclass
 class _Search:
-    """What the processes of one user read.
+    """The pipes that one user's processes read.
 
-    readers: pipe -> who reads it (ranks share pipes)
-    sruns:   those that are srun
-    whole:   all of the user's processes were looked at
+    readers: pipe -> its readers (ranks share pipes)
+    sruns:   the processes that are srun
+    whole:   all of the user's processes were read
     """
 
-    begun: float
-    readers: dict[tuple[int, int], list[_Reader]] = field(default_factory=dict)
+    begun_s: float
+    readers: dict[tuple[int, int], list[_PipeReader]] = field(default_factory=dict)
     sruns: list[int] = field(default_factory=list)
-    whole: bool = True
+    is_complete: bool = True
 
 
-#: By user.
-_known: dict[int, _Search] = {}
+#: User -> the latest search of its processes.
+_searches: dict[int, _Search] = {}
 _KNOWN_S = 2.0
 
 
-def _search(pid: int, uid: int) -> _Search:
-    """Who of this user reads what; pid: of the process whose reader is looked for."""
-    known = _known.get(uid)
-    if known is None or not known.readers or time.monotonic() - known.begun > _KNOWN_S:
-        known = _known[uid] = _Search(time.monotonic())
-        until = known.begun + _SEARCH_S
+def _find_readers(pid: int, uid: int) -> _Search:
+    """The readers of pipes among this user's processes.
+
+    pid: the process whose reader is searched for"""
+    search = _searches.get(uid)
+    if search is None or not search.readers or time.monotonic() - search.begun_s > _KNOWN_S:
+        search = _searches[uid] = _Search(time.monotonic())
+        until = search.begun_s + _SEARCH_S
         for number, process in enumerate(_processes(pid, uid)):
             if number >= _MOST_PROCESSES or time.monotonic() > until:
-                known.whole = False
+                search.is_complete = False
                 break
-            for read, descriptor in _read_by(process):
-                known.readers.setdefault(read, []).append(_Reader(process, descriptor))
+            for read, descriptor in _pipes_read_by(process):
+                search.readers.setdefault(read, []).append(_PipeReader(process, descriptor))
             if _name(process) == "srun":
-                known.sruns.append(process)
-    return known
+                search.sruns.append(process)
+    return search
 
 
 def _processes(pid: int, uid: int) -> Iterator[int]:
     """The numbers of this user's processes: the parent of this one, and then the nearest in time,
     as a pipeline's processes are."""
-    above = _parent(pid)
+    parent = _parent(pid)
     numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    for number in sorted(numbers, key=lambda number: (number != above, abs(number - pid))):
+    for number in sorted(numbers, key=lambda number: (number != parent, abs(number - pid))):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{number}").st_uid == uid:
                 yield number
 
 
-def _read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
+def _pipes_read_by(pid: int) -> Iterator[tuple[tuple[int, int], int]]:
     """The pipes that a process reads, each with its descriptor."""
     for number in descriptors(pid):
         with contextlib.suppress(OSError):
             link = f"/proc/{pid}/fd/{number}"
             if os.readlink(link).startswith("pipe:") and _access(pid, number) != os.O_WRONLY:
-                known = os.stat(link)
-                yield (known.st_dev, known.st_ino), number
+                file_stat = os.stat(link)
+                yield (file_stat.st_dev, file_stat.st_ino), number
 
 
 def _parent(pid: int) -> int:
-    known = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
-    return known.parent if known else 0
+    process = processes.stat(processes.contents(f"/proc/{pid}/stat", 4096))
+    return process.parent if process else 0
 
 
 def _name(pid: int) -> str:

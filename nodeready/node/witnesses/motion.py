@@ -1,8 +1,8 @@
 """Does the job move? Counters of its ranks, read from /proc alone, and of the node's ports.
 
-A look of `nodeready watch`: a program of its own, because it comes every minute to a job that is
-well. It takes no stack, asks no tool, and keeps nothing; every value is a counter that only grows,
-so that two looks tell what happened between them. proc(5) and its pages have the files.
+The probe of `nodeready watch`. It is a separate program, because it runs every minute beside a
+healthy job. It takes no stack, runs no tool, and keeps nothing; every value is a counter that only
+grows, so that two snapshots show the change between them. proc(5) describes the files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nodeready.node.witnesses import logs
 from nodeready.subjects import wire
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-#: Seconds for the ports: a card that is sick answers late.
+#: Seconds for the ports: a faulty card answers late.
 _PORTS_S = 2.0
-#: Most processes below one rank, and most ranks of a node, that are looked at.
+#: Maximum descendants of one rank, and maximum ranks of a node.
 _MOST_BELOW, MOST_RANKS = 256, 1024
-#: Bytes at the end of a log in which the watchdog is looked for.
+#: Bytes at the end of a log that are searched for the watchdog's lines.
 _LOG_BYTES = 16 << 10
 # ProcessGroupNCCL.cpp (checkTimeout, the heartbeat monitor) and ProcessGroupGloo's timeouts:
 # "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=..."; "Heartbeat monitor timed
@@ -51,9 +51,9 @@ _SYSFS_IB = "/sys/class/infiniband"
 
 @dataclass(frozen=True)
 class Config:
-    """What to look at.
+    """The ranks to probe.
 
-    nonce, tag, limit_s: as of every program of ours that travels (`nodeready.node.payload`)
+    nonce, tag, limit_s: as of every program that is sent to a node (`nodeready.node.payload`)
     job, match, user, owner: as of `nodeready.node.stacks.program.Config`
     """
 
@@ -68,7 +68,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Motion:
-    """What one rank has done since it began. None: not told.
+    """The counters of one rank since it began. None: unknown.
 
     start:      of the process, in seconds since boot
     state:      the letter of /proc/PID/stat
@@ -80,8 +80,8 @@ class Motion:
     below:      how many processes there are below it
     log_bytes:  size of what its standard output and error go to; None: no file
     log_age_s:  whole seconds since that was last written
-    watchdog:   the end of the log tells that PyTorch's watchdog has seen a timeout
-    may_poll:   it has what waits by polling: a GPU, an RDMA device, or MPI. Any other CPU time is
+    watchdog:   the end of the log has a timeout of PyTorch's watchdog
+    may_poll:   it uses a GPU, an RDMA device or MPI, which wait by polling. Any other CPU time is
                 work
     uid:        of its user, one number for all that the user has (`users_file.person`)
     in_cgroup:  Slurm has put it into the job's cgroup
@@ -106,7 +106,7 @@ class Motion:
 
 
 @dataclass(frozen=True)
-class Ports:
+class PortBytes:
     """Bytes that came and went, since boot; None: there is no such port.
 
     network: of all network interfaces but the node's own loop
@@ -118,8 +118,8 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Found:
-    """How the look went. ranks: as many as there are; error: what was not seen, one line"""
+class MotionEnd:
+    """The last row. ranks: number of ranks; error: ranks that were not read, one line"""
 
     ranks: int
     error: str = ""
@@ -127,56 +127,61 @@ class Found:
 
 def main(config: Config) -> None:
     """Print a line for each rank, one for the ports, and one for the end."""
-    # A job that is well has other work for the node.
+    # A healthy job needs the CPU.
     os.nice(19)
     deadline = time.monotonic() + max(1.0, config.limit_s - 1)
-    found, error = look(config, deadline)
-    seen = processes.each(
+    motions, error = probe(config, deadline)
+    port_bytes = processes.each(
         lambda number: _ports(), [0], min(deadline, time.monotonic() + _PORTS_S)
     ).get(0)
-    ports = Ports(*seen) if isinstance(seen, (list, tuple)) else Ports(None, None)
-    for one in found:
-        print(wire.line(config.nonce, "motion", one))
+    ports = (
+        PortBytes(*port_bytes) if isinstance(port_bytes, (list, tuple)) else PortBytes(None, None)
+    )
+    for motion in motions:
+        print(wire.line(config.nonce, "motion", motion))
     print(wire.line(config.nonce, "ports", ports))
-    print(wire.line(config.nonce, "found", Found(len(found), error)), flush=True)
+    print(wire.line(config.nonce, "found", MotionEnd(len(motions), error)), flush=True)
 
 
-def look(config: Config, deadline: float) -> tuple[list[Motion], str]:
-    """Every rank of the job, and what was left out, in one line."""
-    seen, left_out = processes.scan(deadline)
+def probe(config: Config, deadline: float) -> tuple[list[Motion], str]:
+    """Every rank of the job, and the omissions, in one line."""
+    job_processes, left_out = processes.scan(deadline)
     error = f"{left_out} processes were not looked at: no time left" if left_out else ""
     uid, owner = _uid(config.user, deadline), _uid(config.owner, deadline)
-    wanted = ranks.Selection(config.job, (), config.match, uid, owner)
+    selection = ranks.Selection(config.job, (), config.match, uid, owner)
     try:
-        chosen = ranks.select(seen, wanted, os.getpid())
+        chosen = ranks.select(job_processes, selection, os.getpid())
     except re.error as problem:
         return [], f"no regular expression: {problem}"
-    # Who claims another's job is no rank of it.
-    own = {one.process.pid: one for one in chosen if not one.stranger}
-    if len(own) > MOST_RANKS:
-        error = f"{len(own) - MOST_RANKS} ranks are left out"
-    turns = processes.by_owner(own, {pid: one.turn for pid, one in own.items()})
-    numbers = {pid: own[pid] for pid in turns[:MOST_RANKS]}
-    below = _below(seen, numbers)
-    told = processes.each(
-        lambda pid: _motion(pid, below[pid]), list(numbers), deadline, processes.owners(numbers)
+    # A process that claims another user's job is no rank of it.
+    own_ranks = {rank.process.pid: rank for rank in chosen if not rank.stranger}
+    if len(own_ranks) > MOST_RANKS:
+        error = f"{len(own_ranks) - MOST_RANKS} ranks are left out"
+    turns = processes.by_owner(own_ranks, {pid: rank.turn for pid, rank in own_ranks.items()})
+    numbers = {pid: own_ranks[pid] for pid in turns[:MOST_RANKS]}
+    descendants = _descendants(job_processes, numbers)
+    values_by_pid = processes.each(
+        lambda pid: _motion(pid, descendants[pid]),
+        list(numbers),
+        deadline,
+        processes.owners(numbers),
     )
     mpi = {pid for pid, number in numbers.items() if number.identity.family in _MPI}
-    found = []
-    for pid, values in told.items():
+    motions = []
+    for pid, values in values_by_pid.items():
         if values and values is not processes.HANGS:
             values["may_poll"] = values["may_poll"] or pid in mpi
             process = numbers[pid].process
             values |= {"uid": process.person, "in_cgroup": bool(process.cgroup_job)}
-            found.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
-    hung = sum(values is processes.HANGS for values in told.values())
+            motions.append(Motion(pid=pid, rank=numbers[pid].identity.rank, **values))
+    hung = sum(values is processes.HANGS for values in values_by_pid.values())
     if hung:
         error = f"{hung} ranks could not be looked at: reading them hangs"
-    return found, error
+    return motions, error
 
 
 def _uid(user: str, deadline: float) -> int | None:
-    """The number of this user; None: nobody's in particular, -1: there is no such user."""
+    """The number of this user; None: any user, -1: there is no such user."""
     if not user:
         return None
     if user.isdigit():
@@ -190,57 +195,61 @@ def _uid(user: str, deadline: float) -> int | None:
         except KeyError:
             return -1
 
-    found = processes.each(number, [0], deadline).get(0)
-    return found if isinstance(found, int) else -1
+    uid = processes.each(number, [0], deadline).get(0)
+    return uid if isinstance(uid, int) else -1
 
 
-def _below(seen: Sequence[processes.ScannedProcess], pids: Iterable[int]) -> dict[int, list[int]]:
-    """Of each of these, all processes that it has started and that these have started."""
+def _descendants(
+    job_processes: Sequence[processes.ScannedProcess], pids: Iterable[int]
+) -> dict[int, list[int]]:
+    """Process -> all its descendants."""
     children: dict[int, list[int]] = defaultdict(list)
-    for one in seen:
-        children[one.parent].append(one.pid)
-    found: dict[int, list[int]] = {}
+    for process in job_processes:
+        children[process.parent].append(process.pid)
+    descendants: dict[int, list[int]] = {}
     for pid in pids:
-        known, todo = {pid}, [pid]
-        while todo and len(known) <= _MOST_BELOW:
-            more = [child for child in children.get(todo.pop(), ()) if child not in known]
-            known.update(more)
-            todo += more
-        found[pid] = sorted(known - {pid})[:_MOST_BELOW]
-    return found
+        family, unvisited = {pid}, [pid]
+        while unvisited and len(family) <= _MOST_BELOW:
+            new_children = [
+                child for child in children.get(unvisited.pop(), ()) if child not in family
+            ]
+            family.update(new_children)
+            unvisited += new_children
+        descendants[pid] = sorted(family - {pid})[:_MOST_BELOW]
+    return descendants
 
 
 def _numbers(path: str) -> tuple[str, list[int]] | None:
     """State, and the numbers behind it, of a stat file; None: it is gone."""
-    state, _, rest = processes.contents(path).rpartition(")")[2].strip().partition(" ")
-    words = rest.split()
+    state, _, numbers_text = processes.contents(path).rpartition(")")[2].strip().partition(" ")
+    words = numbers_text.split()
     try:
         return (state, [int(word) for word in words]) if len(words) > 20 else None
     except ValueError:
         return None
 
 
-# Places behind the state in /proc/PID/stat: faults of its own and of its ended children, and CPU.
+# Indexes after the state in /proc/PID/stat: faults and CPU of the process and its ended children.
 _FAULTS, _CPU, _START = (6, 7, 8, 9), (10, 11, 12, 13), 18
 
 
-def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
-    own = _numbers(f"/proc/{pid}/stat")
+def _motion(pid: int, descendants: Sequence[int]) -> dict[str, Any] | None:
+    process_stat = _numbers(f"/proc/{pid}/stat")
     thread = _numbers(f"/proc/{pid}/task/{pid}/stat")
-    if own is None or thread is None:
+    if process_stat is None or thread is None:
         return None
-    state, numbers = own
+    state, numbers = process_stat
     rows = [numbers]
-    there = 0
-    for other in below:
-        if child := _numbers(f"/proc/{other}/stat"):
+    alive = 0
+    for child_pid in descendants:
+        if child := _numbers(f"/proc/{child_pid}/stat"):
             rows.append(child[1])
-            there += 1
+            alive += 1
     moved = [
         processes.read_and_written(processes.contents(f"/proc/{number}/io"), "rchar", "wchar")
-        for number in (pid, *below)
+        for number in (pid, *descendants)
     ]
-    told = [one for one in moved if one is not None]
+    moved_bytes = [count for count in moved if count is not None]
     size, age_s, watchdog = _log(pid)
     switches = re.search(
         r"^voluntary_ctxt_switches:\s+(\d{1,18})", processes.contents(f"/proc/{pid}/status"), re.M
@@ -249,11 +258,11 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
         "start": round(numbers[_START] / _TICKS, 2),
         "state": state[:1],
         "main_cpu_s": round((thread[1][10] + thread[1][11]) / _TICKS, 2),
-        "cpu_s": round(sum(row[at] for row in rows for at in _CPU) / _TICKS, 2),
+        "cpu_s": round(sum(row[place] for row in rows for place in _CPU) / _TICKS, 2),
         "switches": int(switches[1]) if switches else 0,
-        "faults": sum(row[at] for row in rows for at in _FAULTS),
-        "moved_bytes": sum(told) if told else None,
-        "below": there,
+        "faults": sum(row[place] for row in rows for place in _FAULTS),
+        "moved_bytes": sum(moved_bytes) if moved_bytes else None,
+        "below": alive,
         "log_bytes": size,
         "log_age_s": age_s,
         "watchdog": watchdog,
@@ -263,7 +272,7 @@ def _motion(pid: int, below: Sequence[int]) -> dict[str, Any] | None:
 
 def _may_poll(pid: int) -> bool:
     """Whether it has a device open for which CUDA, ROCm, NCCL or UCX may poll."""
-    for name in _listed(f"/proc/{pid}/fd", _MOST_DESCRIPTORS):
+    for name in _list_directory(f"/proc/{pid}/fd", _MOST_DESCRIPTORS):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith(_POLLED):
                 return True
@@ -271,8 +280,9 @@ def _may_poll(pid: int) -> bool:
 
 
 def _log(pid: int) -> tuple[int | None, int | None, bool]:
-    """Size, age and the watchdog's word of what standard output and error go to, where that is a
-    file. It is read with the rights of whoever owns the process: it is that user's to show."""
+    """Size and age of the files of standard output and error, and whether the watchdog fired.
+
+    The files are read with the rights of the process's owner."""
     sizes: dict[tuple[int, int], tuple[int, float]] = {}
     watchdog = False
     owner = None
@@ -281,11 +291,14 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
     for number in (1, 2):
         path = f"/proc/{pid}/fd/{number}"
         with contextlib.suppress(OSError):
-            known = os.stat(path)
-            if not stat.S_ISREG(known.st_mode) or (known.st_dev, known.st_ino) in sizes:
+            file_stat = os.stat(path)
+            if (
+                not stat.S_ISREG(file_stat.st_mode)
+                or (file_stat.st_dev, file_stat.st_ino) in sizes
+            ):
                 continue
-            sizes[(known.st_dev, known.st_ino)] = (known.st_size, known.st_mtime)
-            watchdog = watchdog or (owner is not None and _caught(path, owner))
+            sizes[(file_stat.st_dev, file_stat.st_ino)] = (file_stat.st_size, file_stat.st_mtime)
+            watchdog = watchdog or (owner is not None and _watchdog_fired(path, owner))
     if not sizes:
         return None, None, False
     latest = max(written for _, written in sizes.values())
@@ -293,14 +306,14 @@ def _log(pid: int) -> tuple[int | None, int | None, bool]:
     return sum(size for size, _ in sizes.values()), age_s, watchdog
 
 
-def _caught(link: str, owner: int) -> bool:
-    """Whether the end of the log behind a descriptor has a line of the watchdog's."""
+def _watchdog_fired(link: str, owner: int) -> bool:
+    """Whether the end of the log has a timeout of the watchdog."""
     try:
         log = logs.open_written(link, link, owner)
     except logs.NoLogError:
         return False
     try:
-        begin = max(0, log.known.st_size - _LOG_BYTES)
+        begin = max(0, log.file_stat.st_size - _LOG_BYTES)
         return bool(_WATCHDOG.search(os.pread(log.number, _LOG_BYTES, begin)))
     finally:
         os.close(log.number)
@@ -311,29 +324,29 @@ def _ports() -> list[int | None]:
     specification's PortXmitData and PortRcvData)."""
     network = None
     for row in processes.contents("/proc/net/dev").splitlines():
-        name, colon, rest = row.partition(":")
-        words = rest.split()
+        name, colon, counters = row.partition(":")
+        words = counters.split()
         if colon and name.strip() != "lo" and len(words) > 8:
             network = (network or 0) + int(words[0]) + int(words[8])
     rdma = None
-    for device in _listed(_SYSFS_IB):
-        for port in _listed(f"{_SYSFS_IB}/{device}/ports"):
+    for device in _list_directory(_SYSFS_IB):
+        for port in _list_directory(f"{_SYSFS_IB}/{device}/ports"):
             for counter in ("port_rcv_data", "port_xmit_data"):
-                words_ = processes.contents(
+                value = processes.contents(
                     f"{_SYSFS_IB}/{device}/ports/{port}/counters/{counter}"
                 ).strip()
-                if words_.isdigit():
-                    rdma = (rdma or 0) + 4 * int(words_[:19])
+                if value.isdigit():
+                    rdma = (rdma or 0) + 4 * int(value[:19])
     return [network, rdma]
 
 
-def _listed(path: str, most: int = 64) -> list[str]:
+def _list_directory(path: str, maximum: int = 64) -> list[str]:
     try:
-        return sorted(os.listdir(path))[:most]
+        return sorted(os.listdir(path))[:maximum]
     except OSError:
         return []
 
 
 def kinds() -> Mapping[str, type]:
     """The rows of an answer."""
-    return {"motion": Motion, "ports": Ports, "found": Found}
+    return {"motion": Motion, "ports": PortBytes, "found": MotionEnd}

@@ -1,13 +1,13 @@
-"""NCCL's RAS port: what the library says of its communicators; asked on one node of a job.
+"""NCCL's RAS port: the library's report of its communicators, fetched on one node of a job.
 
 Asking has crashed jobs. So nothing connects before the gate has been passed: the library and its
 version, no rank that is making a communicator, and a listener that is held by the job's own
-processes and by nobody else's. Everything is read in a fork that has the job's user's rights
-alone, under limits: files, the port's answer, and what is made of it.
+processes only. Files and the port's answer are read in a fork that has only the rights of the
+job's user, under limits.
 
 The port, its commands and both forms of its report: NCCL's src/ras/client.cc and
 src/ras/client_support.cc (versions 2.24 to 2.32). Faults: NVIDIA/nccl issues 1669 and 1718 (crash
-while a communicator is made, 2.26), 1762 (memory, mended in 2.29.2), and 2346 (communicators that
+while a communicator is made, 2.26), 1762 (memory, fixed in 2.29.2), and 2346 (communicators that
 are being made, reported for 2.29.7, open; the loop of rasCollCommsInit that causes it is the same
 in the sources of 2.28 and of 2.31).
 """
@@ -59,9 +59,9 @@ class Member:
 class Communicator:
     """One communicator. size: how many ranks it should have.
 
-    members: those that are missing, have a problem or are behind or before the others come first;
-             of the others, and of all in the report's older form, not all are told
-    usual:   the counts that most members have; () where nobody tells
+    members: members that are missing, have a problem or deviate from the usual counts come first;
+             the healthy members, and the report's older form, may be incomplete
+    usual:   the counts that most members have; () where the report has none
     """
 
     hash: str
@@ -74,7 +74,7 @@ class Communicator:
 class Ras:
     """The answer of the port.
 
-    absent:  why there is none, one line; "": there is one
+    absent:  why there is no answer, one line; "": there is one
     version: of NCCL
     timeouts: peers that did not answer the port's own question
     """
@@ -87,32 +87,32 @@ class Ras:
 
 #: The first version in which a report does not spoil the job's memory (NVIDIA/nccl#1762).
 SAFE = (2, 29, 2)
-#: Where the port is, unless NCCL_RAS_ADDR says another place (NCCL user guide).
+#: The port, unless NCCL_RAS_ADDR names another address (NCCL user guide).
 _PORT = 28028
-#: Bytes of an answer: some 50,000 members.
+#: Maximum bytes of an answer: some 50,000 members.
 _MOST_BYTES = 32 << 20
-#: What its objects may take, and the fork altogether; its seconds of CPU.
+#: Maximum memory of the answer's objects, memory of the fork, and the fork's CPU seconds.
 _MOST_COST, _MEMORY, _CPU_S = 400 << 20, 1 << 30, 20
-#: Members that are told, of all communicators; communicators.
+#: Maximum members listed of all communicators; maximum communicators.
 _MOST_MEMBERS, _MOST_COMMUNICATORS = 4096, 1024
 #: Bytes of a library that are searched for its version: it stands before the code for the GPUs.
 _SEARCHED = 64 << 20
 _CHUNK = 1 << 20
-#: Bytes of a list of maps, and of sockets; descriptors of a process that are looked at.
+#: Maximum bytes of a list of maps, and of sockets; maximum descriptors read of a process.
 _MOST_MAPS, _MOST_SOCKETS, _MOST_DESCRIPTORS = 16 << 20, 16 << 20, 65536
-#: Seconds that the port gives the job's other processes, at most (RAS_COLLECTIVE_LEG_TIMEOUT).
+#: Maximum seconds that the port waits for the job's other processes (RAS_COLLECTIVE_LEG_TIMEOUT).
 _LEG_S = 5
 NO_NCCL = "no rank here has loaded NCCL"
 _ALLOW = "--ras asks all the same"
 
 
 class _Absent(Exception):
-    """There is no answer: why, one line."""
+    """There is no report: why, one line."""
 
 
 # --- A rank that is making a communicator.
 
-#: Calls that make one, whoever waits in them.
+#: Calls that create a communicator.
 _MAKERS = frozenset(
     (
         "init_process_group",
@@ -161,14 +161,14 @@ def observe(
     *,
     initialising: bool | None = None,
 ) -> Ras:
-    """What the RAS port of a job says.
+    """The report of a job's RAS port.
 
     ranks:        its processes on this node: (pid, uid, global rank)
     environment:  of the first of them
     allow:        ask also where asking is known to have crashed jobs
     limit_s:      seconds for everything
     initialising: whether a rank is making a communicator (`makes_communicator`), of the whole job;
-                  None: none of these is, and nobody has looked at the others
+                  None: none of these is, and the other nodes' ranks were not checked
     """
     try:
         address = _open_gate(ranks, environment)
@@ -185,24 +185,24 @@ def observe(
         try:
             give_up(rights(his[0][0], uid))
             confine(_MEMORY, _CPU_S)
-            said = _asked(
+            ras = _query(
                 his, address, until, world=world, allow=allow, elsewhere=elsewhere, making=making
             )
         except _Absent as absent:
-            said = Ras(str(absent))
+            ras = Ras(str(absent))
         except (MemoryError, RecursionError):
-            said = Ras("its answer is too large")
+            ras = Ras("its answer is too large")
         except OSError as problem:
-            said = Ras(f"its port cannot be asked: {problem.strerror or problem}"[:300])
-        send(wire.plain(said))
+            ras = Ras(f"its port cannot be asked: {problem.strerror or problem}"[:300])
+        send(wire.plain(ras))
 
     # The work keeps the time itself; what hangs in the kernel is left behind.
     worker = ForkedWorker(work, max(0.2, until + 0.5 - time.monotonic()))
     try:
-        for said in worker.messages(limit_s + 1.0, until + 0.5):
-            if said is None:
+        for message in worker.messages(limit_s + 1.0, until + 0.5):
+            if message is None:
                 return Ras(f"nothing is known of its port after {limit_s:g} s")
-            return _ras(said)
+            return _ras(message)
     finally:
         worker.end()
     return Ras("its answer could not be read")
@@ -212,7 +212,7 @@ def _open_gate(
     ranks: Sequence[tuple[int, int, int | None]],
     environment: Mapping[str, str],
 ) -> tuple[str, int]:
-    """What can be told without a look at any process: the address. Raises _Absent."""
+    """The address, from the environment alone. Raises _Absent."""
     if not ranks:
         raise _Absent("no rank was found on this node")
     # As ncclParam reads it: strtoll with base 0.
@@ -235,11 +235,11 @@ def _address(text: str) -> tuple[str, int]:
     asked for: a name service may hang. Raises _Absent."""
     if not text:
         return "", _PORT
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"\[([0-9a-fA-F:.]{2,45})(?:%\w+)?\]:(\d{1,5})|([^:\s]{1,80}):(\d{1,5})", text
     )
-    if found:
-        host, port = found[1] or found[3], int(found[2] or found[4])
+    if match:
+        host, port = match[1] or match[3], int(match[2] or match[4])
         if host == "localhost":
             return "", port
         with contextlib.suppress(ValueError):
@@ -247,7 +247,7 @@ def _address(text: str) -> tuple[str, int]:
     raise _Absent(f"NCCL_RAS_ADDR={ascii(text[:60])[1:-1]}: only a numeric address is asked")
 
 
-def _asked(
+def _query(
     ranks: Sequence[tuple[int, int, int | None]],
     address: tuple[str, int],
     until: float,
@@ -257,24 +257,26 @@ def _asked(
     elsewhere: bool,
     making: bool,
 ) -> Ras:
-    """The rest of the gate, then the answer; with the user's rights. Raises _Absent, OSError.
+    """Check the library and the listener, then fetch the report; with the user's rights.
+
+    Raises _Absent, OSError.
 
     ranks:     of one user
     world:     how many there are in the whole job; None: not known
     allow:     ask where that is known to have crashed jobs
-    elsewhere: there may be ranks of which nobody knows whether they make a communicator
+    elsewhere: unchecked ranks may be making a communicator
     making:    one of these may be making one
     """
     uid, pids = ranks[0][1], [pid for pid, _, _ in ranks]
     version = _library(pids, uid)
-    # Where there is nobody to ask, nobody has to be warned.
-    where = _listening(pids, uid, address)
-    known = numbers(version)
+    # Without a listener, a warning about asking makes no sense.
+    listener = _listening(pids, uid, address)
+    version_numbers = numbers(version)
     if making:
         raise _Absent("a rank may be making a communicator: asking then has crashed jobs")
-    if not allow and known is None:
+    if not allow and version_numbers is None:
         raise _Absent(f"the version of the job's NCCL is not known, and old ones crash: {_ALLOW}")
-    if not allow and known is not None and known < SAFE:
+    if not allow and version_numbers is not None and version_numbers < SAFE:
         raise _Absent(
             f"NCCL {version}: asking versions before {'.'.join(map(str, SAFE))} has crashed jobs: "
             f"{_ALLOW}"
@@ -284,19 +286,19 @@ def _asked(
             f"NCCL {version}: asking while a communicator is made, also on another node, has "
             f"crashed jobs: {_ALLOW}"
         )
-    said = _talk(where, until)
-    own = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
+    ras = _fetch_report(listener, until)
+    rank_by_pid = {number: rank for pid, _, rank in ranks for number in _numbers_of(pid)}
     pids_told = {
-        member.pid for group in said.communicators for member in group.members if member.host
+        member.pid for group in ras.communicators for member in group.members if member.host
     }
-    if said.communicators and _told_by_json(said) and not pids_told & own.keys():
-        raise _Absent(f"another job has answered at {_shown(where)}")
-    groups = joined(said.communicators, own, world)
-    return replace(said, version=said.version or version, communicators=bounded(groups))
+    if ras.communicators and _told_by_json(ras) and not pids_told & rank_by_pid.keys():
+        raise _Absent(f"another job has answered at {_shown(listener)}")
+    groups = joined(ras.communicators, rank_by_pid, world)
+    return replace(ras, version=ras.version or version, communicators=bounded(groups))
 
 
 def joined(
-    groups: Sequence[Communicator], own: Mapping[int, int | None], world: int | None
+    groups: Sequence[Communicator], rank_by_pid: Mapping[int, int | None], world: int | None
 ) -> tuple[Communicator, ...]:
     """The communicators with the ranks that their members have in the whole job.
 
@@ -312,24 +314,26 @@ def joined(
         for member in group.members:
             hosts.setdefault(member.host, set()).add(member.pid)
     # Another node may have the same pids: this one is where all of them are ours.
-    here = [host for host, pids in hosts.items() if host and pids <= own.keys()]
-    known: dict[tuple[str, int], int] = {}
-    if len(here) == 1:
-        known = {(here[0], pid): rank for pid, rank in own.items() if rank is not None}
+    local_hosts = [host for host, pids in hosts.items() if host and pids <= rank_by_pid.keys()]
+    rank_by_member: dict[tuple[str, int], int] = {}
+    if len(local_hosts) == 1:
+        rank_by_member = {
+            (local_hosts[0], pid): rank for pid, rank in rank_by_pid.items() if rank is not None
+        }
     for group in groups:
         if group.size != world or any(
-            known.get((member.host, member.pid), member.rank) != member.rank
+            rank_by_member.get((member.host, member.pid), member.rank) != member.rank
             for member in group.members
         ):
             continue
         for member in group.members:
             if member.pid:
-                known.setdefault((member.host, member.pid), member.rank)
+                rank_by_member.setdefault((member.host, member.pid), member.rank)
     return tuple(
         replace(
             group,
             members=tuple(
-                replace(member, world_rank=known.get((member.host, member.pid), -1))
+                replace(member, world_rank=rank_by_member.get((member.host, member.pid), -1))
                 for member in group.members
             ),
         )
@@ -337,9 +341,9 @@ def joined(
     )
 
 
-def _told_by_json(said: Ras) -> bool:
-    """Whether all members are told."""
-    return all(group.hash.startswith("0x") for group in said.communicators)
+def _told_by_json(ras: Ras) -> bool:
+    """Whether the report lists all members."""
+    return all(group.hash.startswith("0x") for group in ras.communicators)
 
 
 def rights(pid: int, uid: int) -> Rights | None:
@@ -348,10 +352,10 @@ def rights(pid: int, uid: int) -> Rights | None:
     PermissionError where it has another user's by now."""
     if os.geteuid() != 0 or uid == 0:
         return None
-    found = rights_of_process(pid)
-    if found.uid != uid:
+    rights = rights_of_process(pid)
+    if rights.uid != uid:
         raise PermissionError(1, "it has taken on another user's rights")
-    return found
+    return rights
 
 
 # --- The library, and its version.
@@ -384,7 +388,7 @@ def library(pids: Iterable[int], uid: int) -> str | None:
 
 def _library(pids: Iterable[int], uid: int) -> str:
     """The same. Raises _Absent where none has loaded it."""
-    found: dict[tuple[str, str], str] = {}
+    libraries: dict[tuple[str, str], str] = {}
     inside = False
     unread = 0
     for pid in pids:
@@ -400,68 +404,68 @@ def _library(pids: Iterable[int], uid: int) -> str:
             inside = inside or _INSIDE.search(words[5]) is not None
             if _LIBRARY.search(words[5].replace(" (deleted)", "")):
                 key = (words[5], words[4])
-                if key not in found:
-                    found[key] = _version(pid, uid, words[5], words[4])
-    if not found and inside:
+                if key not in libraries:
+                    libraries[key] = _version(pid, uid, words[5], words[4])
+    if not libraries and inside:
         return ""
-    if not found:
-        why = "the processes cannot be read" if unread else NO_NCCL
-        raise _Absent(why)
-    if "" in found.values():
+    if not libraries:
+        reason = "the processes cannot be read" if unread else NO_NCCL
+        raise _Absent(reason)
+    if "" in libraries.values():
         return ""
-    return min(found.values(), key=lambda version: numbers(version) or ())
+    return min(libraries.values(), key=lambda version: numbers(version) or ())
 
 
 def _version(pid: int, uid: int, path: str, inode: str) -> str:
     """The version of this library: what stands in the very file that is mapped, else what its name
     or its package says; "": not known."""
-    with contextlib.suppress(OSError), held(pid, uid, path) as (number, known):
-        if not stat.S_ISREG(known.st_mode) or str(known.st_ino) != inode:
+    with contextlib.suppress(OSError), held(pid, uid, path) as (number, file_stat):
+        if not stat.S_ISREG(file_stat.st_mode) or str(file_stat.st_ino) != inode:
             return ""
         with open(f"/proc/self/fd/{number}", "rb", buffering=0) as file:
-            if found := _searched(file):
-                return found
+            if version := _searched(file):
+                return version
     if named := _NAMED.search(path):
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2
     with contextlib.suppress(OSError), held(pid, uid, path.rsplit("/", 4)[0] or "/") as (site, _):
         for name in os.listdir(f"/proc/self/fd/{site}"):
-            if made := _DISTRIBUTION.fullmatch(name):
-                return made[1]
+            if match := _DISTRIBUTION.fullmatch(name):
+                return match[1]
     return ""
 
 
 def _searched(file: Any) -> str:
-    kept = b""
+    tail = b""
     for _ in range(_SEARCHED // _CHUNK):
-        piece = file.read(_CHUNK)
-        if not piece:
+        chunk = file.read(_CHUNK)
+        if not chunk:
             return ""
-        if found := _STRING.search(kept + piece):
-            return found[1].decode("ascii")
-        kept = piece[-64:]
+        if match := _STRING.search(tail + chunk):
+            return match[1].decode("ascii")
+        tail = chunk[-64:]
     return ""
 
 
-def _read(path: str, most: int) -> str:
+def _read(path: str, maximum: int) -> str:
     """The beginning of a file of /proc. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         data = bytearray()
-        while len(data) < most and (piece := file.read(1 << 16)):
-            data += piece
+        while len(data) < maximum and (chunk := file.read(1 << 16)):
+            data += chunk
     return data.decode("utf-8", "replace")
 
 
 def _numbers_of(pid: int) -> set[int]:
     """The numbers of a process: its own, and those in the containers that it is in (NSpid)."""
-    found = {pid}
+    pid_numbers = {pid}
     with contextlib.suppress(OSError):
         row = re.search(r"^NSpid:((?:\s+\d+)+)$", _read(f"/proc/{pid}/status", 65536), re.M)
-        found |= {int(word) for word in row[1].split()} if row else set()
-    return found
+        pid_numbers |= {int(word) for word in row[1].split()} if row else set()
+    return pid_numbers
 
 
-# --- The listener: the job's, and nobody else's.
+# --- The listener, which must belong to the job.
 
 
 @dataclass(frozen=True)
@@ -488,11 +492,11 @@ def listeners(text: str) -> Iterator[Listener]:
             yield Listener(str(address), int(port, 16), int(words[7]), int(words[9]))
 
 
-def _matches(one: Listener, host: str, port: int) -> bool:
+def _matches(listener: Listener, host: str, port: int) -> bool:
     """Whether a connection to this host ("": localhost) and port may reach this listener."""
-    if one.port != port:
+    if listener.port != port:
         return False
-    address = ipaddress.ip_address(one.address)
+    address = ipaddress.ip_address(listener.address)
     mapped = getattr(address, "ipv4_mapped", None) or address
     if address.is_unspecified or mapped.is_unspecified:
         return True
@@ -503,23 +507,23 @@ def _listening(pids: Sequence[int], uid: int, address: tuple[str, int]) -> tuple
     """The address to connect to: all that listen there are sockets of the job's processes.
     Raises _Absent."""
     host, port = address
-    here = os.readlink("/proc/self/ns/net")
-    if any(os.readlink(f"/proc/{pid}/ns/net") != here for pid in pids):
+    own_namespace = os.readlink("/proc/self/ns/net")
+    if any(os.readlink(f"/proc/{pid}/ns/net") != own_namespace for pid in pids):
         raise _Absent("the job has a network of its own (a container's): its port is not asked")
-    found = [
+    listeners = [
         table for name in ("tcp", "tcp6") for table in _tables(name) if _matches(table, host, port)
     ]
     place = _shown((host or "localhost", port))
-    if not found:
+    if not listeners:
         raise _Absent(f"nothing listens at {place}: no communicator of NCCL's, or no RAS")
     held = {inode for pid in pids for inode in _sockets(pid)}
-    for one in found:
-        if one.uid != uid or one.inode not in held:
-            whose = "another user's" if one.uid != uid else "not one of this job's"
-            raise _Absent(f"a process that is {whose} listens at {place}: it is not asked")
+    for listener in listeners:
+        if listener.uid != uid or listener.inode not in held:
+            owner = "another user's" if listener.uid != uid else "not one of this job's"
+            raise _Absent(f"a process that is {owner} listens at {place}: it is not asked")
     if host:
         return host, port
-    chosen = ipaddress.ip_address(found[0].address)
+    chosen = ipaddress.ip_address(listeners[0].address)
     if chosen.is_unspecified:
         return ("127.0.0.1" if chosen.version == 4 else "::1"), port
     return str(chosen), port
@@ -540,32 +544,32 @@ def _sockets(pid: int) -> Iterator[int]:
             if count >= _MOST_DESCRIPTORS:
                 return
             with contextlib.suppress(OSError):
-                found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
-                if found:
-                    yield int(found[1])
+                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(entry.path))
+                if match:
+                    yield int(match[1])
 
 
-def _shown(where: tuple[str, int]) -> str:
-    host, port = where
+def _shown(listener: tuple[str, int]) -> str:
+    host, port = listener
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 # --- The talk: lines that end in a newline, then a report that ends with the connection.
 
 
-def _talk(where: tuple[str, int], until: float) -> Ras:
+def _fetch_report(listener: tuple[str, int], until: float) -> Ras:
     """The report of the port. Raises _Absent."""
-    place = _shown(where)
+    place = _shown(listener)
     try:
         # Without getaddrinfo: it imports a codec, which the user may not be able to read.
-        with socket.socket(socket.AF_INET6 if ":" in where[0] else socket.AF_INET) as line:
-            line.settimeout(_left(until))
-            line.connect(where)
+        with socket.socket(socket.AF_INET6 if ":" in listener[0] else socket.AF_INET) as line:
+            line.settimeout(_remaining_s(until))
+            line.connect(listener)
             talk = _Talk(line, until)
             first = talk.ask("CLIENT PROTOCOL 2")
             if not first.upper().startswith(b"SERVER PROTOCOL "):
                 raise _Absent(f"what listens at {place} is no RAS port: {_first(first)}")
-            leg_s = max(1, min(_LEG_S, int(_left(until) / 2)))
+            leg_s = max(1, min(_LEG_S, int(_remaining_s(until) / 2)))
             if talk.ask(f"TIMEOUT {leg_s}").strip() != b"OK":
                 raise _Absent(f"the RAS port at {place} takes no time limit")
             # Before 2.28.7 there is no such command, and the report is text.
@@ -574,19 +578,19 @@ def _talk(where: tuple[str, int], until: float) -> Ras:
     except socket.timeout:
         raise _Absent(f"the RAS port at {place} gave no whole answer in time") from None
     except OSError as problem:
-        why = problem.strerror or str(problem)
-        raise _Absent(f"the RAS port at {place} broke off: {why}") from None
-    said = read_json(text) if json else read_text(text)
-    if said is None:
+        reason = problem.strerror or str(problem)
+        raise _Absent(f"the RAS port at {place} broke off: {reason}") from None
+    ras = read_json(text) if json else read_text(text)
+    if ras is None:
         raise _Absent(f"the RAS port at {place} said what makes no sense: {_first(text.encode())}")
-    return said
+    return ras
 
 
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
+def _remaining_s(until: float) -> float:
+    remaining_s = until - time.monotonic()
+    if remaining_s <= 0:
         raise socket.timeout
-    return left
+    return remaining_s
 
 
 def _first(data: bytes) -> str:
@@ -602,29 +606,29 @@ class _Talk:
         self.kept = bytearray()
 
     def _send(self, words: str) -> None:
-        self.line.settimeout(_left(self.until))
+        self.line.settimeout(_remaining_s(self.until))
         self.line.sendall(f"{words}\n".encode("ascii"))
 
-    def _more(self) -> bool:
-        self.line.settimeout(_left(self.until))
-        piece = self.line.recv(1 << 16)
-        self.kept += piece
-        return bool(piece)
+    def _receive(self) -> bool:
+        self.line.settimeout(_remaining_s(self.until))
+        chunk = self.line.recv(1 << 16)
+        self.kept += chunk
+        return bool(chunk)
 
     def ask(self, words: str) -> bytes:
-        """The line that answers this one."""
+        """Send a line and return the line that answers it."""
         self._send(words)
         while b"\n" not in self.kept and len(self.kept) < 4096:
-            if not self._more():
+            if not self._receive():
                 raise ConnectionError("it has closed the connection")
-        row, _, rest = bytes(self.kept).partition(b"\n")
-        self.kept = bytearray(rest)
+        row, _, remaining = bytes(self.kept).partition(b"\n")
+        self.kept = bytearray(remaining)
         return row
 
     def report(self, words: str) -> bytes:
-        """All that comes after this line."""
+        """Send a line and return everything that follows."""
         self._send(words)
-        while self._more():
+        while self._receive():
             if len(self.kept) > _MOST_BYTES:
                 raise _Absent(f"the report of the RAS port is longer than {_MOST_BYTES >> 20} MiB")
         return bytes(self.kept)
@@ -649,24 +653,26 @@ _IN_PROGRESS = 7
 
 
 def read_json(text: str) -> Ras | None:
-    """The report; None for what is none."""
-    found: Any = None
-    for made in (text, _NO_COMMA.sub(r"\1,\2", text)):
+    """The report in JSON; None for any other text."""
+    document: Any = None
+    for candidate in (text, _NO_COMMA.sub(r"\1,\2", text)):
         with contextlib.suppress(wire.DecodeError):
-            found = wire.load_json(made, _MOST_COST)
+            document = wire.load_json(candidate, _MOST_COST)
             break
-    if not isinstance(found, dict) or not isinstance(found.get("communicators"), list):
+    if not isinstance(document, dict) or not isinstance(document.get("communicators"), list):
         return None
-    groups = [_communicator(one) for one in found["communicators"] if isinstance(one, dict)]
-    ras = found.get("ras")
+    groups = [
+        _communicator(group) for group in document["communicators"] if isinstance(group, dict)
+    ]
+    ras = document.get("ras")
     return Ras(
-        version=_text(found.get("nccl_version")),
-        timeouts=_whole(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
+        version=_text(document.get("nccl_version")),
+        timeouts=_whole_number(ras.get("timeouts_count")) if isinstance(ras, dict) else 0,
         communicators=tuple(groups),
     )
 
 
-def _whole(value: Any, otherwise: int = 0) -> int:
+def _whole_number(value: Any, otherwise: int = 0) -> int:
     return value if type(value) is int and 0 <= value < 1 << 63 else otherwise
 
 
@@ -675,16 +681,16 @@ def _text(value: Any) -> str:
 
 
 def _dicts(value: Any) -> Iterator[Mapping[str, Any]]:
-    return (one for one in value if isinstance(one, dict)) if isinstance(value, list) else iter(())
+    return (row for row in value if isinstance(row, dict)) if isinstance(value, list) else iter(())
 
 
 def _communicator(group: Mapping[str, Any]) -> Communicator:
-    members = [_member(one) for one in _dicts(group.get("ranks"))]
-    members += [_missing(one) for one in _dicts(group.get("missing_ranks"))]
+    members = [_member(rank) for rank in _dicts(group.get("ranks"))]
+    members += [_missing(rank) for rank in _dicts(group.get("missing_ranks"))]
     usual = Counter(member.counts for member in members if member.counts)
     return Communicator(
         _text(group.get("hash")),
-        _whole(group.get("size")),
+        _whole_number(group.get("size")),
         tuple(members),
         max(usual, key=lambda counts: usual[counts], default=()),
     )
@@ -694,11 +700,11 @@ def _member(rank: Mapping[str, Any]) -> Member:
     status = rank.get("status")
     counts = rank.get("collective_counts")
     return Member(
-        _whole(rank.get("rank"), -1),
+        _whole_number(rank.get("rank"), -1),
         _text(rank.get("host")),
-        _whole(rank.get("pid")),
+        _whole_number(rank.get("pid")),
         tuple(
-            (_text(name), _whole(count))
+            (_text(name), _whole_number(count))
             for name, count in (list(counts.items())[:16] if isinstance(counts, dict) else ())
         ),
         "",
@@ -707,15 +713,18 @@ def _member(rank: Mapping[str, Any]) -> Member:
 
 
 def _problem(status: Mapping[str, Any]) -> str:
-    made, error = _whole(status.get("init_state")), _whole(status.get("async_error"))
+    init_state, error = (
+        _whole_number(status.get("init_state")),
+        _whole_number(status.get("async_error")),
+    )
     if status.get("abort_flag") is True:
         return "aborted"
     if error not in (0, _IN_PROGRESS):
         return f"asynchronous error: {_RESULTS.get(error, error)}"
-    if made == _IN_PROGRESS:
+    if init_state == _IN_PROGRESS:
         return "in initialisation"
-    if made:
-        return f"initialisation failed: {_RESULTS.get(made, made)}"
+    if init_state:
+        return f"initialisation failed: {_RESULTS.get(init_state, init_state)}"
     if status.get("destroy_flag") is True or status.get("finalize_called") is True:
         return "being destroyed"
     return ""
@@ -723,12 +732,12 @@ def _problem(status: Mapping[str, Any]) -> str:
 
 def _missing(rank: Mapping[str, Any]) -> Member:
     status = rank.get("status")
-    says = status if isinstance(status, dict) else {}
-    dead, quiet = says.get("considered_dead") is True, says.get("unresponsive") is True
+    flags = status if isinstance(status, dict) else {}
+    dead, quiet = flags.get("considered_dead") is True, flags.get("unresponsive") is True
     return Member(
-        _whole(rank.get("rank"), -1),
+        _whole_number(rank.get("rank"), -1),
         _text(rank.get("host")),
-        _whole(rank.get("pid")),
+        _whole_number(rank.get("pid")),
         missing="dead" if dead else "unresponsive" if quiet else "missing",
     )
 
@@ -736,8 +745,8 @@ def _missing(rank: Mapping[str, Any]) -> Member:
 def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     """The communicators with the members that tell something first, and not too many of both."""
 
-    def plain(one: Member, group: Communicator) -> bool:
-        return not one.missing and not one.problem and one.counts == group.usual
+    def plain(member: Member, group: Communicator) -> bool:
+        return not member.missing and not member.problem and member.counts == group.usual
 
     sorted_ = [
         replace(
@@ -747,17 +756,17 @@ def bounded(groups: Sequence[Communicator]) -> tuple[Communicator, ...]:
     ]
     odd = [sum(not plain(member, group) for member in group.members) for group in groups]
     order = sorted(range(len(groups)), key=lambda at: (not odd[at], -groups[at].size))
-    kept: dict[int, Communicator] = {}
-    left = _MOST_MEMBERS
+    shown: dict[int, Communicator] = {}
+    remaining = _MOST_MEMBERS
     for at in order[:_MOST_COMMUNICATORS]:
         # Each communicator has a share, the odd ones of all come before the rest.
-        most = max(odd[at], min(len(groups[at].members), 64))
-        members = sorted_[at].members[: min(left, most)]
+        share = max(odd[at], min(len(groups[at].members), 64))
+        members = sorted_[at].members[: min(remaining, share)]
         if sum(len(group.members) for group in groups) <= _MOST_MEMBERS:
             members = sorted_[at].members
-        left -= len(members)
-        kept[at] = replace(sorted_[at], members=members)
-    return tuple(kept[at] for at in sorted(kept))
+        remaining -= len(members)
+        shown[at] = replace(sorted_[at], members=members)
+    return tuple(shown[at] for at in sorted(shown))
 
 
 # --- The report as text (before 2.28.7): a table of groups of communicators, then what is wrong.
@@ -780,8 +789,8 @@ _TIMEOUTS = re.compile(r" *Encountered (\d{1,9}) communication timeouts? while g
 _STATES = {"INIT": "in initialisation", "FINALIZE": "being destroyed", "ABORT": "aborted"}
 
 
-class _Section:
-    """What the report says of one communicator, line by line."""
+class _RasSection:
+    """One communicator, collected from the report line by line."""
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size = name, size
@@ -799,30 +808,30 @@ class _Section:
         elif rank := _RANK.fullmatch(row):
             pid, host = int(rank[3] or 0), rank[4] or ""
             number = int(rank[1])
-            known = self.members.get(number) or Member(number, host, pid)
-            self.members[number] = self._said(known, rank[2] or self.several, dead)
+            member = self.members.get(number) or Member(number, host, pid)
+            self.members[number] = self._with_status(member, rank[2] or self.several, dead)
         elif many := _SEVERAL.fullmatch(row):
             self.several = f"{many[2]} {many[3]}"
             if (number_ := _operations(self.several)) is not None and self.operation:
                 before = self.usual.get(self.operation, (0, 0))
                 self.usual[self.operation] = max(before, (int(many[1]), number_))
 
-    def _said(self, one: Member, words: str, dead: set[tuple[str, int]]) -> Member:
+    def _with_status(self, member: Member, words: str, dead: set[tuple[str, int]]) -> Member:
         if self.kind == "INCOMPLETE":
-            gone = (one.host, one.pid) in dead
-            return replace(one, missing="dead" if gone else "unresponsive")
+            gone = (member.host, member.pid) in dead
+            return replace(member, missing="dead" if gone else "unresponsive")
         launched = _operations(words)
         if launched is not None and self.operation:
-            self.counts.setdefault(one.rank, {})[self.operation] = launched
+            self.counts.setdefault(member.rank, {})[self.operation] = launched
         elif status := _STATUS.fullmatch(words):
             if status[1] == "NOCOMM":
-                return replace(one, missing="missing")
-            return replace(one, problem=_STATES.get(status[1], one.problem))
+                return replace(member, missing="missing")
+            return replace(member, problem=_STATES.get(status[1], member.problem))
         elif error := _REPORTED.fullmatch(words):
-            return replace(one, problem=f"error: {error[1].strip().lower()}")
-        return one
+            return replace(member, problem=f"error: {error[1].strip().lower()}")
+        return member
 
-    def made(self) -> Communicator:
+    def communicator(self) -> Communicator:
         members = tuple(
             replace(member, counts=tuple(self.counts.get(number, {}).items()))
             for number, member in sorted(self.members.items())
@@ -832,23 +841,23 @@ class _Section:
 
 
 def _operations(words: str) -> int | None:
-    """How many operations were launched; None: that is not what they say."""
+    """The number of launched operations; None: the text has no such number."""
     if _NONE_LAUNCHED.fullmatch(words):
         return 0
-    found = _LAUNCHED.fullmatch(words)
-    return min(int(found[1]), (1 << 63) - 1) if found else None
+    match = _LAUNCHED.fullmatch(words)
+    return min(int(match[1]), (1 << 63) - 1) if match else None
 
 
 def read_text(text: str) -> Ras | None:
-    """The report in its older form, which names only who differs; None for what is none."""
+    """The report in its older form, which names only deviating members; None: another text."""
     version = re.search(r"^[NR]CCL version (\S{1,60}) compiled with", text, re.M)
     if version is None:
         return None
     sizes: dict[str, int] = {}
     quiet: list[Communicator] = []
-    found: dict[str, _Section] = {}
+    sections: dict[str, _RasSection] = {}
     dead: set[tuple[str, int]] = set()
-    section: _Section | None = None
+    section: _RasSection | None = None
     killed, timeouts = False, 0
     for row in text.splitlines():
         if group := _GROUP.fullmatch(row):
@@ -856,7 +865,7 @@ def read_text(text: str) -> Ras | None:
             if group[8] == "OK":
                 quiet.append(Communicator(f"group {group[1]}", int(group[5]), ()))
         elif head := _COMMUNICATOR.fullmatch(row):
-            section = found.setdefault(head[3], _Section(head[3], sizes.get(head[1], 0)))
+            section = sections.setdefault(head[3], _RasSection(head[3], sizes.get(head[1], 0)))
             section.kind, section.operation, section.several = head[4], "", ""
         elif row in ("DEAD", "INCOMPLETE", "TIMEOUT", "Warnings", "Errors"):
             section, killed = None, row == "DEAD"
@@ -869,7 +878,7 @@ def read_text(text: str) -> Ras | None:
             section.line(row, dead)
     if not sizes and "No communicator data collected" not in text:
         return None
-    groups = [one.made() for one in found.values()] + quiet
+    groups = [section.communicator() for section in sections.values()] + quiet
     return Ras("", version[1], timeouts, tuple(groups))
 
 
@@ -880,14 +889,17 @@ def _counts(data: Any) -> tuple[tuple[str, int], ...]:
     return tuple((str(name), int(count)) for name, count in data)
 
 
-def _ras(said: Mapping[str, Any]) -> Ras:
+def _ras(document: Mapping[str, Any]) -> Ras:
     groups = tuple(
         Communicator(
             group["hash"],
             group["size"],
-            tuple(Member(**{**one, "counts": _counts(one["counts"])}) for one in group["members"]),
+            tuple(
+                Member(**{**member, "counts": _counts(member["counts"])})
+                for member in group["members"]
+            ),
             _counts(group["usual"]),
         )
-        for group in said["communicators"]
+        for group in document["communicators"]
     )
-    return Ras(said["absent"], said["version"], said["timeouts"], groups)
+    return Ras(document["absent"], document["version"], document["timeouts"], groups)

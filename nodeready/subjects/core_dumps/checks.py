@@ -180,11 +180,11 @@ def retention(observed: CoreDumps, policy: Policy) -> Result:
     if rule is None:
         return fixable(check, expected, "no rule")
     if _same_rule(rule.text, policy):
-        return ok(check, expected, expected, rule.where)
+        return ok(check, expected, expected, rule.source)
     name = rule.path.rpartition("/")[2]
     if name < "00-nodeready-cores.conf":
-        return fail(check, expected, rule.text, rule.where, f"remove the line {rule.where}")
-    return fixable(check, expected, rule.text, rule.where)
+        return fail(check, expected, rule.text, rule.source, f"remove the line {rule.source}")
+    return fixable(check, expected, rule.text, rule.source)
 
 
 @check(

@@ -170,7 +170,7 @@ def _coredump_conf(lines: tuple[Line, ...], paths: list[str]) -> dict[str, sysct
         for line in sysctl.section(file_lines, "Coredump"):
             match = re.match(r"([A-Za-z]+)\s*=(.*)", line.text.strip())
             if match:
-                settings[match[1]] = sysctl.Setting(match[2].strip(), line.where)
+                settings[match[1]] = sysctl.Setting(match[2].strip(), line.source)
     return settings
 
 
@@ -196,7 +196,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> CoreDumps:
     files = sysctl.parse(outputs["sysctl"])
     lines = tuple(output.lines())
     packaged = [
-        sysctl.Setting(line.text.partition("=")[2].strip(), line.where)
+        sysctl.Setting(line.text.partition("=")[2].strip(), line.source)
         for path in files.order
         for line in files.lines.get(path, ())
         if "core_pattern" in line.text and "|" in line.text and "systemd-coredump" in line.text

@@ -194,7 +194,7 @@ def _slurm_conf(path: str, lines: Iterable[Line]) -> SlurmConf:
                 pattern = value if value.startswith("/") else f"{path.rpartition('/')[0]}/{value}"
                 todo += [other for other in by_file if fnmatchcase(other, pattern)]
             else:
-                settings.setdefault(key, []).append((value, line.where))
+                settings.setdefault(key, []).append((value, line.source))
     return SlurmConf(
         path,
         tuple(settings.get("prolog", ())),

@@ -70,7 +70,7 @@ SECTION = Section(
     _script,
     timeout_s=20,
     cap_bytes=3 << 20,
-    beside=True,
+    parallel=True,
     when="command -v amd-smi >/dev/null || command -v rocm-smi >/dev/null"
     f" || [ -x {_BIN}/amd-smi ] || [ -x {_BIN}/rocm-smi ]",
 )

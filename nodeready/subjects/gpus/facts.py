@@ -6,12 +6,13 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, Probe, changed
+from nodeready.subjects.base import Output, Probe
 from nodeready.subjects.gpus import amd, amd_gpu, kernel_log, nvidia, nvlink
 from nodeready.subjects.gpus.gpu import Gpu, Gpus
 from nodeready.subjects.gpus.nvidia import NvidiaSmi
 from nodeready.subjects.gpus.nvlink import NvLinks
 from nodeready.subjects.gpus.pci_bus import SECTION, Pci, parse_pci
+from nodeready.subjects.parsed_template import fast_replace
 
 
 def _fabric_manager(pci: Pci, smi: NvidiaSmi) -> str:
@@ -33,7 +34,7 @@ def _linked(gpu: Gpu, links: NvLinks, shown: Container[str | None]) -> Gpu:
     if answered and uuid not in links.links and (gpu.model in shown or nvlink.on_board(gpu)):
         words = "nvidia-smi nvlink does not show it"
     unread = (("links", words),) if words else ()
-    return changed(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
+    return fast_replace(gpu, links=links.links.get(uuid, ()), unread=gpu.unread + unread)
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Gpus:

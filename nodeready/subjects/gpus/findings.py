@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from operator import attrgetter
 from typing import Any
 
-from nodeready.subjects.base import of_one_node
+from nodeready.subjects.base import cached_per_node
 from nodeready.subjects.gpus.amd_gpu import integrated
 from nodeready.subjects.gpus.gpu import Gpu, Gpus, PciGpu, Tool
 from nodeready.subjects.iommu.instincts import MODELS
@@ -46,7 +46,7 @@ def expected(observed: Gpus, vendor: str = "") -> list[PciGpu]:
     return [gpu for gpu in _expected(observed) if vendor in ("", gpu.vendor)]
 
 
-@of_one_node
+@cached_per_node
 def _expected(observed: Gpus) -> list[PciGpu]:
     gpus = []
     for gpu in observed.pci:

@@ -382,7 +382,7 @@ case $nr_line in 0x10de | 0x1002) nr_gpu=1 ;; esac
 done
 [ -n "$nr_gpu" ]"""
 
-SECTION = Section("kernel_log", _script, timeout_s=10, beside=True, when=_WHEN)
+SECTION = Section("kernel_log", _script, timeout_s=10, parallel=True, when=_WHEN)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from nodeready.subjects.base import Alike, Known, Output, Section, changed
+from nodeready.subjects.base import Output, Section
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Tool
 from nodeready.subjects.gpus.nvidia_gpu import parse_gpu, parse_processes
 from nodeready.subjects.gpus.nvidia_xml import (
@@ -22,6 +22,7 @@ from nodeready.subjects.gpus.nvidia_xml import (
     own_elements,
     tree,
 )
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 if TYPE_CHECKING:
     from xml.etree import ElementTree
@@ -91,7 +92,7 @@ def _script(policy: Policy) -> str:
     return f"{PREPARE}\n    nr_told nvidia-smi -q -x\n"
 
 
-SECTION = Section("nvidia_smi", _script, 20, 1048576, beside=True, when=WHEN)
+SECTION = Section("nvidia_smi", _script, 20, 1048576, parallel=True, when=WHEN)
 
 _MAX_GPUS = 256
 
@@ -234,10 +235,10 @@ _OPENING, _CLOSING = re.compile(r"\s*<([a-z0-9_]+)>\s*"), re.compile(r"\s*</([a-
 _STRANGE = re.compile(r"[^\t\n\x20-\x7e]")
 _SLOWDOWN = "<gpu_temp_slow_threshold>"
 #: GPUs in full, by place, driver and address: those of 64 nodes of eight GPUs.
-_TEMPLATES: Known[Gpu] = Known(512)
+_TEMPLATES: TemplateCache[Gpu] = TemplateCache(512)
 
 
-def _like(template: Alike[Gpu], lines: list[str]) -> Gpu | None:
+def _like(template: ParsedTemplate[Gpu], lines: list[str]) -> Gpu | None:
     """The GPU of these lines; None where they differ by more than plain values."""
     differing = template.differing(lines)
     if differing is None:
@@ -263,7 +264,7 @@ def _like(template: Alike[Gpu], lines: list[str]) -> Gpu | None:
             "temperature_left_c", degrees_left
         )
         fields["temperature_slowdown_c"] = later - (current + degrees_left - slow)
-    return changed(gpu, **fields)
+    return fast_replace(gpu, **fields)
 
 
 def _varying(lines: list[str]) -> dict[int, tuple[str, str]]:
@@ -318,14 +319,14 @@ def _block(index: int, major: int | None, text: str) -> Gpu | None:
     for template in _TEMPLATES.of(lines, *context):
         gpu = _like(template, lines)
         if gpu is not None:
-            _TEMPLATES.used(template)
-            return changed(gpu, processes=processes) if processes else gpu
+            _TEMPLATES.mark_used(template)
+            return fast_replace(gpu, processes=processes) if processes else gpu
     if _STRANGE.search(text):
         raise ElementTree.ParseError
     gpu = parse_gpu(index, Element(ElementTree.fromstring(f"{text}</gpu>"), major))
     if gpu is not None:
-        _TEMPLATES.keep(Alike(tuple(lines), gpu, _varying(lines), context))
-    return gpu if gpu is None or not processes else changed(gpu, processes=processes)
+        _TEMPLATES.keep(ParsedTemplate(tuple(lines), gpu, _varying(lines), context))
+    return gpu if gpu is None or not processes else fast_replace(gpu, processes=processes)
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,7 @@ def _nvlink_script(policy: Policy) -> str:
 
 
 # A section of its own: where the fabric is broken, this command hangs and ``-q`` does not.
-NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, beside=True, when=WHEN)
+NVLINK_SECTION = Section("nvlink", _nvlink_script, 20, 262144, parallel=True, when=WHEN)
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,9 @@ def _slow_script(policy: Policy) -> str:
 
 
 SECTION = Section("host", _script)
-SLOW = Section("host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, beside=True, quick=True)
+SLOW = Section(
+    "host_slow", _slow_script, timeout_s=14, cap_bytes=1048576, parallel=True, quick=True
+)
 
 
 @dataclass(frozen=True)

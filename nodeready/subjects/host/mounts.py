@@ -405,6 +405,6 @@ def parse_fstab(lines: Iterable[Line], table: Iterable[Line]) -> tuple[FstabEntr
         image = mounted_fstype in _IMAGES or mounted_device in _IMAGE_DEVICES
         read_only = "ro" in mount_options and not image
         entries.append(
-            FstabEntry(path, device, words[2], options, line.where, path in mounted, read_only)
+            FstabEntry(path, device, words[2], options, line.source, path in mounted, read_only)
         )
     return tuple(entries)

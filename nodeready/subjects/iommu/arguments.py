@@ -11,10 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodeready.subjects.base import (
-    Line,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Line, kernel_arguments
 
 if TYPE_CHECKING:
     pass

@@ -90,7 +90,7 @@ def _source(observed: Iommu, tokens: tuple[str, ...], default: str) -> str:
     """The line of GRUB's configuration that adds one of these tokens, else ``default``."""
     for line in reversed(observed.config):
         if "nodeready" not in line.text and any(token in line.text for token in tokens):
-            return line.where
+            return line.source
     return default
 
 
@@ -104,12 +104,12 @@ def _next_boot(observed: Iommu, args: tuple[str, ...]) -> tuple[str, str, bool]:
     if observed.family != "redhat" and not ours_wins(observed, args):
         grub = configured(observed.config)
         if grub.tokens is None:
-            source = grub.last.where if grub.last else ""
+            source = grub.last.source if grub.last else ""
             return "next update of GRUB: cannot be foretold", source, False
         problem = _problem(grub.tokens, args)
         if problem:
             bad = contradicting(grub.tokens, args)
-            source = grub.last.where if grub.last else ""
+            source = grub.last.source if grub.last else ""
             return f"next update of GRUB: {problem}", _source(observed, bad, source), False
     return "", observed.boot[0].where if observed.boot else "", False
 

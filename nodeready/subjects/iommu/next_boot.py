@@ -8,10 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nodeready.subjects.base import (
-    Line,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Line, kernel_arguments
 from nodeready.subjects.iommu.arguments import expand
 
 if TYPE_CHECKING:
@@ -93,7 +90,7 @@ def _menu(lines: Iterable[Line]) -> list[_Item]:
             if len(stack) > 1:
                 stack.pop()
         elif kernel:
-            entry = Entry(line.where, kernel_arguments(kernel[1]), script)
+            entry = Entry(line.source, kernel_arguments(kernel[1]), script)
             if len(stack) == 1:
                 top.append(_Item(kernel=entry))
             elif stack[-1].kernel is None:
@@ -167,7 +164,7 @@ def find_next_boot(files: Mapping[str, list[Line]], family: str) -> _Boot:
         for line in lines if path.startswith(f"{ENTRIES}/") else ():
             if line.text.startswith("options") and path not in entries:
                 entries[path] = Entry(
-                    line.where, kernel_arguments(expand(line.text[7:], variables))
+                    line.source, kernel_arguments(expand(line.text[7:], variables))
                 )
             elif line.text.startswith("title"):
                 titles[path] = line.text[5:].strip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import beatable
 from nodeready.subjects.limits.facts import NR_OPEN, PROBE, Limits
 from nodeready.subjects.limits.pam import (
     ITEMS,
@@ -16,6 +15,7 @@ from nodeready.subjects.limits.pam import (
     covers_all_people,
     same_domain,
 )
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.result import Result, Subject, check, fail, fixable, na, ok, some, warn
 
 _LOGIN_FILES = ("/etc/security/limits.d/*nodeready.conf",)
@@ -275,7 +275,7 @@ def pam(observed: Limits, policy: Policy) -> Result:
     """
     check, expected = "limits.pam", "pam_limits for ssh and su, with the system's files"
     if observed.no_pam is not None and "sshd" in observed.stacks:
-        source = observed.no_pam if isinstance(observed.no_pam, str) else observed.no_pam.where
+        source = observed.no_pam if isinstance(observed.no_pam, str) else observed.no_pam.source
         path = source if isinstance(observed.no_pam, str) else observed.no_pam.path
         actual = "sshd does not use PAM: sessions have sshd's own limits"
         return fail(check, expected, actual, source, f"UsePAM yes in {path}, then restart sshd")
@@ -290,7 +290,7 @@ def pam(observed: Limits, policy: Policy) -> Result:
             continue
         if not stack.conf:
             continue
-        source = stack.limits[-1].where
+        source = stack.limits[-1].source
         fix = f"remove conf= from {source}, or give {stack.conf} these limits"
         limits_of_file = observed.confs.get(stack.conf)
         short = (

@@ -215,7 +215,7 @@ def parse_pam_limits(
             if domain.startswith("%") or (":" in domain and span(domain) is None):
                 continue
             if len(words) == 2 and kind[:1] == "-" and domain != "*":
-                exempt.append((domain, line.where))
+                exempt.append((domain, line.source))
             if len(words) < 4 or kind not in ("soft", "hard", "-"):
                 continue
             item = words[2].lower()
@@ -223,7 +223,7 @@ def parse_pam_limits(
             if value is not None:
                 kinds = KINDS if kind == "-" else (kind,)
                 entries.extend(
-                    LimitEntry(domain, kind_, item, value, line.where) for kind_ in kinds
+                    LimitEntry(domain, kind_, item, value, line.source) for kind_ in kinds
                 )
         name = path.rpartition("/")[2]
         is_ours = "/limits.d/" not in path or "nodeready" in name

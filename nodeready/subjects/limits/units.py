@@ -113,7 +113,7 @@ def _apply(
         sets = True
         if not match[2]:
             limits.pop(match[1].lower(), None)
-        limit = _limit(match[2], line.where)
+        limit = _limit(match[2], line.source)
         if limit is not None:
             limits[match[1].lower()] = limit
     return sets

@@ -14,22 +14,20 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.subjects.base import (
-    Alike,
     Counters,
-    Known,
     Output,
     Probe,
     ProbeError,
     Section,
-    changed,
+    cached_per_node,
     frozen,
     number,
-    of_one_node,
 )
 from nodeready.subjects.nics import nic, routes
 from nodeready.subjects.nics.bonds import _BOND_FILES, Bond, parse_bonding
 from nodeready.subjects.nics.nic import Nic
 from nodeready.subjects.nics.routes import Route
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 
 # --- The look at all interfaces.
 
@@ -137,7 +135,7 @@ class Nics:
         return {name: interface for name, interface in self.interfaces.items() if name in named}
 
 
-@of_one_node
+@cached_per_node
 def _tasked(observed: Nics) -> frozenset[str | None]:
     """The names of the configured interfaces, whatever a policy names."""
     named = {*observed.peers_via, observed.default_interface}
@@ -175,7 +173,7 @@ def _pairs(values: Iterable[str]) -> dict[str, list[str]]:
 #: What the section ``nics`` alone tells: the interfaces without their addresses, the bonds, and
 #: how many ends of containers' interfaces there are.
 _Alone = tuple[Mapping[str, Nic], Mapping[str, Bond], int]
-_KNOWN: Known[_Alone] = Known()
+_KNOWN: TemplateCache[_Alone] = TemplateCache()
 
 
 def _parse_interfaces(output: Output) -> _Alone:
@@ -185,7 +183,7 @@ def _parse_interfaces(output: Output) -> _Alone:
     for template in _KNOWN.of(lines):
         differing = template.differing(lines)
         if differing is not None:
-            _KNOWN.used(template)
+            _KNOWN.mark_used(template)
             interfaces, bonds, ends = template.read
             return nic.like(interfaces, differing), bonds, ends
     attributes = nic.attributes(text)
@@ -203,7 +201,7 @@ def _parse_interfaces(output: Output) -> _Alone:
     }
     ends = number((*output.all("ends"), "0")[0], "a number of interfaces")
     parsed: _Alone = frozen((nics, parse_bonding(attributes), ends))
-    _KNOWN.keep(Alike.of(lines, parsed, nic.varying(lines)))
+    _KNOWN.keep(ParsedTemplate.of(lines, parsed, nic.varying(lines)))
     return parsed
 
 
@@ -221,7 +219,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Nics:
     for name, bare_nic in bare_nics.items():
         listed = placed.get(name, [])
         addresses = None if listed is None else tuple(listed)
-        interfaces[name] = changed(bare_nic, addresses=addresses, routed=name in used)
+        interfaces[name] = fast_replace(bare_nic, addresses=addresses, routed=name in used)
     observed = Nics(
         interfaces=interfaces,
         bonds=bonds,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import changed
 from nodeready.subjects.nics.routes import link_local
+from nodeready.subjects.parsed_template import fast_replace
 
 #: Where the kernel shows the interfaces.
 NET = "/sys/class/net"
@@ -243,6 +243,6 @@ def like(interfaces: Mapping[str, Nic], differing: Mapping[str, str]) -> dict[st
         value, field = text.rstrip("\r"), _VARIES[file]
         fields.setdefault(name, {})[field] = value if field == "mac" else _count(value)
     return {
-        name: changed(nic, **fields[name]) if name in fields else nic
+        name: fast_replace(nic, **fields[name]) if name in fields else nic
         for name, nic in interfaces.items()
     }

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nodeready.subjects.base import Output, Section, of_all_nodes
+from nodeready.subjects.base import Output, Section, cached_per_fleet
 
 
 def link_local(network: str) -> bool:
@@ -160,10 +160,10 @@ def _sorted(addresses: tuple[str, ...]) -> dict[int, list[int]]:
     return {version: sorted(numbers) for version, numbers in numbers_by_version.items()}
 
 
-address_set = of_all_nodes(frozenset)
+address_set = cached_per_fleet(frozenset)
 
 
-_sorted_fleet = of_all_nodes(_sorted)
+_sorted_fleet = cached_per_fleet(_sorted)
 
 
 def reached(

@@ -9,7 +9,8 @@ from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.access import COMPANIONS, chmod_mends, stuck
-from nodeready.subjects.base import Line, beatable
+from nodeready.subjects.base import Line
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import (
     ENVIRONMENT,
     PROBE,
@@ -125,7 +126,7 @@ def _places(observed: Pdsh) -> Iterable[tuple[str, str, str]]:
     for suffix in suffixes(observed):
         assignments = _in_profile(observed, suffix)
         value, source = (
-            (assignments[-1][0], assignments[-1][1].where) if assignments else ("unset", "")
+            (assignments[-1][0], assignments[-1][1].source) if assignments else ("unset", "")
         )
         yield f"{PROFILE_D}/*{suffix}", value, source
 
@@ -210,7 +211,7 @@ def conflicts(observed: Pdsh, policy: Policy) -> Result:
     for line in observed.settings:
         value = assigned(line)
         if value not in (None, TYPE) and not line.path.startswith(f"{PROFILE_D}/"):
-            conflicting.append((f"{value or 'unset'} ({line.where})", line.where))
+            conflicting.append((f"{value or 'unset'} ({line.source})", line.source))
     if not conflicting:
         return ok(check, "none")
     actual = ", ".join(text for text, _ in conflicting)

@@ -9,15 +9,7 @@ from dataclasses import dataclass, field, replace
 from nodeready import shell
 from nodeready.policy import Policy
 from nodeready.subjects.access import ACCESS, Access, parse_access
-from nodeready.subjects.base import (
-    Line,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    decoded,
-    number,
-)
+from nodeready.subjects.base import Line, Output, Probe, ProbeError, Section, decode_base64, number
 
 VARIABLE = "PDSH_RCMD_TYPE"
 RCMD_DEFAULT = "/etc/pdsh/rcmd_default"
@@ -270,7 +262,7 @@ def _read(output: Output) -> dict[str, bytes]:
             into.append(line)
     texts = {user: "".join(parts) for user, parts in lines.items()}
     # A base64 that was ended by its limit may have ended anywhere.
-    return {user: decoded(text[: len(text) // 4 * 4]) for user, text in texts.items()}
+    return {user: decode_base64(text[: len(text) // 4 * 4]) for user, text in texts.items()}
 
 
 def _user(name: str, home: str, read: bytes | None, maximum_bytes: int) -> PdshUser:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import Output, changed, of_all_nodes
+from nodeready.subjects.base import Output, cached_per_fleet
+from nodeready.subjects.parsed_template import fast_replace
 from nodeready.subjects.ports import nft
 from nodeready.subjects.ports.iptables import CUT, parse_ipsets, parse_iptables_rules
 from nodeready.subjects.ports.netfilter import (
@@ -222,7 +223,7 @@ def _spans_of(peers: tuple[str, ...]) -> list[tuple[int, int, int]]:
     return [span for peer in peers if (span := span_of(peer))]
 
 
-_spans = of_all_nodes(_spans_of)
+_spans = cached_per_fleet(_spans_of)
 
 
 @dataclass(frozen=True)
@@ -278,7 +279,7 @@ class Filter:
 
     def _packet(self, family: int) -> Packet:
         packet = Packet(family, *self.ports, self.addresses)
-        return changed(packet, ephemeral=self.ephemeral) if self.ephemeral else packet
+        return fast_replace(packet, ephemeral=self.ephemeral) if self.ephemeral else packet
 
     def _near(self, family: int, address: int) -> int | None:
         """The network, by its number, that an address is in: the smallest."""
@@ -312,7 +313,7 @@ class Filter:
             )
         if not fates_by_network and peers:
             name = self.networks[indexes[0]][0] if len(indexes) == 1 else ""
-            packet = changed(generic_packet, interface=name, near=False)
+            packet = fast_replace(generic_packet, interface=name, near=False)
             fates_by_network["other networks"] = self._hosts(
                 packet, self._host_groups(family, peers), sure
             )
@@ -346,7 +347,7 @@ class Filter:
         other_interfaces = tuple(
             interface for interface, _, _ in self.networks if interface != name
         )
-        packet = changed(
+        packet = fast_replace(
             generic_packet,
             interface=name,
             own=inside[0] if inside else None,

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Union
 
-from nodeready.subjects.base import changed
+from nodeready.subjects.parsed_template import fast_replace
 
 # --- The packets of a connection, and the conditions that they meet.
 #
@@ -1008,7 +1008,7 @@ def fates(rules: Ruleset, packet: Packet, inbound: bool = False) -> Iterable[Fat
     if len(ranges) > MOST_PIECES:
         many = RuleCause("", f"{len(ranges)} pieces of it", False)
         return (Fate(packet.first, packet.last, "cannot tell", many),)
-    return [_range_fate(rules, changed(packet, first=a, last=b), inbound) for a, b in ranges]
+    return [_range_fate(rules, fast_replace(packet, first=a, last=b), inbound) for a, b in ranges]
 
 
 def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
@@ -1017,7 +1017,7 @@ def _range_fate(rules: Ruleset, packet: Packet, inbound: bool) -> Fate:
     for kind in PACKETS[: 1 if inbound else None]:
         if kind.first:
             lost, mark = False, State().ct_mark
-        kind_packet = changed(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
+        kind_packet = fast_replace(packet, kind=kind, lost=lost, state=State(ct_mark=mark))
         fate, states = _fate(rules, kind_packet)
         if fate.verdict == "dropped":
             return fate

@@ -255,7 +255,7 @@ def script(policy: Policy) -> str:
 
 
 #: A section that runs in parallel: nft waits for its lock, and a node can have many rules.
-SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, beside=True, quick=True)
+SECTION = Section("firewall", script, timeout_s=5, cap_bytes=1 << 20, parallel=True, quick=True)
 
 
 @dataclass(frozen=True)

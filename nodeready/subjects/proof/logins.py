@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodeready.policy import Policy
 from nodeready.shell import quote
-from nodeready.subjects.base import beatable
+from nodeready.subjects.own_files import beatable
 from nodeready.subjects.pdsh.facts import ENVIRONMENT, PROFILE_D, VARIABLE
 from nodeready.subjects.proof.facts import (
     Peers,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from nodeready.policy import Policy
 from nodeready.policy.fields import rows
 from nodeready.shell import quote
-from nodeready.subjects.base import of_one_node
+from nodeready.subjects.base import cached_per_node
 from nodeready.subjects.rdma.device import PMA_COUNTERS, PcieLink, RdmaDevice, RdmaPort
 from nodeready.subjects.rdma.facts import PROBE, Rdma, compared, counters, learned
 from nodeready.subjects.result import Result, Subject, check, fail, na, ok, some, unknown, warn
@@ -57,7 +57,7 @@ def hardware(observed: Rdma) -> Ports:
     return dict(_hardware(observed))
 
 
-@of_one_node
+@cached_per_node
 def _hardware(observed: Rdma) -> Ports:
     return {
         port.name: (device, port)
@@ -116,7 +116,7 @@ def configured(observed: Rdma, policy: Policy) -> Ports:
     return dict(_in_use(observed))
 
 
-@of_one_node
+@cached_per_node
 def _in_use(observed: Rdma) -> Ports:
     cards: dict[str, Ports] = {}
     for name, (device, port) in _hardware(observed).items():

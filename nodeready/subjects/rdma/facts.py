@@ -11,17 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from nodeready.policy import Policy
-from nodeready.subjects.base import (
-    Alike,
-    Counters,
-    Known,
-    Output,
-    Probe,
-    ProbeError,
-    Section,
-    changed,
-    frozen,
-)
+from nodeready.subjects.base import Counters, Output, Probe, ProbeError, Section, frozen
+from nodeready.subjects.parsed_template import ParsedTemplate, TemplateCache, fast_replace
 from nodeready.subjects.rdma.device import (
     _EMPTY_GID,
     HW_COUNTERS,
@@ -186,7 +177,7 @@ def _openable(devices: Mapping[str, Files], verbs: Mapping[str, Files]) -> set[s
     return named
 
 
-_KNOWN: Known[Rdma] = Known()
+_KNOWN: TemplateCache[Rdma] = TemplateCache()
 _OWN = {"node_guid": "node_guid", "sys_image_guid": "image_guid"}
 
 
@@ -216,7 +207,7 @@ def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
         if device is None:
             return None
         if not directory:
-            devices[name] = changed(device, **{_OWN[file]: value})
+            devices[name] = fast_replace(device, **{_OWN[file]: value})
             continue
         words = directory.split("/")
         ports_like = [
@@ -226,21 +217,21 @@ def _like(rdma: Rdma, differing: Mapping[str, str]) -> Rdma | None:
         ports = [port for port in ports_like if port is not None]
         if len(ports) < len(ports_like) or ports == list(device.ports):
             return None
-        devices[name] = changed(device, ports=tuple(ports))
-    return changed(rdma, devices=devices)
+        devices[name] = fast_replace(device, ports=tuple(ports))
+    return fast_replace(rdma, devices=devices)
 
 
 def _port_like(port: RdmaPort, relative: list[str], file: str, value: str) -> RdmaPort | None:
     if not relative:
-        return changed(port, **{file: number(value)})
+        return fast_replace(port, **{file: number(value)})
     if relative == ["gids"]:
         index = number(file)
         gids = tuple(replace(gid, gid=value) if gid.index == index else gid for gid in port.gids)
         same = gids == port.gids or _EMPTY_GID.match(value)
-        return None if same else changed(port, gids=gids)
+        return None if same else fast_replace(port, gids=gids)
     if file not in port.counters:
         return None
-    return changed(port, counters={**port.counters, file: number(value)})
+    return fast_replace(port, counters={**port.counters, file: number(value)})
 
 
 def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
@@ -253,7 +244,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
         differing = template.differing(lines)
         parsed = None if differing is None else _like(template.read, differing)
         if parsed is not None:
-            _KNOWN.used(template)
+            _KNOWN.mark_used(template)
             return parsed
     files_by_root = _devices(lines)
     infiniband, cxi = files_by_root[_IB], files_by_root[_CXI]
@@ -274,7 +265,7 @@ def parse(outputs: Mapping[str, Output], policy: Policy) -> Rdma:
             without.append(Adapter(address, state == "bound"))
     bare_rdma = Rdma(devices, tuple(without))
     observed: Rdma = frozen(replace(bare_rdma, nccl_ib_hca=hcas(bare_rdma)[0]))
-    _KNOWN.keep(Alike.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
+    _KNOWN.keep(ParsedTemplate.of(lines, observed, lambda path: len(path) < 200 and _varies(path)))
     return observed
 
 

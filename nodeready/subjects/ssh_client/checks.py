@@ -527,7 +527,7 @@ def _source(observed: SshClient, answer: EffectiveOptions, setting_text: str) ->
         if finding and (finding.keyword, finding.value.lower()) == (option, value)
     )
     line = next(same, None)
-    return line.line.where if line else ""
+    return line.line.source if line else ""
 
 
 @check(

@@ -113,7 +113,7 @@ def winner(path: str, files: Files, host: str, option: str) -> Setting | None:
     """The first line that gives ``option`` (small letters) a value for ``host``, or None."""
     for entry in applied(path, files, host):
         if entry.keyword == option:
-            return Setting(entry.value, entry.line.where)
+            return Setting(entry.value, entry.line.source)
     return None
 
 

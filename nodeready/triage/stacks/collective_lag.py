@@ -13,8 +13,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup
-from nodeready.node.witnesses.logs import Report
+from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry
+from nodeready.node.witnesses.logs import LogReport
 from nodeready.text import counted
 from nodeready.triage.stacks.evidence import MAX_LINE, Evidence, KeptLog, KeptRecording
 from nodeready.triage.stacks.statements import (
@@ -195,7 +195,7 @@ class CollectiveReader(StatementBuilder):
     ) -> tuple[list[Lag], list[tuple[str, list[int]]]]:  # fmt: skip
         """Note the ranks that are late in a group or differ, and the call that all have made."""
         first, waiting = difference.first, difference.waiting
-        entries: dict[int, Entry] = {}
+        entries: dict[int, RecorderEntry] = {}
         kinds: dict[str, list[int]] = defaultdict(list)
         for (_, calls), ranks in members.states.items():
             # An earlier call may have ended without being marked yet.
@@ -237,7 +237,7 @@ class CollectiveReader(StatementBuilder):
         return [], [(call, sorted(known_ranks))] if expected and not silent else []
 
     def _mismatches(
-        self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, Entry]
+        self, kinds: Mapping[str, list[int]], usual: str, entries: Mapping[int, RecorderEntry]
     ) -> Iterator[tuple[str, list[int], int]] | list[tuple[str, list[int], int]]:
         """Ranks that are in another operation at the same number, or with other sizes or types."""
         mismatches = [
@@ -273,7 +273,7 @@ class CollectiveReader(StatementBuilder):
             at for at, entry in enumerate(entries)
             if entry.is_p2p and entry.state != "completed" and _P2P.fullmatch(entry.operation)
         }  # fmt: skip
-        posted: dict[tuple[str, str, int, int], dict[int, Entry]] = defaultdict(dict)
+        posted: dict[tuple[str, str, int, int], dict[int, RecorderEntry]] = defaultdict(dict)
         for rank, dump in dumps.items() if pairs else ():
             numbers, posts = by_number[dump.calls]
             if pairs.isdisjoint(posts):
@@ -361,7 +361,7 @@ class CollectiveReader(StatementBuilder):
                 for ranks, item in targets:
                     ranks[of] = item
 
-    def _keep(self, report: Report) -> list[tuple[dict[int, Any], Any]]:
+    def _keep(self, report: LogReport) -> list[tuple[dict[int, Any], Any]]:
         """Where the ranks of a report are kept, and the value; equal reports are parsed once."""
         targets: list[tuple[dict[int, Any], Any]] = []
         name = report.group[:MAX_NAME] or "a process group"
@@ -536,7 +536,7 @@ class GroupMembers:
         size = sum(map(len, self.states.values()))
         return not self.group.ranks and not self.is_default_group and size > MAX_GROUP_RANKS
 
-    def waits(self, entries: Sequence[Entry]) -> str:
+    def waits(self, entries: Sequence[RecorderEntry]) -> str:
         """The call of the first waiting rank, as in ``all_reduce #1 of tp (train.py:31 main)``."""
         number = min((calls[0] for _, calls in self.states if calls), default=None)
         if number is None:
@@ -546,7 +546,7 @@ class GroupMembers:
         return f"{entry.operation[:MAX_NAME]} #{entry.sequence} of {self.name}{site}"
 
     def like(
-        self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[Entry]
+        self, group: ProcessGroup, numbers: Sequence[int], entries: Sequence[RecorderEntry]
     ) -> list[int]:
         """The list of the ranks with the progress of this group and these entries.
 
@@ -604,7 +604,7 @@ def host_of(name: str) -> str:
     return name if name.replace(".", "").isdigit() else name.partition(".")[0]
 
 
-def _common_site(entries: Iterable[Entry]) -> str:
+def _common_site(entries: Iterable[RecorderEntry]) -> str:
     """The call site of most ranks."""
     sites = Counter(entry.site for entry in entries if entry.site)
     return max(sites, key=lambda site: sites[site])[:MAX_LINE] if sites else ""

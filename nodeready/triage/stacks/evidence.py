@@ -13,9 +13,9 @@ from dataclasses import fields
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from nodeready.node.witnesses.devices import Gpu, Gpus, Kernel, Network, Port
-from nodeready.node.witnesses.flight_recorder import Entry, ProcessGroup, Recording
-from nodeready.node.witnesses.logs import Log, Report
+from nodeready.node.witnesses.devices import Kernel, Network, Port, WitnessedGpu, WitnessedGpus
+from nodeready.node.witnesses.flight_recorder import ProcessGroup, RecorderEntry, Recording
+from nodeready.node.witnesses.logs import LogReport, RankLog
 from nodeready.node.witnesses.nccl_ras import Ras
 from nodeready.subjects import wire
 
@@ -145,17 +145,17 @@ class Evidence:
         self.networks: dict[str, KeptNetwork] = {}
         self.kernels: dict[str, int] = {}
         self.ras: dict[str, Ras] = {}
-        self.log_heads = HeadTable(Log, path="", age_s=0, lines=[], reports=[])
+        self.log_heads = HeadTable(RankLog, path="", age_s=0, lines=[], reports=[])
         self.recording_heads = HeadTable(Recording, path="", age_s=0, groups=[], entries=[])
-        self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(Entry)
+        self.groups, self.entries = ValueTable(ProcessGroup), ValueTable(RecorderEntry)
         self.calls: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        self.reports = HeadTable(Report, rank=None)
+        self.reports = HeadTable(LogReport, rank=None)
         self.report_lists: dict[tuple[tuple[int | None, int], ...], int] = {(): 0}
         self._report_keys: dict[bytes, int] = {}
         self.gpu_heads = HeadTable(
-            Gpu, sm_percent=None, memory_percent=None, power_w=None, pids=[]
+            WitnessedGpu, sm_percent=None, memory_percent=None, power_w=None, pids=[]
         )
-        self.gpus_heads = HeadTable(Gpus, devices=[])
+        self.gpus_heads = HeadTable(WitnessedGpus, devices=[])
         self.network_heads = HeadTable(Network, seconds=0.0, ports=[])
         self.ports, self.kernel_logs = HeadTable(Port, received=0, sent=0), ValueTable(Kernel)
 
@@ -191,7 +191,7 @@ class Evidence:
                 head, reports, path[:MAX_LINE], age, last[:MAX_LINE], _error(lines)[:MAX_LINE]
             )
         except _UNREAD as problem:
-            head = self.log_heads.number(wire.plain(Log(_decode_problem(problem))))
+            head = self.log_heads.number(wire.plain(RankLog(_decode_problem(problem))))
             return KeptLog(head, self.report_lists.setdefault((), 0), "", 0, "", "")
 
     def _reports(self, values: list[Any]) -> int:

@@ -13,7 +13,7 @@ from nodeready.audit import counters
 from nodeready.lab.adapters import IB_CLASS, a100, ib_tree
 from nodeready.policy import Policy
 from nodeready.subjects.base import Output, Unknown
-from nodeready.subjects.context import Counted, counted, with_counters
+from nodeready.subjects.context import CounterSample, counter_sample, with_counters
 from nodeready.subjects.rdma import facts as rdma
 from nodeready.subjects.snapshot import Snapshot
 
@@ -41,13 +41,13 @@ def snapshot_of(boot_id: str | None = BOOT, downed: int = 0) -> Snapshot:
     return Snapshot({"rdma": devices, "host": Host(boot_id), "nics": Unknown("timed out")})
 
 
-def keep(samples: dict[str, Counted]) -> str:
+def keep(samples: dict[str, CounterSample]) -> str:
     newest = max(sample.time for sample in samples.values())
     return counters.keep(samples, lambda name: counters.sample_text(samples[name]), newest)
 
 
-LOOK = counted(snapshot_of(), 1000.0)
-ONE = Counted(BOOT, {"rdma": (1000.0, {"a": 1})})
+LOOK = counter_sample(snapshot_of(), 1000.0)
+ONE = CounterSample(BOOT, {"rdma": (1000.0, {"a": 1})})
 
 
 def test_the_next_look_has_the_counters_of_the_last(state):
@@ -61,12 +61,12 @@ def test_the_next_look_has_the_counters_of_the_last(state):
     before = with_counters(snapshot_of(downed=3), earlier["gpu1"], 1060.5)["rdma"].before
     assert before.seconds == 60.5
     assert before.values["mlx5_0/1.link_downed"] == 0
-    keep({"gpu1": counted(snapshot_of(downed=3), 2000.0)})
+    keep({"gpu1": counter_sample(snapshot_of(downed=3), 2000.0)})
     assert counters.load(["gpu1"])["gpu1"].taken["rdma"][1]["mlx5_0/1.link_downed"] == 3
     # A look at one subject keeps the other, of the same boot.
-    keep({"gpu1": Counted(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
+    keep({"gpu1": CounterSample(BOOT, {"nics": (1.0, {"eth0.rx_errors": 4})})})
     assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["nics", "rdma"]
-    keep({"gpu1": counted(snapshot_of(OTHER), 1000.0)})
+    keep({"gpu1": counter_sample(snapshot_of(OTHER), 1000.0)})
     assert sorted(counters.load(["gpu1"])["gpu1"].taken) == ["rdma"]
 
 
@@ -86,11 +86,11 @@ def test_another_boot_or_clock_has_no_history():
 def test_nothing_to_keep():
     unknown = Snapshot({"host": Host(BOOT), "rdma": Unknown("timed out")})
     for snapshot in (snapshot_of(None), Snapshot({"host": Host(BOOT)}), unknown):
-        assert counted(snapshot, 1000.0) is None
+        assert counter_sample(snapshot, 1000.0) is None
     for earlier in (LOOK, None):
         assert with_counters(unknown, earlier, 2000.0) == unknown
     # A subject of another version is passed over.
-    newer = Counted(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
+    newer = CounterSample(BOOT, {"later": (1.0, {"a": 1}), "nics": (1.0, {"eth0.rx_errors": 1})})
     assert with_counters(snapshot_of(), newer, 2.0) == snapshot_of()
 
 
@@ -108,10 +108,10 @@ def test_other_nodes_stay_and_old_ones_go(state):
     names = [f"gpu{number:04}" for number in range(500)]
     keep(dict.fromkeys(names, ONE))
     assert len(list(state.iterdir())) == counters.FILES
-    keep({"gpu0007": Counted(OTHER, {"rdma": (2000.0, {"a": 2})})})
+    keep({"gpu0007": CounterSample(OTHER, {"rdma": (2000.0, {"a": 2})})})
     assert len(counters.load(names)) == 500
     for late, count in ((1000.0 + counters.KEPT_S, 500), (1000.0 + counters.KEPT_S + 1, 499)):
-        keep({name: Counted(BOOT, {"rdma": (late, {})}) for name in names[:499]})
+        keep({name: CounterSample(BOOT, {"rdma": (late, {})}) for name in names[:499]})
         assert len(counters.load(names)) == count
 
 
@@ -135,7 +135,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", [*DAMAGED, "no UTF-8"])
 def test_a_damaged_row_is_as_if_it_were_not_there(state, name):
     content = DAMAGED.get(name, "").encode() or b"\xff\xfe\x00" * (name == "no UTF-8")
-    look = Counted("b", {"rdma": (1000.0, {"a": 1})})
+    look = CounterSample("b", {"rdma": (1000.0, {"a": 1})})
     keep({"gpu1": look})
     (path,) = state.iterdir()
     assert path.read_text() == ROW

@@ -19,7 +19,7 @@ from nodeready.cli import audit as command
 from nodeready.policy import Policy
 from nodeready.reports.registry import names
 from nodeready.subjects import snapshot
-from nodeready.subjects.context import COMPLETED
+from nodeready.subjects.context import NEEDS_FLEET
 from nodeready.transport.base import Answer, Reply, Request
 from tests.builders.hostile import PIECES, look, recorded, shows
 from tests.fake import Does, hangs, interrupts, says
@@ -128,11 +128,11 @@ def rows(done: Any) -> dict[str, Any]:
     """Each node's facts and results of the subjects that no other node decides."""
     return {
         node["name"]: (
-            {name: facts for name, facts in node["facts"].items() if name not in COMPLETED},
+            {name: facts for name, facts in node["facts"].items() if name not in NEEDS_FLEET},
             [
                 result
                 for result in node["results"]
-                if result["check"].partition(".")[0] not in COMPLETED
+                if result["check"].partition(".")[0] not in NEEDS_FLEET
             ],
         )
         for node in json.loads(done.out)["nodes"]

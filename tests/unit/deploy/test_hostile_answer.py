@@ -31,10 +31,11 @@ from nodeready.subjects.gate.facts import Gate
 from nodeready.subjects.gate.files import complete
 from nodeready.subjects.iommu.facts import Iommu
 from nodeready.subjects.iommu.next_boot import Entry
+from nodeready.subjects.judging import judge
 from nodeready.subjects.limits.facts import Limits, Running, Unit
 from nodeready.subjects.pdsh.facts import Pdsh, PdshUser
 from nodeready.subjects.ptrace.facts import Ptrace
-from nodeready.subjects.snapshot import Snapshot, judge
+from nodeready.subjects.snapshot import Snapshot
 from nodeready.subjects.ssh_client.facts import SshClient
 from nodeready.subjects.sysctl import BootSetting, Setting
 from nodeready.transport import bundle

@@ -23,7 +23,7 @@ import pytest
 from nodeready.operations.iommu import grub_piece
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import probe_script, snapshot
 from nodeready.subjects.core_dumps.checks import retention_rule
 from nodeready.subjects.gate.facts import POLICY
 from nodeready.subjects.gate.files import contents
@@ -172,7 +172,7 @@ def test_what_a_node_is_asked(text: str) -> None:
                 settings.setdefault(key, value)
     subjects = ("core_dumps", "host", "pdsh", "limits", "debug_tools", "gate")
     sections = snapshot.sections(snapshot.probes(subjects))
-    script = snapshot.make_script(sections, Policy(**settings), "n0nce", 20)
+    script = probe_script.make_script(sections, Policy(**settings), "n0nce", 20)
     done = subprocess.run(["/bin/sh"], input=script, text=True, capture_output=True, check=False)
     assert "n0nce" in done.stdout, done.stderr
     assert not os.path.lexists(MARK), settings

@@ -20,7 +20,7 @@ from nodeready.node.proofs import mesh
 from nodeready.node.stacks import program as stacks
 from nodeready.policy import Policy
 from nodeready.reports.registry import find
-from nodeready.subjects import snapshot, wire
+from nodeready.subjects import judging, snapshot, wire
 from nodeready.subjects.base import ProbeError, Unknown
 from nodeready.subjects.proof import facts as proof
 from nodeready.transport.base import Reply, rows
@@ -46,7 +46,7 @@ def one_line(reason: str) -> None:
 def judged(text: str) -> None:
     seen = snapshot.read(text, PROBES, POLICY, RECORDED)
     assert set(seen.subjects) == {probe.subject for probe in PROBES}
-    for result in snapshot.judge(seen, POLICY):
+    for result in judging.judge(seen, POLICY):
         assert result.status in ("ok", "warn", "fail", "unknown", "na")
     json.dumps(wire.plain(seen.subjects))
 

@@ -27,22 +27,16 @@ from nodeready.node.witnesses import logs as watchdog
 from nodeready.policy import Policy
 from nodeready.policy.policy import PolicyError, make_policy
 from nodeready.ready.debug_variables import read_installed
-from nodeready.subjects import snapshot, sysctl, wire
+from nodeready.subjects import judging, snapshot, sysctl, wire
 from nodeready.subjects.access import ACCESS, parse_access
-from nodeready.subjects.base import (
-    Known,
-    Output,
-    ProbeError,
-    decoded,
-    file_lines,
-    kernel_arguments,
-)
+from nodeready.subjects.base import Output, ProbeError, decode_base64, file_lines, kernel_arguments
 from nodeready.subjects.debug_tools.facts import parse_versions
 from nodeready.subjects.gpus import amd_smi, kfd, rocm_smi
 from nodeready.subjects.host import facts as host_facts
 from nodeready.subjects.host import mounts, processes
 from nodeready.subjects.iommu import arguments
 from nodeready.subjects.limits import facts as limits
+from nodeready.subjects.parsed_template import TemplateCache
 from nodeready.subjects.ports import facts as ports
 from nodeready.subjects.ports import iptables, nft
 from nodeready.subjects.ssh_client import facts as ssh_client
@@ -167,7 +161,7 @@ def known(text: str) -> None:
 
 
 def packed(text: str) -> None:
-    decoded(text)
+    decode_base64(text)
     wire.unpack(text, 1 << 20)
 
 
@@ -318,21 +312,22 @@ def test_a_section_without_end_takes_no_more_than_it_is_long(subject, effort):
                     encoded(f"{head}\n{tail[:at]}{long}{tail[at:]}"), 0, nonce=RECORDED
                 )
                 seen = snapshot._observe(probe, {**outputs, section: spoilt}, POLICY)
-                snapshot.judge(snapshot.Snapshot({subject: seen}), POLICY)
+                judging.judge(snapshot.Snapshot({subject: seen}), POLICY)
 
     DO[effort](all_pieces)
 
 
 #: What takes a text, bytes or lines that were written elsewhere, by its name and first parameter.
 _PARSER = re.compile(
-    r"_?(parse|read|load_json|unpack|expand|answers|cause_of|decoded|tokens)(_|$)"
+    r"_?(parse|read|load_json|unpack|expand|answers|cause_of|decoded|decode_base64|tokens)(_|$)"
 )
 _TAKES = ("str", "str | bytes", "bytes", "Output", "Iterable[Line]", "Iterable[str]",
           "Mapping[str, Output]")  # fmt: skip
 #: Where else a parser is fuzzed, or why nobody else writes its text -> its names.
 ELSEWHERE = {
     "test_answers.py": "node/stacks/program.py:unpack subjects/proof/facts.py:read "
-    "subjects/snapshot.py:_unpack subjects/snapshot.py:parse_answer subjects/snapshot.py:read "
+    "subjects/probe_answer.py:_unpack subjects/probe_answer.py:parse_answer "
+    "subjects/snapshot.py:read "
     "subjects/gpus/nvidia.py:_parse_whole triage/logs.py:read triage/stacks/trace.py:parse",
     "tests/unit/node": "node/cores/core_file.py:parse node/smoke/orders.py:read",
     "a file of /proc": "node/cores/gcore.py:_read node/proofs/mesh.py:_read "
@@ -340,13 +335,13 @@ ELSEWHERE = {
     "a path of ours": "audit/peers.py:_read healthcheck/here.py:_read healthcheck/gate.py:read "
     "transport/connection.py:answers",
     "a text of ours or of the user": "node/cores/core_pattern.py:expand "
-    "subjects/base.py:_parse_own_files transport/ssh_config.py:expand",
+    "subjects/own_files.py:_parse_own_files transport/ssh_config.py:expand",
     "values that were decoded": "ready/reach.py:_answers",
 }
 
 
 def parsers() -> set[str]:
-    """Every function of the package that reads foreign text: "subjects/base.py:decoded"."""
+    """Every function of the package that reads foreign text: "subjects/base.py:decode_base64"."""
     names = set()
     for path in PACKAGE.rglob("*.py"):
         where = path.relative_to(PACKAGE).as_posix()
@@ -370,7 +365,7 @@ def forget() -> None:
                     value.cache_clear()
     for module in ("gpus.nvidia", "nics.facts", "rdma.facts"):
         for value in vars(sys.modules[f"nodeready.subjects.{module}"]).values():
-            if isinstance(value, Known):
+            if isinstance(value, TemplateCache):
                 value._known.clear()
 
 

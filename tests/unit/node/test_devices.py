@@ -17,7 +17,15 @@ from nodeready.lab import nvidia as lab_nvidia
 from nodeready.lab.adapters import h100, ib_tree
 from nodeready.node.runtime import Supervisor
 from nodeready.node.witnesses import devices
-from nodeready.node.witnesses.devices import Gpu, Gpus, Kernel, Port, counters, message_of, network
+from nodeready.node.witnesses.devices import (
+    Kernel,
+    Port,
+    WitnessedGpu,
+    WitnessedGpus,
+    counters,
+    message_of,
+    network,
+)
 from tests.cases import cases
 
 
@@ -40,7 +48,7 @@ def tools(tmp_path, monkeypatch):
         path.chmod(0o755)
         paths[name] = str(path)
 
-    monkeypatch.setattr(devices, "_tool", lambda name: paths.get(name, ""))
+    monkeypatch.setattr(devices, "_tool_path", lambda name: paths.get(name, ""))
     monkeypatch.setattr(devices, "_driver", lambda name: name == "nvidia")
     monkeypatch.setattr(devices, "_uptime_s", lambda: 1000.0)
     return add
@@ -196,7 +204,7 @@ def test_a_flood_of_one_line_hides_no_other(tools):
     assert len(read().messages) == 50
 
 
-def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> Gpus:
+def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> WitnessedGpus:
     with Supervisor("nodeready:test", 30) as supervisor:
         return devices.gpus(supervisor, pids, since_s, limit_s)
 
@@ -231,7 +239,7 @@ def test_gpus_with_the_xids_since_the_job_began(tools):
     tools("dmesg", log(*rows))
     first, second = gpus(4711, since_s=500.0).devices
     known = ("NVIDIA H100 80GB HBM3", "0000:1b:00.0", 96, 0, 69, 700)
-    assert first == Gpu(0, *known, xids=(), pids=(4711,))
+    assert first == WitnessedGpu(0, *known, xids=(), pids=(4711,))
     assert (second.sm_percent, second.pids, second.xids) == (None, (), (79, 154))
 
 
@@ -267,7 +275,7 @@ def test_where_an_earlier_tool_hangs_or_no_driver_is_loaded_none_is_started(
     tools, tmp_path, monkeypatch
 ):
     tools("nvidia-smi", f"touch {tmp_path}/started")
-    monkeypatch.setattr(devices, "_stuck", lambda words, until: 815)
+    monkeypatch.setattr(devices, "_hung_process", lambda words, until: 815)
     assert "nvidia-smi (pid 815) hangs in the kernel" in gpus().absent
     monkeypatch.setattr(devices, "_driver", lambda name: False)
     assert gpus().absent == "no driver of a GPU is loaded"
@@ -287,7 +295,7 @@ def test_which_process_is_a_stuck_tool(monkeypatch, state, started_s, owner, stu
     monkeypatch.setattr(
         devices.processes, "each", lambda look, pids, until: dict.fromkeys(pids, "nvidia-smi ")
     )
-    assert devices._stuck(devices.re.compile("nvidia-smi"), 1e18) == stuck
+    assert devices._hung_process(devices.re.compile("nvidia-smi"), 1e18) == stuck
 
 
 def test_the_tools_of_amd(tools, monkeypatch):

@@ -63,7 +63,7 @@ def starts(tmp_path: Path) -> Iterator[Callable[..., int]]:
 
 
 def look(job: str = JOB) -> list[Motion]:
-    found, error = motion.look(Config("", "nodeready:test", 20, job), time.monotonic() + 20)
+    found, error = motion.probe(Config("", "nodeready:test", 20, job), time.monotonic() + 20)
     assert error == ""
     return sorted(found, key=lambda rank: rank.rank or 0)
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from nodeready.node.witnesses import logs
-from nodeready.node.witnesses.logs import MOST_REPORTS, Report, reports
+from nodeready.node.witnesses.logs import MOST_REPORTS, LogReport, reports
 from tests.cases import cases
 from tests.command import wait_for
 
@@ -24,7 +24,7 @@ WATCHDOG = (
 
 @pytest.fixture(autouse=True)
 def _forget():
-    logs._known.clear()
+    logs._searches.clear()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def step(run, tmp_path):
 
 def test_srun_writes_the_log_of_a_step_on_its_first_node(run, step, tmp_path):
     def log():
-        logs._known.clear()
+        logs._searches.clear()
         return logs.observe(step, os.getuid())
 
     def srun(job, output):
@@ -200,7 +200,7 @@ def test_a_reader_that_writes_no_file_is_named_if_it_is_found(run, monkeypatch):
     assert words in observe(rank).absent
     # A search that was cut off does not say that nobody reads.
     monkeypatch.setattr(logs, "_SEARCH_S", -1)
-    logs._known.clear()
+    logs._searches.clear()
     assert "whose reader -1 s did not find" in observe(rank).absent
 
 
@@ -242,7 +242,7 @@ REST = (None, "", "", None, "", None, None)
 @pytest.mark.parametrize("case", cases(__file__, "cases/watchdog_lines.json"))
 def test_reports_in_lines_of_real_logs(case):
     """The name of a case is the source of its lines."""
-    expected = [Report(*row, *REST[len(row) :]) for row in case["reports"]]
+    expected = [LogReport(*row, *REST[len(row) :]) for row in case["reports"]]
     assert list(reports(case["lines"])) == expected
 
 

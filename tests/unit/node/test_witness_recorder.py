@@ -274,7 +274,7 @@ def test_no_fifo_and_no_endless_link_is_read(rank, tmp_path):
     os.truncate(other, 100 << 30)
     os.utime(other, (time.time() + 1,) * 2)
     assert look(rank, environment).partial
-    paths = flight_recorder.places(os.getuid(), 3, {})
+    paths = flight_recorder.dump_paths(os.getuid(), 3, {})
     assert f"{os.path.expanduser('~')}/.cache/torch/comm_lib_trace_rank_3" in paths
     assert "/tmp/nccl_trace_rank_3" in paths
 

@@ -12,9 +12,9 @@ from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import JobRank, RankIdentity, StackTarget
 from nodeready.node.witnesses import devices, flight_recorder, logs, nccl_ras
-from nodeready.node.witnesses.devices import Gpus, Kernel, Network
+from nodeready.node.witnesses.devices import Kernel, Network, WitnessedGpus
 from nodeready.node.witnesses.flight_recorder import Recording
-from nodeready.node.witnesses.logs import Log
+from nodeready.node.witnesses.logs import RankLog
 from nodeready.node.witnesses.nccl_ras import Ras
 from nodeready.triage.stacks import trace as traces
 from tests.builders.traces import REDUCE, process, trace
@@ -30,14 +30,14 @@ def asked(monkeypatch):
         return Ras(version="2.29.3")
 
     stands_in = {
-        (logs, "observe"): lambda pid, uid: Log(path=f"/log/{pid}/{uid}"),
+        (logs, "observe"): lambda pid, uid: RankLog(path=f"/log/{pid}/{uid}"),
         (flight_recorder, "observe"): lambda pid, uid, rank, values: Recording(path=f"/{rank}"),
         (flight_recorder, "ask_for_dump"): lambda pid, uid, rank, values: "no pipe",
         (nccl_ras, "observe"): ras,
         (nccl_ras, "makes_communicator"): lambda frames: ("init", "x.py") in frames,
         (devices, "counters"): lambda: {"eth0": 7},
         (devices, "network"): lambda before, after, seconds: Network(seconds=seconds),
-        (devices, "gpus"): lambda supervisor, pids, since_s, limit_s: Gpus(f"no {pids}"),
+        (devices, "gpus"): lambda supervisor, pids, since_s, limit_s: WitnessedGpus(f"no {pids}"),
         (devices, "kernel"): lambda supervisor, since_s, limit_s: Kernel(),
     }
     for (module, name), function in stands_in.items():
@@ -134,7 +134,7 @@ def test_an_odd_answer_is_made_one_that_travels_or_absent(asked, monkeypatch):
         (("\udcff\ud800", "x" * 9000), {"lines": ["??", "x" * 4000], "absent": ""}),
         (("x" * 3000,) * 100, {"absent": "its answer is too large"}),
     ):
-        monkeypatch.setattr(logs, "observe", lambda pid, uid, lines=lines: Log(lines=lines))
+        monkeypatch.setattr(logs, "observe", lambda pid, uid, lines=lines: RankLog(lines=lines))
         (rank,) = targets(0)
         round_of(rank)
         assert answer.items() <= rank.witnesses["logs"].items()

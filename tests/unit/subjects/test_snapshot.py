@@ -14,9 +14,10 @@ import pytest
 
 from nodeready import shell
 from nodeready.policy import Policy
-from nodeready.subjects import snapshot
+from nodeready.subjects import judging, probe_answer, probe_script, snapshot
 from nodeready.subjects.base import Line, Output, ProbeError, Unknown, file_lines
-from nodeready.subjects.snapshot import make_script, parse_answer
+from nodeready.subjects.probe_answer import parse_answer
+from nodeready.subjects.probe_script import make_script
 from tests.builders import sections as node
 from tests.builders.sections import NONCE, section
 
@@ -37,7 +38,7 @@ def packed(body: bytes) -> str:
 
 
 def unpacked(text: str) -> str:
-    return snapshot._unpack(text, NONCE).decode("utf-8", "surrogateescape")
+    return probe_answer._unpack(text, NONCE).decode("utf-8", "surrogateescape")
 
 
 def reason_of(output: Output) -> str:
@@ -48,7 +49,7 @@ def reason_of(output: Output) -> str:
     return problem.value.reason
 
 
-KINDS = {"together": {}, "beside": {"beside": True}, "quick": {"beside": True, "quick": True}}
+KINDS = {"together": {}, "beside": {"parallel": True}, "quick": {"parallel": True, "quick": True}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +82,7 @@ def test_sections_come_back_whole_and_each_fails_alone(answer, kind):
 
 def test_what_is_mostly_quick_runs_in_the_one_shell(answer):
     sections = [
-        section(name, f"echo {name}=1", beside=True, quick=True) for name in ("first", "second")
+        section(name, f"echo {name}=1", parallel=True, quick=True) for name in ("first", "second")
     ]
     body = unpacked(answer([*sections, section("good", "echo c=3")]))
     marks = re.findall(rf"^@{NONCE} (begin|piped) (\w+)$", body, re.M)
@@ -100,8 +101,10 @@ def test_slow_sections_run_beside_the_others(answer, tmp_path):
     """All at once: each waits for a file that another one makes."""
     wait = f"until [ -e {tmp_path}/b ]; do sleep 0.01; done"
     sections = [
-        section("first", f"{wait}; echo a=1", beside=True),
-        section("second", f"touch {tmp_path}/b; yes aaaaaaaa | head -c 200000; cat", beside=True),
+        section("first", f"{wait}; echo a=1", parallel=True),
+        section(
+            "second", f"touch {tmp_path}/b; yes aaaaaaaa | head -c 200000; cat", parallel=True
+        ),
         section("good", f"{wait}; echo c=3; cat"),
     ]
     outputs = parse_answer(answer(sections), sections, NONCE)
@@ -117,7 +120,7 @@ def test_slow_sections_run_beside_the_others(answer, tmp_path):
     pytest.param("sleep 30", 20, False, 5, id="of the whole look"),
 ])  # fmt: skip
 def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_quick, limit_s):
-    slow = section("slow", script, timeout_s=timeout_s, beside=True, quick=is_quick)
+    slow = section("slow", script, timeout_s=timeout_s, parallel=True, quick=is_quick)
     sections = [slow, section("good", "echo b=2")]
     command = shell.command(make_script(sections, Policy(), NONCE, limit_s), limit_s, "a:test")
     argv = [*posix_sh, "-c", command.line]
@@ -129,7 +132,7 @@ def test_a_limit_costs_the_slow_section_alone(posix_sh, script, timeout_s, is_qu
 
 def test_each_line_of_a_section_beside_the_others_comes_as_it_was(answer):
     text = f"|a\n\n      |b\n     1\tc\n{FORGED}{'long' * 30000}"
-    sections = [section("loud", f"cat <<'E'\n{text}\nE", beside=True)]
+    sections = [section("loud", f"cat <<'E'\n{text}\nE", parallel=True)]
     outputs = parse_answer(answer(sections), sections, NONCE)
     # A section's text loses its indentation on the way to a node.
     assert outputs["loud"].require().split() == text.split()
@@ -152,7 +155,7 @@ def test_the_messages_of_a_program_are_no_part_of_its_answer(answer):
     says = f"echo {shell.quote(loader)} >&2; echo broken >&2; echo a=1; exit $0"
     tool = f"nr_told sh -c {shell.quote(says)}"
     script = f"echo {shell.quote(loader)} >&2\n{tool} 0\n{tool} 3"
-    sections = [section("near", script), section("beside", script, beside=True)]
+    sections = [section("near", script), section("beside", script, parallel=True)]
     for output in parse_answer(answer(sections), sections, NONCE).values():
         assert (output.text, output.rc) == ("a=1\na=1\nbroken\n", 3)
 
@@ -202,13 +205,13 @@ def test_an_answer_that_makes_no_sense_is_unknown_with_its_reason(text, reason):
     for subject in observed.subjects.values():
         assert isinstance(subject, Unknown)
         assert subject.reason.startswith(reason)
-    results = snapshot.judge(observed, Policy())
+    results = judging.judge(observed, Policy())
     assert {result.status for result in results} == {"unknown"}
 
 
 def test_a_bomb_is_cut_off(monkeypatch):
-    assert snapshot.MAX_ANSWER_BYTES == 8 << 20
-    monkeypatch.setattr(snapshot, "MAX_ANSWER_BYTES", 10_000)
+    assert probe_answer.MAX_ANSWER_BYTES == 8 << 20
+    monkeypatch.setattr(probe_answer, "MAX_ANSWER_BYTES", 10_000)
     bomb = packed(b"a" * 1_000_000)
     plain = base64.b64encode(b"a" * 20_000).decode()
     plain = f"nodeready/1 {NONCE} plain\n{plain}\nnodeready/1 {NONCE} end\n"
@@ -267,7 +270,7 @@ def test_one_process_reads_the_files_of_many_sections(answer, tmp_path):
     # All in one shell: the name with a newline in it had a process of its own there.
     assert "piped" not in body
     # Where the lines of one section are missing, none passes for another's.
-    cut = body.replace(f"{snapshot._BETWEEN}:1:", "x", 1).encode("utf-8", "surrogateescape")
+    cut = body.replace(f"{probe_script.SEPARATOR}:1:", "x", 1).encode("utf-8", "surrogateescape")
     damaged = parse_answer(packed(cut), sections, NONCE)
     for name in ("first", "none", "refused"):
         with pytest.raises(ProbeError):

@@ -14,7 +14,7 @@ from nodeready.policy import JudgingPolicy, Policy
 from nodeready.subjects import managed_block
 from nodeready.subjects.base import Output, ProbeError
 from nodeready.subjects.context import expectations
-from nodeready.subjects.snapshot import Snapshot, nothing
+from nodeready.subjects.snapshot import Snapshot, unknown_snapshot
 from nodeready.subjects.ssh_client import checks, config, identity
 from nodeready.subjects.ssh_client import facts as ssh_client
 from nodeready.subjects.ssh_client import known_hosts as fleet
@@ -157,7 +157,7 @@ def node(
 def read_node(text: str | None, block: Any = None) -> Snapshot:
     """A node as the cases write it: `NAMES | KEYS | ADDRESSES`; None: it could not be read."""
     if text is None:
-        return nothing("timed out")
+        return unknown_snapshot("timed out")
     names, keys, addresses = text.split("|")
     lines = OLD if block == "old" else block and with_keys(block)
     return node(names, [KEYS[letter] for letter in keys.split()], addresses, lines)

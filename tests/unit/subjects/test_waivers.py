@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nodeready.policy import Policy
 from nodeready.subjects.result import fail, fixable, ok, unknown, warn
-from nodeready.subjects.snapshot import problems, reason, waive
+from nodeready.subjects.waivers import waive, waiver_problems, waiver_reason
 
 WANT = replace(Policy(), waivers=(("limits.core", "batch nodes"), ("ptrace.scope", "ticket 4711")))
 IDS = ["ptrace.scope", "ptrace.selinux", "limits.core"]
@@ -21,7 +21,7 @@ def test_a_known_finding_is_waived_and_keeps_what_was_seen():
         (result,) = waive([finding], WANT)
         assert (result.status, result.expected, result.actual) == ("waived", "0", "1")
         assert (result.source, result.fix) == ("/etc/x:1", "waived: ticket 4711")
-        assert reason(result) == "ticket 4711"
+        assert waiver_reason(result) == "ticket 4711"
         assert not result.bad
         assert not result.fixable
 
@@ -37,13 +37,13 @@ def test_nothing_else_is_waived():
 
 
 def test_a_waiver_of_no_check_is_a_problem_that_says_what_was_meant():
-    assert problems(WANT, IDS) == []
+    assert waiver_problems(WANT, IDS) == []
     for check, meant in (
         ("ptrace.scop", "did you mean ptrace.scope?"),
         ("limits.zzzzzzz", "there are limits.core"),
         ("nothing.like_it", "no such check"),
         ("ptrace.observed", "cannot be waived"),
     ):
-        (problem,) = problems(replace(Policy(), waivers=((check, "why"),)), IDS)
+        (problem,) = waiver_problems(replace(Policy(), waivers=((check, "why"),)), IDS)
         assert check in problem
         assert meant in problem

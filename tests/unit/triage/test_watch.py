@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeready.node.witnesses import motion
-from nodeready.node.witnesses.motion import Found, Motion, Ports
+from nodeready.node.witnesses.motion import Motion, MotionEnd, PortBytes
 from nodeready.subjects import wire
 from nodeready.transport.base import UNREACHABLE, Failure, Reply
 from nodeready.triage.watch import (
@@ -45,7 +45,7 @@ def pair(
     if ports is None:
         return Look(0.0, before), Look(MINUTE, after)
     names = [f"gpu{number}" for number in range(nodes)]
-    moved = (dict.fromkeys(names, Ports(1000 + int(ports * at), None)) for at in (0, MINUTE))
+    moved = (dict.fromkeys(names, PortBytes(1000 + int(ports * at), None)) for at in (0, MINUTE))
     return Look(0.0, before, next(moved)), Look(MINUTE, after, next(moved))
 
 
@@ -213,10 +213,10 @@ def answering(*rows: object, text: str = ""):
 
 
 def test_a_look_has_every_rank_of_every_node():
-    ask = answering(("motion", REST), ("ports", Ports(7, None)), ("found", Found(1)))
+    ask = answering(("motion", REST), ("ports", PortBytes(7, None)), ("found", MotionEnd(1)))
     look = take(ask, ["gpu0", "gpu1"], CONFIG, 3.0)
     assert look.ranks == {RankKey("gpu0", 100, 5.0): REST, RankKey("gpu1", 100, 5.0): REST}
-    assert look.ports == {"gpu0": Ports(7, None), "gpu1": Ports(7, None)}
+    assert look.ports == {"gpu0": PortBytes(7, None), "gpu1": PortBytes(7, None)}
     assert (look.at, look.errors) == (3.0, {})
 
 
@@ -242,7 +242,7 @@ def test_a_job_has_one_user(rows, users, own):
 @pytest.mark.parametrize(("ask", "unreached"), [
     (answering(("motion", REST)), []),  # It is cut off.
     (answering(text="Welcome!\n"), []),
-    (answering(("motion", replace(REST, cpu_s="much")), ("found", Found(1))), []),
+    (answering(("motion", replace(REST, cpu_s="much")), ("found", MotionEnd(1))), []),
     (lambda what, asked: AWAY, ["gpu0"]),
 ])  # fmt: skip
 def test_what_makes_no_sense_costs_its_node_alone(ask, unreached):

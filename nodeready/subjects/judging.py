@@ -1,0 +1,72 @@
+"""The results of a snapshot's checks."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from nodeready.policy import Policy
+from nodeready.subjects.base import Unknown
+from nodeready.subjects.own_files import Refusal
+from nodeready.subjects.registry import OBSERVED, SUBJECTS
+from nodeready.subjects.result import ADMIN, Result, unknown
+from nodeready.subjects.snapshot import Snapshot, unparsable
+from nodeready.subjects.waivers import waive
+
+
+def judge(
+    snapshot: Snapshot, policy: Policy, subjects: Iterable[str] | None = None
+) -> list[Result]:
+    """The results of all checks of these subjects (None: all that were observed), after waivers.
+
+    A subject that is Unknown gives one ``unknown`` result, with the reason and the evidence.
+    """
+    results: list[Result] = []
+    for name, subject in SUBJECTS.items():
+        if name not in snapshot.subjects or (subjects is not None and name not in subjects):
+            continue
+        observation = snapshot[name]
+        if isinstance(observation, Unknown):
+            shown = (
+                f"{observation.reason}: {observation.evidence}"
+                if observation.evidence
+                else observation.reason
+            )
+            results.append(unknown(f"{name}.{OBSERVED}", shown))
+            continue
+        for check in subject.checks:
+            try:
+                result = check(observation, policy)
+                if result.fixable:
+                    patterns = (
+                        subject.files
+                        if check.writes is None
+                        else check.writes(observation, policy)
+                    )
+                    result = _with_refusal(result, snapshot.refused, patterns)
+                results.append(result)
+            except Exception as error:  # noqa: BLE001 - a node's answer must never end the run
+                results.append(unknown(check.id, unparsable(error)))
+    return waive(results, policy)
+
+
+def _with_refusal(
+    result: Result, refused: Mapping[str, Refusal], patterns: Iterable[str]
+) -> Result:
+    """The fixable result, or an administrator's task where a deploy may not write the files."""
+    for path, refusal in refused.items():
+        for pattern in patterns:
+            parent = pattern.rpartition("/")[0]
+            if fnmatch.fnmatchcase(path, pattern) or _holds(path, parent):
+                actual = f"{result.actual}; {path}: {refusal.reason}"
+                fix = f"{refusal.remedy}, then {result.fix}"
+                return replace(result, actual=actual, fix=fix, owner=ADMIN)
+    return result
+
+
+def _holds(directory: str, parent: str) -> bool:
+    """Whether a directory matches the pattern ``parent``, or contains it."""
+    depth = directory.rstrip("/").count("/")
+    start = "/".join(parent.split("/")[: depth + 1])
+    return directory == "/" or fnmatch.fnmatchcase(directory, start)

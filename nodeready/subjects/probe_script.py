@@ -1,0 +1,290 @@
+"""The script that runs all sections of a snapshot in one round trip, and packs their output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from nodeready import shell
+from nodeready.policy import Policy
+from nodeready.subjects.base import Section
+
+#: Seconds that remain for the answer when a parallel section was ended by its limit.
+MARGIN_S = 3
+
+
+#: Seconds for all sections in the shared shell, which take a tenth of a second. The limit is
+#: higher where a section may wait for a home directory.
+TOGETHER_S = 5
+
+
+#: Seconds for the shared shell with the mostly quick sections: a hung network mount takes five.
+#: At most this part of the whole script's time, so that they can run in parallel afterwards when
+#: the shell did not finish.
+QUICK_S = 10
+
+
+_QUICK_PART = 2 / 3
+
+
+#: Files are read for many sections at once. This file of one line separates the sections: no other
+#: path is spelt so.
+SEPARATOR = "//proc/sys/kernel/ostype"
+
+
+# First all sections run in one shell, one after the other, as functions: a process costs more than
+# what most sections do. When that shell does not end well (a section hangs, prints without end, or
+# ends the shell), each section runs once more in a shell of its own, under its own timeout and
+# cap; of two outputs the later one counts. A section's status is its last line (in a shell of its
+# own, the exit trap of the probe library prints it): a section without it was cut off or ended.
+# Busybox's timeout ends only its child and leaves the child's children: there, we end the session.
+# $nr_limit is mostly a program, not a function of ours, so that no further shell is needed. The
+# text of a shell, with the nonce, is in its environment, which its user alone can read, and not in
+# its arguments, which everybody can read; what the shell starts has it no more. nr_shell is called
+# in a subshell only.
+#
+# A parallel section is started first, in the background of the left side of a
+# pipe. On the right side all other sections run; then the output that came through the pipe is
+# taken, within a limit. So nothing waits for a program in state D, which no signal ends and for
+# which `timeout` would wait: the program is left behind with a pipe without a reader. This needs
+# no file, and a section with nothing to run costs no process.
+#
+# All that costs seven processes, more than most parallel sections need. So those
+# that are mostly quick run as the last ones in the one shell, each in a subshell with a pipe of
+# its own: when a program hangs there, it holds that pipe and not the shell's output, which
+# therefore ends with the shell. Only when the shell did not end well do they run beside the
+# others.
+#
+# The files that the sections of the one shell want to see (nr_lines) are noted, and read at the
+# end: a process for all of a kind. Its lines stand in a section of their own, =KIND.
+_RUN = r"""
+nr_timeout=
+IFS=:
+for nr_dir in $PATH; do
+    case $nr_dir in *[!A-Za-z0-9/._+-]*) continue ;; esac
+    if [ -x "$nr_dir/timeout" ]; then nr_timeout=$nr_dir/timeout; break; fi
+done
+unset IFS
+nr_limit="$nr_timeout -k 1"
+nr_front='cat -n'
+if [ -z "$nr_timeout" ] || [ "$nr_timeout" -ef /bin/busybox ]; then
+    nr_limit=nr_session
+    nr_front='sed s/^/------|/'
+fi
+nr_session() {
+    nr_seconds=$1
+    shift
+    # What runs in the background has no standard input, unless it is told.
+    { setsid "$@" <&6 & } 6<&0
+    nr_pid=$!
+    (sleep "$nr_seconds"; kill -TERM -- -$nr_pid; sleep 1; kill -KILL -- -$nr_pid) \
+        >/dev/null 2>&1 4>&- 5>&- &
+    nr_watch=$!
+    wait $nr_pid
+    nr_status=$?
+    kill $nr_watch
+    return $nr_status
+}
+nr_eval='nr_text=$NR_TEXT; unset NR_TEXT; eval "$nr_text"'
+nr_shell() {
+    NR_TEXT=$2
+    export NR_TEXT
+    $nr_limit "$1" sh -c "$nr_eval"
+}
+nr_section() {
+    printf '\n@%s piped %s\n' "$NR" "$1"
+    nr_soon "$2"
+    nr_shell "$nr_soon" "$NR_LIB
+nr_trap
+$NR_BODIES
+nr_in_$1" 2>&1 | head -c "$3" | sed 's/^/      |/'
+    printf '\n@%s end\n' "$NR"
+}
+# nr_soon SECONDS: nr_soon, so many, but no more than the whole look has left.
+nr_soon() {
+    read -r nr_up nr_x </proc/uptime
+    nr_soon=$((nr_end - ${nr_up%%.*}))
+    if [ "$1" -lt "$nr_soon" ]; then nr_soon=$1; fi
+    if [ "$nr_soon" -lt 1 ]; then nr_soon=1; fi
+}
+nr_start() {
+    NR_TEXT="$NR_LIB
+nr_trap
+$2"
+    export NR_TEXT
+    nr_soon "$1"
+    $nr_limit "$nr_soon" sh -c "$nr_eval" </dev/null 2>&1 &
+}
+nr_take() {
+    printf '\n@%s piped %s\n' "$NR" "$1"
+    read -r nr_up nr_x </proc/uptime
+    nr_left=$(($2 + 2 + nr_begin - ${nr_up%%.*}))
+    if [ "$nr_left" -lt 1 ]; then nr_left=1; fi
+    if [ "$nr_limit" = nr_session ]; then
+        nr_session "$nr_left" cat | head -c "$3" | sed 's/^/      |/'
+    else
+        # Twice its size, for the numbers.
+        $nr_limit "$nr_left" cat -n | head -c "$(($3 * 2))"
+    fi
+    printf '\n@%s end\n' "$NR"
+}
+nr_empty() {
+    printf '\n@%s begin %s\n\n@%s rc 0\n\n@%s end\n' "$NR" "$1" "$NR" "$NR"
+}
+nr_together() {
+    { { nr_shell "$1" "$NR_LIB$NR_BODIES
+nr_front='$nr_front'
+$NR_CALLS" 2>&1 4>&- 5>&-; echo $? >&4; } |
+        head -c "$2" >&5; } 4>&1
+}
+"""
+
+
+# In the one shell: a section, and one that is mostly quick. The latter's trap prints its status.
+# This shell's own trap keeps it there as long as a program does not heed TERM, so that `timeout`
+# kills both. `exec`: a redirection of dash's keeps what was there before, the shell's output.
+_CALLS = r"""
+trap 'exit 143' TERM
+nr_run() {
+    printf '\n@%s begin %s\n' "$NR" "$1"
+    "nr_in_$1"
+    printf '\n@%s rc %s\n\n@%s end\n' "$NR" $? "$NR"
+}
+nr_read() {
+    if [ $# = 1 ]; then return; fi
+    nr_kind=$1
+    shift
+    printf '\n@%s begin =%s\n' "$NR" "$nr_kind"
+    nr_grep "$@" "$NR_LATER" || exit 1
+    printf '\n@%s end\n' "$NR"
+}
+nr_read_later() {
+    set -f
+    IFS='
+'
+    # shellcheck disable=SC2086 # one word per file
+    { nr_read all $nr_later_all; nr_read set $nr_later_set; nr_read few $nr_later_few; }
+    unset IFS
+    set +f
+    NR_LATER=
+}
+nr_quick() {
+    printf '\n@%s piped %s\n' "$NR" "$1"
+    { exec </dev/null 2>&1; nr_trap; "nr_in_$1"; } | $nr_front
+    printf '\n@%s end\n' "$NR"
+}
+"""
+
+
+_PACK = r"""
+if command -v base64 >/dev/null 2>&1; then
+    if command -v gzip >/dev/null 2>&1; then
+        printf 'nodeready/1 %s gzip\n' "$NR"
+        nr_all | gzip -c1 2>/dev/null | base64 2>/dev/null
+    else
+        printf 'nodeready/1 %s plain\n' "$NR"
+        nr_all | base64 2>/dev/null
+    fi
+    printf 'nodeready/1 %s end\n' "$NR"
+else
+    printf 'nodeready/1 %s nobase64\n' "$NR"
+fi
+"""
+
+
+def make_script(
+    sections: Iterable[Section],
+    policy: Policy,
+    nonce: str,
+    limit_s: int = 60,
+    margin_s: int = MARGIN_S,
+) -> str:
+    """The POSIX sh text that runs ``sections`` and prints the packed answer; it only reads.
+
+    limit_s:  seconds for the whole script
+    margin_s: a section gets at most ``limit_s`` less this, so that a slow section costs its own
+              output and not the answer
+    """
+    run_s = max(1, limit_s - margin_s)
+    sections = tuple(replace(s, timeout_s=min(s.timeout_s, run_s)) for s in sections)
+    together = [section for section in sections if not section.parallel]
+    quick = [section for section in sections if section.quick]
+    slow = [section for section in sections if section.parallel and not section.quick]
+    texts = {section.name: shell.minify(section.script(policy)) for section in sections}
+    for section in quick:
+        if section.when != ":":
+            texts[section.name] = f"if {section.when}; then\n{texts[section.name]}fi\n"
+    # A policy can leave a section nothing to do.
+    idle = {name for name, text in texts.items() if text.strip() == ":"}
+    shared = [s for s in (*together, *quick) if s.name not in idle]
+    bodies = "".join(f"nr_in_{s.name}() {{\n:\n{texts[s.name]}}}\n" for s in (*together, *quick))
+    calls = [
+        f"NR_LATER={SEPARATOR}",
+        *(f"nr_run {s.name}" for s in together),
+        "nr_read_later",
+        *(f"nr_quick {s.name}" for s in quick),
+    ]
+    limit = min(run_s, max([TOGETHER_S, *(s.timeout_s for s in shared if not s.quick)]))
+    if quick:
+        limit = max(1, min(int(run_s * _QUICK_PART), max(limit, QUICK_S)))
+    library = f"NR={nonce}\n{shell.library('told')}{shell.library('probe')}"
+    lines = [
+        f"NR={nonce}",
+        "exec 3<&-",
+        f"NR_LIB={shell.quote(library)}",
+        f"NR_BODIES={shell.quote(bodies)}",
+        f"NR_CALLS={shell.quote(shell.minify(_CALLS) + chr(10).join(calls))}",
+        *(f"nr_body_{s.name}={shell.quote(texts[s.name])}" for s in slow),
+        shell.minify(_RUN),
+        "read -r nr_begin nr_x </proc/uptime",
+        "nr_begin=${nr_begin%%.*}",
+        f"nr_end=$((nr_begin + {run_s}))",
+        "nr_again_0() {",
+        ":",
+        *(f"nr_section {_limits(s)}" for s in together),
+        "}",
+        *_levels("nr_again", quick, idle),
+        "nr_level_0() {",
+        # Twice the size, for the numbers of lines.
+        f"nr_ended=$(nr_together {limit} {sum(s.cap_bytes * (1 + s.quick) for s in shared)})",
+        'if [ "$nr_ended" != 0 ]; then',
+        "(read -r nr_begin nr_x </proc/uptime",
+        "nr_begin=${nr_begin%%.*}",
+        # What is left behind must not hold the answer's pipe.
+        f"nr_again_{len(quick)}) 5>&-",
+        "fi",
+        "} 5>&1",
+        *_levels("nr_level", slow, idle),
+    ]
+    lines += [f"nr_all() {{ nr_level_{len(slow)}; }}", shell.minify(_PACK)]
+    return "\n".join(lines)
+
+
+def _levels(name: str, slow_sections: list[Section], idle: set[str]) -> Iterator[str]:
+    """The shell functions NAME_1 and so on: each runs a section beside the function before."""
+    for level, section in enumerate(slow_sections):
+        text = f'"$nr_body_{section.name}"'
+        if section.quick:
+            text = f'"$NR_BODIES\nnr_in_{section.name}"'
+        yield from (
+            f"{name}_{level + 1}() {{",
+            f"if {'false' if section.name in idle else section.when}; then",
+            f"nr_start {section.timeout_s} {text} </dev/null | {{",
+            f"{name}_{level} </dev/null",
+            f"nr_take {_limits(section)}",
+            "}",
+            "else",
+            f"nr_empty {section.name}",
+            f"{name}_{level}",
+            "fi",
+            "}",
+        )
+
+
+def _limits(section: Section) -> str:
+    return f"{section.name} {section.timeout_s} {section.cap_bytes}"
+
+
+def mark(nonce: str) -> str:
+    """The text with which the script's answer begins."""
+    return f"nodeready/1 {nonce}"
