@@ -25,11 +25,11 @@ from nodeready.audit.verdict import (
     CHECK,
     LISTED,
     NODE,
-    Say,
+    Send,
     SourceError,
     Verdict,
-    beside,
     content,
+    gather,
     parse,
 )
 from nodeready.policy import Policy
@@ -71,10 +71,10 @@ class Heard(NamedTuple):
 _READERS, _FEW = 8, 256
 
 
-def _reader(directory: str, number: int, total: int) -> Callable[[Say], None]:
+def _reader(directory: str, number: int, total: int) -> Callable[[Send], None]:
     """Reads each file of the directory that falls to this one of so many readers."""
 
-    def read(say: Say) -> None:
+    def read(send: Send) -> None:
         at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # Whoever owns the directory decides what is in it anyway: an NFS server that takes root's
         # files as a user's own (root_squash) makes both that user's.
@@ -92,7 +92,7 @@ def _reader(directory: str, number: int, total: int) -> Callable[[Say], None]:
                 continue
             except OSError as error:
                 problem, text = error.strerror or str(error), b""
-            say(b"f", b"\0".join((host.encode(), problem.encode(), text)))
+            send([host, problem, text.decode("latin-1")])
 
     return read
 
@@ -127,9 +127,8 @@ def of_directory(directory: str, expected: int, limit_s: float) -> list[Heard]:
     total = _READERS if expected > _FEW else 1
     works = [_reader(directory, number, total) for number in range(total)]
     found = []
-    for _, data in beside(works, limit_s, directory):
-        host, problem, text = data.split(b"\0", 2)
-        found.append(_of_file(host.decode(), problem.decode("utf-8", "replace"), text))
+    for host, problem, text in gather(works, limit_s, directory):
+        found.append(_of_file(host, problem, text.encode("latin-1")))
     return found
 
 
@@ -226,10 +225,10 @@ def source(words: str, token: str = "") -> Source:
     return Source(shown, url=url, labels=labels, header=header)
 
 
-def _asker(source: Source, limit_s: float) -> Callable[[Say], None]:
-    """Asks both queries: pieces of the kinds 0 and 1."""
+def _asker(source: Source, limit_s: float) -> Callable[[Send], None]:
+    """What asks both queries: it sends the number of the query and a piece of its answer."""
 
-    def ask(say: Say) -> None:
+    def ask(send: Send) -> None:
         import http.client
         import urllib.error
         import urllib.request
@@ -244,7 +243,6 @@ def _asker(source: Source, limit_s: float) -> Callable[[Say], None]:
 
         opener = urllib.request.build_opener(Here)
         for number, query in enumerate(queries(source.labels)):
-            kind = str(number).encode()
             words = urlencode({"query": query, "timeout": f"{limit_s:g}s"})
             request = urllib.request.Request(f"{source.url}/api/v1/query?{words}")
             request.add_header("Accept", "application/json")
@@ -259,7 +257,7 @@ def _asker(source: Source, limit_s: float) -> Callable[[Say], None]:
                             raise SourceError(
                                 f"{source.shown}: answers more than {MAX_ANSWER >> 20} MiB"
                             )
-                        say(kind, data)
+                        send([number, data.decode("latin-1")])
             except urllib.error.HTTPError as error:
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     raise SourceError(_refusal(source, error.code, error.read(4096))) from None
@@ -436,24 +434,24 @@ def of_prometheus(
     names: the node of a host's name, or ""
     Raises SourceError.
     """
-    answers = {kind: _Answer(source.shown) for kind in (b"0", b"1")}
+    answers = [_Answer(source.shown), _Answer(source.shown)]
     targets: dict[tuple[tuple[str, str], Any], _Target] = {}
     named: dict[tuple[str, str], tuple[str, bool]] = {}
-    for kind, data in beside([_asker(source, limit_s)], limit_s, source.shown, None):
-        for labels, text in answers[kind].take(data):
+    for number, data in gather([_asker(source, limit_s)], limit_s, source.shown, None):
+        for labels, text in answers[number].take(data.encode("latin-1")):
             key = (labels.get("job", ""), labels.get("instance", ""))
             try:
                 value = float(text)
             except ValueError:
                 value = math.nan
-            if kind == b"0":
+            if number == 0:
                 more = tuple(sorted(pair for pair in labels.items() if pair[0] not in _NO_TARGET))
                 targets.setdefault((key, more), _Target()).take(labels, value)
             else:
                 hosts = [host_of(key[1]), *(labels.get(label, "") for label in NAMING)]
                 host = next((one for one in hosts if one and names(one)), hosts[0])
                 named[key] = (host, value == 1)
-    for answer in answers.values():
+    for answer in answers:
         answer.end()
     found = [
         target.heard(named[key][0] if key in named else host_of(key[1]), more)
@@ -464,7 +462,7 @@ def of_prometheus(
         if not up and host not in told:
             problem = f"Prometheus does not reach {sanitise(instance, 80)}"
             found.append(Heard(host, problem=problem))
-    return found, any(answer.warnings for answer in answers.values())
+    return found, any(answer.warnings for answer in answers)
 
 
 # --- From what was heard to the reports of the nodes.

@@ -9,19 +9,17 @@ This module is the node's: the standard library, Python 3.9, and quick to import
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeready.exit_codes import SIGNALS
 from nodeready.text import sanitise, span
 
 if TYPE_CHECKING:
@@ -140,138 +138,72 @@ def told(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
     return {key: tuple(values) for key, values in found.items()}
 
 
-# --- Work that may hang for ever (a file server that is gone): in a process beside this one,
-# which is left behind when its time is over. A thread that hangs in the kernel would keep this
-# process from ending.
+# --- Work that may hang for ever, because a file server is gone.
 
 
 class SourceError(Exception):
     """A verdict could not be kept, or the nodes' could not be collected: why, in one line."""
 
 
-#: What such a process may say: a piece of its kind, a letter, and bytes.
-Say = Callable[[bytes, bytes], None]
-#: Kinds: the work is done; it failed, with one line why.
-_DONE, _FAILED = b".", b"!"
+#: Sends plain data from the process that does the work.
+Send = Callable[[Any], None]
+
+
+def _reported(work: Callable[[Send], None], send: Send) -> None:
+    """Do the work; each message goes with None, the last one says how the work ended."""
+    try:
+        work(lambda data: send([None, data]))
+        send(["", None])
+    except SourceError as error:
+        send([str(error), None])
+    except OSError as error:
+        path = f": {error.filename}" if error.filename else ""
+        send([f"{error.strerror or error}{path}", None])
+
+
+def gather(
+    works: Iterable[Callable[[Send], None]],
+    limit_s: float,
+    source: str,
+    keep: Iterable[int] | None = (),
+) -> Iterator[Any]:
+    """What these works send, each in a fork of its own (`runtime.ForkedWorker`), as it comes.
+
+    source: what we wait for, in the error
+    keep:   descriptors that they hold open; None: all
+    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
+    """
+    from nodeready.node.runtime import ForkedWorker
+
+    deadline = time.monotonic() + limit_s
+    workers: list[ForkedWorker] = []
+    try:
+        workers += [ForkedWorker(partial(_reported, work), limit_s + 1, keep) for work in works]
+        running = {worker.pipe: worker for worker in workers}
+        while running:
+            wait_s = deadline - time.monotonic()
+            ready = select.select([*running], [], [], wait_s)[0] if wait_s > 0 else []
+            if not ready:
+                raise SourceError(f"{source}: no answer within {limit_s:g} s")
+            for pipe in ready:
+                messages = running[pipe].read()
+                if messages is None:
+                    raise SourceError(f"{source}: its reader was ended")
+                for outcome, data in messages:
+                    if outcome:
+                        raise SourceError(outcome)
+                    if outcome == "":
+                        del running[pipe]
+                    else:
+                        yield data
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 def _close(number: int) -> None:
-    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a child."""
+    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a fork."""
     os.closerange(number, number + 1)
-
-
-def _start(work: Callable[[Say], None], kept: Iterable[int] | None) -> tuple[int, int]:
-    """Begin this work in a process of its own: (its pid, the pipe from which its pieces come).
-
-    What it holds open stays open for as long as it hangs: neither who reads our output nor who
-    waits for a lock that we were given (cron's) may wait for it.
-    """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    status = 1
-    try:
-        _close(reading)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        if kept is not None:
-            needed = {0, 1, 2, writing, *kept}
-            for number in {int(name) for name in os.listdir("/proc/self/fd")} - needed:
-                _close(number)
-        for name in SIGNALS:
-            if signal.getsignal(name) is not signal.SIG_IGN:
-                signal.signal(name, signal.SIG_DFL)
-        with open(writing, "wb") as out:
-
-            def say(kind: bytes, data: bytes) -> None:
-                out.write(kind + len(data).to_bytes(4, "big") + data)
-
-            try:
-                work(say)
-                say(_DONE, b"")
-            except SourceError as error:
-                say(_FAILED, str(error).encode("utf-8", "backslashreplace"))
-            except OSError as error:
-                where = f": {error.filename}" if error.filename else ""
-                say(_FAILED, f"{error.strerror or error}{where}".encode("utf-8", "replace"))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def beside(
-    works: Iterable[Callable[[Say], None]],
-    limit_s: float,
-    what: str,
-    kept: Iterable[int] | None = (),
-) -> Iterator[tuple[bytes, bytes]]:
-    """The pieces (kind, data) of these works, each in a process of its own, as they come.
-
-    what: whom we wait for, in the error
-    kept: descriptors that they hold open; None: all, for work that a signal ends
-    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
-    """
-    deadline = time.monotonic() + limit_s
-    pids: dict[int, int] = {}
-    try:
-        for work in works:
-            pid, pipe = _start(work, kept)
-            pids[pipe] = pid
-        yield from _pieces(pids, deadline, f"{what}: no answer within {limit_s:g} s", what)
-    finally:
-        for pipe, pid in pids.items():
-            os.close(pipe)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    """Take the end of a process that was killed; one that hangs in the kernel is left."""
-    for _ in range(20):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
-                continue
-        return
-
-
-def _pieces(
-    pids: Mapping[int, int], deadline: float, late: str, what: str
-) -> Iterator[tuple[bytes, bytes]]:
-    poll = select.poll()
-    buffers = {pipe: bytearray() for pipe in pids}
-    for pipe in pids:
-        poll.register(pipe, select.POLLIN)
-    while buffers:
-        left = deadline - time.monotonic()
-        ready = poll.poll(max(0, int(left * 1000) + 1)) if left > 0 else []
-        if not ready:
-            if left > 0:
-                continue
-            raise SourceError(late)
-        for pipe, _ in ready:
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                raise SourceError(f"{what}: its reader was ended")
-            buffer = buffers[pipe]
-            buffer += data
-            while len(buffer) >= 5:
-                size = int.from_bytes(buffer[1:5], "big")
-                if len(buffer) < 5 + size:
-                    break
-                kind, piece = bytes(buffer[:1]), bytes(buffer[5 : 5 + size])
-                del buffer[: 5 + size]
-                if kind == _FAILED:
-                    raise SourceError(piece.decode("utf-8", "replace"))
-                if kind == _DONE:
-                    poll.unregister(pipe)
-                    del buffers[pipe]
-                    break
-                yield kind, piece
 
 
 # --- Its file in a directory that the nodes share: DIRECTORY/NODE.json.
@@ -298,7 +230,7 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
         raise SourceError(f"{directory}: no file of the host name {verdict.node!a} can be there")
     path = Path(directory, f"{verdict.node}.json")
 
-    def write(say: Say) -> None:
+    def write(send: Send) -> None:
         there = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
         if there is not None:
             raise SourceError(
@@ -316,8 +248,8 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
     except OSError:
         raise SourceError(f"{directory}: an earlier write still waits for it") from None
     else:
-        # The process beside us has the lock, too, as long as it lives.
-        for _ in beside([write], WRITE_S, directory, [lock]):
+        # The fork has the lock, too, as long as it lives.
+        for _ in gather([write], WRITE_S, directory, [lock]):
             pass
     finally:
         _close(lock)

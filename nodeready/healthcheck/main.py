@@ -7,9 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,8 +15,6 @@ import nodeready
 from nodeready import exit_codes
 from nodeready.healthcheck import here
 from nodeready.policy.policy import PolicyError
-
-Handler = Callable[[int, "FrameType | None"], None]
 
 
 class Command(NamedTuple):
@@ -103,17 +99,9 @@ def _complain(text: str) -> None:
     print(f"nodeready: {sanitise(text)}", file=sys.stderr)
 
 
-def _handle(handler: Handler) -> None:
-    """Set the handler of `exit_codes.SIGNALS`, but for SIGINT and SIGHUP where they were ignored
-    from the start."""
-    for name in exit_codes.SIGNALS:
-        if name == signal.SIGTERM or signal.getsignal(name) is not signal.SIG_IGN:
-            signal.signal(name, handler)
-
-
 def _terminate(number: int, frame: FrameType | None) -> None:
     # A second signal ends the process at once.
-    _handle(exit_codes.leave)
+    exit_codes.handle_signals(exit_codes.leave)
     raise KeyboardInterrupt
 
 
@@ -147,7 +135,7 @@ def _run(words: list[str]) -> int:
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    _handle(_terminate)
+    exit_codes.handle_signals(_terminate)
     try:
         return _run(sys.argv[1:] if words is None else words)
     except PolicyError as error:

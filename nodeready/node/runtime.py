@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.exit_codes import handle_signals
 from nodeready.node.users_file import Rights
 
 
@@ -479,65 +480,77 @@ _LONGEST_MESSAGE = 64 << 20
 class ForkedWorker:
     """A fork that does ``work(send)``; `messages` yields what the work sends.
 
+    A thread that hangs in the kernel would keep its process from ending; a fork is left behind.
+
     limit_s: seconds after which it ends for certain, unless it hangs in the kernel
-    keep:    descriptors that it has beside its pipe
+    keep:    descriptors that it has beside its pipe; None: all
     """
 
     def __init__(
-        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] = ()
+        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] | None = ()
     ) -> None:
-        self._pipe, write = os.pipe()
+        self.pipe, write = os.pipe()
+        self._partial = b""
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _work(work, write, limit_s, {*keep})
+                _work(work, write, limit_s, keep)
             finally:
                 os._exit(1)
         os.close(write)
+
+    def read(self) -> list[Any] | None:
+        """The messages that have come, when the pipe is ready; None: the fork has ended."""
+        piece = os.read(self.pipe, 1 << 16)
+        if not piece or len(self._partial) > _LONGEST_MESSAGE:
+            return None
+        *lines, self._partial = (self._partial + piece).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def messages(self, patience_s: float, deadline: float) -> Iterator[Any]:
         """Each message of the fork until it ends; None after a silence, and at the deadline.
 
         patience_s: the silence; deadline: a moment of time.monotonic()
         """
-        kept = b""
         while True:
-            left = min(patience_s, deadline - time.monotonic())
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+            wait_s = min(patience_s, deadline - time.monotonic())
+            if wait_s <= 0 or not select.select([self.pipe], [], [], wait_s)[0]:
                 yield None
                 continue
-            piece = os.read(self._pipe, 1 << 16)
-            if not piece:
+            messages = self.read()
+            if messages is None:
                 return
-            *rows, kept = (kept + piece).split(b"\n")
-            for row in rows:
-                yield json.loads(row)
-            if len(kept) > _LONGEST_MESSAGE:
-                return
+            yield from messages
 
     def end(self) -> None:
         """End the fork; one that hangs in the kernel is left behind."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + 0.5
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            time.sleep(0.01)
-        os.close(self._pipe)
+        # gevent, where this process has it, takes the status of every child.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+                time.sleep(0.01)
+        os.close(self.pipe)
 
 
-def _work(work: Callable[[Send], None], pipe: int, limit_s: float, keep: set[int]) -> None:
+def _work(
+    work: Callable[[Send], None], pipe: int, limit_s: float, keep: Iterable[int] | None
+) -> None:
     """The fork's process. It closes all files by which somebody may wait for its end."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
+    handle_signals(signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {pipe}:
         os.dup2(null, stream)
-    begin = 3
-    for kept in sorted({*keep, pipe}):
-        os.closerange(begin, kept)
-        begin = max(begin, kept + 1)
-    os.closerange(begin, max(begin, 1024))
+    if keep is not None:
+        begin = 3
+        for kept in sorted({*keep, pipe}):
+            os.closerange(begin, kept)
+            begin = max(begin, kept + 1)
+        os.closerange(begin, max(begin, 1024))
 
     def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"

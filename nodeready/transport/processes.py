@@ -30,6 +30,7 @@ import gevent.socket
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
+from nodeready.exit_codes import handle_signals
 from nodeready.transport.base import (
     FAILED,
     INTERRUPTED,
@@ -398,8 +399,7 @@ def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProc
     try:
         # Ctrl-C is for the parent, which tells us.
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        handle_signals(signal.SIG_IGN)
         ours.close()
         close_inherited()
         with made() as carrier:

@@ -18,7 +18,6 @@ from ClusterShell.Defaults import DEFAULTS
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, set_std_group_resolver
 from ClusterShell.Task import task_self
-from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
 
 from nodeready import shell
 from nodeready.shell import quote
@@ -36,15 +35,8 @@ from nodeready.transport.base import (
     node_of,
 )
 from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
-from nodeready.transport.clush.gateway import (
-    BOUNDS,
-    Gateway,
-    Hold,
-    bound,
-    decoded,
-    gateway_command,
-    remedy,
-)
+from nodeready.transport.clush.gateway import Gateway, Hold, decoded, remedy
+from nodeready.transport.clush.gateway_program import gateway_command
 from nodeready.transport.clush.ways import (
     COMMON,
     CONNECT_S,
@@ -85,8 +77,8 @@ class ClushProcess:
         self.tag, self._fanout = plan.tag, plan.fanout
         self.invoke = gateway_command(os.environ)
         self.jobs: set[Batch] = set()
-        self.talks: dict[int, OpenSession] = {}
-        self.gates: dict[str, Gateway] = {}
+        self.sessions: dict[int, OpenSession] = {}
+        self.gateways: dict[str, Gateway] = {}
         #: The nodes on which something of this run may run.
         self.reached: set[str] = set()
         #: Node -> the gateways of which any leads there; and how many nodes want one.
@@ -120,7 +112,6 @@ class ClushProcess:
             self._read_topology(plan.topology)
         set_std_group_resolver(RESOLVER_NOGROUP)
         Communication.Message.data_decode = decoded
-        bound(*BOUNDS)
 
     def _read_topology(self, path: str) -> None:
         """The gateways and what is behind them. One that cannot be read: a line, and no tree."""
@@ -135,9 +126,9 @@ class ClushProcess:
     def gateway_fanout(self) -> int:
         """ssh programs at once on one gateway: those that are spoken with take no place away."""
         base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
-        return base + sum(1 for one in self.talks.values() if one.by)
+        return base + sum(1 for one in self.sessions.values() if one.by)
 
-    def gateway_way(self, name: str) -> SshTarget:
+    def gateway_target(self, name: str) -> SshTarget:
         """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
         if name in self._gateway_ways:
             return self._gateway_ways[name]
@@ -190,7 +181,8 @@ class ClushProcess:
 
     def _leave(self, status: int) -> None:
         """End every ssh here; a gateway ends its own with the connection."""
-        self._bad.update(self.gates)
+        self._bad.update(self.gateways)
+        # The public `Task.abort` raises through the handler that runs just now.
         with contextlib.suppress(Exception):
             self.task._engine.clear()
         os._exit(status)
@@ -262,7 +254,7 @@ class ClushProcess:
         now = time.monotonic()
         for job in list(self.jobs):
             job.look(now)
-        for gate in list(self.gates.values()):
+        for gate in list(self.gateways.values()):
             if gate.state == "asked" and now > gate.since + CONNECT_S + LOGIN_S:
                 gate.why = f"no answer in {CONNECT_S + LOGIN_S} s"
                 gate._close(abort=True)
@@ -274,19 +266,19 @@ class ClushProcess:
             elif not asks:
                 del self._calls[call]
 
-    def judged(self) -> None:
+    def gateway_judged(self) -> None:
         """A gateway turned out fit, or not: perhaps somebody waited for that."""
         if self._waiting:
             self._go()
 
-    def gate_closed(self, gate: Gateway, fit: bool) -> None:
+    def gateway_closed(self, gate: Gateway, fit: bool) -> None:
         """Tell of a gateway once, in one line."""
         if gate.name not in self._bad:
             self._bad.add(gate.name)
             then = "nodes behind it are asked in another way"
             todo = "" if fit else f"; {remedy(gate.why)}"
             self.say("note", -1, f"gateway {gate.name} is not used: {gate.why}{todo}; {then}")
-        self.judged()
+        self.gateway_judged()
 
     def _go(self) -> None:
         """Ask all whose way is known; open the gateways of the others."""
@@ -331,10 +323,10 @@ class ClushProcess:
         row = self._row_of.get(to.name)
         if row is None or to.alone or (to.sudo and to.password):
             return ""
-        gates = [gate for name in row if (gate := self.gates.get(name)) and gate.state]
+        gates = [gate for name in row if (gate := self.gateways.get(name)) and gate.state]
         # One node needs no more than one of them.
         for name in row:
-            if len(gates) < self._wanted[row] and name not in self.gates:
+            if len(gates) < self._wanted[row] and name not in self.gateways:
                 gates.append(self._open_gate(name))
         if any(gate.state == "asked" for gate in gates):
             return None
@@ -344,12 +336,10 @@ class ClushProcess:
         return min(fit, key=lambda gate: gate.load + self._planned[gate.name]).name
 
     def _open_gate(self, name: str) -> Gateway:
-        gate = self.gates[name] = Gateway(self, name)
-        to = self.gateway_way(name)
-        worker = Ssh({name: to}, gate, None, self.invoke)
+        gate = self.gateways[name] = Gateway(self, name)
+        to = self.gateway_target(name)
+        worker = Ssh({name: to}, gate, None, self.invoke, is_unlimited=True)
         worker.nodes = NodeSet(name)
-        worker._update_task_rc = False
-        worker._fanout = FANOUT_UNLIMITED
         worker.SNAME_STDIN, worker.SNAME_STDOUT = gate.SNAME_WRITER, gate.SNAME_READER
         worker.SNAME_STDERR = gate.SNAME_ERROR
         self.task.gateways[name] = (worker, {Hold()})
@@ -360,22 +350,22 @@ class ClushProcess:
 
     def _open(self, number: int, request: Request) -> None:
         to = self._ways[request.node]
-        talk = self.talks[number] = OpenSession(self, number, request, to)
+        talk = self.sessions[number] = OpenSession(self, number, request, to)
         if to.refused:
             talk.end(to.refused)
             return
-        if len(self.talks) > self.room // 2:
+        if len(self.sessions) > self.room // 2:
             talk.end(f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here")
             return
         self._waiting.append(talk)
         self._go()
 
     def _line(self, number: int, data: bytes) -> None:
-        if talk := self.talks.get(number):
+        if talk := self.sessions.get(number):
             talk.write(data)
 
     def _close(self, number: int) -> None:
-        if talk := self.talks.get(number):
+        if talk := self.sessions.get(number):
             self._waiting = [one for one in self._waiting if one is not talk]
             talk.close()
 

@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import NodeSet
@@ -33,12 +33,15 @@ from nodeready.transport.base import (
     Reply,
     Request,
 )
-from nodeready.transport.clush.gateway import FLOOD, GATEWAY_GONE
+from nodeready.transport.clush.engine import ClushEngine
+from nodeready.transport.clush.gateway_program import (
+    BOUNDS,
+    FLOOD,
+    GATEWAY_GONE,
+    bounded_read,
+)
 from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
 from nodeready.transport.sudo import sudo_error, with_sudo
-
-if TYPE_CHECKING:
-    from nodeready.transport.clush.child import ClushProcess
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
@@ -186,6 +189,8 @@ class Ssh(ExecWorker):  # type: ignore[misc]
     """ssh to some nodes, each with the options that its way has."""
 
     class SHELL_CLASS(ExecClient):  # type: ignore[misc]
+        _read = bounded_read(*BOUNDS)
+
         def _build_cmd(self) -> tuple[list[str], None]:
             to = self.worker.ways[self.key]
             return ["ssh", *to.options, "--", to.to, self.command], None
@@ -196,10 +201,15 @@ class Ssh(ExecWorker):  # type: ignore[misc]
         handler: EventHandler,
         timeout: float | None,
         line: str,
+        *,
+        is_unlimited: bool = False,
     ) -> None:
+        """is_unlimited: it takes no place of the fanout, for which ClusterShell has no argument"""
         self.ways = ways
         # ClusterShell folds a set of nodes, which takes long for names of many numbers.
         super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
+        if is_unlimited:
+            self._fanout = FANOUT_UNLIMITED
 
     def _create_clients(self, timeout: float | None = None, **how: Any) -> None:
         for name in self.ways:
@@ -285,8 +295,8 @@ class Question:
 class Batch(EventHandler):  # type: ignore[misc]
     """One worker of ClusterShell's: the same line and input for all its nodes."""
 
-    def __init__(self, child: ClushProcess, asks: list[Question]) -> None:
-        self._child = child
+    def __init__(self, engine: ClushEngine, asks: list[Question]) -> None:
+        self._engine = engine
         self.asks = {one.to.name: one for one in asks}
         first = asks[0]
         self.user = first.to.user
@@ -298,33 +308,31 @@ class Batch(EventHandler):  # type: ignore[misc]
         for one in asks:
             one.job = self
 
-    def start(self, unlimited: bool) -> None:
-        """Give the command to ClusterShell. unlimited: whatever the fanout"""
+    def start(self, is_unlimited: bool) -> None:
+        """Give the command to ClusterShell. is_unlimited: whatever the fanout"""
         asks = list(self.asks.values())
         limit_s = CONNECT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
         if asks[0].by:
             through: dict[str, list[str]] = {}
             for one in asks:
                 through.setdefault(one.by, []).append(one.to.name)
-                self._child.reached.add(one.to.name)
+                self._engine.reached.add(one.to.name)
             for gateway, names in through.items():
-                gate = self._child.gates[gateway]
+                gate = self._engine.gateways[gateway]
                 gate.load += len(names)
-                turns = -(-gate.load // self._child.gateway_fanout())
+                turns = -(-gate.load // self._engine.gateway_fanout())
                 for name in names:
                     self.asks[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
-            self.worker = GatewayTree(through, self, limit_s, self.line, self._child.invoke)
+            self.worker = GatewayTree(through, self, limit_s, self.line, self._engine.invoke)
         else:
             ways = {name: one.to for name, one in self.asks.items()}
-            self.worker = Ssh(ways, self, limit_s, self.line)
-            if unlimited:
-                self.worker._fanout = FANOUT_UNLIMITED
-        self._child.task.schedule(self.worker)
+            self.worker = Ssh(ways, self, limit_s, self.line, is_unlimited=is_unlimited)
+        self._engine.task.schedule(self.worker)
         self.worker.write(self.stdin)
         self.worker.set_write_eof()
 
     def ev_pickup(self, worker: Any, node: str) -> None:
-        self._child.reached.add(node)
+        self._engine.reached.add(node)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         heard = self.heard.get(node)
@@ -343,7 +351,7 @@ class Batch(EventHandler):  # type: ignore[misc]
             return
         seconds = time.monotonic() - one.asked
         if one.by and rc == GATEWAY_GONE and not heard.whole:
-            gate = self._child.gates.get(one.by)
+            gate = self._engine.gateways.get(one.by)
             why = gate.why if gate is not None and gate.why else "connection lost"
             error = f"gateway {one.by}: {why}"
             self._over(node, Failure("", heard.stderr, seconds, LOST, error))
@@ -367,7 +375,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         one = self.asks[node]
         del self.heard[node]
         if one.by:
-            gate = self._child.gates.get(one.by)
+            gate = self._engine.gateways.get(one.by)
             if gate is not None:
                 gate.load -= 1
         one.answer(answer)
@@ -375,9 +383,9 @@ class Batch(EventHandler):  # type: ignore[misc]
     def ev_close(self, worker: Any, timedout: bool) -> None:
         for name in list(self.heard):
             self._over(name, self._hung(name))
-        for gate in self._child.gates.values():
+        for gate in self._engine.gateways.values():
             gate.forget(worker)
-        self._child.jobs.discard(self)
+        self._engine.jobs.discard(self)
 
     def look(self, now: float) -> None:
         """End what has no time left."""
@@ -405,25 +413,24 @@ class Batch(EventHandler):  # type: ignore[misc]
 class OpenSession(EventHandler):  # type: ignore[misc]
     """A command that is spoken with: its lines go to the parent."""
 
-    def __init__(self, child: ClushProcess, number: int, request: Request, to: SshTarget) -> None:
-        self._child, self._number, self.to = child, number, to
+    def __init__(self, engine: ClushEngine, number: int, request: Request, to: SshTarget) -> None:
+        self._engine, self._number, self.to = engine, number, to
         self.request, self.user, self.by = request, to.user, ""
         self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
         self._closed = self._over = False
-        line, _ = command(request, child.tag, to)
+        line, _ = command(request, engine.tag, to)
         begins = f"nodeready-{secrets.token_hex(8)} b"
         self._line = f"sh -c {quote(f'exec 2>&1; echo; echo {begins}; exec {line}')}"
 
     def start(self, by: str) -> None:
         name, self.by = self.to.name, by
         if by:
-            self._child.gates[by].load += 1
-            self._worker = GatewayTree({by: [name]}, self, None, self._line, self._child.invoke)
+            self._engine.gateways[by].load += 1
+            self._worker = GatewayTree({by: [name]}, self, None, self._line, self._engine.invoke)
         else:
-            self._worker = Ssh({name: self.to}, self, None, self._line)
-            self._worker._fanout = FANOUT_UNLIMITED
-        self._child.reached.add(name)
-        self._child.task.schedule(self._worker)
+            self._worker = Ssh({name: self.to}, self, None, self._line, is_unlimited=True)
+        self._engine.reached.add(name)
+        self._engine.task.schedule(self._worker)
         for data in self._early:
             self._worker.write(data)
         if self._closed:
@@ -441,18 +448,18 @@ class OpenSession(EventHandler):  # type: ignore[misc]
             self.end("ended")
         elif not self._closed and not self._over:
             self._worker.set_write_eof()
-            self._child.later(2, lambda: self._over or self._worker.end([self.to.name]))
+            self._engine.later(2, lambda: self._over or self._worker.end([self.to.name]))
         self._closed = True
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         if sname == worker.SNAME_STDERR or len(self._said) < ERROR_BYTES:
             self._said += msg + b"\n"
-        self._child.say("data", self._number, msg + b"\n")
+        self._engine.say("data", self._number, msg + b"\n")
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
         said = self._said.decode("utf-8", "replace")
         if self.by and rc == GATEWAY_GONE:
-            gate = self._child.gates.get(self.by)
+            gate = self._engine.gateways.get(self.by)
             self.end(f"gateway {self.by}: {(gate and gate.why) or 'connection lost'}")
         elif rc == 255:
             known = any(pattern.search(said) for pattern, _ in SSH_SAYS)
@@ -465,7 +472,7 @@ class OpenSession(EventHandler):  # type: ignore[misc]
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         self.end("ended")
-        for gate in self._child.gates.values():
+        for gate in self._engine.gateways.values():
             gate.forget(worker)
 
     def end(self, why: str) -> None:
@@ -473,7 +480,7 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         if self._over:
             return
         self._over = True
-        if self.by and self.by in self._child.gates:
-            self._child.gates[self.by].load -= 1
-        self._child.talks.pop(self._number, None)
-        self._child.say("over", self._number, why)
+        if self.by and self.by in self._engine.gateways:
+            self._engine.gateways[self.by].load -= 1
+        self._engine.sessions.pop(self._number, None)
+        self._engine.say("over", self._number, why)

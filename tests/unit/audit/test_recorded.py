@@ -23,8 +23,8 @@ from nodeready.audit.verdict import (
     MAX_BYTES,
     SourceError,
     Verdict,
-    beside,
     content,
+    gather,
     parse,
     told,
     twin,
@@ -188,9 +188,9 @@ def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(t
     with pytest.raises(SourceError, match="Not a directory"):
         recorded.of_directory(__file__, 3, 60)
     with pytest.raises(SourceError, match=r"^/srv/x: no answer within 0\.2 s$"):
-        list(beside([lambda say: os.read(os.pipe()[0], 1), lambda say: None], 0.2, "/srv/x"))
+        list(gather([lambda send: os.read(os.pipe()[0], 1), lambda send: None], 0.2, "/srv/x"))
     with pytest.raises(SourceError, match="reader was ended"):
-        list(beside([lambda say: os.kill(os.getpid(), 9)], 60, "/srv/x"))
+        list(gather([lambda send: os.kill(os.getpid(), 9)], 60, "/srv/x"))
 
 
 # --- Ages, and by what it was judged.

@@ -16,7 +16,8 @@ from ClusterShell import Communication
 
 from nodeready.transport.base import Failure, Reply, Request
 from nodeready.transport.clush.command import NodeOutput, command, framed
-from nodeready.transport.clush.gateway import FLOOD, decoded, gateway_command
+from nodeready.transport.clush.gateway import decoded
+from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
 from nodeready.transport.clush.ways import SshTarget, ssh_target, translated, without_own_keys
 from tests.cases import cases
 
