@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import syslog
@@ -109,12 +108,8 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
-def _nothing() -> None:
-    """What is done before a drain where nothing is."""
-
-
 def settle(
-    found: Sequence[str], go: bool, until: float, before: Callable[[], None] = _nothing
+    found: Sequence[str], go: bool, until: float, before: Callable[[], object] = lambda: None
 ) -> str:
     """Tell Slurm whether this node gets jobs. Returns what was told, in a line for the log, or "".
 
@@ -165,7 +160,7 @@ def _line(text: str) -> str:
     return sanitise(lines[0], 160) if lines else ""
 
 
-def tell(found: Verdict, until: float, before: Callable[[], None] = _nothing) -> str:
+def tell(found: Verdict, until: float, before: Callable[[], object] = lambda: None) -> str:
     """Have Slurm give this node jobs or not, by the verdict, and say so in the node's log.
 
     until:  time.monotonic() at which Slurm must have answered
@@ -199,37 +194,20 @@ _RECORD_BYTES = 8192
 
 
 def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
-    """Start to keep an incident; returns at once, and never raises.
+    """Start to keep an incident in a fork, which nothing waits for; returns at once.
 
     reasons: why the node is drained
     results: of the look
     """
-    try:
-        pid = os.fork()
-    except OSError:
-        return
-    if pid:
-        return
-    try:
-        _leave_the_caller()
+    from nodeready.node.runtime import ForkedWorker
+
+    def work(send: object) -> None:
+        os.setsid()
+        os.nice(19)
         keep(reasons, results, Path(PLACE))
-    except BaseException:  # noqa: BLE001 - nobody is there to hear of it
-        pass
-    finally:
-        os._exit(0)
 
-
-def _leave_the_caller() -> None:
-    """Hold nothing that somebody waits for, take nobody's time, and end for certain."""
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(null, stream)
-    os.closerange(3, 1024)
-    os.nice(19)
+    with contextlib.suppress(OSError):
+        ForkedWorker(work, LIMIT_S)
 
 
 def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path:

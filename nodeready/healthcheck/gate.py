@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
-from nodeready.audit.verdict import Verdict, parse
+from nodeready.audit.verdict import Verdict, content, parse
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.text import sanitise
@@ -30,8 +29,6 @@ BEGAN = time.monotonic()
 # --- The verdict and its file, which the next boot removes: a prolog has no time for a whole look.
 
 PATH = "/run/nodeready/verdict.json"
-#: The most that is read of the file; a verdict is far shorter.
-MAX_BYTES = 1 << 20
 
 
 def fresh(
@@ -63,14 +60,14 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> Verdict | No
     Only root may have written the file: whoever writes a verdict decides which node gets a job.
     """
     try:
-        if not _roots(os.stat(os.path.dirname(path))):
-            return None
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not (stat.S_ISREG(status.st_mode) and _roots(status)):
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(directory)
+            if status.st_uid or status.st_mode & 0o022:
                 return None
-            text = file.read(MAX_BYTES)
+            _, text = content(directory, os.path.basename(path), frozenset({0}))
+        finally:
+            os.close(directory)
     except OSError:
         return None
     return fresh(
@@ -80,10 +77,6 @@ def read(policy_digest: str, max_age_s: float, path: str = PATH) -> Verdict | No
         policy_digest=policy_digest,
         max_age_s=max_age_s,
     )
-
-
-def _roots(status: os.stat_result) -> bool:
-    return status.st_uid == 0 and not status.st_mode & 0o022
 
 
 def write(verdict: Verdict, path: str = PATH) -> None:
@@ -141,7 +134,7 @@ def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
 
     Returns the verdict, and a line for each file that could not be written.
     """
-    from nodeready.healthcheck.here import of_audit
+    from nodeready.healthcheck.here import rendered
     from nodeready.healthcheck.here import write as write_report
 
     found, problems = judged(audit, policy), []
@@ -152,7 +145,7 @@ def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
     textfile = policy.gate_textfile
     if textfile and os.path.isdir(os.path.dirname(textfile)):
         try:
-            write_report(of_audit(audit, "prometheus"), textfile)
+            write_report(rendered("audit", audit, "prometheus"), textfile)
         except OSError as error:
             problems.append(_problem(error, textfile))
     return found, problems

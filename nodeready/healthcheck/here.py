@@ -207,10 +207,7 @@ def _settings(text: bytes, where: str) -> dict[str, Any]:
 
 def arguments(parser: ArgumentParser) -> None:
     """The options of `audit`."""
-    from nodeready.reports.registry import names
-
-    parser.add_argument("--format", choices=names("audit", on_node=True), default="table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
+    _report_arguments(parser, "audit", "nothing when all is well")
     parser.add_argument("--only", metavar="CHECK,...", help="only these checks or subjects")
     parser.add_argument("--skip", metavar="CHECK,...", help="not these")
     parser.add_argument(
@@ -219,7 +216,15 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=int, default=LIMIT_S, metavar="S", help="seconds; default %(default)s"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing when all is well")
+
+
+def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
+    """The options of the report, which both commands have. quiet: the help of --quiet"""
+    from nodeready.reports.registry import names
+
+    parser.add_argument("--format", choices=names(kind, on_node=True), default="table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
 
@@ -234,8 +239,7 @@ def run(policy: Policy, given: Namespace) -> int:
         raise PolicyError([str(error)]) from None
     found = audit(policy, chosen, max(1, given.timeout))
     code = audit_code(found, given.fail_on)
-    if code or not given.quiet or given.output or given.format != "table":
-        write(of_audit(found, given.format, given.verbose), given.output)
+    _report("audit", found, code, given)
     if given.format == "nagios":
         from nodeready.reports.monitoring import nagios_code
 
@@ -248,8 +252,7 @@ def run(policy: Policy, given: Namespace) -> int:
 
 def ready_arguments(parser: ArgumentParser) -> None:
     """The options of `ready`."""
-    from nodeready.reports.registry import names
-
+    _report_arguments(parser, "ready", "nothing when it is ready")
     parser.add_argument("--user", metavar="NAME", help="prove it as this user: whose job will run")
     parser.add_argument("--ports", metavar="FIRST-LAST", help="the ports on which the job meets")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that there must be")
@@ -257,10 +260,6 @@ def ready_arguments(parser: ArgumentParser) -> None:
         "--budget", type=int, default=60, metavar="S", help="seconds for all; default %(default)s"
     )
     parser.add_argument("--no-proofs", action="store_true", help="only look")
-    parser.add_argument("--format", choices=names("ready", on_node=True), default="table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing when it is ready")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
 
 def _changed(policy: Policy, given: Namespace) -> Policy:
@@ -289,26 +288,24 @@ def run_ready(policy: Policy, given: Namespace) -> int:
     chosen = select(subjects=SEEN if given.no_proofs else (*SEEN, "proof"))
     found = ready(policy, chosen, max(1, given.budget), proofs=not given.no_proofs)
     code = ready_code(found)
-    if code or not given.quiet or given.output or given.format != "table":
-        write(of_ready(found, given.format, given.verbose), given.output)
+    _report("ready", found, code, given)
     return code
 
 
 # --- The report: the same formats as on the control machine.
 
 
-def of_audit(audit: Audit, form: str, verbose: int = 0) -> Iterator[str]:
-    """The report of an audit in this format, in pieces."""
+def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) -> Iterator[str]:
+    """The report of an audit (kind "audit"), or of a go or no-go ("ready"), in pieces."""
     from nodeready.reports.registry import Options, find
 
-    return find("audit", form).render(audit, Options(verbose, lines=0))
+    return find(kind, form).render(document, Options(verbose, lines=0))
 
 
-def of_ready(ready: Ready, form: str, verbose: int = 0) -> Iterator[str]:
-    """The report of a go or no-go in this format, in pieces."""
-    from nodeready.reports.registry import Options, find
-
-    return find("ready", form).render(ready, Options(verbose, lines=0))
+def _report(kind: str, document: Audit | Ready, code: int, given: Namespace) -> None:
+    """Write the report as the options say; --quiet is for a good end alone."""
+    if code or not given.quiet or given.output or given.format != "table":
+        write(rendered(kind, document, given.format, given.verbose), given.output)
 
 
 def write(pieces: Iterable[str], output: str | None) -> None:

@@ -130,6 +130,11 @@ def interrupted() -> Failure:
     return Failure(kind=INTERRUPTED, error="interrupted")
 
 
+def late(reached: bool = True) -> Failure:
+    """The answer of a node for which the deadline came first. reached: it was connected"""
+    return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
+
+
 Found = TypeVar("Found")
 #: What is asked of one node, step by step: it returns what was found.
 Conversation = Generator[Request, Answer, Found]
@@ -189,6 +194,16 @@ class Exchange(Generic[Found]):
         if not self.over:
             self._conversation.close()
             self.over, self.value = True, failure
+
+
+def end_all(
+    exchanges: dict[Key, Exchange[Found]], failure: Callable[[Key], Failure]
+) -> Iterator[tuple[Key, Found | Failure]]:
+    """Take out these conversations with their results; this failure is the last answer of each."""
+    for key in list(exchanges):
+        exchange = exchanges.pop(key)
+        exchange.end(failure(key))
+        yield key, exchange.value
 
 
 def mistake(error: Exception) -> str:
@@ -401,7 +416,3 @@ def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {what}"
     return answer.error or "no answer from the node's Python"
-
-
-# --- What a copy of this process has no use for: the ends of others' sockets and pipes. A child
-# that kept one would keep that other from noticing the end of the parent.

@@ -39,7 +39,7 @@ from paramiko.common import (
 )
 from paramiko.kex_gex import KexGex, KexGexSHA256
 from paramiko.packet import Packetizer
-from paramiko.ssh_exception import AuthenticationException
+from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsError
 
 from nodeready import shell
 from nodeready.transport.local import end_session
@@ -465,6 +465,14 @@ HUNG_UP = "hung up before its banner"
 _CLOSED = "its sshd closed the connection before the login"
 #: The same, before there is a connection to make.
 ASKING = "asking ssh"
+
+
+def error_text(error: BaseException) -> str:
+    """The error's text; where no address took the connection, the reason of the last address."""
+    cause = error.__context__ or error
+    if isinstance(cause, NoValidConnectionsError):
+        return str(list(cause.errors.values())[-1])
+    return str(error) or type(error).__name__
 
 
 def connect_error(

@@ -11,7 +11,6 @@ from typing import Any
 import gevent
 from paramiko import AuthenticationException, SSHException
 from paramiko.agent import AgentRequestHandler
-from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api import Host, Inventory
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
@@ -140,7 +139,7 @@ def connect(host: Host) -> Failure | None:
     except SshConfigError as problem:
         return _unreachable(host, "", str(problem))
     except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
-        return _unreachable(host, error_text(error))
+        return _unreachable(host, connection.error_text(error))
     transport = transport_of(host)
     if transport is not None and not isinstance(host.connector, SshConnector):
         connection.keep(transport)
@@ -166,14 +165,6 @@ def ssh_peer(host: Host) -> Met | None:
             # Of another port, the address may be that of a machine in front of many nodes.
             address = str(found) if port == _SSH_PORT else ""
     return Met(address, f"{key.get_name()} {key.get_base64()}")
-
-
-def error_text(error: BaseException) -> str:
-    """The error's text; of a connection that no address took, the reason of the last of them."""
-    cause = error.__context__ or error
-    if isinstance(cause, NoValidConnectionsError):
-        return str(list(cause.errors.values())[-1])
-    return str(error) or type(error).__name__
 
 
 def _connection_stage(host: Host) -> str:

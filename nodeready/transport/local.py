@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from nodeready import shell
 from nodeready.transport.base import (
@@ -22,8 +22,6 @@ from nodeready.transport.base import (
     HUNG,
     LATE,
     OUTPUT,
-    TIMED_OUT,
-    TIMEOUT,
     Answer,
     Carrier,
     Conversation,
@@ -33,10 +31,11 @@ from nodeready.transport.base import (
     Key,
     Reply,
     Request,
+    end_all,
     interrupted,
 )
 from nodeready.transport.dialogue import PIECE, Dialogue
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import as_root, judge_reply
 
 #: Seconds from a TERM to a KILL.
 PATIENCE_S = 2.0
@@ -136,22 +135,15 @@ class LocalProcess:
         if self.whole and not self.flood:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = self._process.wait(timeout=PATIENCE_S)
-        said = {
-            "stdout": self._stdout.decode("utf-8", "surrogateescape"),
-            "stderr": self._stderr.decode("utf-8", "surrogateescape"),
-            "seconds": seconds,
-        }
-        kept = cast("dict[str, Any]", said)
+        stdout = self._stdout.decode("utf-8", "surrogateescape")
+        stderr = self._stderr.decode("utf-8", "surrogateescape")
         if self.flood:
             first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
             error = f"too much output, beginning with {first!r}"
-            return Failure(**{**kept, "stdout": ""}, kind=OUTPUT, error=error)
+            return Failure("", stderr, seconds, OUTPUT, error)
         if not self.whole:
-            return Failure(**kept, kind=HUNG, error=f"no answer in {limit_s:.0f} s")
-        rc = rc if rc is None or rc >= 0 else None
-        if rc in TIMED_OUT and seconds >= limit_s:
-            return Failure(**kept, kind=TIMEOUT, error=f"ended after {limit_s:.0f} s")
-        return Reply(**kept, rc=rc)
+            return Failure(stdout, stderr, seconds, HUNG, f"no answer in {limit_s:.0f} s")
+        return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
     def end(self) -> None:
         """End the processes that are left; one that no signal ends (state D) is not waited for."""
@@ -217,23 +209,11 @@ class Local(Carrier):
         self._sudo, self._password = sudo, ""
 
     def _command(self, request: Request) -> shell.Command:
-        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        if self._sudo:
-            line = with_sudo(line, self._password)
-            if self._password:
-                stdin = f"{self._password}\n{stdin}"
-        return shell.Command(line, stdin)
+        command = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        return as_root(command, self._password) if self._sudo else command
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         self._password = password
-
-    def _read(self, answer: Answer) -> Answer:
-        """The answer, or sudo's refusal in it."""
-        if self._sudo and isinstance(answer, Reply) and answer.rc:
-            error, kind = sudo_error(answer.stderr)
-            if error:
-                return Failure(answer.stdout, answer.stderr, answer.seconds, kind, error)
-        return answer
 
     def converse(
         self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
@@ -253,9 +233,7 @@ class Local(Carrier):
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            for key, one in exchanges.items():
-                one.end(interrupted())
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             self._end(running)
 
@@ -289,7 +267,10 @@ class Local(Carrier):
             late = time.monotonic() >= until[key]
             if child.whole or late:
                 one = exchanges[key]
-                answer = self._read(child.answer(cast("Request", one.request).limit_s))
+                limit_s = cast("Request", one.request).limit_s
+                answer = child.answer(limit_s)
+                if isinstance(answer, Reply):
+                    answer = judge_reply(answer, limit_s, self._sudo)
                 del running[key]
                 child.end()
                 if late and until[key] == deadline and isinstance(answer, Failure):

@@ -39,6 +39,7 @@ from nodeready.transport.connection import (
     carries_others,
     connect_error,
     connected,
+    error_text,
     keep,
     master,
     restrict,
@@ -248,7 +249,7 @@ class Jump:
         except SshConfigError as problem:
             words = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
-            words = self._ways.words(client, self._login, text_of(problem))
+            words = self._ways.words(client, self._login, error_text(problem))
         else:
             transport = client.get_transport()
             keep(transport)
@@ -315,10 +316,6 @@ _CONNECT_FAILED = 2
 def _alive(client: Client | None) -> bool:
     transport = client.get_transport() if client is not None else None
     return transport is not None and transport.is_active()
-
-
-def text_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 # --- What the nodes of a run share.

@@ -35,7 +35,6 @@ from nodeready.transport.base import (
     FAILED,
     INTERRUPTED,
     LATE,
-    LATE_WORDS,
     Answer,
     Carrier,
     Channel,
@@ -46,7 +45,9 @@ from nodeready.transport.base import (
     Key,
     Met,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
@@ -161,7 +162,7 @@ class WorkerTransport(Carrier):
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         super().__init__(nodes, run)
         self._peers: list[WorkerProcess] = []
-        self._peer_of: dict[str, WorkerProcess] = {}
+        self.peer_of: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count()
         # What each call, channel and question waits for.
         self._waiting: dict[int, Queue[Any]] = {}
@@ -173,7 +174,7 @@ class WorkerTransport(Carrier):
 
     def __enter__(self) -> WorkerTransport:
         self._peers = self.start()
-        self._peer_of = {name: peer for peer in self._peers for name in peer.nodes}
+        self.peer_of = {name: peer for peer in self._peers for name in peer.nodes}
         self._readers = [gevent.spawn(self._read, peer) for peer in self._peers]
         return self
 
@@ -206,7 +207,7 @@ class WorkerTransport(Carrier):
             waits.put((peer, "gone"))
 
     @contextlib.contextmanager
-    def _wait(self) -> Iterator[tuple[int, Queue[Any]]]:
+    def wait(self) -> Iterator[tuple[int, Queue[Any]]]:
         """A number, and the queue into which everything goes that a child says with it."""
         number = next(self._numbers)
         self._waiting[number] = Queue()
@@ -221,7 +222,7 @@ class WorkerTransport(Carrier):
         """See Carrier. The children have the same deadline, and end what runs on the nodes."""
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         stopped = False
-        with self._wait() as (call, frames):
+        with self.wait() as (call, frames):
             try:
                 yield from self._begin(call, exchanges, deadline)
                 while exchanges:
@@ -240,13 +241,11 @@ class WorkerTransport(Carrier):
                         yield key, exchanges.pop(key).value
             except Empty:
                 # The children have the same deadline, and are late themselves.
-                for key in list(exchanges):
-                    yield key, _end_with(exchanges.pop(key), Failure(kind=LATE, error=LATE_WORDS))
+                yield from end_all(exchanges, lambda key: late())
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
                 self._stop(call)
-                for key in list(exchanges):
-                    yield key, _end_with(exchanges.pop(key), interrupted())
+                yield from end_all(exchanges, lambda key: interrupted())
             finally:
                 if exchanges and not stopped:
                     stopped = True
@@ -269,7 +268,7 @@ class WorkerTransport(Carrier):
             if one.over:
                 yield key, exchanges.pop(key).value
                 continue
-            peer = self._peer_of[node_of(key)]
+            peer = self.peer_of[node_of(key)]
             asked.setdefault(peer, []).append((key, cast("Request", one.request)))
         for peer, pairs in asked.items():
             peer.send("converse", call, deadline, pairs)
@@ -282,9 +281,9 @@ class WorkerTransport(Carrier):
         peer: WorkerProcess, exchanges: dict[Key, Exchange[Found]]
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Every conversation of a child that is gone fails with the reason."""
-        mine = set(peer.nodes)
-        for key in [key for key in exchanges if node_of(key) in mine]:
-            yield key, _end_with(exchanges.pop(key), Failure(kind=FAILED, error=peer.gone))
+        nodes = set(peer.nodes)
+        ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
+        yield from end_all(ended, lambda key: Failure(kind=FAILED, error=peer.gone))
 
     def open(self, request: Request) -> Channel:
         """See Carrier."""
@@ -292,7 +291,7 @@ class WorkerTransport(Carrier):
 
     def question(self, peer: WorkerProcess, *words: Any, limit_s: float) -> Any:
         """What the child answers to this; None: nothing in this time."""
-        with self._wait() as (number, frames):
+        with self.wait() as (number, frames):
             peer.send(words[0], number, *words[1:])
             until = time.monotonic() + limit_s
             while not peer.gone:
@@ -303,10 +302,6 @@ class WorkerTransport(Carrier):
                 if who is peer:
                     return None if frame[0] == "gone" else frame[2]
         return None
-
-    def peer_of(self, name: str) -> WorkerProcess:
-        """The child that asks this node."""
-        return self._peer_of[name]
 
     def _each(self, *words: Any, limit_s: float) -> list[Any]:
         """What all children answer to this, at once."""
@@ -326,7 +321,7 @@ class WorkerTransport(Carrier):
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         of: dict[WorkerProcess, list[str]] = {}
         for name in nodes:
-            of.setdefault(self._peer_of[name], []).append(name)
+            of.setdefault(self.peer_of[name], []).append(name)
         for peer, names in of.items():
             peer.send("password", password, names)
 
@@ -336,7 +331,7 @@ class _RemoteChannel(Channel):
 
     def __init__(self, carrier: WorkerTransport, request: Request) -> None:
         self.error = ""
-        self._carrier, self._peer = carrier, carrier.peer_of(request.node)
+        self._carrier, self._peer = carrier, carrier.peer_of[request.node]
         self._name = os.urandom(8).hex()
         self._peer.send("open", self._name, request)
 
@@ -358,13 +353,6 @@ class _RemoteChannel(Channel):
 
     def close(self) -> None:
         self._peer.send("close", self._name)
-
-
-def _end_with(one: Exchange[Any], failure: Failure) -> Any:
-    """What a conversation returns that gets this for its last answer."""
-    if not one.over:
-        one.end(failure)
-    return one.value
 
 
 def _reap(pid: int, until: float) -> None:
@@ -403,18 +391,13 @@ def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProc
         ours.close()
         close_inherited()
         with made() as carrier:
-            serve(carrier, frames)
+            _WorkerServer(carrier, frames).serve()
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
             frames.send("mistake", -1, mistake(error))
     finally:
         os._exit(status)
-
-
-def serve(carrier: Carrier, frames: Frames) -> None:
-    """Do what the parent's frames say, until it says that all is done, or is gone."""
-    _WorkerServer(carrier, frames).serve()
 
 
 class _WorkerServer:
@@ -429,6 +412,7 @@ class _WorkerServer:
         self._channels: dict[str, _HeldChannel] = {}
 
     def serve(self) -> None:
+        """Do what the parent's frames say, until it says that all is done, or is gone."""
         does: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "read": self._read, "close": self._close,

@@ -9,7 +9,8 @@ from pyinfra.api import Host, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
-from nodeready.transport.sudo import with_sudo
+from nodeready import shell
+from nodeready.transport.sudo import as_root
 
 #: Arguments of pyinfra's that put something around a command; without them it goes as it is.
 _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
@@ -22,6 +23,10 @@ class Rights:
     sudo: bool
     password: str
     others: dict[str, Any]
+
+    def apply(self, command: shell.Command) -> shell.Command:
+        """The command as root, where that is our part."""
+        return as_root(command, self.password) if self.sudo else command
 
 
 def rights_of(host: Host) -> Rights:
@@ -43,10 +48,3 @@ def wrap_command(host: Host, command: str, others: dict[str, Any]) -> str:
     extract_control_arguments(cast("Any", arguments))
     made = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
     return made.get_raw_value()
-
-
-def with_rights(host: Host, command: str, rights: Rights) -> str:
-    """``command`` with the node's rights; sudo's password is then the first line of its input."""
-    if rights.sudo:
-        command = with_sudo(command, rights.password)
-    return wrap_command(host, command, rights.others)

@@ -31,8 +31,6 @@ from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
     FAILED,
-    LATE,
-    LATE_WORDS,
     LOST,
     OUTPUT,
     TIMEOUT,
@@ -47,12 +45,14 @@ from nodeready.transport.base import (
     Key,
     Reply,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
 from nodeready.transport.dialogue import Dialogue
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import as_root, sudo_error
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
@@ -132,15 +132,11 @@ class Srun(Carrier):
                 else:
                     turns.wait_for(key)
         except Empty:
-            for key, one in exchanges.items():
-                one.end(Failure(kind=LATE, error=LATE_WORDS))
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: late())
         except KeyboardInterrupt:
             self.interrupted = True
             turns.end()
-            for key, one in exchanges.items():
-                one.end(interrupted())
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             turns.end()
 
@@ -223,8 +219,8 @@ class Srun(Carrier):
         return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
 
     def _command(self, script: str, limit_s: int, payload: str | None) -> shell.Command:
-        made = shell.command(script, limit_s, self.tag, payload)
-        return made._replace(line=with_sudo(made.line, "")) if self.sudo else made
+        command = shell.command(script, limit_s, self.tag, payload)
+        return as_root(command, "") if self.sudo else command
 
     def _step(
         self,

@@ -34,12 +34,8 @@ from nodeready.transport import connection, local, logins
 from nodeready.transport.base import (
     FAILED,
     HUNG,
-    LATE,
-    LATE_WORDS,
     LOST,
     OUTPUT,
-    TIMED_OUT,
-    TIMEOUT,
     UNREACHABLE,
     Answer,
     Carrier,
@@ -51,7 +47,9 @@ from nodeready.transport.base import (
     Met,
     Reply,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
@@ -66,7 +64,7 @@ from nodeready.transport.connector import (
 from nodeready.transport.dialogue import Dialogue, Stream
 from nodeready.transport.local import piped
 from nodeready.transport.processes import WorkerProcess, WorkerTransport, fork_worker
-from nodeready.transport.rights import Rights, rights_of, with_rights, wrap_command
+from nodeready.transport.rights import Rights, rights_of, wrap_command
 from nodeready.transport.ssh_command import (
     MasterStream,
     MasterUnavailable,
@@ -75,45 +73,33 @@ from nodeready.transport.ssh_command import (
     run_over_master,
     run_over_ssh,
 )
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import judge_reply
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.
 MAX_PARALLEL = 256
 
 
-# --- Connections: made within one deadline, or the reason why not, in one line.
-
-
-# --- One command over one connection, with bounds on what it prints.
-
-
-# --- The same over a connection of ssh's own, which a master holds (ControlMaster).
-
-
-# --- The rights with which a command runs on a node, and one request with its answer.
-
-
-def _run(host: Host, line: str, stdin: str, request: Request, others: dict[str, Any]) -> Answer:
-    """Run the line through the node's connector, and return its answer."""
+def _run(host: Host, command: shell.Command, request: Request, others: dict[str, Any]) -> Answer:
+    """Run the command through the node's connector, and return its answer."""
     connector = host.connector
     if isinstance(connector, SSHConnector):
-        data, mark = stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
-        words, said = wrap_command(host, line, others), None
+        data, mark = command.stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
+        words = wrap_command(host, command.line, others)
         if isinstance(connector, SshConnector) and connector.master:
             try:
-                said = run_over_master(connector, words, data, mark, request.max_bytes)
+                return run_over_master(connector, words, data, mark, request.max_bytes)
             except MasterUnavailable:
                 connector.patience = logins.Patience(CONNECT_TIMEOUT_S)
                 with connector.patience:
                     connector.connect_ourselves()
-        if said is None:
-            said = run_over_ssh(host, words, data, mark, request.max_bytes)
-        return Reply(said.stdout, said.stderr, rc=said.status)
+        return run_over_ssh(host, words, data, mark, request.max_bytes)
     if isinstance(connector, LocalConnector):
-        command = shell.Command(wrap_command(host, line, others), stdin)
-        return local.run(command, request.limit_s, request.max_bytes)
-    ok, output = host.run_shell_command(StringCommand(line), **{**others, "_stdin": stdin})
+        wrapped = shell.Command(wrap_command(host, command.line, others), command.stdin)
+        return local.run(wrapped, request.limit_s, request.max_bytes)
+    ok, output = host.run_shell_command(
+        StringCommand(command.line), **{**others, "_stdin": command.stdin}
+    )
     return Reply(output.stdout, output.stderr, rc=0 if ok else 1)
 
 
@@ -125,37 +111,27 @@ def carry(host: Host, request: Request, tag: str, rights: Rights | None = None) 
     """
     rights = rights or rights_of(host)
     limit_s = request.limit_s
-    line, stdin = shell.command(request.script, limit_s, tag, request.payload)
-    if rights.sudo:
-        line = with_sudo(line, rights.password)
-        if rights.password:
-            stdin = f"{rights.password}\n{stdin}"
+    command = rights.apply(shell.command(request.script, limit_s, tag, request.payload))
     started = time.monotonic()
     try:
         with gevent.Timeout(limit_s + 2 * KILL_AFTER_S):
-            said = _run(host, line, stdin, request, rights.others)
+            answer = _run(host, command, request, rights.others)
     except (gevent.Timeout, TimeoutError):
         return Failure(kind=HUNG, error=f"no answer in {limit_s} s")
     except OutputTooLarge as problem:
         first = problem.first.decode("utf-8", "replace")
         return Failure(kind=OUTPUT, error=f"{problem}, beginning with {first!r}")
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
-        why = _jump_host_error(host) or str(problem) or type(problem).__name__
-        return Failure(kind=LOST, error=f"connection lost ({why})")
+        reason = _jump_host_error(host) or str(problem) or type(problem).__name__
+        return Failure(kind=LOST, error=f"connection lost ({reason})")
     seconds = time.monotonic() - started
-    if not isinstance(said, Reply):
-        return said
-    if said.rc is None and _is_connection_lost(host):
-        why = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
-        why = f" ({_jump_host_error(host)})" if _jump_host_error(host) else why
-        return Failure(said.stdout, said.stderr, seconds, LOST, f"connection lost{why}")
-    if said.rc in TIMED_OUT and seconds >= limit_s:
-        return Failure(said.stdout, said.stderr, seconds, TIMEOUT, f"ended after {limit_s} s")
-    if rights.sudo and said.rc:
-        error, kind = sudo_error(said.stderr)
-        if error:
-            return Failure(said.stdout, said.stderr, seconds, kind, error)
-    return replace(said, seconds=seconds)
+    if not isinstance(answer, Reply):
+        return answer
+    if answer.rc is None and _is_connection_lost(host):
+        reason = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
+        reason = f" ({_jump_host_error(host)})" if _jump_host_error(host) else reason
+        return Failure(answer.stdout, answer.stderr, seconds, LOST, f"connection lost{reason}")
+    return judge_reply(replace(answer, seconds=seconds), limit_s, rights.sudo)
 
 
 def _is_connection_lost(host: Host) -> bool:
@@ -323,19 +299,18 @@ class Connected(Carrier):
             gevent.killall(jobs, block=False)
             if any(self._links[node_of(key)].host.connected for key in exchanges):
                 self.end(2)
-            yield from _end_all(exchanges, self._late)
+            yield from end_all(exchanges, self._late)
         except KeyboardInterrupt:
             self.interrupted = stopped = True
             gevent.killall(jobs, block=False)
-            yield from _end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             gevent.killall(jobs, block=False)
             if stopped:
                 self.end()
 
     def _late(self, key: Key) -> Failure:
-        reached = self._links[node_of(key)].host.connected
-        return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
+        return late(self._links[node_of(key)].host.connected)
 
     def _hold(self, name: str, one: Exchange[Found], first: Event, connects_first: bool) -> None:
         """One conversation, from its first question to its end.
@@ -377,13 +352,15 @@ class Connected(Carrier):
         link = self._links[request.node]
         failure = link.connect() if self._room.enter(link, wait=False) else _NO_DESCRIPTOR
         rights = link.rights or Rights(False, "", {})
-        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        command = rights.apply(
+            shell.command(request.script, request.limit_s, self.tag, request.payload)
+        )
 
         def begin() -> Stream:
             if failure is not None:
                 raise ValueError(failure.error)
             with ctx_host.use(link.host):
-                words = with_rights(link.host, line, rights)
+                words = wrap_command(link.host, command.line, rights.others)
             if isinstance(link.host.connector, SshConnector) and link.host.connector.master:
                 return MasterStream(link.host.connector, words)
             if isinstance(link.host.connector, SSHConnector):
@@ -400,8 +377,7 @@ class Connected(Carrier):
                     self._room.leave(link)
                 raise
 
-        first = f"{rights.password}\n{stdin}" if rights.sudo and rights.password else stdin
-        return Dialogue(held, first, request.mark, sudo=rights.sudo)
+        return Dialogue(held, command.stdin, request.mark, sudo=rights.sudo)
 
     def met(self) -> Mapping[str, Met]:
         found = {name: link.met or ssh_peer(link.host) for name, link in self._links.items()}
@@ -507,10 +483,6 @@ def _connection_slots(
     return ConnectionSlots(most), min(parallel, most)
 
 
-def _ignore(line: str) -> None:
-    """Say nothing."""
-
-
 class ShardedSsh(WorkerTransport):
     """The same nodes, shared between processes: a Fleet in each.
 
@@ -531,7 +503,7 @@ class ShardedSsh(WorkerTransport):
             share = self._hosts[at :: self._count]
             names = [str(host.name) for host in share]
             # What one of them has to say about this machine is said once.
-            tell = _ignore if at else None
+            tell = (lambda line: None) if at else None
             made = partial(Fleet, self._inventory, share, self._config, self.run, tell=tell)
             peers.append(fork_worker(names, made))
         return peers
@@ -539,16 +511,6 @@ class ShardedSsh(WorkerTransport):
 
 def _put(over: Queue[Key], key: Key, _: object) -> None:
     over.put(key)
-
-
-def _end_all(
-    exchanges: Mapping[Key, Exchange[Found]], failure: Callable[[Key], Failure]
-) -> Iterator[tuple[Key, Found | Failure]]:
-    """The results of these conversations; one that has not ended gets a failure as its answer."""
-    for key, one in exchanges.items():
-        if not one.over:
-            one.end(failure(key))
-        yield key, one.value
 
 
 def _disconnect(host: Host) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any, cast
+from collections.abc import Iterator
+from typing import IO, Any, Protocol, cast
 
 import gevent
 from paramiko import ChannelException, SSHException
@@ -15,8 +14,8 @@ from pyinfra.api import Host
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.transport import connection
-from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES
-from nodeready.transport.connector import SshConnector, error_text, transport_of
+from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Reply
+from nodeready.transport.connector import SshConnector, transport_of
 from nodeready.transport.dialogue import PIECE, SEND_S
 from nodeready.transport.local import Pipes, read_piece
 
@@ -31,15 +30,6 @@ class OutputTooLarge(Exception):
     def __init__(self, first: bytes) -> None:
         super().__init__("too much output")
         self.first = first[:40]
-
-
-@dataclass(frozen=True)
-class CommandOutput:
-    """A command's output. status: its exit status; None: a signal ended it, or nobody knows."""
-
-    status: int | None
-    stdout: str
-    stderr: str
 
 
 class _AnswerBuffer:
@@ -64,19 +54,50 @@ def max_received_bytes(max_bytes: int) -> int:
     return NOISE_BYTES + max_bytes + ANSWER_BYTES + (max_bytes >> 2)
 
 
-def decode_output(data: bytes | bytearray) -> str:
-    return data.decode("utf-8", "surrogateescape")
+class RunningCommand(Protocol):
+    """A command whose two outputs are read apart; its output ends with b""."""
+
+    def read_output(self) -> bytes: ...
+    def read_errors(self) -> bytes: ...
+    def send_input(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def status(self, errors: str) -> int:
+        """The exit status, negative for a signal. Raises EOFError when the connection ended."""
 
 
-def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
-    """Read standard error to its end, keeping its first bytes; False when it has no end."""
-    total = 0
-    while piece := read(PIECE):
-        total += len(piece)
-        if total > ANSWER_BYTES:
-            return False
-        buffer += piece[: ERROR_BYTES - len(buffer)]
-    return True
+def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+    """Wait for the command to end. Raises OutputTooLarge, and what its methods raise.
+
+    mark:      the bytes with which the answer begins, whatever stands before them
+    max_bytes: of the answer
+    """
+    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
+    flood: list[bytes] = []
+
+    def read_errors() -> None:
+        total = 0
+        while piece := command.read_errors():
+            total += len(piece)
+            if total > ANSWER_BYTES:
+                flood.append(bytes(errors[:200]))
+                command.close()
+                return
+            errors.extend(piece[: ERROR_BYTES - len(errors)])
+
+    # An ssh channel's outputs share one window: an unread one would stop the other.
+    helpers: list[Any] = [gevent.spawn(command.send_input, stdin), gevent.spawn(read_errors)]
+    try:
+        while piece := command.read_output():
+            buffer.add(piece)
+        helpers[1].join()
+        if flood:
+            raise OutputTooLarge(flood[0])
+        stderr = errors.decode("utf-8", "surrogateescape")
+        status = command.status(stderr)
+    finally:
+        gevent.killall(helpers, block=False)
+    stdout = buffer.data.decode("utf-8", "surrogateescape")
+    return Reply(stdout, stderr, rc=status if status >= 0 else None)
 
 
 @contextlib.contextmanager
@@ -97,7 +118,7 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
             except (ConnectError, SSHException, OSError, EOFError) as problem:
                 raise OSError(
                     "sshd refuses a second session (MaxSessions), and a second connection fails: "
-                    f"{error_text(problem)}"
+                    f"{connection.error_text(problem)}"
                 ) from None
             after.callback(client.close)
             channel = client.get_transport().open_session(timeout=limit_s)
@@ -105,54 +126,37 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
         yield channel
 
 
-def run_over_ssh(
-    host: Host,
-    command: str,
-    stdin: bytes,
-    mark: bytes = b"",
-    max_bytes: int = ANSWER_BYTES,
-) -> CommandOutput:
-    """Run a command over a node's connection of paramiko's; blocks until it has ended.
+class _ChannelCommand:
+    """A command over a channel of paramiko's."""
 
-    mark: the bytes with which the answer begins, whatever stands before them
-    max_bytes: of the answer
-
-    Raises TooMuchOutput, and what paramiko raises when the connection is lost.
-    """
-    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
-    helpers: list[Any] = []
-    endless: list[bytes] = []
-    with session(host) as channel:
+    def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
+        self._channel = channel
         connection.allow(channel.get_transport(), max_received_bytes(max_bytes))
+        channel.exec_command(command)
 
-        def stderr() -> None:
-            if not _read_errors(channel.recv_stderr, errors):
-                endless.append(bytes(errors[:200]))
-                channel.close()
+    def read_output(self) -> bytes:
+        return cast("bytes", self._channel.recv(PIECE))
 
-        def feed() -> None:
-            # A command that ends without reading its input is no failure.
-            with contextlib.suppress(OSError):
-                channel.sendall(stdin)
-                channel.shutdown_write()
+    def read_errors(self) -> bytes:
+        return cast("bytes", self._channel.recv_stderr(PIECE))
 
-        try:
-            channel.exec_command(command)
-            helpers.append(gevent.spawn(feed))
-            # Both streams share the channel's window: one that nobody reads would stop the other.
-            drain = gevent.spawn(stderr)
-            helpers.append(drain)
-            while piece := channel.recv(PIECE):
-                buffer.add(piece)
-            drain.join()
-            if endless:
-                raise OutputTooLarge(endless[0])
-            status = channel.recv_exit_status()
-        finally:
-            gevent.killall(helpers, block=False)
-    return CommandOutput(
-        status if status >= 0 else None, decode_output(buffer.data), decode_output(errors)
-    )
+    def send_input(self, data: bytes) -> None:
+        # A command that ends without reading its input is no failure.
+        with contextlib.suppress(OSError):
+            self._channel.sendall(data)
+            self._channel.shutdown_write()
+
+    def status(self, errors: str) -> int:
+        return cast("int", self._channel.recv_exit_status())
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+    """Run a command over a node's connection of paramiko's; see `reply_of`."""
+    with session(host) as channel:
+        return reply_of(_ChannelCommand(channel, command, max_bytes), stdin, mark, max_bytes)
 
 
 class MasterUnavailable(OSError):
@@ -166,7 +170,7 @@ _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection cl
 class MasterStream(Pipes):
     """A command over the connection of a master, by `ssh`, as a Stream.
 
-    apart: standard error has a pipe of its own
+    apart: standard error has its own pipe
     """
 
     def __init__(self, connector: SshConnector, command: str, *, apart: bool = False) -> None:
@@ -190,14 +194,20 @@ class MasterStream(Pipes):
             raise EOFError(why)
         return piece
 
-    def read_out(self) -> bytes:
-        """What the command printed; b"": its output has ended, whyever."""
+    def read_output(self) -> bytes:
         return super().read(None)
 
-    def read_err(self, _: int) -> bytes:
+    def read_errors(self) -> bytes:
         return read_piece(cast("IO[bytes]", self._process.stderr), None)
 
-    def status(self) -> int:
+    def send_input(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.write(data, None)
+        self.end_input()
+
+    def status(self, errors: str) -> int:
+        if reason := self.lost(errors):
+            raise EOFError(reason)
         return self._process.wait()
 
     def lost(self, said: str) -> str:
@@ -220,38 +230,13 @@ _SSH_FAILED = 255
 
 def run_over_master(
     connector: SshConnector, command: str, stdin: bytes, mark: bytes, max_bytes: int
-) -> CommandOutput:
-    """As `over_ssh`. Raises TooMuchOutput, EOFError when the master ends, _NoMaster."""
+) -> Reply:
+    """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
     stream = MasterStream(connector, command, apart=True)
-    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
-    endless: list[bytes] = []
-
-    def stderr() -> None:
-        if not _read_errors(stream.read_err, errors):
-            endless.append(bytes(errors[:200]))
-            stream.close()
-
-    def feed() -> None:
-        with contextlib.suppress(OSError):
-            stream.write(stdin, None)
-        stream.end_input()
-
-    helpers = [gevent.spawn(feed), gevent.spawn(stderr)]
     try:
-        while piece := stream.read_out():
-            buffer.add(piece)
-        helpers[1].join()
-        if endless:
-            raise OutputTooLarge(endless[0])
-        if why := stream.lost(decode_output(errors)):
-            raise EOFError(why)
-        status = stream.status()
+        return reply_of(stream, stdin, mark, max_bytes)
     finally:
-        gevent.killall(helpers, block=False)
         stream.close()
-    return CommandOutput(
-        status if status >= 0 else None, decode_output(buffer.data), decode_output(errors)
-    )
 
 
 class SshStream:

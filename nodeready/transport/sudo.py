@@ -1,11 +1,11 @@
-"""sudo on a node: a command as root, and the meaning of sudo's own words."""
+"""sudo on a node: a command as root, and what its answer means."""
 
 from __future__ import annotations
 
 import re
 
 from nodeready import shell
-from nodeready.transport.base import REFUSED, SUDO
+from nodeready.transport.base import REFUSED, SUDO, TIMED_OUT, TIMEOUT, Answer, Failure, Reply
 
 
 def with_sudo(command: str, password: str) -> str:
@@ -23,6 +23,21 @@ def with_sudo(command: str, password: str) -> str:
         'exec sudo -k -S -p "" -H "$@"'
     )
     return f"sh -c {shell.quote(line)} sh {command}"
+
+
+def as_root(command: shell.Command, password: str) -> shell.Command:
+    """The command as root; a password is the first line of its input."""
+    stdin = f"{password}\n{command.stdin}" if password else command.stdin
+    return shell.Command(with_sudo(command.line, password), stdin)
+
+
+def judge_reply(reply: Reply, limit_s: float, sudo: bool) -> Answer:
+    """The reply, or the failure that it is: ended by its limit, or (sudo) refused by sudo."""
+    kept = (reply.stdout, reply.stderr, reply.seconds)
+    if reply.rc in TIMED_OUT and reply.seconds >= limit_s:
+        return Failure(*kept, TIMEOUT, f"ended after {limit_s:.0f} s")
+    error, kind = sudo_error(reply.stderr) if sudo and reply.rc else ("", "")
+    return Failure(*kept, kind, error) if error else reply
 
 
 def sudo_error(stderr: str) -> tuple[str, str]:

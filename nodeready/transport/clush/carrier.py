@@ -11,26 +11,27 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from shutil import which
 from typing import TYPE_CHECKING, Any, cast
 
 import gevent
 import gevent.socket
-from gevent.queue import Empty, Queue
+from gevent.queue import Empty
 
 from nodeready import shell
 from nodeready.transport.base import NoWay, Request
 from nodeready.transport.clush.ways import (
     ClushPlan,
-    SshTarget,
     absolute,
     ssh_target,
     topology_file,
     without_own_keys,
 )
-from nodeready.transport.dialogue import Dialogue, Stream
+from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.processes import WorkerProcess, WorkerTransport
+from nodeready.transport.sudo import as_root
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
@@ -142,40 +143,24 @@ class Clush(WorkerTransport):
         names = tuple(nodes)
         super().use_password(password, names)
         for name in names:
-            self._way_of[name] = SshTarget(**{**self._way_of[name].__dict__, "password": password})
+            self._way_of[name] = replace(self._way_of[name], password=password)
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
         known = self._way_of[request.node]
-        _, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        first = f"{known.password}\n{stdin}" if known.sudo and known.password else stdin
-        return Dialogue(
-            lambda: cast("Stream", _Far(self, request)), first, request.mark, sudo=known.sudo
-        )
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[tuple[int, Queue[Any]]]:
-        """A number, and what the child says with it."""
-        with self._wait() as one:
-            yield one
-
-    def say(self, *frame: Any) -> None:
-        self._peers[0].send(*frame)
-
-    @property
-    def gone(self) -> str:
-        """Why the child answers no more; "": it does."""
-        return self._peers[0].gone
+        command = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        stdin = as_root(command, known.password).stdin if known.sudo else command.stdin
+        return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=known.sudo)
 
 
 class _Far:
     """A command that ClusterShell runs on one node, as a Stream."""
 
     def __init__(self, carrier: Clush, request: Request) -> None:
-        self._carrier = carrier
+        self._process = carrier.peer_of[request.node]
         self._open = contextlib.ExitStack()
-        self._number, self._frames = self._open.enter_context(carrier.heard())
-        carrier.say("open", self._number, request)
+        self._number, self._frames = self._open.enter_context(carrier.wait())
+        self._process.send("open", self._number, request)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
@@ -184,7 +169,7 @@ class _Far:
         except Empty:
             raise TimeoutError from None
         if what == "gone":
-            raise ValueError(self._carrier.gone or "no answer from the process that asks it")
+            raise ValueError(self._process.gone or "no answer from the process that asks it")
         if what == "over":
             if rest[1]:
                 raise ValueError(rest[1])
@@ -193,9 +178,9 @@ class _Far:
 
     def write(self, data: bytes, limit_s: float) -> None:
         """See Stream."""
-        self._carrier.say("line", self._number, data)
+        self._process.send("line", self._number, data)
 
     def close(self) -> None:
         """The command's input ends, and with that the command."""
-        self._carrier.say("close", self._number)
+        self._process.send("close", self._number)
         self._open.close()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ClusterShell import Communication
@@ -23,14 +24,12 @@ from nodeready import shell
 from nodeready.shell import quote
 from nodeready.text import sanitise
 from nodeready.transport.base import (
-    LATE,
-    LATE_WORDS,
     REFUSED,
-    UNREACHABLE,
     Answer,
     Failure,
     Key,
     Request,
+    late,
     mistake,
     node_of,
 )
@@ -192,7 +191,7 @@ class ClushProcess:
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:
-            self._ways[name] = SshTarget(**{**self._ways[name].__dict__, "password": password})
+            self._ways[name] = replace(self._ways[name], password=password)
 
     # Questions.
 
@@ -225,14 +224,14 @@ class ClushProcess:
         if one.to.refused:
             one.answer(Failure(kind=REFUSED, error=one.to.refused))
         elif deadline is not None and time.monotonic() > deadline:
-            one.answer(Failure(kind=LATE, error=LATE_WORDS))
+            one.answer(late())
         else:
             self._waiting.append(one)
 
     def _stop(self, call: int) -> None:
         """Nobody waits for these answers any more."""
         _, asks = self._calls.pop(call, (None, {}))
-        self._give_up(asks.values(), lambda one: Failure(kind=LATE, error=LATE_WORDS), False)
+        self._give_up(asks.values(), lambda one: late(), False)
 
     def _give_up(
         self, asks: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
@@ -261,7 +260,7 @@ class ClushProcess:
         for call, (deadline, asks) in list(self._calls.items()):
             left = [one for one in asks.values() if not one.over]
             if deadline is not None and now > deadline and left:
-                self._give_up(left, _late, True)
+                self._give_up(left, lambda one: late(one.began), True)
                 self._on_all(2, lambda: None)
             elif not asks:
                 del self._calls[call]
@@ -404,10 +403,6 @@ class ClushProcess:
             self._waiting.append(Question(request, self._ways[name], "nodeready:end", over(name)))
         self._go()
         self.later(limit_s, finish)
-
-
-def _late(one: Question) -> Failure:
-    return Failure(kind=LATE if one.began else UNREACHABLE, error=LATE_WORDS)
 
 
 def main(number: int) -> None:

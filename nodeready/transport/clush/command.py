@@ -6,7 +6,7 @@ import base64
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from ClusterShell.Event import EventHandler
@@ -25,8 +25,6 @@ from nodeready.transport.base import (
     OUTPUT,
     REFUSED,
     SUDO,
-    TIMED_OUT,
-    TIMEOUT,
     UNREACHABLE,
     Answer,
     Failure,
@@ -41,7 +39,7 @@ from nodeready.transport.clush.gateway_program import (
     bounded_read,
 )
 from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import as_root, judge_reply
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
@@ -70,17 +68,14 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
     return f"sh -c {quote(inner)}"
 
 
-def command(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]:
+def request_line(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]:
     """The line that runs a request on a node, without frames, and its input.
 
     The tag is in no process's command line but those on the node: not in that of an ssh, which
     runs on a machine that may be a node, too.
     """
-    line, stdin = shell.command(request.script, request.limit_s, tag, request.payload)
-    if to.sudo:
-        line = with_sudo(line, to.password)
-        if to.password:
-            stdin = f"{to.password}\n{stdin}"
+    command = shell.command(request.script, request.limit_s, tag, request.payload)
+    line, stdin = as_root(command, to.password) if to.sudo else command
     hidden = line.removesuffix(tag) + tag.replace(":", '":"')
     return hidden, stdin.encode("utf-8", "surrogateescape")
 
@@ -161,20 +156,15 @@ class NodeOutput:
         if len(data) > request.max_bytes:
             return self._too_much(data, seconds)
         text = data.decode("utf-8", "surrogateescape")
-        if self.status in TIMED_OUT and seconds >= request.limit_s:
-            error = f"ended after {request.limit_s} s"
-            return Failure(text, self.stderr, seconds, TIMEOUT, error)
-        if to.sudo and self.status:
-            error, kind = sudo_error(self.stderr)
-            if kind == SUDO and by:
-                error = (
-                    f"sudo wants a password, which goes through no gateway ({by}): "
-                    "allow NOPASSWD, or ask with --via ssh"
-                )
-                kind = REFUSED
-            if error:
-                return Failure(text, self.stderr, seconds, kind, error)
-        return Reply(text, self.stderr, seconds, self.status)
+        reply = Reply(text, self.stderr, seconds, self.status)
+        answer = judge_reply(reply, request.limit_s, to.sudo)
+        if isinstance(answer, Failure) and answer.kind == SUDO and by:
+            error = (
+                f"sudo wants a password, which goes through no gateway ({by}): "
+                "allow NOPASSWD, or ask with --via ssh"
+            )
+            return replace(answer, kind=REFUSED, error=error)
+        return answer
 
     def _too_much(self, data: bytes, seconds: float) -> Failure:
         first = data.lstrip(b"\n")[:40].decode("utf-8", "replace")
@@ -302,7 +292,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
         self.heard = {name: NodeOutput(nonce.encode()) for name in self.asks}
-        line, self.stdin = command(first.request, first.tag, first.to)
+        line, self.stdin = request_line(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
         for one in asks:
@@ -418,7 +408,7 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         self.request, self.user, self.by = request, to.user, ""
         self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
         self._closed = self._over = False
-        line, _ = command(request, engine.tag, to)
+        line, _ = request_line(request, engine.tag, to)
         begins = f"nodeready-{secrets.token_hex(8)} b"
         self._line = f"sh -c {quote(f'exec 2>&1; echo; echo {begins}; exec {line}')}"
 

@@ -90,7 +90,6 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
         import ClusterShell
         from ClusterShell import Gateway
         from ClusterShell.Propagation import RouteResolvingError
-        from ClusterShell.Worker.Exec import ExecClient
         from ClusterShell.Worker.Tree import TreeWorker
     except ImportError as problem:
         sys.stderr.write(f"nodeready: no ClusterShell for its {sys.executable} ({problem})\n")
@@ -107,6 +106,8 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # ClusterShell chooses the class of the gateway's ssh: there is no other place for the bounds.
+    from ClusterShell.Worker.Exec import ExecClient
+
     ExecClient._read = bounded_read(*bounds)
     invoked: Any = []
 

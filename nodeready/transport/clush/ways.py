@@ -8,7 +8,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ClusterShell import Topology
@@ -190,9 +190,7 @@ def without_own_keys(ways: Iterable[SshTarget]) -> list[SshTarget]:
     ways = list(ways)
     usual = Counter(one.key for one in ways).most_common(1)
     return [
-        one
-        if one.alone or one.key == usual[0][0]
-        else SshTarget(**{**one.__dict__, "alone": "a key of its own"})
+        one if one.alone or one.key == usual[0][0] else replace(one, alone="a key of its own")
         for one in ways
     ]
 

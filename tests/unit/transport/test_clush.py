@@ -15,7 +15,7 @@ import pytest
 from ClusterShell import Communication
 
 from nodeready.transport.base import Failure, Reply, Request
-from nodeready.transport.clush.command import NodeOutput, command, framed
+from nodeready.transport.clush.command import NodeOutput, framed, request_line
 from nodeready.transport.clush.gateway import decoded
 from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
 from nodeready.transport.clush.ways import SshTarget, ssh_target, translated, without_own_keys
@@ -48,7 +48,7 @@ def lines_of(out=(), error=()):
 def run(script, most=1000, login=("sh",)):
     """The answer of a node whose login shell runs the framed command."""
     request = Request("n1", script, 9, max_bytes=most)
-    line, text = command(request, "nodeready:abc", WAY)
+    line, text = request_line(request, "nodeready:abc", WAY)
     done = subprocess.run(
         [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
     )
@@ -83,7 +83,7 @@ def test_the_tag_is_in_no_command_line_but_the_commands_own():
         SshTarget("n1", "n1", sudo=True),
         SshTarget("n1", "n1", sudo=True, password="secret"),
     ):
-        line, stdin = command(Request("n1", "true", 9), "nodeready:abc", to)
+        line, stdin = request_line(Request("n1", "true", 9), "nodeready:abc", to)
         assert "nodeready:abc" not in framed(line, NONCE, 9)
         assert shlex.split(line)[-1] == "nodeready:abc"
         assert "secret" not in line
