@@ -1,8 +1,8 @@
 """A node's own last verdict: its form, and the directory into which the node writes it.
 
 The node writes its `Verdict` where its prolog reads it, into a directory that the nodes share, and
-as metrics for node_exporter (reports/monitoring.py). Whoever is root on a node decides what that
-node's verdict says. `audit/recorded.py` collects them.
+as metrics for node_exporter (reports/monitoring.py). Root on a node decides
+about that node's verdict. `audit/recorded.py` collects them.
 
 This module is the node's: the standard library, Python 3.9, and quick to import.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # --- The verdict: what the node writes.
 
 SCHEMA = "nodeready.verdict/1"
-#: The statuses that a verdict tells with their texts, the worst first; of the others the ids.
+#: Statuses whose results a verdict holds with their texts, the worst first; else the ids.
 LISTED = ("fail", "unknown", "warn", "waived")
 #: Characters of one text, and bytes of all results with their texts.
 _TEXT, _ROOM = 400, 40 << 10
@@ -40,14 +40,14 @@ LEFT_OUT = "(left out: the verdict is full)"
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
 _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner")
-#: No verdict was given before, or will be after (seconds since 1970).
+#: The latest time of a verdict that makes sense, in seconds since 1970.
 _LATEST_S = 1e11
 
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NodeVerdict:
     """Whether the node may get a job, and what its checks found.
 
     time:    when the node was judged, in seconds since 1970
@@ -56,7 +56,7 @@ class Verdict:
     node:    the node's own host name
     version: of the nodeready that judged; "": of one that wrote no results
     results: of LISTED, with the fields of a Result that are not empty
-    ok, na:  the ids of the other checks
+    ok, na:  the ids of the checks that passed, and of those that do not apply
     """
 
     time: float
@@ -76,37 +76,37 @@ class Verdict:
         return json.dumps(data) + "\n"
 
 
-def parse(text: bytes) -> Verdict | None:
+def parse(text: bytes) -> NodeVerdict | None:
     """The verdict that a file holds; None for a file of another schema."""
     try:
         data: Any = json.loads(text)
         if data.pop("schema") != SCHEMA:
             return None
-        found = Verdict(**data)
+        verdict = NodeVerdict(**data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    lists = (found.reasons, found.ok, found.na)
+    lists = (verdict.reasons, verdict.ok, verdict.na)
     sound = (
-        type(found.time) in (int, float)
-        and 0 <= found.time < _LATEST_S
+        type(verdict.time) in (int, float)
+        and 0 <= verdict.time < _LATEST_S
         and all(
             isinstance(text, str)
-            for text in (found.boot_id, found.policy_digest, found.node, found.version)
+            for text in (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
         )
-        and isinstance(found.go, bool)
-        and all(isinstance(one, (list, tuple)) for one in (*lists, found.results))
-        and all(isinstance(text, str) for one in lists for text in one)
-        and all(CHECK.fullmatch(check) for check in (*found.ok, *found.na))
-        and all(map(_sound, found.results))
+        and isinstance(verdict.go, bool)
+        and all(isinstance(values, (list, tuple)) for values in (*lists, verdict.results))
+        and all(isinstance(text, str) for values in lists for text in values)
+        and all(CHECK.fullmatch(check) for check in (*verdict.ok, *verdict.na))
+        and all(map(_sound, verdict.results))
         # A no-go says why.
-        and found.go is not bool(found.reasons)
+        and verdict.go is not bool(verdict.reasons)
     )
     if not sound:
         return None
     fields: dict[str, Any] = {}
     for key, value in data.items():
         fields[key] = tuple(value) if isinstance(value, list) else value
-    return Verdict(**fields)
+    return NodeVerdict(**fields)
 
 
 def _sound(row: Any) -> bool:
@@ -119,23 +119,23 @@ def _sound(row: Any) -> bool:
     )
 
 
-def told(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
+def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
     """The fields `results`, `ok` and `na` of a verdict, within their bounds; no status is lost."""
-    found: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
-    left = _ROOM
-    for result in sorted(results, key=lambda one: (*LISTED, "ok", "na").index(one.status)):
+    fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
+    remaining_bytes = _ROOM
+    for result in sorted(results, key=lambda result_: (*LISTED, "ok", "na").index(result_.status)):
         if result.status not in LISTED:
-            found[result.status].append(result.check)
+            fields[result.status].append(result.check)
             continue
         row = {key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))}
         size = len(json.dumps(row))
-        if size > left:
+        if size > remaining_bytes:
             row = {key: row[key] for key in ("check", "status", "owner") if key in row}
             row["actual"] = LEFT_OUT
         else:
-            left -= size
-        found["results"].append(row)
-    return {key: tuple(values) for key, values in found.items()}
+            remaining_bytes -= size
+        fields["results"].append(row)
+    return {key: tuple(values) for key, values in fields.items()}
 
 
 # --- Work that may hang for ever, because a file server is gone.
@@ -167,7 +167,7 @@ def gather(
     source: str,
     keep: Iterable[int] | None = (),
 ) -> Iterator[Any]:
-    """What these works send, each in a fork of its own (`runtime.ForkedWorker`), as it comes.
+    """What these works send, each from its own fork (`runtime.ForkedWorker`).
 
     source: what we wait for, in the error
     keep:   descriptors that they hold open; None: all
@@ -208,7 +208,7 @@ def _close(number: int) -> None:
 
 # --- Its file in a directory that the nodes share: DIRECTORY/NODE.json.
 
-#: Bytes of a file of a verdict; `told` stays below it.
+#: Bytes of a verdict's file; `listed_fields` stays below.
 MAX_BYTES = 64 << 10
 #: Seconds that a node waits for its file server.
 WRITE_S = 10.0
@@ -216,8 +216,8 @@ WRITE_S = 10.0
 LOCK = "/run/nodeready"
 
 
-def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
-    """Write the verdict into the directory, within WRITE_S, whatever hangs.
+def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
+    """Write the verdict into the directory, within WRITE_S even if the file server hangs.
 
     max_age_s: a verdict of another machine that is older than that is replaced
     Raises SourceError, one line, and OSError.
@@ -231,10 +231,10 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
     path = Path(directory, f"{verdict.node}.json")
 
     def write(send: Send) -> None:
-        there = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
-        if there is not None:
+        other = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
+        if other is not None:
             raise SourceError(
-                f"{path}: another machine wrote it {span(max(0.0, verdict.time - there.time))} "
+                f"{path}: another machine wrote it {span(max(0.0, verdict.time - other.time))} "
                 "ago: two have this host name"
             )
         write_atomically(path, [verdict.text()], 0o644, keep_mode=False)
@@ -255,7 +255,9 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
         _close(lock)
 
 
-def twin(path: Path, verdict: Verdict, max_age_s: float, uptime_s: float) -> Verdict | None:
+def twin(
+    path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
+) -> NodeVerdict | None:
     """What another machine of the same host name has lately written there.
 
     Since our boot, our own verdicts have our boot's id.
@@ -267,11 +269,11 @@ def twin(path: Path, verdict: Verdict, max_age_s: float, uptime_s: float) -> Ver
         return None
     finally:
         _close(at)
-    there = parse(text)
-    if there is None or there.boot_id == verdict.boot_id:
+    other = parse(text)
+    if other is None or other.boot_id == verdict.boot_id:
         return None
-    age = verdict.time - there.time
-    return there if abs(age) <= max_age_s and age < uptime_s else None
+    age = verdict.time - other.time
+    return other if abs(age) <= max_age_s and age < uptime_s else None
 
 
 def content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[str, bytes]:
@@ -293,8 +295,8 @@ def content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[s
         _close(place)
     try:
         text = bytearray()
-        while len(text) <= MAX_BYTES and (more := os.read(handle, MAX_BYTES + 1 - len(text))):
-            text += more
+        while len(text) <= MAX_BYTES and (piece_ := os.read(handle, MAX_BYTES + 1 - len(text))):
+            text += piece_
     finally:
         _close(handle)
     return ("larger than a verdict", b"") if len(text) > MAX_BYTES else ("", bytes(text))

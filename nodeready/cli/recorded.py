@@ -14,11 +14,11 @@ from nodeready.audit.fleet import distinguishing_groups
 from nodeready.audit.recorded import (
     NO_TEXT,
     OF_VERDICTS,
-    Asked,
+    RecordedQuestion,
     Source,
+    assign_to_nodes,
     collect,
     reports,
-    sorted_out,
     source,
 )
 from nodeready.audit.verdict import SourceError
@@ -114,13 +114,13 @@ def recorded_audit(
     for name, endpoint_ in endpoints.items():
         if endpoint_.local:
             endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
-    question = Asked(policies, own, selection, everything=not part, version=__version__)
+    question = RecordedQuestion(policies, own, selection, everything=not part, version=__version__)
     names, total = Names(endpoints), len(loaded)
     try:
         recorded_verdicts, partial = collect(place, names, len(policies), limit_s)
     except SourceError as problem:
         raise click.ClickException(str(problem)) from None
-    verdicts, strangers = sorted_out(recorded_verdicts, names)
+    verdicts, strangers = assign_to_nodes(recorded_verdicts, names)
     moment = time.time()
     reports_, about = reports(
         verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment

@@ -234,7 +234,9 @@ def select_targets(
 
         names = {host.name for host in hosts}
         unselected = [host for host in loaded if host.name not in names]
-        transport = Clush(hosts, config, others=unselected, topology=options.topology, tell=tell)
+        transport = Clush(
+            hosts, config, further_hosts=unselected, topology=options.topology, tell=tell
+        )
     else:
         from nodeready.transport.ssh import Fleet, ShardedSsh
 

@@ -67,7 +67,7 @@ class _Run:
         for name, one in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             asked = question(name, self.declared[name], CHANGED)
-            self._judge_and_keep(context, name, one.snapshot or asked.nothing(one.error))
+            self._judge_and_keep(context, name, one.snapshot or asked.all_unknown(one.error))
         self.context = context
         return context
 

@@ -355,7 +355,7 @@ class _Run:
             if seen is not None:
                 self.listening[name] = seen
 
-        self.channels.each(start, self.nodes)
+        self.channels.for_each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
         known = mesh.known_owners(self.given, self.carrier.met())
         self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known)
@@ -399,7 +399,7 @@ class _Run:
             self.seen.add(source, target, asked, seen)
 
         here = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
-        channels.each(one, here)
+        channels.for_each(one, here)
         for name in channels.lost:
             self.seen.drop(name)
         self.seen.cut()

@@ -231,7 +231,7 @@ class _Nodes:
 
         def start(name: str) -> None:
             # It comes up while other nodes are still looked at.
-            job = gevent.spawn(self.channels.each, self._start, [name])
+            job = gevent.spawn(self.channels.for_each, self._start, [name])
             self._starting[name] = time.monotonic(), job
 
         self._look(self.task.policies, self.before, start)
@@ -549,7 +549,7 @@ class _Run:
             if channel is not None:
                 channel.send_line(orders.line(End(number)))
 
-        self.channels.each(end, names)
+        self.channels.for_each(end, names)
 
     def _answers(
         self, asked: _Asked, together: _Round, done: Callable[[str], object]

@@ -1,13 +1,13 @@
-"""Nodes that processes of ours ask, each its share of them: the parent's end, and the child's.
+"""Child processes that ask a share of the nodes each: the parent's end, and the child's.
 
-One process has one core: a login costs some milliseconds of it, so that thousands of nodes are
-shared between as many processes as there are cores. Another engine's own loop runs in a process
-of its own, too. Conversations and their answers stay in the parent; requests go to the child, and
-answers come back. The two speak in frames over a socket: a length and a pickle. Both ends are ours
-and of one run; what nodes say is text in them.
+A login costs some milliseconds of a core, so that thousands of nodes are shared between as many
+processes as there are cores. ClusterShell's event loop runs in a child, too. Conversations and
+their answers stay in the parent; requests go to the child, and answers come back. The two speak in
+frames over a socket: a length and a pickle. Both ends belong to one run; the output of nodes is
+text in the frames.
 
-A child ends with the parent's end of the socket, whatever became of the parent, and ends before
-that what it has running on the nodes.
+A child ends when the parent's end of the socket closes, and first ends its processes on the
+nodes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _GRACE_S = 3.0
 
 
 class Frames:
-    """Frames over a socket, whole, one after the other.
+    """Whole frames over a socket.
 
     lock: keeps the frames of several senders apart; None: gevent's
     """
@@ -71,13 +71,13 @@ class Frames:
         self._sock, self._sending = sock, lock or BoundedSemaphore()
 
     def send(self, *frame: Any) -> None:
-        """Raises OSError when nobody is at the other end."""
+        """Raises OSError when the peer is gone."""
         data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
         with self._sending:
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> tuple[Any, ...] | None:
-        """The next frame; None: the other end is gone."""
+        """The next frame; None: the peer is gone."""
         head = self._take(_LENGTH.size)
         if head is None:
             return None
@@ -99,13 +99,13 @@ class Frames:
         return bytes(data)
 
     def close(self) -> None:
-        """Nobody waits at this socket any more, neither here nor at the other end."""
+        """End every wait at this socket, here and at the peer."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self.forget()
 
     def forget(self) -> None:
-        """This process has no use for the socket; another that has it goes on with it."""
+        """Close the socket in this process alone; another process may still use it."""
         self._sock.close()
 
 
@@ -116,18 +116,18 @@ class WorkerProcess:
     """A child and the way to it.
 
     nodes: that it asks
-    pid:   of the child, which is nobody else's
+    pid:   of the child
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
         self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
         #: Why it answers no more; "": it does.
         self.gone = ""
-        #: What we ended it for, as it is said of it; "": we did not.
+        #: Why we ended it; "": we did not.
         self.fault = ""
 
     def send(self, *frame: Any) -> None:
-        """A child that is gone is told nothing: who waits for it learns that by its frame."""
+        """Send a frame; a child that is gone gets none, and its waiters get the frame "gone"."""
         with contextlib.suppress(OSError):
             self.frames.send(*frame)
 
@@ -157,7 +157,7 @@ class WorkerTransport(Carrier):
     what: the word for a child in the words of a failure
     """
 
-    what = "the process that asked it"
+    child_name = "the process that asked it"
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         super().__init__(nodes, run)
@@ -193,16 +193,16 @@ class WorkerTransport(Carrier):
 
     def _read(self, peer: WorkerProcess) -> None:
         """Hand on what the child says, until it ends."""
-        why = ""
+        reason = ""
         while (frame := peer.frames.receive()) is not None:
             waits = self._waiting.get(frame[1])
             if frame[0] == "mistake":
-                why = frame[2]
+                reason = frame[2]
             elif frame[0] == "note":
                 self.note(frame[2])
             elif waits is not None:
                 waits.put((peer, *frame))
-        peer.gone = why or f"{self.what} {peer.ended()}"
+        peer.gone = reason or f"{self.child_name} {peer.ended()}"
         for waits in list(self._waiting.values()):
             waits.put((peer, "gone"))
 
@@ -226,18 +226,22 @@ class WorkerTransport(Carrier):
             try:
                 yield from self._begin(call, exchanges, deadline)
                 while exchanges:
-                    left = None if deadline is None else deadline + _GRACE_S - time.monotonic()
-                    peer, what, *rest = frames.get(timeout=None if left is None else max(0, left))
-                    if what == "gone":
+                    remaining_s = (
+                        None if deadline is None else deadline + _GRACE_S - time.monotonic()
+                    )
+                    peer, kind, *details = frames.get(
+                        timeout=None if remaining_s is None else max(0, remaining_s)
+                    )
+                    if kind == "gone":
                         yield from self._gone(peer, exchanges)
                         continue
-                    _, key, answer = rest
-                    one = exchanges.get(key)
-                    if one is None:
+                    _, key, answer = details
+                    exchange = exchanges.get(key)
+                    if exchange is None:
                         continue
-                    one.answer(answer)
-                    peer.send("next", call, key, None if one.over else one.request)
-                    if one.over:
+                    exchange.answer(answer)
+                    peer.send("next", call, key, None if exchange.over else exchange.request)
+                    if exchange.over:
                         yield key, exchanges.pop(key).value
             except Empty:
                 # The children have the same deadline, and are late themselves.
@@ -262,15 +266,15 @@ class WorkerTransport(Carrier):
         self, call: int, exchanges: dict[Key, Exchange[Found]], deadline: float | None
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Put every conversation's first question; yields those that have none."""
-        asked: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
-        for key, one in list(exchanges.items()):
-            one.begin()
-            if one.over:
+        first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
+        for key, exchange in list(exchanges.items()):
+            exchange.begin()
+            if exchange.over:
                 yield key, exchanges.pop(key).value
                 continue
             peer = self.peer_of[node_of(key)]
-            asked.setdefault(peer, []).append((key, cast("Request", one.request)))
-        for peer, pairs in asked.items():
+            first_requests.setdefault(peer, []).append((key, cast("Request", exchange.request)))
+        for peer, pairs in first_requests.items():
             peer.send("converse", call, deadline, pairs)
         for peer in self._peers:
             if peer.gone:
@@ -296,27 +300,27 @@ class WorkerTransport(Carrier):
             until = time.monotonic() + limit_s
             while not peer.gone:
                 try:
-                    who, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
+                    sender, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
                 except Empty:
                     break
-                if who is peer:
+                if sender is peer:
                     return None if frame[0] == "gone" else frame[2]
         return None
 
-    def _each(self, *words: Any, limit_s: float) -> list[Any]:
+    def _ask_all(self, *words: Any, limit_s: float) -> list[Any]:
         """What all children answer to this, at once."""
-        jobs = [gevent.spawn(self.question, one, *words, limit_s=limit_s) for one in self._peers]
+        jobs = [gevent.spawn(self.question, peer, *words, limit_s=limit_s) for peer in self._peers]
         gevent.joinall(jobs, timeout=limit_s)
         return [job.value for job in jobs if job.value is not None]
 
     def end(self, limit_s: float = 5) -> None:
-        self._each("end", limit_s, limit_s=limit_s + _GRACE_S)
+        self._ask_all("end", limit_s, limit_s=limit_s + _GRACE_S)
 
     def met(self) -> Mapping[str, Met]:
-        found: dict[str, Met] = {}
-        for seen in self._each("met", limit_s=_GRACE_S):
-            found.update(seen)
-        return found
+        peers: dict[str, Met] = {}
+        for peers_seen in self._ask_all("met", limit_s=_GRACE_S):
+            peers.update(peers_seen)
+        return peers
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         of: dict[WorkerProcess, list[str]] = {}
@@ -342,13 +346,13 @@ class _RemoteChannel(Channel):
         if self.error:
             return None
         # The child waits for so long, and may still have to connect.
-        said = self._carrier.question(
+        reply = self._carrier.question(
             self._peer, "read", self._name, limit_s, limit_s=limit_s + 60
         )
-        if said is None:
+        if reply is None:
             self.error = self._peer.gone or "no answer from the process that asks it"
             return None
-        line, self.error = said
+        line, self.error = reply
         return cast("str | None", line)
 
     def close(self) -> None:
@@ -370,27 +374,27 @@ def _reap(pid: int, until: float) -> None:
         until = time.monotonic() + 1
 
 
-# --- The child's end, of a carrier that works under gevent.
+# --- The child's end, of a transport that works under gevent.
 
 
-def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProcess:
-    """A child that is a copy of this process, in a session of its own, and asks these nodes.
+def fork_worker(nodes: Sequence[str], make_carrier: Callable[[], Carrier]) -> WorkerProcess:
+    """A child that is a copy of this process, in a new session, and asks these nodes.
 
     made: makes the child's carrier, in the child
     """
-    ours, theirs = gevent.socket.socketpair()
+    parent_end, child_end = gevent.socket.socketpair()
     pid = gevent.os.fork_gevent()
     if pid:
-        theirs.close()
-        return WorkerProcess(nodes, ours, pid)
-    status, frames = 1, Frames(theirs)
+        child_end.close()
+        return WorkerProcess(nodes, parent_end, pid)
+    status, frames = 1, Frames(child_end)
     try:
         # Ctrl-C is for the parent, which tells us.
         os.setsid()
         handle_signals(signal.SIG_IGN)
-        ours.close()
+        parent_end.close()
         close_inherited()
-        with made() as carrier:
+        with make_carrier() as carrier:
             _WorkerServer(carrier, frames).serve()
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
@@ -433,18 +437,18 @@ class _WorkerServer:
     def _converse(
         self, call: int, deadline: float | None, pairs: Sequence[tuple[Key, Request]]
     ) -> None:
-        mine = {key: self._hold(call, key, request) for key, request in pairs}
-        self._questions.update({(call, key): Queue() for key in mine})
+        conversations = {key: self._hold(call, key, request) for key, request in pairs}
+        self._questions.update({(call, key): Queue() for key in conversations})
 
         def hold() -> None:
             # The interrupt comes once, and what runs on the nodes is being ended when it is over.
             with contextlib.suppress(KeyboardInterrupt):
-                for _ in self._carrier.converse(mine, deadline):
+                for _ in self._carrier.converse(conversations, deadline):
                     pass
 
         def over(_: object) -> None:
             del self._calls[call]
-            for key in mine:
+            for key in conversations:
                 del self._questions[call, key]
 
         self._calls[call] = gevent.spawn(hold)
@@ -461,8 +465,8 @@ class _WorkerServer:
             request = self._questions[call, key].get()
 
     def _next(self, call: int, key: Key, request: Request | None) -> None:
-        if asked := self._questions.get((call, key)):
-            asked.put(request)
+        if questions := self._questions.get((call, key)):
+            questions.put(request)
 
     def _stop(self, call: int) -> None:
         if call not in self._stopped and (going := self._calls.get(call)):

@@ -39,8 +39,8 @@ class _AnswerBuffer:
         self.data, self.mark, self.max_bytes = bytearray(), mark, max_bytes
         self.limit = min(NOISE_BYTES, max_bytes) if mark else max_bytes
 
-    def add(self, piece: bytes) -> None:
-        self.data += piece
+    def add(self, data: bytes) -> None:
+        self.data += data
         if len(self.data) <= self.limit:
             return
         if self.limit < self.max_bytes and self.mark in self.data:
@@ -68,7 +68,7 @@ class RunningCommand(Protocol):
 def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
     """Wait for the command to end. Raises OutputTooLarge, and what its methods raise.
 
-    mark:      the bytes with which the answer begins, whatever stands before them
+    mark:      the bytes with which the answer begins
     max_bytes: of the answer
     """
     buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
@@ -76,19 +76,19 @@ def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int)
 
     def read_errors() -> None:
         total = 0
-        while piece := command.read_errors():
-            total += len(piece)
+        while data := command.read_errors():
+            total += len(data)
             if total > ANSWER_BYTES:
                 flood.append(bytes(errors[:200]))
                 command.close()
                 return
-            errors.extend(piece[: ERROR_BYTES - len(errors)])
+            errors.extend(data[: ERROR_BYTES - len(errors)])
 
-    # An ssh channel's outputs share one window: an unread one would stop the other.
+    # An ssh channel's outputs share one window: an unread one would block both.
     helpers: list[Any] = [gevent.spawn(command.send_input, stdin), gevent.spawn(read_errors)]
     try:
-        while piece := command.read_output():
-            buffer.add(piece)
+        while data := command.read_output():
+            buffer.add(data)
         helpers[1].join()
         if flood:
             raise OutputTooLarge(flood[0])
@@ -163,7 +163,7 @@ class MasterUnavailable(OSError):
     """The master does not take the command, which has not begun."""
 
 
-#: What ssh says when it cannot use the master's connection, and may make none of its own.
+#: What ssh prints when it cannot use the master's connection, and must not connect itself.
 _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
 
 
@@ -173,15 +173,17 @@ class MasterStream(Pipes):
     apart: standard error has its own pipe
     """
 
-    def __init__(self, connector: SshConnector, command: str, *, apart: bool = False) -> None:
-        settings = connector.ways.settings(connector.login())
+    def __init__(
+        self, connector: SshConnector, command: str, *, separate_errors: bool = False
+    ) -> None:
+        settings = connector.ssh_logins.settings(connector.login())
         self._master = connector.master
         super().__init__(
             subprocess.Popen(
                 [*connection.by_socket(settings, self._master), "--", settings.name, command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+                stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
                 start_new_session=True,
                 cwd="/",
             )
@@ -189,10 +191,10 @@ class MasterStream(Pipes):
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream."""
-        piece = super().read(limit_s)
-        if not piece and (why := self.lost("")):
-            raise EOFError(why)
-        return piece
+        data = super().read(limit_s)
+        if not data and (reason := self.lost("")):
+            raise EOFError(reason)
+        return data
 
     def read_output(self) -> bytes:
         return super().read(None)
@@ -210,12 +212,12 @@ class MasterStream(Pipes):
             raise EOFError(reason)
         return self._process.wait()
 
-    def lost(self, said: str) -> str:
+    def lost(self, errors: str) -> str:
         """Why ssh itself ended; "" when its command did."""
         if self._process.wait() != _SSH_FAILED:
             return ""
-        if _NOT_BEGUN.search(said):
-            raise MasterUnavailable(said.strip().splitlines()[-1])
+        if _NOT_BEGUN.search(errors):
+            raise MasterUnavailable(errors.strip().splitlines()[-1])
         return "" if connection.answers(self._master) else "the master of ssh has ended"
 
     def close(self) -> None:
@@ -232,7 +234,7 @@ def run_over_master(
     connector: SshConnector, command: str, stdin: bytes, mark: bytes, max_bytes: int
 ) -> Reply:
     """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
-    stream = MasterStream(connector, command, apart=True)
+    stream = MasterStream(connector, command, separate_errors=True)
     try:
         return reply_of(stream, stdin, mark, max_bytes)
     finally:
@@ -246,7 +248,7 @@ class SshStream:
         with _as_connection_lost(), contextlib.ExitStack() as after:
             self.channel = after.enter_context(session(host, SEND_S))
             connection.allow(self.channel.get_transport(), max_received_bytes(ANSWER_BYTES))
-            # One stream: two would share a window, and an unread one would stop the other.
+            # Both outputs in one stream: an unread one of two would fill the window they share.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)
             self.channel.exec_command(command)

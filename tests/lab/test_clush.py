@@ -87,7 +87,7 @@ class Cluster:
         config.SUDO = sudo
         chosen = [host for host in hosts if names is None or host.name in names]
         topology = str(self.directory / "topology.conf")
-        return Clush(chosen, config, others=hosts, topology=topology, tell=self.told.append)
+        return Clush(chosen, config, further_hosts=hosts, topology=topology, tell=self.told.append)
 
     def sources(self, carrier: Carrier) -> dict[str, str]:
         """Node -> the address that asks it."""

@@ -20,7 +20,7 @@ import pytest
 
 from nodeready.node.proofs import mesh
 from nodeready.node.proofs.mesh import Listeners
-from nodeready.node.runtime import Supervisor, status
+from nodeready.node.runtime import ProcessSupervisor, status
 from nodeready.node.smoke import engines, ring
 from nodeready.node.smoke.orders import RING, TORCH, Collective, Config, Engine, Peer, Rank
 from tests.cases import cases
@@ -81,7 +81,7 @@ class TorchNode:
     """A node's engines over real torch, and where the faults lie."""
 
     def __init__(
-        self, path: Path, supervisor: Supervisor, listeners: ring.Listeners | None = None
+        self, path: Path, supervisor: ProcessSupervisor, listeners: ring.Listeners | None = None
     ) -> None:
         self.file, self.mark = path / "fault.py", path / "fault.py.here"
         (path / "sitecustomize.py").write_text(SITE)
@@ -121,15 +121,17 @@ class TorchNode:
 
 
 @pytest.fixture(scope="module")
-def supervisor() -> Iterator[Supervisor]:
+def supervisor() -> Iterator[ProcessSupervisor]:
     if not pythons.found():
         pythons.needed()
-    with Supervisor("nodeready:test", 900) as supervisor:
+    with ProcessSupervisor("nodeready:test", 900) as supervisor:
         yield supervisor
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> Iterator[TorchNode]:
+def node(
+    tmp_path_factory: pytest.TempPathFactory, supervisor: ProcessSupervisor
+) -> Iterator[TorchNode]:
     node = TorchNode(tmp_path_factory.mktemp("site"), supervisor)
     yield node
     node.engines.close()

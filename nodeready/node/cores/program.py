@@ -27,7 +27,7 @@ from nodeready.node import users_file
 from nodeready.node.cores import core_pattern, gdb
 from nodeready.node.cores.core_file import NoCore, Reader, program_problem
 from nodeready.node.cores.core_pattern import Directory, Name, Place, printable
-from nodeready.node.runtime import ForkedWorker, Send, Supervisor
+from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -135,13 +135,13 @@ def main(config: Config) -> None:
         found = listing(config.patterns, config.since_s)
         print(wire.line(config.nonce, "listing", found), flush=True)
         return
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
     with supervisor:
         _read_all(supervisor, config)
 
 
-def _read_all(supervisor: Supervisor, config: Config) -> None:
+def _read_all(supervisor: ProcessSupervisor, config: Config) -> None:
     read = left = unknown = 0
     for number, wanted in enumerate(config.wanted):
         if read == config.most:
@@ -157,7 +157,7 @@ def _read_all(supervisor: Supervisor, config: Config) -> None:
 
 
 def _read(
-    supervisor: Supervisor, config: Config, number: int, wanted: tuple[str, int, int, int]
+    supervisor: ProcessSupervisor, config: Config, number: int, wanted: tuple[str, int, int, int]
 ) -> Core:
     """One core, whatever is wrong with it."""
     began, core = time.monotonic(), Core(number)
@@ -189,7 +189,7 @@ class _Reading:
     but gdb, with those rights.
     """
 
-    def __init__(self, supervisor: Supervisor, wanted: tuple[str, int, int, int]) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, wanted: tuple[str, int, int, int]) -> None:
         self.file = -1
         self.uid = 0
         self.size, self.modified_ns = wanted[3], wanted[2]
@@ -351,7 +351,7 @@ def _with_notes(seen: Core, core: Reader, owner: int) -> Core:
     )
 
 
-def _with_backtrace(supervisor: Supervisor, seen: Core, reading: _Reading) -> Core:
+def _with_backtrace(supervisor: ProcessSupervisor, seen: Core, reading: _Reading) -> Core:
     """The answer with gdb's backtrace, or with the reason why there is none."""
     cut_off = ""
     if seen.whole_bytes is None or reading.size < seen.whole_bytes:

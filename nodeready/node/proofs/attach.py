@@ -19,8 +19,8 @@ from nodeready.node.runtime import (
     FRAME,
     Ended,
     OutputHandler,
+    ProcessSupervisor,
     Status,
-    Supervisor,
     responds,
     roots_alone,
     status,
@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
 
 
 def attempt(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
     limit_s: int,
@@ -163,11 +163,11 @@ def _wrong(ended: Ended) -> str:
     return "" if FRAME in frames else "its stacks lack the target's function"
 
 
-def _dump(supervisor: Supervisor, config: Config, mode: str, pid: int) -> list[str]:
+def _dump(supervisor: ProcessSupervisor, config: Config, mode: str, pid: int) -> list[str]:
     return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
 
 
-def prove(supervisor: Supervisor, config: Config) -> Attach:
+def prove(supervisor: ProcessSupervisor, config: Config) -> Attach:
     """The three modes one after the other: two blocking dumps of one process collide."""
     found: dict[str, Attempt] = {}
     if not _py_spy(config):
@@ -192,7 +192,7 @@ def prove(supervisor: Supervisor, config: Config) -> Attach:
     return Attach(guards(), "", *map(found.get, _LIMITS_S))
 
 
-def control(supervisor: Supervisor, config: Config, uid: int | None = None) -> Control:
+def control(supervisor: ProcessSupervisor, config: Config, uid: int | None = None) -> Control:
     """As root, on a canary of this user; None: of root."""
     if not _py_spy(config):
         return Control(guards(), "", Attempt(""))
@@ -228,7 +228,7 @@ def _no_calls(ended: Ended) -> str:
     return complaint(ended)
 
 
-def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
+def _gdb(supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
     # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
     if status(canary.pid).state == "D":
         return None
@@ -237,7 +237,7 @@ def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | N
     return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
 
 
-def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
+def _strace(supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]) -> Attempt | None:
     text = bytearray()
     told: list[bytes] = []
 
@@ -256,9 +256,9 @@ def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Attempt 
 
 
 def _try(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     tool: str,
-    on: Callable[[Supervisor, subprocess.Popen[bytes]], Attempt | None],
+    on: Callable[[ProcessSupervisor, subprocess.Popen[bytes]], Attempt | None],
 ) -> Attempt | None:
     """A tool on a canary of its own. Raises OSError when none comes up."""
     if not shutil.which(tool):
@@ -272,7 +272,7 @@ def _try(
         supervisor.stop(canary)
 
 
-def prove_tracers(supervisor: Supervisor, config: Config) -> Tracers:
+def prove_tracers(supervisor: ProcessSupervisor, config: Config) -> Tracers:
     """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
     gdb = None
     try:

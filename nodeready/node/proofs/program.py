@@ -22,11 +22,11 @@ from typing import Any
 from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
-from nodeready.node.runtime import Supervisor, hold_streams, mistake
+from nodeready.node.runtime import ProcessSupervisor, hold_streams, mistake
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import BY_WAYS, OTHER_WAYS, Config, User, Way
 
-_PROVE: dict[str, Callable[[Supervisor, Config], Any]] = {
+_PROVE: dict[str, Callable[[ProcessSupervisor, Config], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
@@ -61,7 +61,9 @@ def _beside(config: Config, name: str, look: Callable[[], Any]) -> threading.Thr
     return thread
 
 
-def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[[], Any]]) -> None:
+def _proofs(
+    supervisor: ProcessSupervisor, config: Config, more: Mapping[str, Callable[[], Any]]
+) -> None:
     """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
     looks = {**more} | {name: partial(_PROVE[name], supervisor, config) for name in config.wanted}
     for thread in [_beside(config, name, look) for name, look in looks.items()]:
@@ -69,7 +71,7 @@ def _proofs(supervisor: Supervisor, config: Config, more: Mapping[str, Callable[
         thread.join(supervisor.left_s + 0.5)
 
 
-def _end_with_parent(supervisor: Supervisor) -> None:
+def _end_with_parent(supervisor: ProcessSupervisor) -> None:
     """End everything when whoever started us is gone: our standard input is a pipe of theirs."""
 
     def watch() -> None:
@@ -84,7 +86,7 @@ def _end_with_parent(supervisor: Supervisor) -> None:
 def main(config: Config, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
     hold_streams()
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:
         # From here on nothing is printed: a killed tool's last words are no observation. The lock
@@ -108,7 +110,7 @@ def main(config: Config, *, inside: bool = False) -> None:
 
 
 def _here(
-    supervisor: Supervisor, config: Config, *, control: bool = False, inside: bool = False
+    supervisor: ProcessSupervisor, config: Config, *, control: bool = False, inside: bool = False
 ) -> None:
     """The proofs in this session.
 
@@ -139,7 +141,7 @@ def _by_ways(config: Config) -> bool:
     return not {*BY_WAYS}.isdisjoint(config.wanted)
 
 
-def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[], Any]]:
+def _other_ways(supervisor: ProcessSupervisor, config: Config) -> dict[str, Callable[[], Any]]:
     """The other ways in from this session, which is one of them itself."""
     ways: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
@@ -155,7 +157,7 @@ def _other_ways(supervisor: Supervisor, config: Config) -> dict[str, Callable[[]
     return ways
 
 
-def _as_user(supervisor: Supervisor, config: Config) -> None:
+def _as_user(supervisor: ProcessSupervisor, config: Config) -> None:
     """The user's session, and root's control beside it."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid

@@ -15,7 +15,7 @@ import stat
 import tempfile
 
 from nodeready.node.proofs.session import name_of
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.subjects.proof.facts import SHM, Config, DeviceNode, Place, Resources
 
 #: The files that CUDA, ROCm, NCCL and MPI open.
@@ -27,7 +27,7 @@ _DEVICES = (
 _BYTES = 1 << 20
 
 
-def prove(supervisor: Supervisor, config: Config) -> Resources:
+def prove(supervisor: ProcessSupervisor, config: Config) -> Resources:
     """Write to the directories, map what was written, and ask for the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
     places = dict.fromkeys(("/tmp", SHM, home))

@@ -27,7 +27,7 @@ from typing import Any
 
 from nodeready.node import payload
 from nodeready.node.proofs.attach import first_number
-from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
+from nodeready.node.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.shell import quote
 from nodeready.subjects import wire
 from nodeready.subjects.base import PAM_DIRECTORIES
@@ -136,7 +136,7 @@ def _ceiling() -> tuple[int, ...]:
         return ()
 
 
-def prove(supervisor: Supervisor, config: Config) -> SessionLimits:
+def prove(supervisor: ProcessSupervisor, config: Config) -> SessionLimits:
     """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
@@ -182,7 +182,7 @@ _OF_SSHD = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 102
 
 
 def run(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     user: str,
     made: Callable[[int], tuple[str, str]],
     line: Callable[[str], None],
@@ -348,7 +348,7 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: Supervisor, config: Config) -> Way:
+def by_ssh(supervisor: ProcessSupervisor, config: Config) -> Way:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
     The user's key may not open it: then nothing is proved that way, and the reason is told
@@ -366,7 +366,7 @@ def by_ssh(supervisor: Supervisor, config: Config) -> Way:
     return way
 
 
-def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
+def _by_ssh(supervisor: ProcessSupervisor, config: Config, host: str) -> Way:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _Rows(config, name, limit_s)
@@ -393,7 +393,7 @@ def _by_ssh(supervisor: Supervisor, config: Config, host: str) -> Way:
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: Config, user: str, way: str) -> Way:
+def by_shell(supervisor: ProcessSupervisor, config: Config, user: str, way: str) -> Way:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
     rows = _Rows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
@@ -466,7 +466,7 @@ def step_matters(slurmd: tuple[Limit, ...]) -> bool:
     return _lower(slurmd, mine) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: Supervisor, config: Config) -> Way:
+def by_srun(supervisor: ProcessSupervisor, config: Config) -> Way:
     """The limits of a step on this node, when Slurm can start one at once."""
     if not shutil.which("srun"):
         return Way("srun is not installed")
@@ -565,7 +565,7 @@ def limits_of_daemon(name: str) -> tuple[Limit, ...]:
     return ()
 
 
-def _use_pam(supervisor: Supervisor, name: str) -> bool | None:
+def _use_pam(supervisor: ProcessSupervisor, name: str) -> bool | None:
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if os.geteuid() or not sshd:
         return None
@@ -598,7 +598,7 @@ def _limits_lines() -> Iterator[LimitsLine]:
                         yield LimitsLine(path, number, row[:300])
 
 
-def logins(supervisor: Supervisor, name: str) -> Logins:
+def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
     """How this node opens sessions for this user: what to look at when one is refused, or gets
     other limits than another. It only looks."""
     nologin = next(filter(os.path.exists, _NOLOGIN), "")

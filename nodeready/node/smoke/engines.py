@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node.proofs.mesh import resolve
-from nodeready.node.runtime import Supervisor, end_all
+from nodeready.node.runtime import ProcessSupervisor, end_all
 from nodeready.node.smoke import torch_ranks
 from nodeready.node.smoke.orders import (
     NCCL_TESTS,
@@ -132,7 +132,11 @@ class _Python:
     """The job's Python with torch imported. Raises `_Failed` where there is none."""
 
     def __init__(
-        self, supervisor: Supervisor, config: Config, limit_s: float, listeners: Mapping[int, int]
+        self,
+        supervisor: ProcessSupervisor,
+        config: Config,
+        limit_s: float,
+        listeners: Mapping[int, int],
     ) -> None:
         """listeners: port -> its listener's descriptor"""
         self._supervisor, self._listeners = supervisor, dict(listeners)
@@ -307,7 +311,7 @@ def _found(words: tuple[str, ...], environment: Mapping[str, str]) -> list[str]:
 
 
 def _start(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     argv: list[str],
     environment: Mapping[str, str],
     descriptors: Iterable[int] = (),
@@ -410,7 +414,7 @@ def _nccl_tests(environment: Mapping[str, str]) -> str:
 # --- All engines of this node.
 
 
-def _gpus_of_driver(supervisor: Supervisor) -> int:
+def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
     """How many GPUs the driver's tool sees, or AMD's driver itself; 0: none."""
     with contextlib.suppress(OSError):
         rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
@@ -436,7 +440,7 @@ class Engines:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ProcessSupervisor,
         config: Config,
         listeners: Callable[[], Mapping[int, int]] = dict,
     ) -> None:
@@ -643,7 +647,9 @@ def _watch(
 
 
 def find(
-    supervisor: Supervisor, config: Config, listeners: Callable[[], Mapping[int, int]] = dict
+    supervisor: ProcessSupervisor,
+    config: Config,
+    listeners: Callable[[], Mapping[int, int]] = dict,
 ) -> Engines:
     """The engines of this node; the job's Python stays, with torch imported, until `close`."""
     return Engines(supervisor, config, listeners)

@@ -32,7 +32,7 @@ from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import addresses_here
-from nodeready.node.runtime import Ended, Supervisor, hold_streams, mistake
+from nodeready.node.runtime import Ended, ProcessSupervisor, hold_streams, mistake
 from nodeready.node.smoke import engines, orders, ring
 from nodeready.node.smoke.orders import Collective, Config, End, Hello, Pair, Paired, Ran
 from nodeready.subjects import wire
@@ -84,7 +84,7 @@ def main(config: Config, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
     hold_streams()
     os.chdir("/")
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
     root = os.geteuid() == 0 and config.user not in ("", "root") and not inside
     part = _Session(supervisor, config) if root else _Node(supervisor, config)
 
@@ -131,7 +131,7 @@ def _order(text: str) -> _Work | End:
 class _Part:
     """What both parts have: everything can end at any moment."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
@@ -159,7 +159,7 @@ class _Part:
 class _Session(_Part):
     """The session of the job's user, from outside."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         #: The number of an order without an answer -> the name of its answer, and rank 0's port.
@@ -275,7 +275,7 @@ class _Job:
 class _Node(_Part):
     """The orders of this node, worked one after the other in a thread that may hang."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._lock = threading.Lock()
         self._todo: queue.SimpleQueue[_Job] = queue.SimpleQueue()

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks.processes import HANGS, Process, contents, each
 from nodeready.node.stacks.py_spy import Dump
@@ -211,7 +211,7 @@ def _holds(pid: int) -> bool:
 
 
 def find_spawned(
-    supervisor: Supervisor, path: str, seen: Sequence[Process], ours: Collection[int]
+    supervisor: ProcessSupervisor, path: str, seen: Sequence[Process], ours: Collection[int]
 ) -> list[Rank]:
     """The ranks of a node where no process has a number of its own; [] where nothing tells that
     there is more than one.
@@ -291,7 +291,7 @@ def _above(pid: int, parents: Mapping[int, int]) -> set[int]:
 
 
 def started_by(
-    supervisor: Supervisor, path: str, parent: Process, seen: Sequence[Process]
+    supervisor: ProcessSupervisor, path: str, parent: Process, seen: Sequence[Process]
 ) -> list[Rank]:
     """The ranks that torch.multiprocessing has started from this process, by their places; [] for
     any other children: a loader's workers, say."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import Target
@@ -78,7 +78,7 @@ class Witnesses:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ProcessSupervisor,
         targets: Sequence[Target],
         *,
         ras: bool,

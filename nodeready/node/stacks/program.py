@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.cores import gdb
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import below, beside, links, processes, py_spy, ranks, waits
 from nodeready.node.stacks.ranks import NO_TIME, OTHERS_TOOK, Identity, Rank, StackTable, Target
 from nodeready.subjects import wire
@@ -133,7 +133,7 @@ class Config:
 
 def main(config: Config) -> None:
     """Print the trace of this node."""
-    supervisor = Supervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
+    supervisor = ProcessSupervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trace: dict[str, Any] = {
@@ -233,7 +233,7 @@ def _sizes(trace: dict[str, Any], targets: Sequence[Target], level: int) -> tupl
 
 
 def _look(
-    supervisor: Supervisor, config: Config, told: dict[str, Any]
+    supervisor: ProcessSupervisor, config: Config, told: dict[str, Any]
 ) -> tuple[list[Target], list[str], str]:
     """The ranks with what was seen of them; where there is none, the processes to show instead;
     and why that is not all.
@@ -283,7 +283,7 @@ def _look(
 
 
 def _with_spawned(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     config: Config,
     seen: Sequence[processes.Process],
     found: list[Rank],
@@ -308,7 +308,7 @@ def _with_spawned(
 
 
 def _capture(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     config: Config,
     targets: Sequence[Target],
     seen: Sequence[processes.Process],
@@ -366,7 +366,7 @@ def _may_be_slow(targets: Sequence[Target]) -> bool:
 
 
 def _matched(
-    supervisor: Supervisor, seen: Sequence[processes.Process], pattern: re.Pattern[str]
+    supervisor: ProcessSupervisor, seen: Sequence[processes.Process], pattern: re.Pattern[str]
 ) -> tuple[set[int], str]:
     """The processes in whose command lines the expression is found, and how many were not asked.
 
@@ -384,7 +384,7 @@ def _matched(
     return {pid for pid, hit in found.items() if hit is True}, why
 
 
-def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
+def _uid(supervisor: ProcessSupervisor, user: str, uids: set[int | None]) -> int | None:
     """The number of this user, whose name a process with one of these numbers has; None: nobody's
     in particular, -1: no process is the user's."""
     if not user:
@@ -393,11 +393,11 @@ def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None
     return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
-def _until(supervisor: Supervisor, seconds: float) -> float:
+def _until(supervisor: ProcessSupervisor, seconds: float) -> float:
     return min(supervisor.deadline, time.monotonic() + seconds)
 
 
-def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+def _observe(supervisor: ProcessSupervisor, targets: Sequence[Target]) -> None:
     """Add the present facts of all targets."""
     seen = processes.observe(
         [target.pid for target in targets],
@@ -409,7 +409,7 @@ def _observe(supervisor: Supervisor, targets: Sequence[Target]) -> None:
             target.add_facts(seen[target.pid])
 
 
-def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[Target]) -> None:
     """The kernel's facts of one sample, before any look that could change them."""
     _observe(supervisor, targets)
     for target in targets:
@@ -420,7 +420,7 @@ def _observe_sample(supervisor: Supervisor, targets: Sequence[Target]) -> None:
         target.calls.append(now.calls if now else None)
 
 
-def _observe_threads(supervisor: Supervisor, targets: Sequence[Target]) -> None:
+def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[Target]) -> None:
     """Take the first facts again of those whose dump has told that another thread counts."""
     others = [target for target in targets if target.thread]
     _observe(supervisor, others)
@@ -431,7 +431,7 @@ def _observe_threads(supervisor: Supervisor, targets: Sequence[Target]) -> None:
 
 
 def _observe_below(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     targets: Sequence[Target],
     seen: Sequence[processes.Process],
     ours: set[int],
@@ -481,7 +481,7 @@ class _Looks:
     how: str = py_spy.PLAIN
 
 
-def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> float:
+def _dump(supervisor: ProcessSupervisor, targets: Sequence[Target], looks: _Looks) -> float:
     """py-spy's dump of each target, some side by side; the seconds that it took."""
     began = time.monotonic()
 
@@ -518,7 +518,7 @@ def _dump(supervisor: Supervisor, targets: Sequence[Target], looks: _Looks) -> f
     return time.monotonic() - began
 
 
-def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> None:
+def _native(supervisor: ProcessSupervisor, path: str, targets: Sequence[Target]) -> None:
     """The native stacks, one after the other: each reads the symbols of all libraries."""
     for target in targets:
         _observe(supervisor, [target])
@@ -541,7 +541,7 @@ def _native(supervisor: Supervisor, path: str, targets: Sequence[Target]) -> Non
         target.add_note(f"no native stack: {why}" if why else "")
 
 
-def _set_going(supervisor: Supervisor, target: Target) -> None:
+def _set_going(supervisor: ProcessSupervisor, target: Target) -> None:
     """Send SIGCONT to a target that a killed py-spy may have left a pending SIGSTOP.
 
     That signal comes only when the target leaves the kernel. A target that was stopped before is
@@ -553,7 +553,7 @@ def _set_going(supervisor: Supervisor, target: Target) -> None:
             os.kill(target.pid, signal.SIGCONT)
 
 
-def _names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
+def _names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
     """The names of users, asked in a fork: the name service may be a server that hangs."""
 
     def name(uid: int) -> str:
@@ -566,7 +566,7 @@ def _names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, 
     return {u: str(u) if found.get(u) in (None, processes.HANGS) else found[u] for u in uids}
 
 
-def _instead(supervisor: Supervisor, found: Sequence[processes.Process]) -> list[str]:
+def _instead(supervisor: ProcessSupervisor, found: Sequence[processes.Process]) -> list[str]:
     """The processes to show where no rank was found."""
     seen = processes.observe([process.pid for process in found], supervisor.deadline)
     facts = {pid: now for pid, now in seen.items() if now}

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, Supervisor, roots_alone
+from nodeready.node.runtime import Ended, ProcessSupervisor, roots_alone
 from nodeready.node.stacks.processes import contents, stat
 from nodeready.text import redact
 
@@ -267,7 +267,9 @@ def words(ended: Ended) -> tuple[str, bool]:
 _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
-def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
+def _run(
+    supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
+) -> tuple[Ended, bytearray]:
     kept = bytearray()
 
     def on_output(process: subprocess.Popen[bytes], stream: int, piece: bytes) -> None:
@@ -283,7 +285,9 @@ def _began(pid: int) -> float:
     return known.start_s if known and known.state not in "ZXx" else 0.0
 
 
-def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, how: str = PLAIN) -> Dump:
+def take(
+    supervisor: ProcessSupervisor, path: str, pid: int, limit_s: float, how: str = PLAIN
+) -> Dump:
     """A dump of this process; what came in the way is its `error`.
 
     limit_s: seconds that are left at all

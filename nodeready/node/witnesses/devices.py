@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.node.runtime import Ended, ForkedWorker, Send, Supervisor, roots_alone
+from nodeready.node.runtime import Ended, ForkedWorker, ProcessSupervisor, Send, roots_alone
 from nodeready.node.stacks import processes
 
 
@@ -131,7 +131,7 @@ class _Kept:
                 del self.data[:-_MOST_BYTES]
 
 
-def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
+def _run(supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
     """How a tool ended, and the last of its output. Raises OSError."""
     kept = _Kept()
     ended = supervisor.run(
@@ -144,7 +144,7 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
 _SPARE_S = 0.5
 
 
-def _until(supervisor: Supervisor, limit_s: float) -> float:
+def _until(supervisor: ProcessSupervisor, limit_s: float) -> float:
     limit_s = max(limit_s / 2, limit_s - _SPARE_S)
     return min(supervisor.deadline, time.monotonic() + limit_s)
 
@@ -152,7 +152,9 @@ def _until(supervisor: Supervisor, limit_s: float) -> float:
 # --- GPUs.
 
 
-def gpus(supervisor: Supervisor, pids: Iterable[int], since_s: float, limit_s: float) -> Gpus:
+def gpus(
+    supervisor: ProcessSupervisor, pids: Iterable[int], since_s: float, limit_s: float
+) -> Gpus:
     """The node's GPUs, with the Xids since the job began.
 
     pids:    of the job: where a GPU has many processes, these are told
@@ -222,7 +224,7 @@ def _uptime_s() -> float:
     return float(processes.contents("/proc/uptime").split()[0] or 0)
 
 
-def _nvidia(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _nvidia(supervisor: ProcessSupervisor, own: frozenset[int], until: float) -> Gpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
     from nodeready.subjects.gpus import nvidia
@@ -306,7 +308,7 @@ def _watts(node: Any) -> int | None:
 _KFD = "/sys/class/kfd/kfd"
 
 
-def _amd(supervisor: Supervisor, own: frozenset[int], until: float) -> Gpus:
+def _amd(supervisor: ProcessSupervisor, own: frozenset[int], until: float) -> Gpus:
 
     name = next((one for one in ("amd-smi", "rocm-smi") if _tool(one)), "")
     if not name:
@@ -478,7 +480,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-def kernel(supervisor: Supervisor, since_s: float, limit_s: float) -> Kernel:
+def kernel(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> Kernel:
     """What the kernel's log says since the job began that a job dies or hangs of; the oldest
     first, of many the newest.
 
@@ -553,7 +555,7 @@ def _own_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return found
 
 
-def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
+def _log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
     """Seconds ago and text of each line since then, the oldest first. Raises _Unread.
 
     ``dmesg`` shows the kernel's ring, which forgets; journald has what it has forgotten.

@@ -1,6 +1,6 @@
 """ClusterShell as the carrier: its workers, its tree of gateways (topology.conf), over ssh.
 
-ClusterShell's event loop does not run under gevent: it runs in a process of its own (`child`),
+ClusterShell's event loop does not run under gevent: it runs in another process (`child`),
 whose one thread does all that is done there. What is asked of many nodes in the same words is one
 worker of ClusterShell's, and each node's answer is handed on when that node's command ends.
 """
@@ -49,8 +49,8 @@ class Clush(WorkerTransport):
 
     hosts:    pyinfra's, the selected ones
     config:   pyinfra's configuration, whose SUDO asks for root's rights; None: host data alone
-    others:   further hosts of the inventory, of which some may be gateways
-    topology: topology.conf; None: the one that ClusterShell finds; "": no tree
+    further_hosts: of the inventory; some may be gateways
+    topology: topology.conf; None: where ClusterShell looks for it; "": no tree
     fanout:   how many nodes are asked at once, by us and by each gateway; 0: as ClusterShell's
               defaults.conf says, 64 without it, and on a gateway never more than 64
     tell:     gets one line about each gateway that is not used
@@ -59,7 +59,7 @@ class Clush(WorkerTransport):
     Raises ClushError without an ssh program, and for a ``topology`` that cannot be read.
     """
 
-    what = "ClusterShell's process"
+    child_name = "ClusterShell's process"
     one_text = True
 
     def __init__(
@@ -67,7 +67,7 @@ class Clush(WorkerTransport):
         hosts: Iterable[Host],
         config: Config | None = None,
         *,
-        others: Iterable[Host] = (),
+        further_hosts: Iterable[Host] = (),
         topology: str | None = None,
         fanout: int = 0,
         tell: Callable[[str], object] = lambda text: None,
@@ -75,33 +75,37 @@ class Clush(WorkerTransport):
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
         self._ways = without_own_keys(ssh_target(host, sudo) for host in hosts)
-        super().__init__((one.name for one in self._ways), run)
+        super().__init__((target.name for target in self._ways), run)
         if not which("ssh"):
             raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
-        found = topology_file() if topology is None else topology
+        topology_path = topology_file() if topology is None else topology
         if topology:
             try:
                 with open(topology, "rb"):
                     pass
             except OSError as problem:
                 raise ClushError(f"{topology}: {problem.strerror}") from None
-        gateways = (*self._ways, *(ssh_target(host) for host in others))
+        gateways = (*self._ways, *(ssh_target(host) for host in further_hosts))
         self._plan = ClushPlan(
-            tuple(self._ways), gateways, self.tag, absolute(found) if found else "", fanout
+            tuple(self._ways),
+            gateways,
+            self.tag,
+            absolute(topology_path) if topology_path else "",
+            fanout,
         )
-        self._way_of = {one.name: one for one in self._ways}
+        self._way_of = {target.name: target for target in self._ways}
         self._tell = tell
         self._watching: Any = None
 
     def start(self) -> list[WorkerProcess]:
-        """A fresh interpreter, in a session of its own: Ctrl-C is for us to hand on."""
-        ours, theirs = gevent.socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        # The current directory is nobody's place to import from: its path is as ours is.
-        path = [one for one in sys.path if one.startswith("/")]
+        """Start a fresh interpreter in a new session: we pass Ctrl-C on."""
+        parent_end, child_end = gevent.socket.socketpair()
+        os.set_inheritable(child_end.fileno(), True)
+        # Nothing is imported from the current directory: the path is ours without it.
+        path = [entry for entry in sys.path if entry.startswith("/")]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            f"from nodeready.transport.clush.child import main; main({theirs.fileno()})"
+            f"from nodeready.transport.clush.child import main; main({child_end.fileno()})"
         )
         pid = os.posix_spawn(
             sys.executable,
@@ -110,8 +114,8 @@ class Clush(WorkerTransport):
             setsid=True,
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )
-        theirs.close()
-        peer = WorkerProcess(self.nodes, ours, pid)
+        child_end.close()
+        peer = WorkerProcess(self.nodes, parent_end, pid)
         peer.send("begin", self._plan)
         return [peer]
 
@@ -129,7 +133,7 @@ class Clush(WorkerTransport):
         super().__exit__(*problem)
 
     def _watch(self) -> None:
-        """End a child that says nothing any more: whoever waits for it learns that."""
+        """End a silent child, so that everything that waits for it fails."""
         (peer,) = self._peers
         while not peer.gone:
             gevent.sleep(_SILENT_S / 3)
@@ -147,10 +151,10 @@ class Clush(WorkerTransport):
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
-        known = self._way_of[request.node]
+        target = self._way_of[request.node]
         command = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        stdin = as_root(command, known.password).stdin if known.sudo else command.stdin
-        return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=known.sudo)
+        stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
+        return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
 
 
 class _Far:
@@ -165,16 +169,16 @@ class _Far:
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
         try:
-            _, what, *rest = self._frames.get(timeout=max(0.0, limit_s))
+            _, kind, *details = self._frames.get(timeout=max(0.0, limit_s))
         except Empty:
             raise TimeoutError from None
-        if what == "gone":
+        if kind == "gone":
             raise ValueError(self._process.gone or "no answer from the process that asks it")
-        if what == "over":
-            if rest[1]:
-                raise ValueError(rest[1])
+        if kind == "over":
+            if details[1]:
+                raise ValueError(details[1])
             return b""
-        return cast("bytes", rest[1])
+        return cast("bytes", details[1])
 
     def write(self, data: bytes, limit_s: float) -> None:
         """See Stream."""

@@ -49,8 +49,8 @@ _WIDTH = 32 << 10
 
 
 def framed(line: str, nonce: str, max_bytes: int) -> str:
-    """``line`` so that its output can be told from a login's, is bounded on the node, and has few
-    lines: ClusterShell hands output on line by line, through a gateway as a message for each.
+    """``line`` with its output apart from a login's, bounded on the node, and in few lines:
+    ClusterShell hands output on line by line, through a gateway as a message for each.
 
     Standard output goes as base64 between two lines that begin with the nonce: that the line runs,
     and its exit status, with a word before it when a signal ended it. Standard error goes as it
@@ -58,7 +58,7 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
     """
     inner = (
         f"exec 4>&1 5>&2; echo; echo {nonce} b; "
-        # A shell says by a word of its own on its standard error that a signal ended a command.
+        # A shell writes a line to its standard error when a signal ended a command.
         f"nr=$({{ {{ (exec {line} 2>&5 3>&- 4>&- 5>&-); echo $? >&3; }} 2>&3 | "
         f"head -c {max_bytes + 1} 3>&- 4>&- | "
         # An older busybox has no -w, and says so before it reads.
@@ -82,7 +82,7 @@ def request_line(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]
 
 @dataclass
 class NodeOutput:
-    """What a node said to one request, line by line.
+    """A node's output for one request, line by line.
 
     began: of time.monotonic(): the line runs; 0: not yet
     flood: it printed more than anybody keeps
@@ -92,7 +92,7 @@ class NodeOutput:
     began: float = 0.0
     flood: bool = False
     status: int | None = None
-    whole: bool = False
+    is_whole: bool = False
     _text: list[bytes] = field(default_factory=list)
     _noise: bytearray = field(default_factory=bytearray)
     _errors: bytearray = field(default_factory=bytearray)
@@ -106,9 +106,9 @@ class NodeOutput:
             if words[:1] == [b"b"]:
                 self.began = time.monotonic()
             elif words[:1] == [b"z"]:
-                self.whole = True
+                self.is_whole = True
                 self.status = int(words[1]) if len(words) == 2 and words[1].isdigit() else None
-        elif self.began and not self.whole:
+        elif self.began and not self.is_whole:
             self._text.append(row)
         else:
             self._noise += row[: ERROR_BYTES - len(self._noise)] + b"\n"
@@ -146,7 +146,7 @@ class NodeOutput:
                 return Failure("", "", seconds, UNREACHABLE, to.words(self.stderr, by))
             # A login that runs nothing: its own words are the answer.
             return Reply(self.noise.lstrip("\n"), self.stderr, seconds, status)
-        if not self.whole:
+        if not self.is_whole:
             return Failure("", self.stderr, seconds, LOST, "connection lost")
         try:
             data = self.stdout()
@@ -187,7 +187,7 @@ class Ssh(ExecWorker):  # type: ignore[misc]
 
     def __init__(
         self,
-        ways: Mapping[str, SshTarget],
+        targets: Mapping[str, SshTarget],
         handler: EventHandler,
         timeout: float | None,
         line: str,
@@ -195,7 +195,7 @@ class Ssh(ExecWorker):  # type: ignore[misc]
         is_unlimited: bool = False,
     ) -> None:
         """is_unlimited: it takes no place of the fanout, for which ClusterShell has no argument"""
-        self.ways = ways
+        self.ways = targets
         # ClusterShell folds a set of nodes, which takes long for names of many numbers.
         super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
         if is_unlimited:
@@ -248,10 +248,10 @@ class GatewayTree(TreeWorker):  # type: ignore[misc]
         """End the ssh of these nodes, which run on the gateways."""
         chosen = set(nodes)
         for gateway, targets in list(self.gwtargets.items()):
-            mine = sorted(targets & chosen)
-            if mine and gateway in self.task.gateways:
-                self.task.gateways[gateway][0].eh.end(mine, self)
-            for name in mine:
+            names = sorted(targets & chosen)
+            if names and gateway in self.task.gateways:
+                self.task.gateways[gateway][0].eh.end(names, self)
+            for name in names:
                 self._on_remote_node_close(name, GATEWAY_GONE, gateway)
 
 
@@ -269,7 +269,7 @@ class Question:
     tag: str
     put: Callable[[Answer], None]
     call: int = -1
-    asked: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     by: str = ""
     began: bool = False
     until: float = 0.0
@@ -287,7 +287,7 @@ class Batch(EventHandler):  # type: ignore[misc]
 
     def __init__(self, engine: ClushEngine, asks: list[Question]) -> None:
         self._engine = engine
-        self.asks = {one.to.name: one for one in asks}
+        self.asks = {question.to.name: question for question in asks}
         first = asks[0]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
@@ -295,18 +295,18 @@ class Batch(EventHandler):  # type: ignore[misc]
         line, self.stdin = request_line(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
-        for one in asks:
-            one.job = self
+        for question in asks:
+            question.job = self
 
     def start(self, is_unlimited: bool) -> None:
-        """Give the command to ClusterShell. is_unlimited: whatever the fanout"""
+        """Give the command to ClusterShell. is_unlimited: it takes no place of the fanout"""
         asks = list(self.asks.values())
         limit_s = CONNECT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
         if asks[0].by:
             through: dict[str, list[str]] = {}
-            for one in asks:
-                through.setdefault(one.by, []).append(one.to.name)
-                self._engine.reached.add(one.to.name)
+            for question in asks:
+                through.setdefault(question.by, []).append(question.to.name)
+                self._engine.reached.add(question.to.name)
             for gateway, names in through.items():
                 gate = self._engine.gateways[gateway]
                 gate.load += len(names)
@@ -315,8 +315,8 @@ class Batch(EventHandler):  # type: ignore[misc]
                     self.asks[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
             self.worker = GatewayTree(through, self, limit_s, self.line, self._engine.invoke)
         else:
-            ways = {name: one.to for name, one in self.asks.items()}
-            self.worker = Ssh(ways, self, limit_s, self.line, is_unlimited=is_unlimited)
+            targets = {name: question.to for name, question in self.asks.items()}
+            self.worker = Ssh(targets, self, limit_s, self.line, is_unlimited=is_unlimited)
         self._engine.task.schedule(self.worker)
         self.worker.write(self.stdin)
         self.worker.set_write_eof()
@@ -325,28 +325,30 @@ class Batch(EventHandler):  # type: ignore[misc]
         self._engine.reached.add(node)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        heard = self.heard.get(node)
-        if heard is None:
+        output = self.heard.get(node)
+        if output is None:
             return
         if sname == worker.SNAME_STDERR:
-            heard.error(msg)
+            output.error(msg)
             return
-        heard.out(msg)
-        if heard.began and not self.asks[node].began:
+        output.out(msg)
+        if output.began and not self.asks[node].began:
             self.asks[node].began = True
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-        one, heard = self.asks[node], self.heard.get(node)
-        if heard is None:
+        question, output = self.asks[node], self.heard.get(node)
+        if output is None:
             return
-        seconds = time.monotonic() - one.asked
-        if one.by and rc == GATEWAY_GONE and not heard.whole:
-            gate = self._engine.gateways.get(one.by)
-            why = gate.why if gate is not None and gate.why else "connection lost"
-            error = f"gateway {one.by}: {why}"
-            self._over(node, Failure("", heard.stderr, seconds, LOST, error))
+        seconds = time.monotonic() - question.started
+        if question.by and rc == GATEWAY_GONE and not output.is_whole:
+            gate = self._engine.gateways.get(question.by)
+            reason = gate.why if gate is not None and gate.why else "connection lost"
+            error = f"gateway {question.by}: {reason}"
+            self._over(node, Failure("", output.stderr, seconds, LOST, error))
         else:
-            self._over(node, heard.answer(one.request, one.to, rc, seconds, one.by))
+            self._over(
+                node, output.answer(question.request, question.to, rc, seconds, question.by)
+            )
 
     def timed_out(self, node: str) -> None:
         """ClusterShell's own limit on an ssh has ended it."""
@@ -354,21 +356,21 @@ class Batch(EventHandler):  # type: ignore[misc]
             self._over(node, self._hung(node))
 
     def _hung(self, node: str) -> Failure:
-        one, heard = self.asks[node], self.heard[node]
-        seconds = time.monotonic() - one.asked
-        if heard.began:
-            error = f"no answer in {one.request.limit_s} s"
-            return Failure("", heard.stderr, seconds, HUNG, error)
-        return Failure("", "", seconds, UNREACHABLE, one.to.words("timed out", one.by))
+        question, output = self.asks[node], self.heard[node]
+        seconds = time.monotonic() - question.started
+        if output.began:
+            error = f"no answer in {question.request.limit_s} s"
+            return Failure("", output.stderr, seconds, HUNG, error)
+        return Failure("", "", seconds, UNREACHABLE, question.to.words("timed out", question.by))
 
     def _over(self, node: str, answer: Answer) -> None:
-        one = self.asks[node]
+        question = self.asks[node]
         del self.heard[node]
-        if one.by:
-            gate = self._engine.gateways.get(one.by)
+        if question.by:
+            gate = self._engine.gateways.get(question.by)
             if gate is not None:
                 gate.load -= 1
-        one.answer(answer)
+        question.answer(answer)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         for name in list(self.heard):
@@ -377,15 +379,16 @@ class Batch(EventHandler):  # type: ignore[misc]
             gate.forget(worker)
         self._engine.jobs.discard(self)
 
-    def look(self, now: float) -> None:
+    def look(self, now_s: float) -> None:
         """End what has no time left."""
         late = []
-        for name, heard in self.heard.items():
-            one = self.asks[name]
-            if heard.began and now > heard.began + one.request.limit_s + 2 * KILL_AFTER_S:
+        for name, output in self.heard.items():
+            question = self.asks[name]
+            if output.began and now_s > output.began + question.request.limit_s + 2 * KILL_AFTER_S:
                 late.append((name, self._hung(name)))
-            elif one.by and not heard.began and now > one.until:
-                error = f"gateway {one.by}: no answer in {one.until - one.asked:.0f} s"
+            elif question.by and not output.began and now_s > question.until:
+                waited_s = question.until - question.started
+                error = f"gateway {question.by}: no answer in {waited_s:.0f} s"
                 late.append((name, Failure(kind=LOST, error=error)))
         for name, answer in late:
             self._over(name, answer)
@@ -394,7 +397,9 @@ class Batch(EventHandler):  # type: ignore[misc]
 
     def end(self, asks: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
         """Stop waiting for these."""
-        names = [name for name, one in self.asks.items() if one in asks and name in self.heard]
+        names = [
+            name for name, question in self.asks.items() if question in asks and name in self.heard
+        ]
         for name in names:
             self._over(name, failure(self.asks[name]))
         self.worker.end(names)
@@ -447,13 +452,13 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         self._engine.say("data", self._number, msg + b"\n")
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-        said = self._said.decode("utf-8", "replace")
+        text = self._said.decode("utf-8", "replace")
         if self.by and rc == GATEWAY_GONE:
             gate = self._engine.gateways.get(self.by)
             self.end(f"gateway {self.by}: {(gate and gate.why) or 'connection lost'}")
         elif rc == 255:
-            known = any(pattern.search(said) for pattern, _ in SSH_SAYS)
-            self.end(self.to.words(said, self.by) if known else "connection lost")
+            is_sshs = any(pattern.search(text) for pattern, _ in SSH_SAYS)
+            self.end(self.to.words(text, self.by) if is_sshs else "connection lost")
         else:
             self.end("")
 
@@ -465,7 +470,7 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         for gate in self._engine.gateways.values():
             gate.forget(worker)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Tell the parent that the command is over, and why."""
         if self._over:
             return
@@ -473,4 +478,4 @@ class OpenSession(EventHandler):  # type: ignore[misc]
         if self.by and self.by in self._engine.gateways:
             self._engine.gateways[self.by].load -= 1
         self._engine.sessions.pop(self._number, None)
-        self._engine.say("over", self._number, why)
+        self._engine.say("over", self._number, reason)

@@ -46,20 +46,22 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         #: Nodes that are asked through it just now.
         self.load = 0
 
-    def shell(self, **given: Any) -> None:
+    def shell(self, **arguments: Any) -> None:
         """As ClusterShell's, with a fanout and a user for this gateway and this command."""
-        worker = given["worker"]
+        worker = arguments["worker"]
         self.workers[id(worker)] = worker
         message = Communication.ControlMessage(id(worker))
-        message.action, message.target = "shell", given["nodes"]
+        message.action, message.target = "shell", arguments["nodes"]
         info = {
             "debug": False, "grooming_delay": 0.0, "command_timeout": 0,
             "connect_timeout": CONNECT_S, "fanout": self._engine.gateway_fanout(),
             "ssh_options": _HOP, "ssh_user": worker.eh.user or None,
         }  # fmt: skip
-        told = {key: given[key] for key in ("stderr", "timeout", "remote")}
-        told.update(cmd=given["command"], invoke_gateway=given["gw_invoke_cmd"], taskinfo=info)
-        message.data_encode(told)
+        content = {key: arguments[key] for key in ("stderr", "timeout", "remote")}
+        content.update(
+            cmd=arguments["command"], invoke_gateway=arguments["gw_invoke_cmd"], taskinfo=info
+        )
+        message.data_encode(content)
         self.send_queued(message)
 
     def end(self, nodes: list[str], worker: Any) -> None:
@@ -102,8 +104,8 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
             return
         if kind == Communication.RoutingMessage.ident:
             return
-        given = worker.gwtargets.get(self.name, ())
-        for name in [one for one in expand(msg.nodes) if one in given]:
+        targets = worker.gwtargets.get(self.name, ())
+        for name in [name for name in expand(msg.nodes) if name in targets]:
             if kind in ("OUT", "SER"):
                 sname = "stdout" if kind == "OUT" else "stderr"
                 for row in (msg.data_decode() + b"\n").splitlines():
@@ -117,7 +119,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self.workers.pop(id(worker), None)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        """It is gone: nobody is asked through it any more, and who was asked is told."""
+        """The connection ended: no node is asked through it any more, and its nodes fail."""
         fit, self.state = self.state == "fit", ""
         self.opened = self.setup = False
         self.why = self.why or self._words(fit)
@@ -125,21 +127,23 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         self._engine.gateway_closed(self, fit)
 
     def _words(self, fit: bool) -> str:
-        said = self.errors.decode("utf-8", "replace")
-        ours = re.findall(r"^nodeready: (.+)$", said, re.MULTILINE)
-        if ours:
-            return sanitise(ours[-1])
+        text = self.errors.decode("utf-8", "replace")
+        own_lines = re.findall(r"^nodeready: (.+)$", text, re.MULTILINE)
+        if own_lines:
+            return sanitise(own_lines[-1])
         if fit:
             return "connection lost"
         if self._rc == 255:
-            return self._engine.gateway_target(self.name).words(said)
-        rows = [row.strip() for row in said.splitlines() if row.strip()]
+            return self._engine.gateway_target(self.name).words(text)
+        rows = [row.strip() for row in text.splitlines() if row.strip()]
         return sanitise(rows[-1][:200]) if rows else f"its program ended ({self._rc})"
 
 
 #: Of the ssh of a gateway; the rest is its own configuration.
 _HOP = " ".join(
-    one for one in COMMON if not one.startswith(("-oBatchMode", "-oConnectTimeout", "-oForward"))
+    option
+    for option in COMMON
+    if not option.startswith(("-oBatchMode", "-oConnectTimeout", "-oForward"))
 )
 
 
@@ -153,21 +157,21 @@ class _Plain(pickle.Unpickler):
 def decoded(message: Any) -> Any:
     """A gateway's message. Raises MessageProcessingError.
 
-    It stands in place of ClusterShell's `Message.data_decode`, which runs whatever a pickle names.
-    `recv_ctl` could call it by itself; but ClusterShell decodes in `PropagationChannel.recv`, and
-    opens a channel of its own class when a gateway is asked again after it hung up.
+    It stands in place of ClusterShell's `Message.data_decode`, which runs any function that a
+    pickle names. Our own class could call it; but ClusterShell also decodes by itself, and opens a
+    channel of its own class when a gateway is asked again after it hung up.
     """
     try:
-        found = _Plain(BytesIO(base64.b64decode(message.data))).load()
+        content = _Plain(BytesIO(base64.b64decode(message.data))).load()
     except Exception as problem:  # noqa: BLE001 - a gateway may send anything
         raise Communication.MessageProcessingError(f"no payload: {problem}") from None
-    if not isinstance(found, bytes):
+    if not isinstance(content, bytes):
         raise Communication.MessageProcessingError("no payload: no bytes")
-    return found
+    return content
 
 
-def remedy(why: str) -> str:
+def remedy(reason: str) -> str:
     """What to do about a gateway that is unfit."""
-    if "ClusterShell" in why or "not found" in why:
+    if "ClusterShell" in reason or "not found" in reason:
         return f"install the same ClusterShell there, or set {PROGRAM}"
     return "repair it, or take it out of topology.conf"

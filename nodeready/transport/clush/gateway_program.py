@@ -24,11 +24,11 @@ import ClusterShell
 from nodeready.shell import quote
 from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES
 
-#: Bytes that one ssh may print: the largest answer, as text of base64, and what a login prints.
+#: Bytes that an ssh may print: the largest answer, as text of base64, and what a login prints.
 MOST_BYTES = (ANSWER_BYTES * 4 // 3) + (2 << 20)
-#: And before its command begins; also of one line, of which ClusterShell keeps all until its end.
+#: Bytes before its command begins, and of one line, which ClusterShell keeps until its end.
 NOISE_BYTES = 1 << 20
-#: What a node's ssh is said to have printed, instead of what came after MOST_BYTES.
+#: The last line of an ssh that printed more than MOST_BYTES.
 FLOOD = b"nodeready: too much output"
 #: The exit status that ClusterShell gives to the nodes of a gateway that is gone (sysexits.h).
 GATEWAY_GONE = os.EX_PROTOCOL
@@ -36,9 +36,9 @@ GATEWAY_GONE = os.EX_PROTOCOL
 PROGRAM = "CLUSTERSHELL_GW_PYTHON_EXECUTABLE"
 
 
-def bounded_read(most: int, noise: int, errors: int, flood: bytes, mark: bytes) -> Any:
+def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: bytes) -> Any:
     """The method ``_read`` of an ssh client that bounds what the ssh may print: ClusterShell keeps
-    and hands on whatever comes, and has no hook in front of its buffers.
+    and passes on any amount, and has no hook in front of its buffers.
 
     most:   bytes of standard output after which the ssh is ended, with ``flood`` as its last line
     noise:  the same, until there was a line with ``mark``, and of one line
@@ -63,8 +63,8 @@ def bounded_read(most: int, noise: int, errors: int, flood: bytes, mark: bytes) 
             else:
                 last = data[-64:]
         self.nr_read[sname] = total, last
-        known = last is None or sname != self.worker.SNAME_STDOUT
-        if total > (most if known else noise) or len(stream.rbuf) > noise:
+        is_answer = last is None or sname != self.worker.SNAME_STDOUT
+        if total > (maximum if is_answer else noise) or len(stream.rbuf) > noise:
             stream.rbuf = b""
             self._on_nodeset_msgline(self.key, flood, sname)
             with contextlib.suppress(OSError):
@@ -83,8 +83,8 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
 
     Several commands share one connection here: ClusterShell gives a command's input to the last
     of them, so that each is kept with its number. And the end of one node's command comes through
-    the connection as well. What a second row of gateways missed of a command's input when it had
-    to be asked in another way is told again.
+    the connection as well. A second row of gateways gets a command's input again when
+    the command is started anew.
     """
     try:
         import ClusterShell
@@ -94,12 +94,12 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
     except ImportError as problem:
         sys.stderr.write(f"nodeready: no ClusterShell for its {sys.executable} ({problem})\n")
         sys.exit(3)
-    here = ClusterShell.__version__
-    if here.split(".")[:2] != version.split(".")[:2]:
-        sys.stderr.write(f"nodeready: ClusterShell {here} there, {version} here\n")
+    installed = ClusterShell.__version__
+    if installed.split(".")[:2] != version.split(".")[:2]:
+        sys.stderr.write(f"nodeready: ClusterShell {installed} there, {version} here\n")
         sys.exit(3)
     if "CLUSTERSHELL_GW_LOG_DIR" not in os.environ:
-        # Its log would be a file in /tmp, under a name that everybody can have made a link.
+        # Its log would be a file in /tmp, whose name any user can turn into a link.
         os.environ["CLUSTERSHELL_GW_LOG_DIR"] = os.devnull
         logging.disable(logging.CRITICAL)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -140,12 +140,12 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
                         worker.set_write_eof() if buf is None else worker.write(buf)
             for other, nodes in self.gwtargets.items():
                 if nodes & targets:
-                    way = self.task._pchannel(other, self)
+                    channel = self.task._pchannel(other, self)
                     for buf in self.nr_sent:
                         if buf is None:
-                            way.set_write_eof(nodes=nodes & targets, worker=self)
+                            channel.set_write_eof(nodes=nodes & targets, worker=self)
                         else:
-                            way.write(nodes=nodes & targets, buf=buf, worker=self)
+                            channel.write(nodes=nodes & targets, buf=buf, worker=self)
 
     Alone: Any = Gateway.GatewayChannel
 
@@ -181,7 +181,7 @@ def run_gateway(version: str, bounds: tuple[Any, ...]) -> None:
     Gateway.gateway_main()
 
 
-#: The line with which every command of ours begins.
+#: The first line of each of our commands.
 _BEGINS = rb"nodeready-[0-9a-f]{16} b\r?\n"
 BOUNDS = (MOST_BYTES, NOISE_BYTES, ERROR_BYTES, FLOOD, _BEGINS)
 
@@ -197,7 +197,7 @@ def gateway_command(environ: Mapping[str, str]) -> str:
         ]
     )
     packed = base64.b64encode(zlib.compress(source.encode(), 9)).decode("ascii")
-    given = [
+    assignments = [
         f"{name}={quote(environ[name])}"
         for name in (
             "PYTHONPATH", PROGRAM, "CLUSTERSHELL_GW_LOG_DIR", "CLUSTERSHELL_GW_LOG_LEVEL",
@@ -207,4 +207,4 @@ def gateway_command(environ: Mapping[str, str]) -> str:
     ]  # fmt: skip
     code = f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{packed}")))'
     program = environ.get(PROGRAM) or "python3"
-    return " ".join([*(["env", *given] if given else []), program, "-c", quote(code)])
+    return " ".join([*(["env", *assignments] if assignments else []), program, "-c", quote(code)])

@@ -17,16 +17,16 @@ import pytest
 
 from nodeready import __version__
 from nodeready.audit import recorded
-from nodeready.audit.recorded import Asked, Heard, source
+from nodeready.audit.recorded import HostRecord, RecordedQuestion, source
 from nodeready.audit.verdict import (
     LEFT_OUT,
     MAX_BYTES,
+    NodeVerdict,
     SourceError,
-    Verdict,
     content,
     gather,
+    listed_fields,
     parse,
-    told,
     twin,
 )
 from nodeready.policy import Policy
@@ -49,26 +49,30 @@ NAMES = ("gpu001", "gpu002", "gpu003")
 NOT_RECORDED = "no verdict is recorded"
 
 
-def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -> Verdict:
+def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -> NodeVerdict:
     stop = tuple(f"{entry.check}: x" for entry in results if entry.status in ("fail", "unknown"))
     now = time.time() - age_s
-    made = Verdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
-    return replace(made, **told(results))
+    made = NodeVerdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
+    return replace(made, **listed_fields(results))
 
 
-def question(policy: Policy = POLICY, only: str | None = None) -> Asked:
-    return Asked(dict.fromkeys(NAMES, policy), own, select(only), only is None, __version__)
+def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
+    return RecordedQuestion(
+        dict.fromkeys(NAMES, policy), own, select(only), only is None, __version__
+    )
 
 
-def judged(records: list[Heard], want: Asked | None = None, at: str = "/srv/nodeready") -> Any:
+def judged(
+    records: list[HostRecord], want: RecordedQuestion | None = None, at: str = "/srv/nodeready"
+) -> Any:
     """node -> its report; and about all of them."""
     want = want or question()
-    by_node, _ = recorded.sorted_out(records, Names(dict.fromkeys(want.policies, Endpoint())))
+    by_node, _ = recorded.assign_to_nodes(records, Names(dict.fromkeys(want.policies, Endpoint())))
     nodes, about = recorded.reports(by_node, want, lambda _: (), source(at), time.time())
     return {node.name: node for node in nodes}, about
 
 
-def judged_verdict(made: Verdict, want: Asked | None = None) -> Any:
+def judged_verdict(made: NodeVerdict, want: RecordedQuestion | None = None) -> Any:
     """The report of gpu001, and its results by check."""
     node = judged([recorded.of_verdict("gpu001", made)], want)[0]["gpu001"]
     return node, {result.check: result for result in node.results}
@@ -216,7 +220,7 @@ def test_only_a_young_verdict_is_believed():
     assert (nodes["gpu001"].status, about.newest_s) == ("fail", 0)
     assert why(judged_verdict(verdict(age_s=-recorded.SKEW_S - 1))[0])
     for moment in (float("nan"), float("inf"), float("-inf")):
-        nodes, _ = judged([Heard("gpu001", moment, DIGEST)])
+        nodes, _ = judged([HostRecord("gpu001", moment, DIGEST)])
         assert why(nodes["gpu001"])
         assert nodes["gpu001"].age_s is None
 
@@ -327,7 +331,7 @@ def serve():
         server.server_close()
 
 
-def fetch(url: str) -> list[Heard]:
+def fetch(url: str) -> list[HostRecord]:
     names = Names(dict.fromkeys(NAMES, Endpoint()))
     return recorded.of_prometheus(source(url), lambda host: recorded.owner(names, host)[0], 60)[0]
 
@@ -336,7 +340,7 @@ def fetch(url: str) -> list[Heard]:
 def nodes_of(serve):
     """The reports of the nodes by these samples, and by these of `up`."""
 
-    def nodes(metrics: Any, targets: Any = (), want: Asked | None = None) -> Any:
+    def nodes(metrics: Any, targets: Any = (), want: RecordedQuestion | None = None) -> Any:
         return judged(fetch(serve(answer(metrics), answer(list(targets)))), want, "http://x")[0]
 
     return nodes
@@ -411,18 +415,18 @@ def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
 
 def test_an_answer_is_the_same_however_it_is_cut():
     text = answer(series(), warnings=["partial"]).replace(b"gpu001", "gpüú001".encode())
-    whole = recorded._Answer("x")
+    whole = recorded._PrometheusAnswer("x")
     wanted = list(whole.take(text))
     whole.end()
     assert (len(wanted), whole.warnings) == (len(series()), True)
     for position in range(0, len(text), 7):
-        cut = recorded._Answer("x")
+        cut = recorded._PrometheusAnswer("x")
         assert [*cut.take(text[:position]), *cut.take(text[position:])] == wanted
         cut.end()
 
 
 def test_an_answer_that_is_none_is_one_line():
-    fine = recorded._Answer("http://x")
+    fine = recorded._PrometheusAnswer("http://x")
     list(fine.take(answer([]).replace(b"]", b"]" + b" " * (recorded._AROUND - 3))))
     fine.end()
     for text in (
@@ -443,7 +447,7 @@ def test_an_answer_that_is_none_is_one_line():
         b"x" * (recorded._AROUND + 1),
         answer([]) + b"x" * (recorded._AROUND + 1),
     ):
-        reader = recorded._Answer("http://x")
+        reader = recorded._PrometheusAnswer("http://x")
         with pytest.raises(SourceError) as error:
             [*reader.take(text), reader.end()]
         assert str(error.value).startswith("http://x: ")

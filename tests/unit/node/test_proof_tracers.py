@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.proofs import attach
-from nodeready.node.runtime import FRAME, Supervisor, responds, status
+from nodeready.node.runtime import FRAME, ProcessSupervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
 from tests.cases import cases
@@ -24,7 +24,7 @@ BAD = replace(GOOD, good=False, rc=1)
 
 @pytest.fixture
 def supervisor():
-    with Supervisor("nodeready:test", 30) as supervisor:
+    with ProcessSupervisor("nodeready:test", 30) as supervisor:
         yield supervisor
 
 

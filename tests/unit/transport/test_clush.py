@@ -115,7 +115,11 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     own = ssh_target(
         host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
     )
-    assert (own.to, own.shown, own.alone) == ("10.0.0.1", "[10.0.0.1]:2222", "a port of its own")
+    assert (own.to, own.shown, own.direct_reason) == (
+        "10.0.0.1",
+        "[10.0.0.1]:2222",
+        "a port of its own",
+    )
     for word in ("Port=2222", "User=ops", "IdentityFile=/keys/id", "UserKnownHostsFile=/known"):
         assert f"-o{word}" in own.options
     # Never the word with which ssh takes a key that has changed.
@@ -123,7 +127,12 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     assert "-oBatchMode=yes" in own.options
     ways = [ssh_target(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
     ways.append(ssh_target(host("n9", ssh_key="/keys/its own")))
-    assert [item.alone for item in without_own_keys(ways)] == ["", "", "", "a key of its own"]
+    assert [item.direct_reason for item in without_own_keys(ways)] == [
+        "",
+        "",
+        "",
+        "a key of its own",
+    ]
 
 
 def test_data_that_only_pyinfra_can_use_are_refused():
