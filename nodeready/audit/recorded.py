@@ -370,8 +370,8 @@ def _own_label(labels: Mapping[str, str], label: str) -> str:
 class _PrometheusTarget:
     """What the metrics of one target say.
 
-    nodes:  the nodes in its metrics: one, in the textfile of a gate
-    found:  (check, status)
+    nodes:    the nodes in its metrics: one, in the textfile of a gate
+    statuses: (check, status)
     """
 
     time: float | None = None

@@ -113,7 +113,7 @@ def settle(
 ) -> str:
     """Drain or undrain the node in Slurm. Returns the change as a line for the log, or "".
 
-    found: why the node is not ready
+    reasons: why the node is not ready
     until: time.monotonic() at which slurmctld must have answered
     before: called before the node is drained; not for a drain that is there already
     Raises DrainError.
@@ -304,13 +304,13 @@ def _trace() -> tuple[str, Iterator[str]]:
     from nodeready.transport.base import Conversation, Key, collect, new_nonce, once, request
     from nodeready.transport.local import Local
 
-    carrier = Local()
-    (node,) = carrier.nodes
-    config = program.Config(new_nonce(), carrier.tag, STACKS_S, samples=1)
+    transport = Local()
+    (node,) = transport.nodes
+    config = program.Config(new_nonce(), transport.tag, STACKS_S, samples=1)
     conversations: dict[Key, Conversation[Any]] = {
         node: once(request(node, program.__name__, config))
     }
-    answer = collect(carrier, conversations, deadline=time.monotonic() + STACKS_S + 1)[node]
+    answer = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)[node]
     try:
         trace = program.unpack(answer.stdout, config.nonce)
     except ProbeError as problem:

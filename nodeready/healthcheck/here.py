@@ -61,8 +61,8 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     started, began = now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in SEEN]
-    carrier = Local()
-    (name,) = carrier.nodes
+    transport = Local()
+    (name,) = transport.nodes
     # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
     look_question = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     conversations: dict[Key, Conversation[Answer]] = {
@@ -70,10 +70,10 @@ def _judged(policy: Policy, selection: Selection, limit_s: float, proofs: bool) 
     }
     config = None
     if proofs and "proof" in selection.subjects:
-        config = _config(policy, time_s, carrier.tag)
+        config = _config(policy, time_s, transport.tag)
         conversations["proofs"] = once(_proofs(name, config))
-    answers = collect(carrier, conversations, deadline=began + time_s)
-    if carrier.interrupted:
+    answers = collect(transport, conversations, deadline=began + time_s)
+    if transport.interrupted:
         raise KeyboardInterrupt
     look = answers["look"]
     late = f"no answer within {time_s:.0f} s"

@@ -348,7 +348,7 @@ class ProcessSupervisor:
         """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
 
         on_output: gets each piece of its output (1) and complaints (2) as it comes
-        begun:     seconds, and a function that tells whether the program has begun by then; if
+        has_begun: seconds, and a function that tells whether the program has begun by then; if
                    it has not, it is ended
 
         Raises OSError when it cannot be started.

@@ -179,8 +179,8 @@ def allocate(
 ) -> RunningJob:
     """A job of our own on those of these nodes that Slurm can give now. End it with `release`.
 
-    given: more options for salloc(1): ``--reservation=maintenance --account=ops``
-    tell:  gets a line when Slurm needs long
+    options: for salloc(1): ``--reservation=maintenance --account=ops``
+    tell:    gets a line when Slurm needs long
 
     Raises SrunError when Slurm does not answer, or refuses the options.
     """

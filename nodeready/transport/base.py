@@ -323,7 +323,7 @@ class Carrier(ABC):
 
 
 def collect(
-    carrier: Carrier,
+    transport: Carrier,
     conversations: Mapping[Key, Conversation[Found]],
     on_found: Callable[[Key, Found | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
@@ -339,7 +339,7 @@ def collect(
     while True:
         try:
             if stream is None:
-                stream = carrier.converse(conversations, deadline)
+                stream = transport.converse(conversations, deadline)
             interrupt_is_ours = False
             # An interrupt of our own code is raised in the stream, which ends the nodes' work.
             key, value = next(stream) if stop is None else stream.throw(stop)
@@ -352,7 +352,7 @@ def collect(
             if not interrupt_is_ours:
                 # It came before the stream began, or a second time: nothing comes any more. The
                 # stream may not have known of it.
-                carrier.interrupted = True
+                transport.interrupted = True
                 break
             stop = interrupt
     return {**dict.fromkeys(conversations, interrupted()), **values}
@@ -411,7 +411,7 @@ def rows(
 def no_answer_reason(answer: Answer, config: Any, purpose: str) -> str:
     """Why a node's program printed no row that we know.
 
-    what: what is not done without a Python, such as "cores cannot be looked at"
+    purpose: what is not done without a Python, such as "cores cannot be looked at"
     """
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
         return f"{payload.NO_PYTHON}: {purpose}"

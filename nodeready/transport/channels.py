@@ -32,14 +32,14 @@ class Channels:
     lost:  node -> why it takes no part any more: the first reason stays
     """
 
-    def __init__(self, carrier: Carrier, deadline: float, purpose: str) -> None:
+    def __init__(self, transport: Carrier, deadline: float, purpose: str) -> None:
         """deadline: on the monotonic clock; nothing waits longer
         purpose:  of the program, for a node without a Python: ``the mesh``
         """
         self.nonce = f"nodeready-{secrets.token_hex(8)}"
         self.open: dict[str, Channel] = {}
         self.lost: dict[str, Unknown] = {}
-        self._carrier, self._deadline, self._purpose = carrier, deadline, purpose
+        self._transport, self._deadline, self._purpose = transport, deadline, purpose
 
     @property
     def left_s(self) -> float:
@@ -48,7 +48,7 @@ class Channels:
 
     def start(self, request: Request) -> None:
         """Run the program on a node: its first row is still to be read."""
-        self.open[request.node] = self._carrier.open(request)
+        self.open[request.node] = self._transport.open(request)
 
     def for_each(self, work: Callable[[str], object], names: Iterable[str]) -> None:
         """Do it for all of these nodes at once. Our own mistake costs the node alone."""

@@ -154,7 +154,7 @@ class WorkerProcess:
 class WorkerTransport(Carrier):
     """Nodes that children ask. The children live from entering to leaving.
 
-    what: the word for a child in the words of a failure
+    child_name: the word for a child in the words of a failure
     """
 
     child_name = "the process that asked it"
@@ -333,9 +333,9 @@ class WorkerTransport(Carrier):
 class _RemoteChannel(Channel):
     """A channel that a child holds."""
 
-    def __init__(self, carrier: WorkerTransport, request: Request) -> None:
+    def __init__(self, transport: WorkerTransport, request: Request) -> None:
         self.error = ""
-        self._carrier, self._peer = carrier, carrier.peer_of[request.node]
+        self._transport, self._peer = transport, transport.peer_of[request.node]
         self._name = os.urandom(8).hex()
         self._peer.send("open", self._name, request)
 
@@ -346,7 +346,7 @@ class _RemoteChannel(Channel):
         if self.error:
             return None
         # The child waits for so long, and may still have to connect.
-        reply = self._carrier.question(
+        reply = self._transport.question(
             self._peer, "read", self._name, limit_s, limit_s=limit_s + 60
         )
         if reply is None:
@@ -377,10 +377,10 @@ def _reap(pid: int, until: float) -> None:
 # --- The child's end, of a transport that works under gevent.
 
 
-def fork_worker(nodes: Sequence[str], make_carrier: Callable[[], Carrier]) -> WorkerProcess:
+def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Carrier]) -> WorkerProcess:
     """A child that is a copy of this process, in a new session, and asks these nodes.
 
-    made: makes the child's carrier, in the child
+    make_transport: makes the child's transport, in the child
     """
     parent_end, child_end = gevent.socket.socketpair()
     pid = gevent.os.fork_gevent()
@@ -394,8 +394,8 @@ def fork_worker(nodes: Sequence[str], make_carrier: Callable[[], Carrier]) -> Wo
         handle_signals(signal.SIG_IGN)
         parent_end.close()
         close_inherited()
-        with make_carrier() as carrier:
-            _WorkerServer(carrier, frames).serve()
+        with make_transport() as transport:
+            _WorkerServer(transport, frames).serve()
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
@@ -405,10 +405,10 @@ def fork_worker(nodes: Sequence[str], make_carrier: Callable[[], Carrier]) -> Wo
 
 
 class _WorkerServer:
-    """The carrier of a child, and what the parent has going on with it."""
+    """The transport of a child, and what the parent has going on with it."""
 
-    def __init__(self, carrier: Carrier, frames: Frames) -> None:
-        self._carrier, self._frames = carrier, frames
+    def __init__(self, transport: Carrier, frames: Frames) -> None:
+        self._transport, self._frames = transport, frames
         self._calls: dict[int, Any] = {}
         self._stopped: set[int] = set()
         # What a conversation, or a channel, gets from the parent next.
@@ -420,7 +420,7 @@ class _WorkerServer:
         does: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "read": self._read, "close": self._close,
-            "password": self._carrier.use_password, "end": self._end, "met": self._met,
+            "password": self._transport.use_password, "end": self._end, "met": self._met,
         }  # fmt: skip
         while (frame := self._frames.receive()) is not None:
             if frame[0] == "quit":
@@ -428,7 +428,7 @@ class _WorkerServer:
             does[frame[0]](*frame[1:])
         for call in list(self._calls):
             self._stop(call)
-        self._carrier.end()
+        self._transport.end()
 
     def _say(self, *frame: Any) -> None:
         with contextlib.suppress(OSError):
@@ -443,7 +443,7 @@ class _WorkerServer:
         def hold() -> None:
             # The interrupt comes once, and what runs on the nodes is being ended when it is over.
             with contextlib.suppress(KeyboardInterrupt):
-                for _ in self._carrier.converse(conversations, deadline):
+                for _ in self._transport.converse(conversations, deadline):
                     pass
 
         def over(_: object) -> None:
@@ -474,7 +474,7 @@ class _WorkerServer:
             going.kill(KeyboardInterrupt, block=False)
 
     def _open(self, name: str, request: Request) -> None:
-        self._channels[name] = _HeldChannel(self._carrier, request)
+        self._channels[name] = _HeldChannel(self._transport, request)
 
     def _line(self, name: str, line: str) -> None:
         self._channels[name].lines.put(line)
@@ -489,13 +489,13 @@ class _WorkerServer:
 
     def _end(self, number: int, limit_s: float) -> None:
         def end() -> None:
-            self._carrier.end(limit_s)
+            self._transport.end(limit_s)
             self._say("ended", number, True)
 
         gevent.spawn(end)
 
     def _met(self, number: int) -> None:
-        self._say("met", number, dict(self._carrier.met()))
+        self._say("met", number, dict(self._transport.met()))
 
 
 class _HeldChannel:
@@ -504,9 +504,9 @@ class _HeldChannel:
     lines: what is to be sent; None: close it
     """
 
-    def __init__(self, carrier: Carrier, request: Request) -> None:
+    def __init__(self, transport: Carrier, request: Request) -> None:
         self.lines: Queue[str | None] = Queue()
-        self._opened = gevent.spawn(carrier.open, request)
+        self._opened = gevent.spawn(transport.open, request)
         gevent.spawn(self._send)
 
     def _send(self) -> None:

@@ -329,8 +329,8 @@ class _Going:
 class _SrunTurns:
     """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
 
-    def __init__(self, carrier: Srun) -> None:
-        self._carrier = carrier
+    def __init__(self, transport: Srun) -> None:
+        self._transport = transport
         self._waiting: dict[Key, None] = {}
         self._since = 0.0
         self._steps: dict[int, _Going] = {}
@@ -369,7 +369,7 @@ class _SrunTurns:
     def _begin(self, exchanges: Mapping[Key, Exchange[Any]]) -> None:
         number = next(self._numbers)
         waiting = {key: exchanges[key] for key in self._waiting}
-        going = self._carrier.begin(
+        going = self._transport.begin(
             waiting, lambda node_answer: self._answers.put((number, *node_answer))
         )
         self._steps[number] = going
@@ -385,7 +385,7 @@ class OwnJob(Srun):
     """Nodes in an allocation of our own, which Slurm gives on entering, and gets back on leaving.
 
     nodes: that are wanted; those that Slurm cannot give now fail with its reason
-    given: more options for salloc(1)
+    options: more options for salloc(1)
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class OwnJob(Srun):
 
 
 def _started(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """srun, running. more: of its environment"""
+    """srun, running. variables: further ones of its environment"""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
@@ -435,14 +435,14 @@ class _SrunStep:
     everything goes over srun's standard input, which srun forwards when the task is there.
     """
 
-    def __init__(self, carrier: Srun, node: str, line: str) -> None:
-        self._carrier, self._node, self._line = carrier, node, line
+    def __init__(self, transport: Srun, node: str, line: str) -> None:
+        self._transport, self._node, self._line = transport, node, line
         #: The input until the first output: a second start with other options repeats it.
         self._sent, self._has_output = bytearray(), False
         self._start()
 
     def _start(self) -> None:
-        self._argv = self._carrier.session_argv(self._node, self._line)
+        self._argv = self._transport.session_argv(self._node, self._line)
         self._process = _started(self._argv, {})
         self._to, self._out, self._err = _streams(self._process)
         self._step_output = StepOutput("", [self._node], lambda name, answer: None)
@@ -466,7 +466,7 @@ class _SrunStep:
         while self._err in self._reading:
             self._wait(until)
             self._add_error()
-        if not self._has_output and self._carrier.adapted(self._step_output, self._argv):
+        if not self._has_output and self._transport.adapted(self._step_output, self._argv):
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
@@ -582,7 +582,7 @@ class StepOutput:
 
     nonce: begins the two lines that `script` adds: the node's name, and the end of its answer
     nodes: those that are asked, in Slurm's order
-    heard: gets each node's answer, once
+    on_answer: gets each node's answer, once
     max_bytes: of an answer
     """
 

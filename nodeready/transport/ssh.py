@@ -154,7 +154,7 @@ def _jump_host_error(host: Host) -> str:
     return ""
 
 
-# --- The carriers: all nodes of a pyinfra run, or of an inventory.
+# --- The transports: all nodes of a pyinfra run, or of an inventory.
 
 
 @dataclass

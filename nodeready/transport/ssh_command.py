@@ -170,7 +170,7 @@ _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection cl
 class MasterStream(Pipes):
     """A command over the connection of a master, by `ssh`, as a Stream.
 
-    apart: standard error has its own pipe
+    separate_errors: standard error has its own pipe
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class MasterStream(Pipes):
         )
 
     def read(self, limit_s: float | None) -> bytes:
-        """See Stream."""
+        """See Stream. Raises EOFError when the master has ended."""
         data = super().read(limit_s)
         if not data and (reason := self.lost("")):
             raise EOFError(reason)
@@ -208,12 +208,13 @@ class MasterStream(Pipes):
         self.end_input()
 
     def status(self, errors: str) -> int:
+        """See RunningCommand. Raises EOFError when the master has ended."""
         if reason := self.lost(errors):
             raise EOFError(reason)
         return self._process.wait()
 
     def lost(self, errors: str) -> str:
-        """Why ssh itself ended; "" when its command did."""
+        """Why ssh itself ended; "" when its command did. Raises MasterUnavailable."""
         if self._process.wait() != _SSH_FAILED:
             return ""
         if _NOT_BEGUN.search(errors):

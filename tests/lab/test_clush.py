@@ -20,7 +20,7 @@ from pyinfra.api import Config
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, Node, processes
 from nodeready.transport.base import Answer, Carrier, Failure, Reply, Request, once
-from nodeready.transport.clush.carrier import Clush
+from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows

@@ -272,11 +272,11 @@ def test_nothing_is_left_when_the_program_is_killed(node):
     before = node.processes()
     text = f"""
 import threading
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import *
 config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
-found = engines.find(Supervisor("nodeready:test", 100), config)
+found = engines.find(ProcessSupervisor("nodeready:test", 100), config)
 found.run({order(limit_s=60.0)!r}, (), threading.Event())
 """
     with subprocess.Popen([sys.executable, "-c", text]) as process:

@@ -36,7 +36,7 @@ from nodeready.transport.base import (
 from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
 from nodeready.transport.clush.gateway import Gateway, Hold, decoded, remedy
 from nodeready.transport.clush.gateway_program import gateway_command
-from nodeready.transport.clush.ways import (
+from nodeready.transport.clush.ssh_targets import (
     COMMON,
     CONNECT_S,
     LOGIN_S,

@@ -38,7 +38,7 @@ from nodeready.transport.clush.gateway_program import (
     GATEWAY_GONE,
     bounded_read,
 )
-from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
+from nodeready.transport.clush.ssh_targets import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
 from nodeready.transport.sudo import as_root, judge_reply
 
 #: Characters of base64 in one line.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nodeready.transport.clush.ways import SshTarget
+from nodeready.transport.clush.ssh_targets import SshTarget
 
 
 class ClushEngine(Protocol):

@@ -21,7 +21,7 @@ from nodeready.text import sanitise
 from nodeready.transport.base import ERROR_BYTES
 from nodeready.transport.clush.engine import ClushEngine
 from nodeready.transport.clush.gateway_program import PROGRAM
-from nodeready.transport.clush.ways import COMMON, CONNECT_S
+from nodeready.transport.clush.ssh_targets import COMMON, CONNECT_S
 
 
 class Hold:

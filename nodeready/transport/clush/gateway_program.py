@@ -40,7 +40,7 @@ def bounded_read(maximum: int, noise: int, errors: int, flood: bytes, mark: byte
     """The method ``_read`` of an ssh client that bounds what the ssh may print: ClusterShell keeps
     and passes on any amount, and has no hook in front of its buffers.
 
-    most:   bytes of standard output after which the ssh is ended, with ``flood`` as its last line
+    maximum: bytes of standard output after which the ssh is ended, with ``flood`` as its last line
     noise:  the same, until there was a line with ``mark``, and of one line
     errors: bytes of standard error, and of noise, that are handed on
     """

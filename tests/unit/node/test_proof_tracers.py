@@ -86,8 +86,8 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(supervisor):
 def test_what_was_started_ends_when_we_are_killed():
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     code = (
-        "import os, time; from nodeready.node.runtime import Supervisor; "
-        "supervisor = Supervisor('nodeready:test', 60);"
+        "import os, time; from nodeready.node.runtime import ProcessSupervisor; "
+        "supervisor = ProcessSupervisor('nodeready:test', 60);"
         f"supervisor.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
         "supervisor.canary(); print('began', flush=True); time.sleep(60)"
     )

@@ -18,7 +18,12 @@ from nodeready.transport.base import Failure, Reply, Request
 from nodeready.transport.clush.command import NodeOutput, framed, request_line
 from nodeready.transport.clush.gateway import decoded
 from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
-from nodeready.transport.clush.ways import SshTarget, ssh_target, translated, without_own_keys
+from nodeready.transport.clush.ssh_targets import (
+    SshTarget,
+    ssh_target,
+    translated,
+    without_own_keys,
+)
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"

@@ -1,4 +1,4 @@
-"""ClusterShell as the carrier: its workers, its tree of gateways (topology.conf), over ssh.
+"""The transport by ClusterShell: its workers, its tree of gateways (topology.conf), over ssh.
 
 ClusterShell's event loop does not run under gevent: it runs in another process (`child`),
 whose one thread does all that is done there. What is asked of many nodes in the same words is one
@@ -22,7 +22,7 @@ from gevent.queue import Empty
 
 from nodeready import shell
 from nodeready.transport.base import NoWay, Request
-from nodeready.transport.clush.ways import (
+from nodeready.transport.clush.ssh_targets import (
     ClushPlan,
     absolute,
     ssh_target,
@@ -160,10 +160,10 @@ class Clush(WorkerTransport):
 class _Far:
     """A command that ClusterShell runs on one node, as a Stream."""
 
-    def __init__(self, carrier: Clush, request: Request) -> None:
-        self._process = carrier.peer_of[request.node]
+    def __init__(self, transport: Clush, request: Request) -> None:
+        self._process = transport.peer_of[request.node]
         self._open = contextlib.ExitStack()
-        self._number, self._frames = self._open.enter_context(carrier.wait())
+        self._number, self._frames = self._open.enter_context(transport.wait())
         self._process.send("open", self._number, request)
 
     def read(self, limit_s: float) -> bytes:
