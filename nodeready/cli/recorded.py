@@ -12,16 +12,14 @@ from nodeready import __version__
 from nodeready.audit.document import Audit
 from nodeready.audit.fleet import distinguishing_groups
 from nodeready.audit.recorded import (
-    NO_TEXT,
     OF_VERDICTS,
     RecordedQuestion,
-    Source,
     assign_to_nodes,
     collect,
     reports,
-    source,
 )
 from nodeready.audit.verdict import SourceError
+from nodeready.audit.verdict_source import NO_TEXT, Source, source
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets

@@ -16,8 +16,9 @@ import jsonschema
 import pytest
 
 from nodeready import __version__
+from nodeready.audit import prometheus as prometheus_source
 from nodeready.audit import recorded
-from nodeready.audit.recorded import HostRecord, RecordedQuestion, source
+from nodeready.audit.recorded import RecordedQuestion
 from nodeready.audit.verdict import (
     LEFT_OUT,
     MAX_BYTES,
@@ -29,6 +30,7 @@ from nodeready.audit.verdict import (
     parse,
     twin,
 )
+from nodeready.audit.verdict_source import HostRecord, source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.reports.monitoring import prometheus
@@ -333,7 +335,9 @@ def serve():
 
 def fetch(url: str) -> list[HostRecord]:
     names = Names(dict.fromkeys(NAMES, Endpoint()))
-    return recorded.of_prometheus(source(url), lambda host: recorded.owner(names, host)[0], 60)[0]
+    return prometheus_source.of_prometheus(
+        source(url), lambda host: recorded.owner(names, host)[0], 60
+    )[0]
 
 
 @pytest.fixture
@@ -358,7 +362,7 @@ def test_the_metrics_are_the_nodes_row(nodes_of):
     # The names of the metrics are those of the report that the gate writes.
     lines = prometheus(outcomes()["fail"])
     names = {line.split("{")[0].split()[0] for line in lines if line[0] != "#"}
-    assert {f"nodeready_{name}" for name in (*recorded._METRICS, "node_results")} <= names
+    assert {f"nodeready_{name}" for name in (*prometheus_source._METRICS, "node_results")} <= names
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/metrics.json"))
@@ -415,19 +419,19 @@ def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
 
 def test_an_answer_is_the_same_however_it_is_cut():
     text = answer(series(), warnings=["partial"]).replace(b"gpu001", "gpüú001".encode())
-    whole = recorded._PrometheusAnswer("x")
+    whole = prometheus_source._PrometheusAnswer("x")
     wanted = list(whole.take(text))
     whole.end()
     assert (len(wanted), whole.warnings) == (len(series()), True)
     for position in range(0, len(text), 7):
-        cut = recorded._PrometheusAnswer("x")
+        cut = prometheus_source._PrometheusAnswer("x")
         assert [*cut.take(text[:position]), *cut.take(text[position:])] == wanted
         cut.end()
 
 
 def test_an_answer_that_is_none_is_one_line():
-    fine = recorded._PrometheusAnswer("http://x")
-    list(fine.take(answer([]).replace(b"]", b"]" + b" " * (recorded._AROUND - 3))))
+    fine = prometheus_source._PrometheusAnswer("http://x")
+    list(fine.take(answer([]).replace(b"]", b"]" + b" " * (prometheus_source._AROUND - 3))))
     fine.end()
     for text in (
         b"",
@@ -444,10 +448,10 @@ def test_an_answer_that_is_none_is_one_line():
         answer(series()).replace(b"success", b"error"),
         b'{"result":[' + b"1" * 70_000,
         b'{"result":[' + b'{"a":"' + b"x" * 70_000,
-        b"x" * (recorded._AROUND + 1),
-        answer([]) + b"x" * (recorded._AROUND + 1),
+        b"x" * (prometheus_source._AROUND + 1),
+        answer([]) + b"x" * (prometheus_source._AROUND + 1),
     ):
-        reader = recorded._PrometheusAnswer("http://x")
+        reader = prometheus_source._PrometheusAnswer("http://x")
         with pytest.raises(SourceError) as error:
             [*reader.take(text), reader.end()]
         assert str(error.value).startswith("http://x: ")
@@ -475,13 +479,13 @@ def test_no_other_server_is_asked_and_no_password_is_shown(serve):
     url = serve(b"", status=302, Location="http://u:secret@127.0.0.1:1/x?token=secret")
     secured = source(url.replace("//", "//me:pa%24s@"))
     with pytest.raises(SourceError) as error:
-        recorded.of_prometheus(secured, str, 60)
+        prometheus_source.of_prometheus(secured, str, 60)
     assert "leads to http://" in str(error.value)
     assert [entry for _, entry in serve.seen] == ["Basic bWU6cGEkcw=="]
     for text in (str(error.value), repr(secured)):
         assert not [word for word in ("secret", "pa$s", "pa%24s", "bWU6") if word in text]
     # A token is sent as it is.
-    recorded.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
+    prometheus_source.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
     (path, token), _ = serve.seen
     assert token == "Bearer abc"
     assert path.startswith("/prefix/api/v1/query?query=")
