@@ -92,7 +92,7 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
     if not reason:
         return ("state=undrain",) if node.drained else ()
     if node.drained:
-        # The text behind the check may hold a number that moves with every look.
+        # The text behind the check may hold a number that changes with every audit.
         same = _about(node.reason) == _about(reason)
         return () if same else (f"reason={reason}",)
     if any(state.startswith(_TAKEN) for state in node.states):

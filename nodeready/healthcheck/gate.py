@@ -1,4 +1,4 @@
-"""`record`, `prolog` and `healthcheck`: the verdict about this node, kept between looks.
+"""`record`, `prolog` and `healthcheck`: the verdict about this node, kept between audits.
 
 The timer's `record` keeps a verdict, a job's `prolog` asks for it, and Slurm's `healthcheck`
 drains or undrains the node by it.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
 BEGAN = time.monotonic()
 
-# --- The verdict and its file, which the next boot removes: a prolog has no time for a whole look.
+# --- The verdict and its file, which a boot removes: a prolog has no time for a whole audit.
 
 PATH = "/run/nodeready/verdict.json"
 
@@ -194,7 +194,7 @@ def record(policy: Policy, arguments: Namespace) -> int:
 
 
 def prolog(policy: Policy, arguments: Namespace) -> int:
-    """`prolog`: the kept verdict, else a look within the budget. Returns 0 for go, 3 for no-go.
+    """`prolog`: the kept verdict, else an audit within the budget. Returns 0 for go, 3 for no-go.
 
     After a kept no-go the node is looked at again: it may have been repaired since, and a job's
     failed prolog costs more than a look.
@@ -205,7 +205,7 @@ def prolog(policy: Policy, arguments: Namespace) -> int:
         from nodeready.subjects.registry import select
 
         remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        # Kept back for Slurm, should the look take all the time that it has.
+        # Kept back for Slurm, should the audit take all of its time.
         slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
         audit = here.audit(policy, select(subjects=here.SEEN), remaining_s - slurm_s)
         verdict = judged(audit, policy)

@@ -40,8 +40,8 @@ SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
 LIMIT_S = 60
 #: Seconds at the end of a limit for judging and reporting, at most a fourth of the limit.
 _RESERVE_S = 1.0
-#: Seconds that a section's own limit ends before the look's: without a network in between one is
-#: enough, and a second more or less decides whether a busy node is taken for a broken one.
+#: Seconds that a section's own limit ends before the snapshot's: without a network in between
+#: one is enough, and a second more or less decides whether a busy node is taken for a broken one.
 _MARGIN_S = 1
 
 
@@ -51,7 +51,7 @@ def audit(policy: Policy, selection: Selection, limit_s: float = LIMIT_S) -> Aud
 
 
 def ready(policy: Policy, selection: Selection, budget_s: int, proofs: bool = True) -> Ready:
-    """Look, prove and judge: the proofs run beside the look, under one budget in seconds."""
+    """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
     from nodeready.audit.document import Ready
 
     return Ready(_judged(policy, selection, budget_s, proofs), budget_s)

@@ -39,6 +39,12 @@ ANSWER_BYTES = 16 << 20
 #: Bytes of standard error that are kept; the rest is read and dropped.
 ERROR_BYTES = 64 << 10
 
+#: Seconds for a connection: name resolution, TCP, banner, authentication and channel.
+CONNECT_TIMEOUT_S = 15
+#: Seconds after which a node that dies in the middle is noticed, without an answer to keepalives;
+#: TCP's own limit is 15 minutes.
+DEAD_AFTER_S, KEEPALIVE_S = 25, 5
+
 #: How `timeout` ends: by TERM, by KILL, or killed by its own KILL to the whole group.
 TIMED_OUT = (124, 137, None)
 
@@ -215,7 +221,7 @@ def mistake(error: Exception) -> str:
     return f"internal error at {position}: {type(error).__name__}: {error}"
 
 
-class Channel(ABC):
+class NodeChannel(ABC):
     """A script on a node that is spoken with line by line while it runs: see `dialogue.Dialogue`.
 
     error: what ended the script, one line; "" while it runs
@@ -300,7 +306,7 @@ class Carrier(ABC):
             yield node_of(key), answer
 
     @abstractmethod
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         """Run a script that is spoken with while it runs; a node's fault is in its ``error``."""
 
     def end(self, limit_s: float = 5) -> None:

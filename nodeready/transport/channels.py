@@ -17,7 +17,7 @@ from gevent.pool import Pool
 from nodeready.node import payload
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.transport.base import Carrier, Channel, Request
+from nodeready.transport.base import Carrier, NodeChannel, Request
 
 Row = TypeVar("Row")
 #: Seconds for closing the channels of all nodes.
@@ -37,7 +37,7 @@ class Channels:
         purpose:  of the program, for a node without a Python: ``the mesh``
         """
         self.nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.open: dict[str, Channel] = {}
+        self.open: dict[str, NodeChannel] = {}
         self.lost: dict[str, Unknown] = {}
         self._transport, self._deadline, self._purpose = transport, deadline, purpose
 

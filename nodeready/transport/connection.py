@@ -42,6 +42,7 @@ from paramiko.packet import Packetizer
 from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsError
 
 from nodeready import shell
+from nodeready.transport.base import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.transport.local import end_session
 from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
@@ -281,14 +282,8 @@ def restrict(transport: Any, settings: SshSettings) -> None:
             setattr(transport, f"_preferred_{name}", common)
 
 
-#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
-#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
-DEAD_AFTER_S = 25
-KEEPALIVE_S = 5
-
-
 def keep(transport: Any) -> None:
-    """Have the connection end when the node has died."""
+    """Have the connection end when the node has died, also by unacknowledged data (tcp(7))."""
     transport.set_keepalive(KEEPALIVE_S)
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:

@@ -16,12 +16,8 @@ from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from nodeready.transport import connection, logins
-from nodeready.transport.base import UNREACHABLE, Failure, Met
+from nodeready.transport.base import CONNECT_TIMEOUT_S, UNREACHABLE, Failure, Met
 from nodeready.transport.ssh_config import Login, SshConfigError
-
-#: One deadline over name resolution, TCP, banner, authentication and channel.
-CONNECT_TIMEOUT_S = 15
-
 
 #: sshd's port (RFC 4253, section 4.1).
 _SSH_PORT = 22

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nodeready.transport.base import Channel
+from nodeready.transport.base import NodeChannel
 from nodeready.transport.sudo import sudo_error
 
 #: Bytes of one line, and of all lines; no answer has more.
@@ -40,7 +40,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Dialogue(Channel):
+class Dialogue(NodeChannel):
     """A running script. Never raises for a node's fault: ``error`` says what ended it.
 
     error: one line; "" while the script runs

@@ -197,7 +197,7 @@ class Jump:
     """A jump host, and the connections to it that all nodes behind it share."""
 
     def __init__(self, logins: SshLogins, login: Login, before: tuple[str, ...]) -> None:
-        self._ways, self._login, self._before = logins, login, before
+        self._logins, self._login, self._before = logins, login, before
         self._lines: list[Client] = []
         self._full: dict[int, int] = {}
         self._making = BoundedSemaphore()
@@ -240,17 +240,17 @@ class Jump:
     def _new_connection(self) -> Client:
         client = Client()
         try:
-            with Patience(self._ways.limit_s) as patience:
-                self._ways.connect(client, self._login, patience, self._before, shared=True)
+            with Patience(self._logins.limit_s) as patience:
+                self._logins.connect(client, self._login, patience, self._before, shared=True)
         except gevent.Timeout as timeout:
             if not patience.owns(timeout):
                 client.close()
                 raise
-            words = self._ways.words(client, self._login, client.stage)
+            words = self._logins.words(client, self._login, client.stage)
         except SshConfigError as problem:
             words = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
-            words = self._ways.words(client, self._login, error_text(problem))
+            words = self._logins.words(client, self._login, error_text(problem))
         else:
             transport = client.get_transport()
             keep(transport)
@@ -270,7 +270,7 @@ class Jump:
 
         Raises SshConfigError.
         """
-        settings = self._ways.settings(self._login)
+        settings = self._logins.settings(self._login)
         path = master(settings)
         if not path:
             return None
@@ -286,7 +286,7 @@ class Jump:
             transport = cast("Bounded", line.get_transport())
             client.jump = self
             try:
-                channel = transport.forward(host, settings.port, self._ways.limit_s)
+                channel = transport.forward(host, settings.port, self._logins.limit_s)
             except JumpRefusal as refusal:
                 count = self.count(line)
                 if refusal.code != _CONNECT_FAILED and count > 0:

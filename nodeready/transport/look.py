@@ -1,4 +1,4 @@
-"""The look: one request per node brings all subjects, and its answer becomes a snapshot.
+"""The snapshot of a node: one request brings all subjects.
 
 A node that cannot be asked costs itself; a subject that cannot be read costs that subject.
 """
@@ -33,7 +33,7 @@ NOT_LOOKED_AT = "not looked at: interrupted"
 
 @dataclass(frozen=True)
 class Look:
-    """The result of the look at one node.
+    """The snapshot of one node, or why there is none.
 
     snapshot: what the node showed; None: there was no look
     error:    one line when the node could not be probed, and its kind; "" after an interrupt
@@ -57,12 +57,12 @@ class Look:
 
     @classmethod
     def of(cls, name: str, value: Look | Failure) -> Look:
-        """The look that a conversation came to: its value, or the failure as a look."""
+        """The result of a conversation: its value, or the failure without a snapshot."""
         return cls.failed(name, value) if isinstance(value, Failure) else value
 
     @classmethod
     def failed(cls, name: str, failure: Failure) -> Look:
-        """No look, for this reason."""
+        """No snapshot, for this reason."""
         if failure.kind == INTERRUPTED:
             return cls(name, kind=INTERRUPTED)
         late = failure.kind == LOST
@@ -127,7 +127,7 @@ def look_at(
     *,
     nonce: str = "",
 ) -> Conversation[Look]:
-    """The conversation of a look at one node; see `question`.
+    """The conversation that takes the snapshot of one node; see `question`.
 
     read: makes the snapshot of the answer
     """

@@ -37,13 +37,13 @@ from nodeready.transport.base import (
     LATE,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Exchange,
     Failure,
     Found,
     Key,
     Met,
+    NodeChannel,
     Request,
     end_all,
     interrupted,
@@ -289,7 +289,7 @@ class WorkerTransport(Carrier):
         ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
         yield from end_all(ended, lambda key: Failure(kind=FAILED, error=peer.gone))
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         """See Carrier."""
         return _RemoteChannel(self, request)
 
@@ -330,7 +330,7 @@ class WorkerTransport(Carrier):
             peer.send("password", password, names)
 
 
-class _RemoteChannel(Channel):
+class _RemoteChannel(NodeChannel):
     """A channel that a child holds."""
 
     def __init__(self, transport: WorkerTransport, request: Request) -> None:

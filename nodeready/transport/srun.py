@@ -37,12 +37,12 @@ from nodeready.transport.base import (
     UNREACHABLE,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Exchange,
     Failure,
     Found,
     Key,
+    NodeChannel,
     Reply,
     Request,
     end_all,
@@ -207,7 +207,7 @@ class Srun(Carrier):
                 del step.waiting[name]
             step.give_up(request.limit_s, is_whole)
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         """See Carrier. A step on this node; it ends with its input, and that with us."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 

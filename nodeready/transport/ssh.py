@@ -32,6 +32,7 @@ from nodeready import shell
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.transport import connection, local, logins
 from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
     FAILED,
     HUNG,
     LOST,
@@ -54,7 +55,6 @@ from nodeready.transport.base import (
     node_of,
 )
 from nodeready.transport.connector import (
-    CONNECT_TIMEOUT_S,
     SshConnector,
     connect,
     set_timeouts,
@@ -439,10 +439,10 @@ class Fleet(Connected):
         config = config or Config()
         config.PARALLEL = parallel
         self._state = State(inventory, config, check_for_changes=False)
-        self._ways = logins.SshLogins(CONNECT_TIMEOUT_S, tell)
+        self._ssh_logins = logins.SshLogins(CONNECT_TIMEOUT_S, tell)
         for link in self._links.values():
             if isinstance(link.host.connector, SshConnector):
-                link.host.connector.ssh_logins = self._ways
+                link.host.connector.ssh_logins = self._ssh_logins
 
     def __enter__(self) -> Fleet:
         self._context = ctx_state.use(self._state)
@@ -454,7 +454,7 @@ class Fleet(Connected):
         for link in self._connected():
             closing.spawn(_disconnect, link.host)
         closing.join(timeout=5)
-        self._ways.close()
+        self._ssh_logins.close()
         self._context.__exit__(None, None, None)
 
 

@@ -24,6 +24,7 @@ from nodeready import shell
 from nodeready.shell import quote
 from nodeready.text import sanitise
 from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
     REFUSED,
     Answer,
     Failure,
@@ -38,7 +39,6 @@ from nodeready.transport.clush.gateway import Gateway, Hold, decoded, remedy
 from nodeready.transport.clush.gateway_program import gateway_command
 from nodeready.transport.clush.ssh_targets import (
     COMMON,
-    CONNECT_S,
     LOGIN_S,
     ClushPlan,
     SshTarget,
@@ -71,8 +71,8 @@ class ClushProcess:
 
     def __init__(self, frames: Frames, plan: ClushPlan) -> None:
         self._frames = frames
-        self._ways = {target.name: target for target in plan.targets}
-        self._gateway_ways = {target.name: target for target in plan.gateways}
+        self._targets = {target.name: target for target in plan.targets}
+        self._gateway_targets = {target.name: target for target in plan.gateways}
         self.tag, self._fanout = plan.tag, plan.fanout
         self.invoke = gateway_command(os.environ)
         self.jobs: set[Batch] = set()
@@ -129,9 +129,11 @@ class ClushProcess:
 
     def gateway_target(self, name: str) -> SshTarget:
         """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
-        if name in self._gateway_ways:
-            return self._gateway_ways[name]
-        usual = Counter((target.user, target.key) for target in self._ways.values()).most_common(1)
+        if name in self._gateway_targets:
+            return self._gateway_targets[name]
+        usual = Counter(
+            (target.user, target.key) for target in self._targets.values()
+        ).most_common(1)
         user, key = usual[0][0] if usual else ("", "")
         options = [*COMMON, "-oStrictHostKeyChecking=accept-new"]
         options += [f"-oUser={user}"] if user else []
@@ -191,7 +193,7 @@ class ClushProcess:
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:
-            self._ways[name] = replace(self._ways[name], password=password)
+            self._targets[name] = replace(self._targets[name], password=password)
 
     # Questions.
 
@@ -220,7 +222,7 @@ class ClushProcess:
         def put(answer: Answer) -> None:
             self.say("answer", call, key, answer)
 
-        question = asks[key] = Question(request, self._ways[node_of(key)], self.tag, put, call)
+        question = asks[key] = Question(request, self._targets[node_of(key)], self.tag, put, call)
         if question.to.refused:
             question.answer(Failure(kind=REFUSED, error=question.to.refused))
         elif deadline is not None and time.monotonic() > deadline:
@@ -256,8 +258,8 @@ class ClushProcess:
         for job in list(self.jobs):
             job.look(now_s)
         for gate in list(self.gateways.values()):
-            if gate.state == "asked" and now_s > gate.since + CONNECT_S + LOGIN_S:
-                gate.why = f"no answer in {CONNECT_S + LOGIN_S} s"
+            if gate.state == "asked" and now_s > gate.since + CONNECT_TIMEOUT_S + LOGIN_S:
+                gate.why = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
                 gate._close(abort=True)
         for call, (deadline, asks) in list(self._calls.items()):
             unanswered = [question for question in asks.values() if not question.over]
@@ -353,25 +355,27 @@ class ClushProcess:
     # What is spoken with.
 
     def _open(self, number: int, request: Request) -> None:
-        to = self._ways[request.node]
-        talk = self.sessions[number] = OpenSession(self, number, request, to)
+        to = self._targets[request.node]
+        session = self.sessions[number] = OpenSession(self, number, request, to)
         if to.refused:
-            talk.end(to.refused)
+            session.end(to.refused)
             return
         if len(self.sessions) > self.room // 2:
-            talk.end(f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here")
+            session.end(
+                f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here"
+            )
             return
-        self._waiting.append(talk)
+        self._waiting.append(session)
         self._go()
 
     def _line(self, number: int, data: bytes) -> None:
-        if talk := self.sessions.get(number):
-            talk.write(data)
+        if session := self.sessions.get(number):
+            session.write(data)
 
     def _close(self, number: int) -> None:
-        if talk := self.sessions.get(number):
-            self._waiting = [waiting for waiting in self._waiting if waiting is not talk]
-            talk.close()
+        if session := self.sessions.get(number):
+            self._waiting = [waiting for waiting in self._waiting if waiting is not session]
+            session.close()
 
     # The end.
 
@@ -405,7 +409,9 @@ class ClushProcess:
             return
         for name in sorted(unanswered):
             request = Request(name, script, 3)
-            self._waiting.append(Question(request, self._ways[name], "nodeready:end", over(name)))
+            self._waiting.append(
+                Question(request, self._targets[name], "nodeready:end", over(name))
+            )
         self._go()
         self.later(limit_s, finish)
 

@@ -18,6 +18,7 @@ from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
 from nodeready import shell
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
     ERROR_BYTES,
     FAILED,
     HUNG,
@@ -38,7 +39,7 @@ from nodeready.transport.clush.gateway_program import (
     GATEWAY_GONE,
     bounded_read,
 )
-from nodeready.transport.clush.ssh_targets import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
+from nodeready.transport.clush.ssh_targets import LOGIN_S, SSH_SAYS, SshTarget
 from nodeready.transport.sudo import as_root, judge_reply
 
 #: Characters of base64 in one line.
@@ -291,7 +292,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         first = asks[0]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.heard = {name: NodeOutput(nonce.encode()) for name in self.asks}
+        self.outputs = {name: NodeOutput(nonce.encode()) for name in self.asks}
         line, self.stdin = request_line(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
@@ -301,7 +302,7 @@ class Batch(EventHandler):  # type: ignore[misc]
     def start(self, is_unlimited: bool) -> None:
         """Give the command to ClusterShell. is_unlimited: it takes no place of the fanout"""
         asks = list(self.asks.values())
-        limit_s = CONNECT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
+        limit_s = CONNECT_TIMEOUT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
         if asks[0].by:
             through: dict[str, list[str]] = {}
             for question in asks:
@@ -325,7 +326,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         self._engine.reached.add(node)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        output = self.heard.get(node)
+        output = self.outputs.get(node)
         if output is None:
             return
         if sname == worker.SNAME_STDERR:
@@ -336,7 +337,7 @@ class Batch(EventHandler):  # type: ignore[misc]
             self.asks[node].began = True
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-        question, output = self.asks[node], self.heard.get(node)
+        question, output = self.asks[node], self.outputs.get(node)
         if output is None:
             return
         seconds = time.monotonic() - question.started
@@ -352,11 +353,11 @@ class Batch(EventHandler):  # type: ignore[misc]
 
     def timed_out(self, node: str) -> None:
         """ClusterShell's own limit on an ssh has ended it."""
-        if node in self.heard:
+        if node in self.outputs:
             self._over(node, self._hung(node))
 
     def _hung(self, node: str) -> Failure:
-        question, output = self.asks[node], self.heard[node]
+        question, output = self.asks[node], self.outputs[node]
         seconds = time.monotonic() - question.started
         if output.began:
             error = f"no answer in {question.request.limit_s} s"
@@ -365,7 +366,7 @@ class Batch(EventHandler):  # type: ignore[misc]
 
     def _over(self, node: str, answer: Answer) -> None:
         question = self.asks[node]
-        del self.heard[node]
+        del self.outputs[node]
         if question.by:
             gate = self._engine.gateways.get(question.by)
             if gate is not None:
@@ -373,7 +374,7 @@ class Batch(EventHandler):  # type: ignore[misc]
         question.answer(answer)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        for name in list(self.heard):
+        for name in list(self.outputs):
             self._over(name, self._hung(name))
         for gate in self._engine.gateways.values():
             gate.forget(worker)
@@ -382,7 +383,7 @@ class Batch(EventHandler):  # type: ignore[misc]
     def look(self, now_s: float) -> None:
         """End what has no time left."""
         late = []
-        for name, output in self.heard.items():
+        for name, output in self.outputs.items():
             question = self.asks[name]
             if output.began and now_s > output.began + question.request.limit_s + 2 * KILL_AFTER_S:
                 late.append((name, self._hung(name)))
@@ -398,7 +399,9 @@ class Batch(EventHandler):  # type: ignore[misc]
     def end(self, asks: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
         """Stop waiting for these."""
         names = [
-            name for name, question in self.asks.items() if question in asks and name in self.heard
+            name
+            for name, question in self.asks.items()
+            if question in asks and name in self.outputs
         ]
         for name in names:
             self._over(name, failure(self.asks[name]))

@@ -18,10 +18,10 @@ from ClusterShell.NodeSet import NodeSet
 
 from nodeready.inventory.nodeset import expand
 from nodeready.text import sanitise
-from nodeready.transport.base import ERROR_BYTES
+from nodeready.transport.base import CONNECT_TIMEOUT_S, ERROR_BYTES
 from nodeready.transport.clush.engine import ClushEngine
 from nodeready.transport.clush.gateway_program import PROGRAM
-from nodeready.transport.clush.ssh_targets import COMMON, CONNECT_S
+from nodeready.transport.clush.ssh_targets import COMMON
 
 
 class Hold:
@@ -54,7 +54,7 @@ class Gateway(Propagation.PropagationChannel):  # type: ignore[misc]
         message.action, message.target = "shell", arguments["nodes"]
         info = {
             "debug": False, "grooming_delay": 0.0, "command_timeout": 0,
-            "connect_timeout": CONNECT_S, "fanout": self._engine.gateway_fanout(),
+            "connect_timeout": CONNECT_TIMEOUT_S, "fanout": self._engine.gateway_fanout(),
             "ssh_options": _HOP, "ssh_user": worker.eh.user or None,
         }  # fmt: skip
         content = {key: arguments[key] for key in ("stderr", "timeout", "remote")}

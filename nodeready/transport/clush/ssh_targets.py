@@ -15,16 +15,19 @@ from ClusterShell import Topology
 from ClusterShell.Defaults import config_paths
 
 from nodeready.text import sanitise
-from nodeready.transport.base import UNREACHABLE, Failure
+from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
+    DEAD_AFTER_S,
+    KEEPALIVE_S,
+    UNREACHABLE,
+    Failure,
+)
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-#: Seconds for a connection: ssh's own limit on TCP, banner and keys; and beyond that for the rest
-#: of a login.
-CONNECT_S, LOGIN_S = 15, 10
-#: A node that dies in the middle is noticed after ALIVE_S * ALIVE_COUNT (ssh_config(5)).
-ALIVE_S, ALIVE_COUNT = 5, 5
+#: Seconds for the rest of a login, beyond the limit of ssh's on TCP, banner and keys.
+LOGIN_S = 10
 
 
 # --- What the inventory says, as words of ssh's.
@@ -73,7 +76,7 @@ class SshTarget:
             user=self.user or ("its own" if by else getpass.getuser()),
             key=f"any key{place}" if by else self.key or "any key of the agent or ~/.ssh",
             known_hosts=f"~/.ssh/known_hosts{place}" if by else self.known_hosts,
-            limit_s=CONNECT_S,
+            limit_s=CONNECT_TIMEOUT_S,
         )
 
 
@@ -173,8 +176,8 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
 COMMON = (
     "-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no", "-oForwardAgent=no",
     "-oForwardX11=no", "-oClearAllForwardings=yes", "-oRequestTTY=no",
-    f"-oConnectTimeout={CONNECT_S}", f"-oServerAliveInterval={ALIVE_S}",
-    f"-oServerAliveCountMax={ALIVE_COUNT}",
+    f"-oConnectTimeout={CONNECT_TIMEOUT_S}", f"-oServerAliveInterval={KEEPALIVE_S}",
+    f"-oServerAliveCountMax={DEAD_AFTER_S // KEEPALIVE_S}",
 )  # fmt: skip
 
 

@@ -74,8 +74,8 @@ class Clush(WorkerTransport):
         run: str = "",
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
-        self._ways = without_own_keys(ssh_target(host, sudo) for host in hosts)
-        super().__init__((target.name for target in self._ways), run)
+        self._targets = without_own_keys(ssh_target(host, sudo) for host in hosts)
+        super().__init__((target.name for target in self._targets), run)
         if not which("ssh"):
             raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
         topology_path = topology_file() if topology is None else topology
@@ -85,15 +85,15 @@ class Clush(WorkerTransport):
                     pass
             except OSError as problem:
                 raise ClushError(f"{topology}: {problem.strerror}") from None
-        gateways = (*self._ways, *(ssh_target(host) for host in further_hosts))
+        gateways = (*self._targets, *(ssh_target(host) for host in further_hosts))
         self._plan = ClushPlan(
-            tuple(self._ways),
+            tuple(self._targets),
             gateways,
             self.tag,
             absolute(topology_path) if topology_path else "",
             fanout,
         )
-        self._way_of = {target.name: target for target in self._ways}
+        self._target_of = {target.name: target for target in self._targets}
         self._tell = tell
         self._watching: Any = None
 
@@ -147,11 +147,11 @@ class Clush(WorkerTransport):
         names = tuple(nodes)
         super().use_password(password, names)
         for name in names:
-            self._way_of[name] = replace(self._way_of[name], password=password)
+            self._target_of[name] = replace(self._target_of[name], password=password)
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
-        target = self._way_of[request.node]
+        target = self._target_of[request.node]
         command = shell.command(request.script, request.limit_s, self.tag, request.payload)
         stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
         return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
