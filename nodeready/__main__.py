@@ -1,17 +1,19 @@
 """The start of the command, also as `python -m nodeready`: a signal ends it quietly."""
 
-from nodeready.exit_codes import ignore_signals, leave_on_signals
+import signal
+
+from nodeready.exit_codes import handle_signals, leave
 
 
 def main() -> None:
     """Run the command line; ends the process with the documented exit code."""
-    leave_on_signals()
+    handle_signals(leave)
     from nodeready.cli import main as run
 
     try:
         run()
     finally:
-        ignore_signals()
+        handle_signals(signal.SIG_IGN)
 
 
 if __name__ == "__main__":

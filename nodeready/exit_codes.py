@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import signal
 from types import FrameType
+from typing import Any
 
 OK, FAILED, USAGE, CHECK, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-#: Ctrl-C and its like; SIGHUP is a terminal's end. What was ignored at the start stays ignored: a
+#: Ctrl-C and its like; SIGHUP is a terminal's end. An ignored SIGINT or SIGHUP stays ignored: a
 #: shell starts a script's background jobs without SIGINT, so that Ctrl-C ends the script alone;
 #: nohup starts without SIGHUP what is to outlive its terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,33 +45,19 @@ def exit_code(
     return OK
 
 
-def leave_on_signals() -> None:
-    """From here on, Ctrl-C and SIGTERM end the process at once and in silence, as interrupted.
+def handle_signals(handler: Any) -> None:
+    """Set the handler of SIGNALS, except where SIGINT or SIGHUP is ignored.
 
-    For the time in which there is nothing to tidy up: a KeyboardInterrupt in the middle of an
-    import shows as a traceback.
+    `leave` while there is nothing to tidy up, for a KeyboardInterrupt in the middle of an import
+    shows as a traceback; `signal.default_int_handler` for a KeyboardInterrupt; `signal.SIG_IGN`
+    when the exit code stands, because Python's own end restores the default handlers and the code
+    would be the signal's.
     """
-    for name in SIGNALS:
-        if signal.getsignal(name) is not signal.SIG_IGN:
-            signal.signal(name, leave)
+    for number in SIGNALS:
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def leave(signum: int, frame: FrameType | None) -> None:
     """The handler of a signal that ends the process at once."""
     os._exit(INTERRUPTED)
-
-
-def raise_on_signals() -> None:
-    """From here on, a signal is a KeyboardInterrupt: for commands that do not use gevent."""
-    for name in SIGNALS:
-        if signal.getsignal(name) is not signal.SIG_IGN:
-            signal.signal(name, signal.default_int_handler)
-
-
-def ignore_signals() -> None:
-    """From here on, Ctrl-C and SIGTERM are too late: the exit code stands, the process goes.
-
-    Python's own end would give them back to the kernel, and the code would be the signal's.
-    """
-    for name in SIGNALS:
-        signal.signal(name, signal.SIG_IGN)

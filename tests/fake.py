@@ -16,12 +16,12 @@ from nodeready.transport.base import (
     LATE_WORDS,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Exchange,
     Failure,
     Found,
     Key,
+    NodeChannel,
     Reply,
     Request,
     interrupted,
@@ -79,7 +79,7 @@ class Fake(Carrier):
     """
 
     def __init__(
-        self, nodes: Mapping[str, Does], channels: Mapping[str, Channel] | None = None
+        self, nodes: Mapping[str, Does], channels: Mapping[str, NodeChannel] | None = None
     ) -> None:
         super().__init__(nodes)
         self._does = dict(nodes)
@@ -121,7 +121,7 @@ class Fake(Carrier):
         else:
             one.answer(Failure(kind=HUNG, error=f"no answer in {request.limit_s} s"))
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         self.asked.append(request)
         return self._channels[request.node]
 

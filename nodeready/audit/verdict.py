@@ -9,19 +9,17 @@ This module is the node's: the standard library, Python 3.9, and quick to import
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import select
-import signal
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nodeready.exit_codes import SIGNALS
 from nodeready.text import sanitise, span
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 # --- The verdict: what the node writes.
 
 SCHEMA = "nodeready.verdict/1"
-#: The statuses that a verdict tells with their texts, the worst first; of the others the ids.
+#: Statuses whose results a verdict holds with their texts, the worst first; else the ids.
 LISTED = ("fail", "unknown", "warn", "waived")
 #: Characters of one text, and bytes of all results with their texts.
 _TEXT, _ROOM = 400, 40 << 10
@@ -42,14 +40,14 @@ LEFT_OUT = "(left out: the verdict is full)"
 NODE = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,248}"
 CHECK = re.compile(r"[a-z0-9_]{1,80}\.[a-z0-9_]{1,80}")
 _ROW = ("check", "status", "expected", "actual", "source", "fix", "owner")
-#: No verdict was given before, or will be after (seconds since 1970).
+#: The latest time of a verdict that makes sense, in seconds since 1970.
 _LATEST_S = 1e11
 
 Row = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NodeVerdict:
     """Whether the node may get a job, and what its checks found.
 
     time:    when the node was judged, in seconds since 1970
@@ -58,7 +56,7 @@ class Verdict:
     node:    the node's own host name
     version: of the nodeready that judged; "": of one that wrote no results
     results: of LISTED, with the fields of a Result that are not empty
-    ok, na:  the ids of the other checks
+    ok, na:  the ids of the checks that passed, and of those that do not apply
     """
 
     time: float
@@ -78,37 +76,37 @@ class Verdict:
         return json.dumps(data) + "\n"
 
 
-def parse(text: bytes) -> Verdict | None:
+def parse(text: bytes) -> NodeVerdict | None:
     """The verdict that a file holds; None for a file of another schema."""
     try:
         data: Any = json.loads(text)
         if data.pop("schema") != SCHEMA:
             return None
-        found = Verdict(**data)
+        verdict = NodeVerdict(**data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    lists = (found.reasons, found.ok, found.na)
+    lists = (verdict.reasons, verdict.ok, verdict.na)
     sound = (
-        type(found.time) in (int, float)
-        and 0 <= found.time < _LATEST_S
+        type(verdict.time) in (int, float)
+        and 0 <= verdict.time < _LATEST_S
         and all(
             isinstance(text, str)
-            for text in (found.boot_id, found.policy_digest, found.node, found.version)
+            for text in (verdict.boot_id, verdict.policy_digest, verdict.node, verdict.version)
         )
-        and isinstance(found.go, bool)
-        and all(isinstance(one, (list, tuple)) for one in (*lists, found.results))
-        and all(isinstance(text, str) for one in lists for text in one)
-        and all(CHECK.fullmatch(check) for check in (*found.ok, *found.na))
-        and all(map(_sound, found.results))
+        and isinstance(verdict.go, bool)
+        and all(isinstance(values, (list, tuple)) for values in (*lists, verdict.results))
+        and all(isinstance(text, str) for values in lists for text in values)
+        and all(CHECK.fullmatch(check) for check in (*verdict.ok, *verdict.na))
+        and all(map(_sound, verdict.results))
         # A no-go says why.
-        and found.go is not bool(found.reasons)
+        and verdict.go is not bool(verdict.reasons)
     )
     if not sound:
         return None
     fields: dict[str, Any] = {}
     for key, value in data.items():
         fields[key] = tuple(value) if isinstance(value, list) else value
-    return Verdict(**fields)
+    return NodeVerdict(**fields)
 
 
 def _sound(row: Any) -> bool:
@@ -121,162 +119,96 @@ def _sound(row: Any) -> bool:
     )
 
 
-def told(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
+def listed_fields(results: Iterable[Result]) -> dict[str, tuple[Any, ...]]:
     """The fields `results`, `ok` and `na` of a verdict, within their bounds; no status is lost."""
-    found: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
-    left = _ROOM
-    for result in sorted(results, key=lambda one: (*LISTED, "ok", "na").index(one.status)):
+    fields: dict[str, list[Any]] = {"results": [], "ok": [], "na": []}
+    remaining_bytes = _ROOM
+    for result in sorted(results, key=lambda result_: (*LISTED, "ok", "na").index(result_.status)):
         if result.status not in LISTED:
-            found[result.status].append(result.check)
+            fields[result.status].append(result.check)
             continue
         row = {key: sanitise(text, _TEXT) for key in _ROW if (text := getattr(result, key))}
         size = len(json.dumps(row))
-        if size > left:
+        if size > remaining_bytes:
             row = {key: row[key] for key in ("check", "status", "owner") if key in row}
             row["actual"] = LEFT_OUT
         else:
-            left -= size
-        found["results"].append(row)
-    return {key: tuple(values) for key, values in found.items()}
+            remaining_bytes -= size
+        fields["results"].append(row)
+    return {key: tuple(values) for key, values in fields.items()}
 
 
-# --- Work that may hang for ever (a file server that is gone): in a process beside this one,
-# which is left behind when its time is over. A thread that hangs in the kernel would keep this
-# process from ending.
+# --- Work that may hang for ever, because a file server is gone.
 
 
 class SourceError(Exception):
     """A verdict could not be kept, or the nodes' could not be collected: why, in one line."""
 
 
-#: What such a process may say: a piece of its kind, a letter, and bytes.
-Say = Callable[[bytes, bytes], None]
-#: Kinds: the work is done; it failed, with one line why.
-_DONE, _FAILED = b".", b"!"
+#: Sends plain data from the process that does the work.
+Send = Callable[[Any], None]
+
+
+def _reported(work: Callable[[Send], None], send: Send) -> None:
+    """Do the work; each message goes with None, the last one says how the work ended."""
+    try:
+        work(lambda data: send([None, data]))
+        send(["", None])
+    except SourceError as error:
+        send([str(error), None])
+    except OSError as error:
+        path = f": {error.filename}" if error.filename else ""
+        send([f"{error.strerror or error}{path}", None])
+
+
+def gather(
+    works: Iterable[Callable[[Send], None]],
+    limit_s: float,
+    source: str,
+    keep: Iterable[int] | None = (),
+) -> Iterator[Any]:
+    """What these works send, each from its own fork (`runtime.ForkedWorker`).
+
+    source: what we wait for, in the error
+    keep:   descriptors that they hold open; None: all
+    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
+    """
+    from nodeready.node.runtime import ForkedWorker
+
+    deadline = time.monotonic() + limit_s
+    workers: list[ForkedWorker] = []
+    try:
+        workers += [ForkedWorker(partial(_reported, work), limit_s + 1, keep) for work in works]
+        running = {worker.pipe: worker for worker in workers}
+        while running:
+            wait_s = deadline - time.monotonic()
+            ready = select.select([*running], [], [], wait_s)[0] if wait_s > 0 else []
+            if not ready:
+                raise SourceError(f"{source}: no answer within {limit_s:g} s")
+            for pipe in ready:
+                messages = running[pipe].read()
+                if messages is None:
+                    raise SourceError(f"{source}: its reader was ended")
+                for outcome, data in messages:
+                    if outcome:
+                        raise SourceError(outcome)
+                    if outcome == "":
+                        del running[pipe]
+                    else:
+                        yield data
+    finally:
+        for worker in workers:
+            worker.end()
 
 
 def _close(number: int) -> None:
-    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a child."""
+    """Close a descriptor. gevent's os.close asks its hub first, which is not there in a fork."""
     os.closerange(number, number + 1)
-
-
-def _start(work: Callable[[Say], None], kept: Iterable[int] | None) -> tuple[int, int]:
-    """Begin this work in a process of its own: (its pid, the pipe from which its pieces come).
-
-    What it holds open stays open for as long as it hangs: neither who reads our output nor who
-    waits for a lock that we were given (cron's) may wait for it.
-    """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(writing)
-        return pid, reading
-    status = 1
-    try:
-        _close(reading)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in range(3):
-            os.dup2(nothing, number)
-        if kept is not None:
-            needed = {0, 1, 2, writing, *kept}
-            for number in {int(name) for name in os.listdir("/proc/self/fd")} - needed:
-                _close(number)
-        for name in SIGNALS:
-            if signal.getsignal(name) is not signal.SIG_IGN:
-                signal.signal(name, signal.SIG_DFL)
-        with open(writing, "wb") as out:
-
-            def say(kind: bytes, data: bytes) -> None:
-                out.write(kind + len(data).to_bytes(4, "big") + data)
-
-            try:
-                work(say)
-                say(_DONE, b"")
-            except SourceError as error:
-                say(_FAILED, str(error).encode("utf-8", "backslashreplace"))
-            except OSError as error:
-                where = f": {error.filename}" if error.filename else ""
-                say(_FAILED, f"{error.strerror or error}{where}".encode("utf-8", "replace"))
-        status = 0
-    finally:
-        os._exit(status)
-
-
-def beside(
-    works: Iterable[Callable[[Say], None]],
-    limit_s: float,
-    what: str,
-    kept: Iterable[int] | None = (),
-) -> Iterator[tuple[bytes, bytes]]:
-    """The pieces (kind, data) of these works, each in a process of its own, as they come.
-
-    what: whom we wait for, in the error
-    kept: descriptors that they hold open; None: all, for work that a signal ends
-    Raises SourceError for a work that failed, and for one that has not ended after limit_s.
-    """
-    deadline = time.monotonic() + limit_s
-    pids: dict[int, int] = {}
-    try:
-        for work in works:
-            pid, pipe = _start(work, kept)
-            pids[pipe] = pid
-        yield from _pieces(pids, deadline, f"{what}: no answer within {limit_s:g} s", what)
-    finally:
-        for pipe, pid in pids.items():
-            os.close(pipe)
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-            _reap(pid)
-
-
-def _reap(pid: int) -> None:
-    """Take the end of a process that was killed; one that hangs in the kernel is left."""
-    for _ in range(20):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                time.sleep(0.01)
-                continue
-        return
-
-
-def _pieces(
-    pids: Mapping[int, int], deadline: float, late: str, what: str
-) -> Iterator[tuple[bytes, bytes]]:
-    poll = select.poll()
-    buffers = {pipe: bytearray() for pipe in pids}
-    for pipe in pids:
-        poll.register(pipe, select.POLLIN)
-    while buffers:
-        left = deadline - time.monotonic()
-        ready = poll.poll(max(0, int(left * 1000) + 1)) if left > 0 else []
-        if not ready:
-            if left > 0:
-                continue
-            raise SourceError(late)
-        for pipe, _ in ready:
-            data = os.read(pipe, 1 << 16)
-            if not data:
-                raise SourceError(f"{what}: its reader was ended")
-            buffer = buffers[pipe]
-            buffer += data
-            while len(buffer) >= 5:
-                size = int.from_bytes(buffer[1:5], "big")
-                if len(buffer) < 5 + size:
-                    break
-                kind, piece = bytes(buffer[:1]), bytes(buffer[5 : 5 + size])
-                del buffer[: 5 + size]
-                if kind == _FAILED:
-                    raise SourceError(piece.decode("utf-8", "replace"))
-                if kind == _DONE:
-                    poll.unregister(pipe)
-                    del buffers[pipe]
-                    break
-                yield kind, piece
 
 
 # --- Its file in a directory that the nodes share: DIRECTORY/NODE.json.
 
-#: Bytes of a file of a verdict; `told` stays below it.
+#: Bytes of a verdict's file; `listed_fields` stays below.
 MAX_BYTES = 64 << 10
 #: Seconds that a node waits for its file server.
 WRITE_S = 10.0
@@ -284,8 +216,8 @@ WRITE_S = 10.0
 LOCK = "/run/nodeready"
 
 
-def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
-    """Write the verdict into the directory, within WRITE_S, whatever hangs.
+def keep(verdict: NodeVerdict, directory: str, max_age_s: float) -> None:
+    """Write the verdict into the directory, within WRITE_S even if the file server hangs.
 
     max_age_s: a verdict of another machine that is older than that is replaced
     Raises SourceError, one line, and OSError.
@@ -298,11 +230,11 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
         raise SourceError(f"{directory}: no file of the host name {verdict.node!a} can be there")
     path = Path(directory, f"{verdict.node}.json")
 
-    def write(say: Say) -> None:
-        there = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
-        if there is not None:
+    def write(send: Send) -> None:
+        other = twin(path, verdict, max_age_s, time.clock_gettime(time.CLOCK_BOOTTIME))
+        if other is not None:
             raise SourceError(
-                f"{path}: another machine wrote it {span(max(0.0, verdict.time - there.time))} "
+                f"{path}: another machine wrote it {span(max(0.0, verdict.time - other.time))} "
                 "ago: two have this host name"
             )
         write_atomically(path, [verdict.text()], 0o644, keep_mode=False)
@@ -316,14 +248,16 @@ def keep(verdict: Verdict, directory: str, max_age_s: float) -> None:
     except OSError:
         raise SourceError(f"{directory}: an earlier write still waits for it") from None
     else:
-        # The process beside us has the lock, too, as long as it lives.
-        for _ in beside([write], WRITE_S, directory, [lock]):
+        # The fork has the lock, too, as long as it lives.
+        for _ in gather([write], WRITE_S, directory, [lock]):
             pass
     finally:
         _close(lock)
 
 
-def twin(path: Path, verdict: Verdict, max_age_s: float, uptime_s: float) -> Verdict | None:
+def twin(
+    path: Path, verdict: NodeVerdict, max_age_s: float, uptime_s: float
+) -> NodeVerdict | None:
     """What another machine of the same host name has lately written there.
 
     Since our boot, our own verdicts have our boot's id.
@@ -335,11 +269,11 @@ def twin(path: Path, verdict: Verdict, max_age_s: float, uptime_s: float) -> Ver
         return None
     finally:
         _close(at)
-    there = parse(text)
-    if there is None or there.boot_id == verdict.boot_id:
+    other = parse(text)
+    if other is None or other.boot_id == verdict.boot_id:
         return None
-    age = verdict.time - there.time
-    return there if abs(age) <= max_age_s and age < uptime_s else None
+    age = verdict.time - other.time
+    return other if abs(age) <= max_age_s and age < uptime_s else None
 
 
 def content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[str, bytes]:
@@ -361,8 +295,8 @@ def content(at: int, name: str, owners: frozenset[int] | None = None) -> tuple[s
         _close(place)
     try:
         text = bytearray()
-        while len(text) <= MAX_BYTES and (more := os.read(handle, MAX_BYTES + 1 - len(text))):
-            text += more
+        while len(text) <= MAX_BYTES and (piece_ := os.read(handle, MAX_BYTES + 1 - len(text))):
+            text += piece_
     finally:
         _close(handle)
     return ("larger than a verdict", b"") if len(text) > MAX_BYTES else ("", bytes(text))

@@ -45,7 +45,7 @@ from nodeready.audit.answer_judge import (
 )
 from nodeready.audit.document import Audit, NodeReport
 from nodeready.audit.peers import ALL, differing
-from nodeready.exit_codes import SIGNALS
+from nodeready.exit_codes import handle_signals
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.subjects import probe_script
@@ -112,8 +112,7 @@ def _serve(judge: AnswerJudge, frames: Frames) -> None:
     gc.freeze()
     gc.disable()
     # A terminal signals the whole group. The control process ends the workers.
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    handle_signals(signal.SIG_IGN)
     signal.signal(signal.SIGPROF, _raise_late)
     count = 0
     while (order := frames.receive()) is not None:

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 import nodeready
 from nodeready.cli.config_file import defaults_of
-from nodeready.exit_codes import exit_code, raise_on_signals
+from nodeready.exit_codes import exit_code, handle_signals
 from nodeready.shell import search_path
 from nodeready.text import sanitise
 
@@ -108,7 +108,7 @@ class _Commands(click.Group):
             patch()
         name, command, arguments = super().resolve_command(ctx, args)
         if self.is_the_command and not talking:
-            raise_on_signals()
+            handle_signals(signal.default_int_handler)
         if self.is_the_command and command is not None:
             ctx.default_map = {str(command.name): defaults_of(command, _COMMANDS)}
         if talking and command is not None and command.callback is not None:
@@ -185,9 +185,6 @@ def main(arguments: list[str] | None = None) -> Any:
     # user's program, so it gets the original PATH back.
     given_path = os.environ.get("PATH")
     os.environ["PATH"] = search_path(os.environ.get("PATH", ""))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler)
     _Commands.is_the_command = True
     try:
         status = cli.main(

@@ -2,15 +2,14 @@
 
 Python runs a signal's handler in the greenlet that happens to run: in the work on some node, or in
 gevent's loop, which would print a traceback. Until `interrupt_on_signals`, while a command is
-imported and reads its arguments, a signal ends the process at once (exit_codes.leave_on_signals).
+imported and reads its arguments, a signal ends the process at once (exit_codes.leave).
 """
 
 from __future__ import annotations
 
-import signal
 from types import FrameType
 
-from nodeready.exit_codes import SIGNALS, leave
+from nodeready.exit_codes import handle_signals, leave
 
 
 def interrupt_on_signals() -> None:
@@ -19,14 +18,11 @@ def interrupt_on_signals() -> None:
     from gevent import hub
 
     command = gevent.getcurrent()
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
-        for number in handled:
-            signal.signal(number, leave)
+        handle_signals(leave)
         if gevent.getcurrent() is command:
             raise KeyboardInterrupt
         hub.get_hub().loop.run_callback(command.throw, KeyboardInterrupt())
 
-    for number in handled:
-        signal.signal(number, interrupt)
+    handle_signals(interrupt)

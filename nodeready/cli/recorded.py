@@ -12,16 +12,14 @@ from nodeready import __version__
 from nodeready.audit.document import Audit
 from nodeready.audit.fleet import distinguishing_groups
 from nodeready.audit.recorded import (
-    NO_TEXT,
     OF_VERDICTS,
-    Asked,
-    Source,
+    RecordedQuestion,
+    assign_to_nodes,
     collect,
     reports,
-    sorted_out,
-    source,
 )
 from nodeready.audit.verdict import SourceError
+from nodeready.audit.verdict_source import NO_TEXT, Source, source
 from nodeready.cli.interrupts import interrupt_on_signals
 from nodeready.cli.options import Refused
 from nodeready.cli.targets import TargetOptions, Targets, load_targets
@@ -114,13 +112,15 @@ def recorded_audit(
     for name, endpoint_ in endpoints.items():
         if endpoint_.local:
             endpoints[name] = endpoint_._replace(names=(*endpoint_.names, os.uname().nodename))
-    question = Asked(policies, node_policy, selection, everything=not part, version=__version__)
+    question = RecordedQuestion(
+        policies, node_policy, selection, everything=not part, version=__version__
+    )
     names, total = Names(endpoints), len(loaded)
     try:
         recorded_verdicts, partial = collect(place, names, len(policies), limit_s)
     except SourceError as problem:
         raise click.ClickException(str(problem)) from None
-    verdicts, strangers = sorted_out(recorded_verdicts, names)
+    verdicts, strangers = assign_to_nodes(recorded_verdicts, names)
     moment = time.time()
     reports_, about = reports(
         verdicts, question, lambda name: distinguishing_groups(loaded, name, total), place, moment

@@ -233,11 +233,13 @@ def select_targets(
         )
     config = _pyinfra_config(options)
     if via == "clush":
-        from nodeready.transport.clush.carrier import Clush
+        from nodeready.transport.clush.transport import Clush
 
         names = {host.name for host in hosts}
         unselected = [host for host in loaded if host.name not in names]
-        transport = Clush(hosts, config, others=unselected, topology=options.topology, tell=tell)
+        transport = Clush(
+            hosts, config, further_hosts=unselected, topology=options.topology, tell=tell
+        )
     else:
         from nodeready.transport.ssh import Fleet, ShardedSsh
 
@@ -303,7 +305,7 @@ def _choose_transport(options: TargetOptions, hosts: list[Host], own_job: str) -
     if options.salloc is not None or own_job:
         return "srun"
     if len(hosts) >= MIN_NODES_FOR_TREE or options.topology is not None:
-        from nodeready.transport.clush.ways import has_gateways
+        from nodeready.transport.clush.ssh_targets import has_gateways
 
         if has_gateways([host.name for host in hosts], options.topology):
             return "clush"

@@ -68,7 +68,7 @@ class _StepRun:
         for name, look in zip(names, looks, strict=True):
             # A node that could not be looked at shows nothing, and says why.
             probe = question(name, self.declared[name], CHANGED)
-            self._judge_and_keep(context, name, look.snapshot or probe.nothing(look.error))
+            self._judge_and_keep(context, name, look.snapshot or probe.all_unknown(look.error))
         self.context = context
         return context
 

@@ -14,12 +14,14 @@ if sys.version_info < (3, 9):
     sys.exit(1)
 
 if __name__ == "__main__":
-    from nodeready.exit_codes import ignore_signals, leave_on_signals
+    import signal
+
+    from nodeready.exit_codes import handle_signals, leave
 
     # An import that a signal interrupts would show as a traceback.
-    leave_on_signals()
+    handle_signals(leave)
     from nodeready.healthcheck.main import main
 
     code = main()
-    ignore_signals()
+    handle_signals(signal.SIG_IGN)
     sys.exit(code)

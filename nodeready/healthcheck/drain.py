@@ -1,6 +1,6 @@
 """Drain this node in Slurm when it is not ready, and undrain what nodeready drained, nothing else.
 
-The decision is pure; `scontrol` is asked and told at the edge. A prolog that finds its node ready
+The decision is pure; only `settle` calls `scontrol`. A prolog that finds its node ready
 calls nothing of this: a job of a thousand nodes would ask slurmctld a thousand times.
 """
 
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import syslog
@@ -26,7 +25,7 @@ from nodeready.shell import search_path
 from nodeready.text import now, sanitise
 
 if TYPE_CHECKING:
-    from nodeready.audit.verdict import Verdict
+    from nodeready.audit.verdict import NodeVerdict
 
 #: The first word of our reasons. A drain with another reason is never overwritten or taken back.
 PREFIX = "nodeready:"
@@ -39,7 +38,7 @@ _TAKEN = ("DOWN", "FAIL", "FUTURE", "POWER", "REBOOT", "UNKNOWN")
 
 
 class DrainError(Exception):
-    """Slurm could not be asked or told; one line with what it said."""
+    """scontrol failed; one line with its message."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class SlurmNode:
         return any(state.startswith("DRAIN") for state in self.states)
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         return self.reason.startswith(PREFIX)
 
 
@@ -69,16 +68,16 @@ def parse(text: str) -> SlurmNode:
     return SlurmNode(words, reason[1] if reason else "")
 
 
-def reason_of(found: Sequence[str]) -> str:
+def reason_of(reasons: Sequence[str]) -> str:
     """The reason for these lines (``check: actual``), in one short line of ASCII."""
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    text = sanitise(found[0]) if found else "not ready"
+    others_text = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    text = sanitise(reasons[0]) if reasons else "not ready"
     text = "".join(char if " " <= char <= "~" else "?" for char in text)
-    return f"{PREFIX} {text[: _REASON_LENGTH - len(PREFIX) - len(more) - 1]}{more}"
+    return f"{PREFIX} {text[: _REASON_LENGTH - len(PREFIX) - len(others_text) - 1]}{others_text}"
 
 
 def _about(reason: str) -> tuple[str, ...]:
-    """What a reason of ours is about: the check, and how many other reasons there are."""
+    """The check that a reason of nodeready names, and the number of further reasons."""
     match = re.match(rf"{PREFIX} ([^:]*).*?(\(and \d+ more\))?$", reason)
     return (match[1], match[2] or "") if match else (reason,)
 
@@ -89,12 +88,12 @@ def decide(node: SlurmNode, reason: str) -> tuple[str, ...]:
     reason: why the node is not ready; "": it is ready
     ``undrain`` clears the drain alone, where ``resume`` would also raise a node that is down.
     """
-    if node.drained and not node.ours:
+    if node.drained and not node.is_ours:
         return ()
     if not reason:
         return ("state=undrain",) if node.drained else ()
     if node.drained:
-        # The text behind the check may hold a number that moves with every look.
+        # The text behind the check may hold a number that changes with every audit.
         same = _about(node.reason) == _about(reason)
         return () if same else (f"reason={reason}",)
     if any(state.startswith(_TAKEN) for state in node.states):
@@ -110,23 +109,19 @@ def name_of(environment: Mapping[str, str], hostname: str) -> str:
     return name
 
 
-def _nothing() -> None:
-    """What is done before a drain where nothing is."""
-
-
 def settle(
-    found: Sequence[str], go: bool, until: float, before: Callable[[], None] = _nothing
+    reasons: Sequence[str], go: bool, until: float, before: Callable[[], object] = lambda: None
 ) -> str:
-    """Tell Slurm whether this node gets jobs. Returns what was told, in a line for the log, or "".
+    """Drain or undrain the node in Slurm. Returns the change as a line for the log, or "".
 
-    found: why the node is not ready
+    reasons: why the node is not ready
     until: time.monotonic() at which slurmctld must have answered
     before: called before the node is drained; not for a drain that is there already
     Raises DrainError.
     """
     name = name_of(os.environ, os.uname().nodename)
     node = parse(_scontrol(["show", "node", name], until))
-    words = decide(node, "" if go else reason_of(found))
+    words = decide(node, "" if go else reason_of(reasons))
     if words:
         if "state=drain" in words:
             before()
@@ -136,28 +131,28 @@ def settle(
 
 def _scontrol(words: list[str], until: float) -> str:
     """What scontrol printed. Raises DrainError."""
-    left = min(SCONTROL_S, until - time.monotonic())
-    if left <= 0:
+    remaining_s = min(SCONTROL_S, until - time.monotonic())
+    if remaining_s <= 0:
         raise DrainError(f"no time left for scontrol {words[0]}")
     try:
         done = subprocess.run(
             ["scontrol", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=left,
+            timeout=remaining_s,
             check=False,
             cwd="/",
             env={**os.environ, "PATH": search_path(os.environ.get("PATH", "")), "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
-        raise DrainError(f"scontrol {words[0]} gave no answer in {left:.0f} s") from None
+        raise DrainError(f"scontrol {words[0]} gave no answer in {remaining_s:.0f} s") from None
     except OSError as error:
         raise DrainError(f"scontrol: {error.strerror}") from None
-    said, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
+    output, errors = (text.decode("utf-8", "replace") for text in (done.stdout, done.stderr))
     if done.returncode:
-        why = _line(errors) or _line(said) or f"status {done.returncode}"
-        raise DrainError(f"scontrol {words[0]}: {why}")
-    return said
+        reason = _line(errors) or _line(output) or f"status {done.returncode}"
+        raise DrainError(f"scontrol {words[0]}: {reason}")
+    return output
 
 
 def _line(text: str) -> str:
@@ -166,20 +161,20 @@ def _line(text: str) -> str:
     return sanitise(lines[0], 160) if lines else ""
 
 
-def tell(found: Verdict, until: float, before: Callable[[], None] = _nothing) -> str:
+def tell(verdict: NodeVerdict, until: float, before: Callable[[], object] = lambda: None) -> str:
     """Have Slurm give this node jobs or not, by the verdict, and say so in the node's log.
 
     until:  time.monotonic() at which Slurm must have answered
     before: as for `settle`
-    Returns why Slurm could not be told, or "".
+    Returns the error of scontrol, or "".
     """
     try:
-        told = settle(found.reasons, found.go, until, before)
+        update = settle(verdict.reasons, verdict.go, until, before)
     except DrainError as error:
         syslog.syslog(syslog.LOG_WARNING, f"nodeready: {error}")
         return str(error)
-    if told:
-        syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {told}")
+    if update:
+        syslog.syslog(syslog.LOG_NOTICE, f"nodeready: scontrol update {update}")
     return ""
 
 
@@ -200,37 +195,20 @@ _RECORD_BYTES = 8192
 
 
 def keep_evidence(reasons: Sequence[str], results: Iterable[Result]) -> None:
-    """Start to keep an incident; returns at once, and never raises.
+    """Start to keep an incident in a fork, which nothing waits for; returns at once.
 
     reasons: why the node is drained
     results: of the look
     """
-    try:
-        pid = os.fork()
-    except OSError:
-        return
-    if pid:
-        return
-    try:
-        _leave_the_caller()
+    from nodeready.node.runtime import ForkedWorker
+
+    def work(send: object) -> None:
+        os.setsid()
+        os.nice(19)
         keep(reasons, results, Path(PLACE))
-    except BaseException:  # noqa: BLE001 - nobody is there to hear of it
-        pass
-    finally:
-        os._exit(0)
 
-
-def _leave_the_caller() -> None:
-    """Hold nothing that somebody waits for, take nobody's time, and end for certain."""
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(null, stream)
-    os.closerange(3, 1024)
-    os.nice(19)
+    with contextlib.suppress(OSError):
+        ForkedWorker(work, LIMIT_S)
 
 
 def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path:
@@ -245,9 +223,12 @@ def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path
     path = place / f"{now().replace(':', '').replace('-', '')}-{os.getpid()}"
     make_directory(path, 0o700)
     failing = [
-        {name: getattr(one, name) for name in ("check", "status", "actual", "expected", "source")}
-        for one in results
-        if one.status not in ("ok", "na", "waived")
+        {
+            name: getattr(result, name)
+            for name in ("check", "status", "actual", "expected", "source")
+        }
+        for result in results
+        if result.status not in ("ok", "na", "waived")
     ]
     data = {
         "schema": SCHEMA,
@@ -260,17 +241,17 @@ def keep(reasons: Sequence[str], results: Iterable[Result], place: Path) -> Path
     text = json.dumps(redacted(data), indent=1)
     write_atomically(path / "incident.json", [text, "\n"], 0o600)
     write_atomically(path / "kernel.txt", (f"{row}\n" for row in _kernel()), 0o600)
-    for old in sorted(one for one in place.iterdir() if one.is_dir())[:-MOST]:
+    for old in sorted(entry for entry in place.iterdir() if entry.is_dir())[:-MOST]:
         shutil.rmtree(old, ignore_errors=True)
-    name, pieces = _trace()
-    write_atomically(path / name, pieces, 0o600)
+    name, trace_text = _trace()
+    write_atomically(path / name, trace_text, 0o600)
     return path
 
 
 def _refuse_others(place: Path) -> None:
-    """Raises OSError where somebody else could have put what is removed there."""
-    known = os.lstat(place)
-    if known.st_uid != os.geteuid() or known.st_mode & 0o022 or not stat.S_ISDIR(known.st_mode):
+    """Raises OSError where another user could have created the files to remove."""
+    status = os.lstat(place)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
         raise PermissionError(1, "is not this user's alone", str(place))
 
 
@@ -298,20 +279,20 @@ def _kernel() -> list[str]:
         rows.append(f"the kernel's log ends here: {problem.strerror}")
     finally:
         os.close(number)
-    size, kept = 0, []
+    size, newest = 0, []
     for row in reversed(redacted(rows)):
         size += len(row)
         if size > _KERNEL_BYTES:
             break
-        kept.append(row)
-    return kept[::-1]
+        newest.append(row)
+    return newest[::-1]
 
 
 def _record(text: str) -> str:
     """``[12.345678] text`` of a record of /dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg)"""
-    head, _, rest = text.partition(";")
+    head, _, tail = text.partition(";")
     words = head.split(",")
-    line = sanitise(rest.partition("\n")[0], 2000)
+    line = sanitise(tail.partition("\n")[0], 2000)
     if len(words) > 2 and words[2].isdigit():
         return f"[{int(words[2]) / 1e6:.6f}] {line}"
     return line
@@ -324,11 +305,13 @@ def _trace() -> tuple[str, Iterator[str]]:
     from nodeready.transport.base import Conversation, Key, collect, new_nonce, once, request
     from nodeready.transport.local import Local
 
-    carrier = Local()
-    (node,) = carrier.nodes
-    config = program.Config(new_nonce(), carrier.tag, STACKS_S, samples=1)
-    asked: dict[Key, Conversation[Any]] = {node: once(request(node, program.__name__, config))}
-    answer = collect(carrier, asked, deadline=time.monotonic() + STACKS_S + 1)[node]
+    transport = Local()
+    (node,) = transport.nodes
+    config = program.Config(new_nonce(), transport.tag, STACKS_S, samples=1)
+    conversations: dict[Key, Conversation[Any]] = {
+        node: once(request(node, program.__name__, config))
+    }
+    answer = collect(transport, conversations, deadline=time.monotonic() + STACKS_S + 1)[node]
     try:
         trace = program.unpack(answer.stdout, config.nonce)
     except ProbeError as problem:

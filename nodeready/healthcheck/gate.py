@@ -1,4 +1,4 @@
-"""`record`, `prolog` and `healthcheck`: the verdict about this node, kept between looks.
+"""`record`, `prolog` and `healthcheck`: the verdict about this node, kept between audits.
 
 The timer's `record` keeps a verdict, a job's `prolog` asks for it, and Slurm's `healthcheck`
 drains or undrains the node by it.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from nodeready import exit_codes
-from nodeready.audit.verdict import Verdict, parse
+from nodeready.audit.verdict import NodeVerdict, content, parse
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.text import sanitise
@@ -27,25 +26,28 @@ if TYPE_CHECKING:
 #: When this process began to work, by time.monotonic(): the prolog's budget counts from here.
 BEGAN = time.monotonic()
 
-# --- The verdict and its file, which the next boot removes: a prolog has no time for a whole look.
+# --- The verdict and its file, which a boot removes: a prolog has no time for a whole audit.
 
 PATH = "/run/nodeready/verdict.json"
-#: The most that is read of the file; a verdict is far shorter.
-MAX_BYTES = 1 << 20
 
 
 def fresh(
-    found: Verdict | None, *, now: float, boot_id: str, policy_digest: str, max_age_s: float
-) -> Verdict | None:
+    verdict: NodeVerdict | None,
+    *,
+    now_s: float,
+    boot_id: str,
+    policy_digest: str,
+    max_age_s: float,
+) -> NodeVerdict | None:
     """The verdict, when it may be believed: of this boot, by this policy, and not too old.
 
     A verdict from the future tells that the clock was set, so its age is unknown: None.
     """
-    if found is None or not boot_id or found.boot_id != boot_id:
+    if verdict is None or not boot_id or verdict.boot_id != boot_id:
         return None
-    if found.policy_digest != policy_digest or not 0 <= now - found.time <= max_age_s:
+    if verdict.policy_digest != policy_digest or not 0 <= now_s - verdict.time <= max_age_s:
         return None
-    return found
+    return verdict
 
 
 def boot_id() -> str:
@@ -57,43 +59,39 @@ def boot_id() -> str:
         return ""
 
 
-def read(policy_digest: str, max_age_s: float, path: str = PATH) -> Verdict | None:
+def read(policy_digest: str, max_age_s: float, path: str = PATH) -> NodeVerdict | None:
     """The verdict in the file, when it may be believed, else None. Never raises, never waits.
 
-    Only root may have written the file: whoever writes a verdict decides which node gets a job.
+    Only root may have written the file, because the verdict decides which node gets a job.
     """
     try:
-        if not _roots(os.stat(os.path.dirname(path))):
-            return None
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not (stat.S_ISREG(status.st_mode) and _roots(status)):
+        directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            status = os.fstat(directory)
+            if status.st_uid or status.st_mode & 0o022:
                 return None
-            text = file.read(MAX_BYTES)
+            _, text = content(directory, os.path.basename(path), frozenset({0}))
+        finally:
+            os.close(directory)
     except OSError:
         return None
     return fresh(
         parse(text),
-        now=time.time(),
+        now_s=time.time(),
         boot_id=boot_id(),
         policy_digest=policy_digest,
         max_age_s=max_age_s,
     )
 
 
-def _roots(status: os.stat_result) -> bool:
-    return status.st_uid == 0 and not status.st_mode & 0o022
-
-
-def write(verdict: Verdict, path: str = PATH) -> None:
+def write(verdict: NodeVerdict, path: str = PATH) -> None:
     """Keep a verdict; the old one stays until the new one is whole. Raises OSError."""
     from pathlib import Path
 
     from nodeready.files import make_directory, write_atomically
 
     make_directory(Path(path).parent, 0o755)
-    # Whatever mode the file had: `read` believes no file that others may write.
+    # Not the mode of an older file: `read` rejects a file that others may write.
     write_atomically(Path(path), [verdict.text()], 0o644, keep_mode=False)
 
 
@@ -108,23 +106,23 @@ _LATE_S = 1.0
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """The three commands have no options of their own."""
+    """The three commands have no options."""
 
 
-def told(go: bool, reasons: Iterable[str]) -> str:
+def verdict_line(go: bool, reasons: Iterable[str]) -> str:
     """A verdict on one line."""
 
     return "nodeready: go" if go else sanitise(f"nodeready: no-go: {'; '.join(reasons)}", _LENGTH)
 
 
-def judged(audit: Audit, policy: Policy) -> Verdict:
+def judged(audit: Audit, policy: Policy) -> NodeVerdict:
     """The verdict that an audit of this machine comes to."""
     from nodeready import __version__
     from nodeready.audit.document import go, reasons
-    from nodeready.audit.verdict import told as rows
+    from nodeready.audit.verdict import listed_fields as rows
 
     (node,) = audit.nodes
-    return Verdict(
+    return NodeVerdict(
         time.time(),
         boot_id(),
         digest([policy]),
@@ -136,29 +134,29 @@ def judged(audit: Audit, policy: Policy) -> Verdict:
     )
 
 
-def keep(audit: Audit, policy: Policy) -> tuple[Verdict, list[str]]:
+def keep(audit: Audit, policy: Policy) -> tuple[NodeVerdict, list[str]]:
     """Keep the verdict and the metrics of an audit.
 
     Returns the verdict, and a line for each file that could not be written.
     """
-    from nodeready.healthcheck.here import of_audit
+    from nodeready.healthcheck.here import rendered
     from nodeready.healthcheck.here import write as write_report
 
-    found, problems = judged(audit, policy), []
+    verdict, problems = judged(audit, policy), []
     try:
-        write(found)
+        write(verdict)
     except OSError as error:
         problems.append(_problem(error, PATH))
     textfile = policy.gate_textfile
     if textfile and os.path.isdir(os.path.dirname(textfile)):
         try:
-            write_report(of_audit(audit, "prometheus"), textfile)
+            write_report(rendered("audit", audit, "prometheus"), textfile)
         except OSError as error:
             problems.append(_problem(error, textfile))
-    return found, problems
+    return verdict, problems
 
 
-def share(verdict: Verdict, policy: Policy) -> list[str]:
+def share(verdict: NodeVerdict, policy: Policy) -> list[str]:
     """Write the timer's verdict into the nodes' directory, last of all: its server may be gone.
 
     Returns a line when it could not be written.
@@ -181,76 +179,76 @@ def _problem(error: OSError, path: str) -> str:
     return f"{error.strerror or error}: {error.filename or path}"
 
 
-def record(policy: Policy, given: Namespace) -> int:
+def record(policy: Policy, arguments: Namespace) -> int:
     """`record`: audit, and keep the verdict and the Prometheus textfile. Returns the exit code."""
     from nodeready.healthcheck import here
     from nodeready.subjects.registry import select
 
     audit = here.audit(policy, select(subjects=here.SEEN))
-    found, problems = keep(audit, policy)
-    print(told(found.go, found.reasons))
-    problems += share(found, policy)
+    verdict, problems = keep(audit, policy)
+    print(verdict_line(verdict.go, verdict.reasons))
+    problems += share(verdict, policy)
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)
-    return exit_codes.exit_code(failed=bool(problems), check=not found.go)
+    return exit_codes.exit_code(failed=bool(problems), check=not verdict.go)
 
 
-def prolog(policy: Policy, given: Namespace) -> int:
-    """`prolog`: the kept verdict, else a look within the budget. Returns 0 for go, 3 for no-go.
+def prolog(policy: Policy, arguments: Namespace) -> int:
+    """`prolog`: the kept verdict, else an audit within the budget. Returns 0 for go, 3 for no-go.
 
     After a kept no-go the node is looked at again: it may have been repaired since, and a job's
     failed prolog costs more than a look.
     """
-    found, audit = read(digest([policy]), policy.gate_max_age_s), None
-    if found is None or not found.go:
+    verdict, audit = read(digest([policy]), policy.gate_max_age_s), None
+    if verdict is None or not verdict.go:
         from nodeready.healthcheck import here
         from nodeready.subjects.registry import select
 
-        left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-        # Kept back for Slurm, should the look take all the time that it has.
-        slurm_s = min(_SLURM_S, left / 4) if policy.gate_drain else 0.0
-        audit = here.audit(policy, select(subjects=here.SEEN), left - slurm_s)
-        found = judged(audit, policy)
-    if policy.gate_drain and audit is not None and not found.go:
+        remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
+        # Kept back for Slurm, should the audit take all of its time.
+        slurm_s = min(_SLURM_S, remaining_s / 4) if policy.gate_drain else 0.0
+        audit = here.audit(policy, select(subjects=here.SEEN), remaining_s - slurm_s)
+        verdict = judged(audit, policy)
+    if policy.gate_drain and audit is not None and not verdict.go:
         from nodeready.healthcheck.drain import tell
 
         # Slurm itself drains a node whose prolog fails, and the first reason stays: ours says why.
         # A node that is ready tells nothing: a large job would ask slurmctld once for every node.
-        before = _evidence(found, audit)
-        problem = tell(found, BEGAN + policy.gate_budget_s + _LATE_S, before)
+        before = _evidence(verdict, audit)
+        problem = tell(verdict, BEGAN + policy.gate_budget_s + _LATE_S, before)
         if problem:
             print(f"nodeready: {problem}", file=sys.stderr)
-    print(told(found.go, found.reasons))
-    return exit_codes.exit_code(check=not found.go)
+    print(verdict_line(verdict.go, verdict.reasons))
+    return exit_codes.exit_code(check=not verdict.go)
 
 
-def _evidence(found: Verdict, audit: Audit) -> Callable[[], None]:
+def _evidence(verdict: NodeVerdict, audit: Audit) -> Callable[[], None]:
     """What keeps the evidence of this node: called when the node is about to be drained."""
 
     def begin() -> None:
-        # Whatever goes wrong here, the node is drained.
+        # A failure here must not keep the node from being drained.
         with contextlib.suppress(Exception):
             from nodeready.healthcheck.drain import keep_evidence
 
-            keep_evidence(found.reasons, audit.nodes[0].results)
+            keep_evidence(verdict.reasons, audit.nodes[0].results)
 
     return begin
 
 
-def healthcheck(policy: Policy, given: Namespace) -> int:
+def healthcheck(policy: Policy, arguments: Namespace) -> int:
     """`healthcheck`: `record`, and tell Slurm. Returns the exit code, 1 when a part failed."""
     from nodeready.healthcheck import here
     from nodeready.healthcheck.drain import SCONTROL_S, tell
     from nodeready.subjects.registry import select
 
-    left = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
-    audit = here.audit(policy, select(subjects=here.SEEN), left)
-    found, problems = keep(audit, policy)
+    remaining_s = max(0.5, policy.gate_budget_s - (time.monotonic() - BEGAN))
+    audit = here.audit(policy, select(subjects=here.SEEN), remaining_s)
+    verdict, problems = keep(audit, policy)
     if policy.gate_drain:
         # Slurm ends a health check after 60 s; asking and telling slurmctld may take 10 of them.
-        problem = tell(found, time.monotonic() + 2 * SCONTROL_S, _evidence(found, audit))
+        problem = tell(verdict, time.monotonic() + 2 * SCONTROL_S, _evidence(verdict, audit))
         problems += [problem] if problem else []
-    print(told(found.go, found.reasons))
+    print(verdict_line(verdict.go, verdict.reasons))
     for problem in problems:
         print(f"nodeready: {problem}", file=sys.stderr)
-    return exit_codes.exit_code(failed=bool(problems), check=not found.go)
+    return exit_codes.exit_code(failed=bool(problems), check=not verdict.go)

@@ -1,4 +1,4 @@
-"""This machine as the one node of an audit, or of a go or no-go, within a limit of time; and the
+"""An audit, or a go or no-go, of this machine alone, within a limit of time; and the
 commands `audit` and `ready` there, which change nothing: a file is written for `--output` alone.
 
 The policy there: a given file, the site's file, the bundle's, and then the defaults. Each file is
@@ -41,18 +41,18 @@ SEEN = tuple(name for name in LOOKED_AT if SUBJECTS[name].alone)
 LIMIT_S = 60
 #: Seconds at the end of a limit for judging and reporting, at most a fourth of the limit.
 _RESERVE_S = 1.0
-#: Seconds that a section's own limit ends before the look's: without a network in between one is
-#: enough, and a second more or less decides whether a busy node is taken for a broken one.
+#: Seconds that a section's own limit ends before the snapshot's: without a network in between
+#: one is enough, and a second more or less decides whether a busy node is taken for a broken one.
 _MARGIN_S = 1
 
 
 def audit(policy: Policy, selection: CheckSelection, limit_s: float = LIMIT_S) -> Audit:
-    """Look at this machine and judge it; done within ``limit_s`` seconds, whatever hangs."""
+    """Probe this machine and judge it, within ``limit_s`` seconds even if a probe hangs."""
     return _judged(policy, selection, limit_s, proofs=False)
 
 
 def ready(policy: Policy, selection: CheckSelection, budget_s: int, proofs: bool = True) -> Ready:
-    """Look, prove and judge: the proofs run beside the look, under one budget in seconds."""
+    """Probe, prove and judge: the proofs run beside the probes, under one budget in seconds."""
     from nodeready.audit.document import Ready
 
     return Ready(_judged(policy, selection, budget_s, proofs), budget_s)
@@ -62,27 +62,31 @@ def _judged(policy: Policy, selection: CheckSelection, limit_s: float, proofs: b
     started, began = now(), time.monotonic()
     time_s = limit_s - min(_RESERVE_S, limit_s / 4)
     subjects = [name for name in selection.subjects if name in SEEN]
-    carrier = Local()
-    (name,) = carrier.nodes
+    transport = Local()
+    (name,) = transport.nodes
     # The script's limit is the shorter one: it gives up what is slow while its answer is awaited.
-    asked = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
+    look_question = question(name, policy, subjects, max(1, int(time_s)), _MARGIN_S)
     conversations: dict[Key, Conversation[Answer]] = {
-        "look": once(replace(asked.request, limit_s=asked.request.limit_s + 1))
+        "look": once(replace(look_question.request, limit_s=look_question.request.limit_s + 1))
     }
     config = None
     if proofs and "proof" in selection.subjects:
-        config = _config(policy, time_s, carrier.tag)
+        config = _config(policy, time_s, transport.tag)
         conversations["proofs"] = once(_proofs(name, config))
-    found = collect(carrier, conversations, deadline=began + time_s)
-    if carrier.interrupted:
+    answers = collect(transport, conversations, deadline=began + time_s)
+    if transport.interrupted:
         raise KeyboardInterrupt
-    look = found["look"]
+    look = answers["look"]
     late = f"no answer within {time_s:.0f} s"
-    snapshot = asked.nothing(late, look.stdout[:200]) if look.error else asked.read(look)
+    snapshot = (
+        look_question.all_unknown(late, look.stdout[:200])
+        if look.error
+        else look_question.read(look)
+    )
     if config is not None:
         from nodeready.subjects.proof.facts import read
 
-        proved = read(found["proofs"].stdout, config)
+        proved = read(answers["proofs"].stdout, config)
         snapshot = replace(snapshot, subjects={**snapshot.subjects, "proof": proved})
     report = NodeReport.of(
         name,
@@ -114,7 +118,7 @@ def _proofs(name: str, config: ProofConfig) -> Request:
     return request(name, "nodeready.node.proofs.program", config)
 
 
-# --- Judging without the other nodes: their host keys are the one thing that a node cannot know.
+# --- Judging without the fleet: a node cannot know the host keys of its peers.
 
 _CHECK = "ssh_client.known_hosts"
 
@@ -125,18 +129,18 @@ def judge_alone(snapshot: Snapshot, policy: Policy) -> list[Result]:
     Whether the block of host keys is the fleet's is for an audit of the fleet to say. Here the
     block must not be missing altogether; ssh's options are judged as everywhere.
     """
-    seen = snapshot.subjects.get("ssh_client")
-    if policy.ssh_client_mode != "known_hosts" or not isinstance(seen, SshClient):
+    observed = snapshot.subjects.get("ssh_client")
+    if policy.ssh_client_mode != "known_hosts" or not isinstance(observed, SshClient):
         return judge(snapshot, policy)
-    if not seen.known_hosts.digest:
+    if not observed.known_hosts.digest:
         from nodeready.subjects.ssh_client.known_hosts import fleet_lines
 
-        own = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
-        return judge(snapshot, replace(policy, ssh_known_hosts=own))
-    held = seen.known_hosts.lines or ("# a block that did not come along",)
+        own_lines = fleet_lines({os.uname().nodename: snapshot}, policy.ssh_known_hosts)
+        return judge(snapshot, replace(policy, ssh_known_hosts=own_lines))
+    held = observed.known_hosts.lines or ("# a block that did not come along",)
     results = judge(snapshot, replace(policy, ssh_known_hosts=held))
-    told = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
-    return [told if result.check == _CHECK else result for result in results]
+    not_judged = na(_CHECK, "there are keys; an audit of all nodes tells whether they are right")
+    return [not_judged if result.check == _CHECK else result for result in results]
 
 
 #: The site's policy on this node.
@@ -145,7 +149,7 @@ PATH = "/etc/nodeready/policy.json"
 EMBEDDED = "policy.json"
 
 
-def load(given: str | None = None) -> Policy:
+def load(file: str | None = None) -> Policy:
     """The policy of this node: of ``given`` (a file), PATH, the bundle, or the defaults.
 
     Raises PolicyError, a line per problem, also when ``given`` is not there.
@@ -154,8 +158,8 @@ def load(given: str | None = None) -> Policy:
     site = _read(PATH, missing=None)
     if site is not None:
         settings.update(_settings(site, PATH))
-    if given is not None:
-        settings.update(_settings(_read(given), given))
+    if file is not None:
+        settings.update(_settings(_read(file), file))
     return Policy(**settings)
 
 
@@ -180,27 +184,27 @@ def _read(path: str, missing: str | None = "there is no such file") -> Any:
         raise PolicyError([f"{path}: {error.strerror}"]) from None
 
 
-def _settings(text: bytes, where: str) -> dict[str, Any]:
+def _settings(text: bytes, source: str) -> dict[str, Any]:
     """The settings of one JSON text. Raises PolicyError, also for a key that is no setting."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PolicyError([f"{where}: is no JSON: {error}"]) from None
+        raise PolicyError([f"{source}: is no JSON: {error}"]) from None
     if not isinstance(data, dict):
-        raise PolicyError([f"{where}: must be a JSON object: {{'ptrace_scope': 0}}"])
+        raise PolicyError([f"{source}: must be a JSON object: {{'ptrace_scope': 0}}"])
     names = [field.name for field in fields(Policy)]
     problems = []
     for key in data.keys() - set(names):
         close = closest_word(key, names)
         meant = f"did you mean {close}?" if close else "there is no such setting"
-        problems.append(f"{where}: unknown setting {key_text(key)}: {meant}")
+        problems.append(f"{source}: unknown setting {key_text(key)}: {meant}")
     try:
-        found = check_settings({key: data[key] for key in names if key in data}, where)
+        settings = check_settings({key: data[key] for key in names if key in data}, source)
     except PolicyError as error:
         problems += error.problems
     if problems:
         raise PolicyError(sorted(problems))
-    return found
+    return settings
 
 
 # --- `audit`: what differs from the policy on this node.
@@ -208,10 +212,7 @@ def _settings(text: bytes, where: str) -> dict[str, Any]:
 
 def arguments(parser: ArgumentParser) -> None:
     """The options of `audit`."""
-    from nodeready.reports.registry import names
-
-    parser.add_argument("--format", choices=names("audit", on_node=True), default="table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
+    _report_arguments(parser, "audit", "nothing when all is well")
     parser.add_argument("--only", metavar="CHECK,...", help="only these checks or subjects")
     parser.add_argument("--skip", metavar="CHECK,...", help="not these")
     parser.add_argument(
@@ -220,27 +221,34 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=int, default=LIMIT_S, metavar="S", help="seconds; default %(default)s"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing when all is well")
+
+
+def _report_arguments(parser: ArgumentParser, kind: str, quiet: str) -> None:
+    """The options of the report, which both commands have. quiet: the help of --quiet"""
+    from nodeready.reports.registry import names
+
+    parser.add_argument("--format", choices=names(kind, on_node=True), default="table")
+    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
+    parser.add_argument("-q", "--quiet", action="store_true", help=quiet)
     parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
 
-def run(policy: Policy, given: Namespace) -> int:
+def run(policy: Policy, options: Namespace) -> int:
     """`audit`. Returns the exit code. Raises PolicyError for a selection without a check."""
     from nodeready.audit.document import audit_code
     from nodeready.subjects.registry import SelectionError, select
 
     try:
-        chosen = select(given.only, given.skip, SEEN)
+        chosen = select(options.only, options.skip, SEEN)
     except SelectionError as error:
         raise PolicyError([str(error)]) from None
-    found = audit(policy, chosen, max(1, given.timeout))
-    code = audit_code(found, given.fail_on)
-    if code or not given.quiet or given.output or given.format != "table":
-        write(of_audit(found, given.format, given.verbose), given.output)
-    if given.format == "nagios":
+    document = audit(policy, chosen, max(1, options.timeout))
+    code = audit_code(document, options.fail_on)
+    _report("audit", document, code, options)
+    if options.format == "nagios":
         from nodeready.reports.nagios import nagios_code
 
-        return nagios_code(found)
+        return nagios_code(document)
     return code
 
 
@@ -249,8 +257,7 @@ def run(policy: Policy, given: Namespace) -> int:
 
 def ready_arguments(parser: ArgumentParser) -> None:
     """The options of `ready`."""
-    from nodeready.reports.registry import names
-
+    _report_arguments(parser, "ready", "nothing when it is ready")
     parser.add_argument("--user", metavar="NAME", help="prove it as this user: whose job will run")
     parser.add_argument("--ports", metavar="FIRST-LAST", help="the ports on which the job meets")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that there must be")
@@ -258,67 +265,61 @@ def ready_arguments(parser: ArgumentParser) -> None:
         "--budget", type=int, default=60, metavar="S", help="seconds for all; default %(default)s"
     )
     parser.add_argument("--no-proofs", action="store_true", help="only look")
-    parser.add_argument("--format", choices=names("ready", on_node=True), default="table")
-    parser.add_argument("-o", "--output", metavar="FILE", help="whole or not at all")
-    parser.add_argument("-q", "--quiet", action="store_true", help="nothing when it is ready")
-    parser.add_argument("-v", "--verbose", action="count", default=0, help="every check")
 
 
-def _changed(policy: Policy, given: Namespace) -> Policy:
-    """The policy, changed by the options. Raises PolicyError for a value that is none."""
-    said: dict[str, tuple[str, Any]] = {}
-    if given.ports is not None:
+def _changed(policy: Policy, options: Namespace) -> Policy:
+    """The policy, changed by the options. Raises PolicyError for a wrong value."""
+    changes: dict[str, tuple[str, Any]] = {}
+    if options.ports is not None:
         try:
-            said["port_range"] = ("--ports", port_range(given.ports))
+            changes["port_range"] = ("--ports", port_range(options.ports))
         except ValueError as error:
-            raise PolicyError([f"--ports {given.ports}: {error}"]) from None
-    if given.gpus is not None:
-        said["gpu_count"] = ("--gpus", given.gpus)
-    if given.user is not None:
-        said["job_user"] = ("--user", given.user)
-    for key, (option, value) in said.items():
+            raise PolicyError([f"--ports {options.ports}: {error}"]) from None
+    if options.gpus is not None:
+        changes["gpu_count"] = ("--gpus", options.gpus)
+    if options.user is not None:
+        changes["job_user"] = ("--user", options.user)
+    for key, (option, value) in changes.items():
         policy = replace(policy, **check_settings({key: value}, option))
     return policy
 
 
-def run_ready(policy: Policy, given: Namespace) -> int:
+def run_ready(policy: Policy, options: Namespace) -> int:
     """`ready`. Returns the exit code. Raises PolicyError for an option that is wrong."""
     from nodeready.audit.document import ready_code
     from nodeready.subjects.registry import select
 
-    policy = _changed(policy, given)
-    chosen = select(subjects=SEEN if given.no_proofs else (*SEEN, "proof"))
-    found = ready(policy, chosen, max(1, given.budget), proofs=not given.no_proofs)
-    code = ready_code(found)
-    if code or not given.quiet or given.output or given.format != "table":
-        write(of_ready(found, given.format, given.verbose), given.output)
+    policy = _changed(policy, options)
+    chosen = select(subjects=SEEN if options.no_proofs else (*SEEN, "proof"))
+    document = ready(policy, chosen, max(1, options.budget), proofs=not options.no_proofs)
+    code = ready_code(document)
+    _report("ready", document, code, options)
     return code
 
 
 # --- The report: the same formats as on the control machine.
 
 
-def of_audit(audit: Audit, form: str, verbose: int = 0) -> Iterator[str]:
-    """The report of an audit in this format, in pieces."""
+def rendered(kind: str, document: Audit | Ready, form: str, verbose: int = 0) -> Iterator[str]:
+    """The report of an audit (kind "audit"), or of a go or no-go ("ready"), in pieces."""
     from nodeready.reports.registry import Options, find
 
-    return find("audit", form).render(audit, Options(verbose, lines=0))
+    return find(kind, form).render(document, Options(verbose, lines=0))
 
 
-def of_ready(ready: Ready, form: str, verbose: int = 0) -> Iterator[str]:
-    """The report of a go or no-go in this format, in pieces."""
-    from nodeready.reports.registry import Options, find
+def _report(kind: str, document: Audit | Ready, code: int, options: Namespace) -> None:
+    """Write the report as the options say; --quiet is for a good end alone."""
+    if code or not options.quiet or options.output or options.format != "table":
+        write(rendered(kind, document, options.format, options.verbose), options.output)
 
-    return find("ready", form).render(ready, Options(verbose, lines=0))
 
-
-def write(pieces: Iterable[str], output: str | None) -> None:
+def write(texts: Iterable[str], output: str | None) -> None:
     """Write a report to a file, whole or not at all, or to standard output. Raises OSError."""
     if output is None:
-        sys.stdout.writelines(pieces)
+        sys.stdout.writelines(texts)
         return
     from pathlib import Path
 
     from nodeready.files import write_atomically
 
-    write_atomically(Path(output), pieces)
+    write_atomically(Path(output), texts)

@@ -1,5 +1,5 @@
-"""The program on the node: its commands, the one way from an error to a line and exit code, and
-how it is compiled there.
+"""The program on the node: its commands, the line and exit code of each error, and how the
+program is compiled there.
 """
 
 from __future__ import annotations
@@ -7,9 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,10 +16,8 @@ from nodeready import exit_codes
 from nodeready.healthcheck import here
 from nodeready.policy.policy import PolicyError
 
-Handler = Callable[[int, "FrameType | None"], None]
 
-
-class Command(NamedTuple):
+class PyzCommand(NamedTuple):
     """One command of the program.
 
     about:     what the command is for
@@ -37,16 +33,20 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "audit": Command("what differs from the policy on this node; changes nothing", "here", "run"),
-    "ready": Command(
+    "audit": PyzCommand(
+        "what differs from the policy on this node; changes nothing", "here", "run"
+    ),
+    "ready": PyzCommand(
         "go or no-go for a job, proven by acting, within a budget",
         *("here", "run_ready", "ready_arguments"),
     ),
-    "record": Command("audit, and keep the verdict and the Prometheus textfile", "gate", "record"),
-    "prolog": Command(
+    "record": PyzCommand(
+        "audit, and keep the verdict and the Prometheus textfile", "gate", "record"
+    ),
+    "prolog": PyzCommand(
         "the kept verdict, or a quick audit: 0 go, 3 no-go with its reasons", "gate", "prolog"
     ),
-    "healthcheck": Command(
+    "healthcheck": PyzCommand(
         "record, and drain the node in Slurm or take that back",
         *("gate", "healthcheck"),
     ),
@@ -65,14 +65,14 @@ exit status:
 class _Once(argparse.Action):
     """Stores the value of an option; argparse would take the last of several in silence."""
 
-    given = False
+    is_given = False
 
     def __call__(
         self, parser: argparse.ArgumentParser, into: Any, value: Any, name: str | None = None
     ) -> None:
-        if self.given:
+        if self.is_given:
             raise argparse.ArgumentError(self, "is given more than once")
-        self.given = True
+        self.is_given = True
         setattr(into, self.dest, value)
 
 
@@ -103,23 +103,15 @@ def _complain(text: str) -> None:
     print(f"nodeready: {sanitise(text)}", file=sys.stderr)
 
 
-def _handle(handler: Handler) -> None:
-    """Set the handler of `exit_codes.SIGNALS`, but for SIGINT and SIGHUP where they were ignored
-    from the start."""
-    for name in exit_codes.SIGNALS:
-        if name == signal.SIGTERM or signal.getsignal(name) is not signal.SIG_IGN:
-            signal.signal(name, handler)
-
-
 def _terminate(number: int, frame: FrameType | None) -> None:
     # A second signal ends the process at once.
-    _handle(exit_codes.leave)
+    exit_codes.handle_signals(exit_codes.leave)
     raise KeyboardInterrupt
 
 
 def _command(words: list[str]) -> tuple[str, list[str]]:
     """The command and its words. Ends the process for --help, --version and a wrong command."""
-    listed = "".join(f"  {name:<12} {one.about}\n" for name, one in COMMANDS.items())
+    listed = "".join(f"  {name:<12} {command.about}\n" for name, command in COMMANDS.items())
     parser = _parser(
         "nodeready.pyz",
         "Whether this node is ready for a job.",
@@ -133,21 +125,21 @@ def _command(words: list[str]) -> tuple[str, list[str]]:
 
 def _run(words: list[str]) -> int:
     # --local is the control machine's option, and all that this program can do.
-    name, rest = _command([word for word in words if word != "--local"])
+    name, tail = _command([word for word in words if word != "--local"])
     command = COMMANDS[name]
     module = importlib.import_module(f"nodeready.healthcheck.{command.module}")
     parser = _parser(f"nodeready.pyz {name}", f"{name}: {command.about}.", _EXIT)
     parser.add_argument("--policy", metavar="FILE", help="settings as JSON, before all others")
     getattr(module, command.arguments)(parser)
-    given = parser.parse_args(rest)
-    code: int = getattr(module, command.run)(here.load(given.policy), given)
+    options = parser.parse_args(tail)
+    code: int = getattr(module, command.run)(here.load(options.policy), options)
     sys.stdout.flush()
     return code
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
-    _handle(_terminate)
+    exit_codes.handle_signals(_terminate)
     try:
         return _run(sys.argv[1:] if words is None else words)
     except PolicyError as error:
@@ -188,8 +180,8 @@ def compiled(program: bytes, place: str) -> bytes:
     import zipfile
     from importlib.util import MAGIC_NUMBER, source_hash
 
-    made = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(program)) as old, zipfile.ZipFile(made, "w") as new:
+    target = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(program)) as old, zipfile.ZipFile(target, "w") as new:
         for entry in old.infolist():
             content = old.read(entry)
             new.writestr(zipfile.ZipInfo(entry.filename, entry.date_time), content)
@@ -198,7 +190,7 @@ def compiled(program: bytes, place: str) -> bytes:
                 head = MAGIC_NUMBER + _UNCHECKED_HASH + source_hash(content)
                 named = zipfile.ZipInfo(f"{entry.filename}c", entry.date_time)
                 new.writestr(named, head + marshal.dumps(code))
-    return made.getvalue()
+    return target.getvalue()
 
 
 def compile_bundle(source: str, target: str, place: str) -> None:
@@ -213,9 +205,9 @@ def compile_bundle(source: str, target: str, place: str) -> None:
 
     with open(source, "rb") as file:
         program = file.read()
-    made = compiled(program, place)
+    target_bytes = compiled(program, place)
     with open(target, "wb") as file:
-        file.write(made)
-    digests = (hashlib.sha256(data).hexdigest() for data in (program, made))
+        file.write(target_bytes)
+    digests = (hashlib.sha256(data).hexdigest() for data in (program, target_bytes))
     print(*digests, MAGIC_NUMBER.hex())
     sys.stdout.flush()

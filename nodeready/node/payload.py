@@ -1,4 +1,4 @@
-"""A program of ours that travels to a node as one text, and the script that runs it there.
+"""A program that travels to a node as one text, and the script that runs it there.
 
 The modules go as they are, compressed; a finder of a few lines gives them to Python's import on
 the node. No file is written there. The text comes over a file descriptor: a command line can be
@@ -26,7 +26,7 @@ __all__ = ["NO_PYTHON", "Program", "closure", "imports", "is_package", "program"
 
 
 def _place(name: str) -> Any:
-    """Where a package of ours is, by its dotted name."""
+    """The place of a package of nodeready, by its dotted name."""
     path: Any = resources.files("nodeready")
     for word in name.split(".")[1:]:
         path = path.joinpath(word)
@@ -34,7 +34,7 @@ def _place(name: str) -> Any:
 
 
 def _source(name: str) -> str | None:
-    """The source of a module of ours; None when there is no such module."""
+    """The source of a module of nodeready; None when there is no such module."""
     parent, _, last = name.rpartition(".")
     files = [_place(name).joinpath("__init__.py")]
     if parent:
@@ -57,14 +57,14 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
 
 def imports(source: str) -> set[str]:
     """The dotted names that a module imports: a module's, and ``MODULE.NAME`` of what it takes."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 def _parents(name: str) -> Iterator[str]:
@@ -74,30 +74,30 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def closure(roots: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
-    """These modules (dotted names) and all of ours that they import, each with its source.
+    """The modules of nodeready that these (dotted names) need, each with its source.
 
     without: those that are left out, with what only they import
     """
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     todo, left_out = list(roots), frozenset(without)
     while todo:
-        wanted = todo.pop()
-        if left_out.intersection(_parents(wanted)):
+        root = todo.pop()
+        if left_out.intersection(_parents(root)):
             continue
-        for name in _parents(wanted):
-            if name.partition(".")[0] != "nodeready" or name in found:
+        for name in _parents(root):
+            if name.partition(".")[0] != "nodeready" or name in sources:
                 continue
             source = _source(name)
             if source is not None:
-                found[name] = source
+                sources[name] = source
                 todo += imports(source)
-    return dict(sorted(found.items()))
+    return dict(sorted(sources.items()))
 
 
 def is_package(name: str) -> bool:
-    """Whether a module of ours is a package: a folder with modules in it."""
+    """Whether a module of nodeready is a package: a folder with modules in it."""
     place = _place(name)
-    return place.is_dir() and any(one.name.endswith(".py") for one in place.iterdir())
+    return place.is_dir() and any(entry.name.endswith(".py") for entry in place.iterdir())
 
 
 # --- The program as one text, and the script that starts it.
@@ -111,7 +111,7 @@ PYTHONS = (
 # Without what a user or a site has added to it, and without writing compiled modules beside it.
 _ALONE = "-I -S -B -c"
 
-# Reads so many bytes of a file descriptor and runs them; what follows stays there, or becomes the
+# Reads the program from a file descriptor and runs it; what follows stays there, or becomes the
 # program's input. Its words: the descriptor, the number, whether there is more, the run's tag.
 _START = """
 import os, sys
@@ -160,9 +160,9 @@ def _modules(main: str) -> tuple[str, frozenset[str]]:
     """All modules of a program, compressed, and which of them are packages."""
     if HERE[0] == main:
         return HERE[1:]
-    found = closure([main, "nodeready.node.payload"])
-    packed = base64.b85encode(zlib.compress(json.dumps(found).encode(), 9)).decode("ascii")
-    return packed, frozenset(name for name in found if is_package(name))
+    sources = closure([main, "nodeready.node.payload"])
+    packed = base64.b85encode(zlib.compress(json.dumps(sources).encode(), 9)).decode("ascii")
+    return packed, frozenset(name for name in sources if is_package(name))
 
 
 class Program(NamedTuple):
@@ -207,8 +207,8 @@ def program(
     config:     as for `text`; its ``limit_s`` bounds the program, and a line that begins with its
                 ``nonce`` is all that is printed where there is no such Python
     stdin:      the program reads what follows its text
-    first:      the path of a Python that is tried before the others: that of the program that
-                starts this one, watches over it, and gives it its text
+    first:      the path of the Python to try first: that of the program that starts this one,
+                watches over it, and sends its text
     descriptor: where the text is read
     """
     within = "" if first else f"timeout -k {KILL_AFTER_S} {config.limit_s + 1} "
@@ -216,8 +216,8 @@ def program(
     source = text(main, config, **how)
     # What starts a program inside of another has the nonce in no command line: it needs none.
     none = NO_PYTHON if first else f"{config.nonce} {NO_PYTHON}"
-    # There, what the first one said tells why: it runs where this program was started.
-    why = '": $nr_why"' if first else ""
+    # The error of the first Python tells why: that Python runs this program's parent.
+    reason = '": $nr_why"' if first else ""
     words = join([str(descriptor), str(len(source)), str(int(stdin)), config.tag])
     script = f"""
     nr_python= nr_why=
@@ -226,7 +226,7 @@ def program(
         nr_why=${{nr_why:-$nr_said}}
     done
     if [ -z "$nr_python" ]; then
-        echo {quote(none)}{why}
+        echo {quote(none)}{reason}
         exit 0
     fi
     exec {within}"$nr_python" {_ALONE} {quote(_START)} {words}

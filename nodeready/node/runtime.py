@@ -1,7 +1,7 @@
 """The processes that a program on a node starts: started, watched, and certain to end.
 
-Only what was started here is ever touched: signalled, traced, waited for. `Supervisor` holds all
-processes of one run; `ForkedWorker` does work that may hang in the kernel.
+Only what was started here is ever touched: signalled, traced, waited for. `ProcessSupervisor`
+holds all processes of one run; `ForkedWorker` does work that may hang in the kernel.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodeready.exit_codes import handle_signals
 from nodeready.node.users_file import Rights
 
 
 def hold_streams() -> None:
-    """A profile may have closed one of 0, 1 and 2: a file of ours would get its number."""
+    """Open 0, 1 and 2 where a profile closed them: one of our files would get the number."""
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:
         pass
     os.close(number)
 
 
 def mistake(problem: BaseException) -> str:
-    """An exception of ours in one line, with its place."""
+    """An unexpected exception in one line, with its place."""
     place = traceback.extract_tb(problem.__traceback__)[-1]
-    where = f"{os.path.basename(place.filename)}:{place.lineno}"
-    return " ".join(f"{type(problem).__name__}: {problem} ({where})".split())[:300]
+    position = f"{os.path.basename(place.filename)}:{place.lineno}"
+    return " ".join(f"{type(problem).__name__}: {problem} ({position})".split())[:300]
 
 
 # --- Ending processes with all that they started, also when this process is killed.
 
 
-def _known(pid: int) -> tuple[int, int, int]:
+def _process_stat(pid: int) -> tuple[int, int, int]:
     """Parent, session and start time of a process. Raises OSError, ValueError, IndexError."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         words = file.read().rpartition(")")[2].split()
@@ -56,12 +57,12 @@ def _kill(pid: int, start: int) -> None:
     with contextlib.suppress(AttributeError, OSError):
         held = os.pidfd_open(pid)
     try:
-        if _known(pid)[2] != start:
+        if _process_stat(pid)[2] != start:
             return
         if held < 0:
             os.kill(pid, signal.SIGKILL)
         else:
-            # Whoever had the number when it was opened is whom the signal reaches.
+            # The signal reaches the process that had the number when it was opened.
             signal.pidfd_send_signal(held, signal.SIGKILL)
     finally:
         if held >= 0:
@@ -69,35 +70,38 @@ def _kill(pid: int, start: int) -> None:
 
 
 def end_all(pids: set[int]) -> None:
-    """Kill these processes of ours and all that they started, in sessions of their own, too.
+    """Kill these processes and all that they started, in other sessions, too.
 
-    su puts a login into a session of its own, and when su is killed, it tells nobody. What runs
-    there is a user's, who can end it at any moment, and have its number given to somebody else.
+    su puts a login into a new session, and does not end it when su is killed. The user can end
+    the login's processes at any moment, and other processes may get their numbers.
     """
     sessions = set(pids)
     # Twice: what was started while we looked is in one of the same sessions.
     for _ in range(2 if pids else 0):
-        known: dict[int, tuple[int, int, int]] = {}
+        processes: dict[int, tuple[int, int, int]] = {}
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                known[int(name)] = _known(int(name))
-        found = {pid for pid, (_, session, _) in known.items() if session in sessions}
-        while more := {pid for pid, (parent, _, _) in known.items() if parent in found} - found:
-            found |= more
-            sessions |= {known[pid][1] for pid in more}
-        for pid in found - {os.getpid()}:
+                processes[int(name)] = _process_stat(int(name))
+        family = {pid for pid, (_, session, _) in processes.items() if session in sessions}
+        while (
+            children := {pid for pid, (parent, _, _) in processes.items() if parent in family}
+            - family
+        ):
+            family |= children
+            sessions |= {processes[pid][1] for pid in children}
+        for pid in family - {os.getpid()}:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                _kill(pid, known[pid][2])
+                _kill(pid, processes[pid][2])
 
 
-#: What the watchdog is told last, by a program that was not killed.
+#: The last word to the watchdog, from a program that was not killed.
 _OVER = "over"
 
 
 class Watchdog:
     """A process that knows which processes we started, and ends them when we are killed.
 
-    It is there for SIGKILL alone: every other signal reaches a handler of ours.
+    It is there for SIGKILL alone: our handlers get every other signal.
     """
 
     def __init__(self, after_kill: Callable[[], object] = lambda: None) -> None:
@@ -120,7 +124,7 @@ class Watchdog:
             os.write(self._write, word.encode())
 
     def add(self, pid: int) -> None:
-        """This process was started, in a session of its own."""
+        """This process was started, in a new session."""
         self._write_line(f"+{pid}\n")
 
     def remove(self, pid: int) -> None:
@@ -141,13 +145,13 @@ def _run_watchdog(read: int, after_kill: Callable[[], object]) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Whoever reads our output must see it end with us.
+    # A reader of our output must see it end when we end.
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
     text = b""
-    while piece := os.read(read, 65536):
-        text += piece
+    while data := os.read(read, 65536):
+        text += data
     pids: set[int] = set()
     words = text.decode("ascii").split()
     for word in words:
@@ -193,7 +197,7 @@ _CANARYS = ("PATH", "LC_ALL", "LD_LIBRARY_PATH")
 OutputHandler = Callable[["subprocess.Popen[bytes]", int, bytes], None]
 
 
-#: What the loader says of a stale /etc/ld.so.preload when any program starts: no word of its own.
+#: The loader's error about a stale /etc/ld.so.preload, which every program then prints.
 _PRELOAD = re.compile(r"^ERROR: ld\.so: object '.*\n?", re.M)
 
 
@@ -240,24 +244,24 @@ def roots_alone(program: str) -> bool:
         return True
     at, todo, links = "/", program.split("/"), 0
     try:
-        known = os.lstat(at)
+        status = os.lstat(at)
         while todo:
             name = todo.pop(0)
             at = os.path.dirname(at) if name == ".." else os.path.join(at, name).rstrip("/") or "/"
-            known = os.lstat(at)
-            if known.st_uid:
+            status = os.lstat(at)
+            if status.st_uid:
                 return False
-            if stat.S_ISLNK(known.st_mode):
+            if stat.S_ISLNK(status.st_mode):
                 links += 1
                 target = os.readlink(at)
                 at = "/" if target.startswith("/") else os.path.dirname(at)
                 todo = target.split("/") + todo
-            elif links > 40 or stat.S_IMODE(known.st_mode) & 0o1002 == stat.S_IWOTH:
-                # In a directory like /tmp (sticky), nobody can move what is root's.
+            elif links > 40 or stat.S_IMODE(status.st_mode) & 0o1002 == stat.S_IWOTH:
+                # In a sticky directory like /tmp, users cannot move root's files.
                 return False
     except OSError:
         return False
-    return stat.S_ISREG(known.st_mode) and not known.st_mode & stat.S_IWGRP
+    return stat.S_ISREG(status.st_mode) and not status.st_mode & stat.S_IWGRP
 
 
 def responds(canary: subprocess.Popen[bytes]) -> bool:
@@ -274,7 +278,7 @@ def responds(canary: subprocess.Popen[bytes]) -> bool:
         return False
 
 
-class Supervisor:
+class ProcessSupervisor:
     """Starts the processes of one run, and ends them all. Use as a context manager.
 
     To be made before any thread is started. tag: marks the processes, so that an interrupt finds
@@ -294,7 +298,7 @@ class Supervisor:
         self._watchdog = Watchdog(after_kill)
         self._tidy: list[Callable[[], object]] = []
 
-    def __enter__(self) -> Supervisor:
+    def __enter__(self) -> ProcessSupervisor:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -307,11 +311,11 @@ class Supervisor:
         return max(0.2, self.deadline - time.monotonic())
 
     def start(self, argv: Sequence[str], **how: object) -> subprocess.Popen[bytes]:
-        """Start a program in a session of its own, so that it can be ended with all it started.
+        """Start a program in a new session, so that it can be ended with all it started.
 
         Raises OSError when it cannot be started.
         """
-        given = {
+        settings = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
@@ -323,8 +327,8 @@ class Supervisor:
                 raise OSError("ended")
             self._starting += 1
         try:
-            # Without the lock: a program on a file system that hangs holds up nobody else.
-            process = subprocess.Popen(argv, start_new_session=True, **given)  # type: ignore[call-overload]
+            # Without the lock: a program on a file system that hangs must not block other threads.
+            process = subprocess.Popen(argv, start_new_session=True, **settings)  # type: ignore[call-overload]
             self._watchdog.add(process.pid)
             with self._lock:
                 self._started.append(process)
@@ -338,13 +342,13 @@ class Supervisor:
         argv: Sequence[str],
         limit_s: float,
         on_output: OutputHandler | None = None,
-        begun: Any = None,
+        has_begun: Any = None,
         **how: object,
     ) -> Ended:
         """Run a program to its end, or end it after ``limit_s`` seconds; never longer.
 
         on_output: gets each piece of its output (1) and complaints (2) as it comes
-        begun:     seconds, and a function that tells whether the program has begun by then; if
+        has_begun: seconds, and a function that tells whether the program has begun by then; if
                    it has not, it is ended
 
         Raises OSError when it cannot be started.
@@ -352,13 +356,13 @@ class Supervisor:
         began = time.monotonic()
         process = self.start(argv, **how)
         limit_s = min(limit_s, self.left_s)
-        first_s = min(limit_s, begun[0]) if begun else limit_s
-        out, err, whole = _read(process, first_s, on_output)
-        if not whole and first_s < limit_s and begun[1]():
-            more, worse, whole = _read(process, limit_s - first_s, on_output)
-            out, err = out + more, err + worse
+        first_s = min(limit_s, has_begun[0]) if has_begun else limit_s
+        out, err, is_whole = _read(process, first_s, on_output)
+        if not is_whole and first_s < limit_s and has_begun[1]():
+            more_out, worse, is_whole = _read(process, limit_s - first_s, on_output)
+            out, err = out + more_out, err + worse
         rc: int | None = None
-        if whole:
+        if is_whole:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = process.wait(timeout=1)
         if rc is None:
@@ -367,7 +371,7 @@ class Supervisor:
         return Ended(rc, out, _PRELOAD.sub("", err), time.monotonic() - began)
 
     def canary(self, rights: Rights | None = None) -> subprocess.Popen[bytes]:
-        """A Python that waits in the function FRAME, a sibling of whoever looks at it.
+        """A Python that waits in the function FRAME, a sibling of the process that inspects it.
 
         rights: whose it is, where we are root; None: ours.
 
@@ -377,10 +381,10 @@ class Supervisor:
         argv = [sys.executable, "-I", "-S", "-B", "-c", _CANARY, self.tag, seconds]
         how: dict[str, object] = {}
         if rights is not None:
-            # Its user can end it so that it leaves a core, and read that: it has nothing of ours.
-            kept = {name: os.environ[name] for name in _CANARYS if name in os.environ}
+            # Its user can make it leave a core and read that, so it gets none of our environment.
+            environment = {name: os.environ[name] for name in _CANARYS if name in os.environ}
             how = {"user": rights.uid, "group": rights.gid, "extra_groups": rights.groups}
-            how["env"] = kept
+            how["env"] = environment
         process = self.start(argv, stdin=subprocess.PIPE, cwd="/", **how)
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], min(10, self.left_s))
@@ -390,7 +394,7 @@ class Supervisor:
         return process
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process of ours and all that it started; one in state D is left behind."""
+        """End this process and all that it started; a process in state D is left behind."""
         # Before it is waited for: afterwards its number may be another's.
         if process.returncode is None:
             for number in (signal.SIGKILL, signal.SIGCONT):
@@ -422,7 +426,7 @@ class Supervisor:
             signal.signal(number, leave)
 
     def kill(self) -> None:
-        """Kill all that runs now. Whoever started it sees its end, and may start more."""
+        """Kill all that runs now. Each caller sees the end of its process, and may start more."""
         end_all({process.pid for process in [*self._started] if process.returncode is None})
 
     def end(self) -> None:
@@ -451,19 +455,21 @@ def _read(
     open_ = set(streams)
     until = time.monotonic() + limit_s
     while open_:
-        left = until - time.monotonic()
-        ready = select.select(list(open_), [], [], max(0.0, left))[0] if left > 0 else []
+        remaining_s = until - time.monotonic()
+        ready = (
+            select.select(list(open_), [], [], max(0.0, remaining_s))[0] if remaining_s > 0 else []
+        )
         if not ready:
             break
         for number in ready:
-            piece = os.read(number, 65536)
+            data = os.read(number, 65536)
             error = process.stderr is not None and number == process.stderr.fileno()
-            if not piece:
+            if not data:
                 open_.discard(number)
             elif on_output is not None:
-                on_output(process, 2 if error else 1, piece)
-            streams[number] += piece[: max(0, KEPT_BYTES - len(streams[number]))]
-    texts = [bytes(kept).decode("utf-8", "replace") for kept in streams.values()]
+                on_output(process, 2 if error else 1, data)
+            streams[number] += data[: max(0, KEPT_BYTES - len(streams[number]))]
+    texts = [bytes(output).decode("utf-8", "replace") for output in streams.values()]
     return (*[*texts, "", ""][:2], not open_)  # type: ignore[return-value]
 
 
@@ -479,65 +485,77 @@ _LONGEST_MESSAGE = 64 << 20
 class ForkedWorker:
     """A fork that does ``work(send)``; `messages` yields what the work sends.
 
+    A thread that hangs in the kernel would keep its process from ending; a fork is left behind.
+
     limit_s: seconds after which it ends for certain, unless it hangs in the kernel
-    keep:    descriptors that it has beside its pipe
+    keep:    descriptors that it has beside its pipe; None: all
     """
 
     def __init__(
-        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] = ()
+        self, work: Callable[[Send], None], limit_s: float, keep: Iterable[int] | None = ()
     ) -> None:
-        self._pipe, write = os.pipe()
+        self.pipe, write = os.pipe()
+        self._partial = b""
         self.pid = os.fork()
         if self.pid == 0:
             try:
-                _work(work, write, limit_s, {*keep})
+                _work(work, write, limit_s, keep)
             finally:
                 os._exit(1)
         os.close(write)
+
+    def read(self) -> list[Any] | None:
+        """The messages that have come, when the pipe is ready; None: the fork has ended."""
+        data = os.read(self.pipe, 1 << 16)
+        if not data or len(self._partial) > _LONGEST_MESSAGE:
+            return None
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
     def messages(self, patience_s: float, deadline: float) -> Iterator[Any]:
         """Each message of the fork until it ends; None after a silence, and at the deadline.
 
         patience_s: the silence; deadline: a moment of time.monotonic()
         """
-        kept = b""
         while True:
-            left = min(patience_s, deadline - time.monotonic())
-            if left <= 0 or not select.select([self._pipe], [], [], left)[0]:
+            wait_s = min(patience_s, deadline - time.monotonic())
+            if wait_s <= 0 or not select.select([self.pipe], [], [], wait_s)[0]:
                 yield None
                 continue
-            piece = os.read(self._pipe, 1 << 16)
-            if not piece:
+            messages = self.read()
+            if messages is None:
                 return
-            *rows, kept = (kept + piece).split(b"\n")
-            for row in rows:
-                yield json.loads(row)
-            if len(kept) > _LONGEST_MESSAGE:
-                return
+            yield from messages
 
     def end(self) -> None:
         """End the fork; one that hangs in the kernel is left behind."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + 0.5
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            time.sleep(0.01)
-        os.close(self._pipe)
+        # gevent, where this process has it, takes the status of every child.
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+                time.sleep(0.01)
+        os.close(self.pipe)
 
 
-def _work(work: Callable[[Send], None], pipe: int, limit_s: float, keep: set[int]) -> None:
-    """The fork's process. It closes all files by which somebody may wait for its end."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGPIPE):
+def _work(
+    work: Callable[[Send], None], pipe: int, limit_s: float, keep: Iterable[int] | None
+) -> None:
+    """The fork's process. It closes all files by which another process may wait for its end."""
+    handle_signals(signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in {0, 1, 2} - {pipe}:
         os.dup2(null, stream)
-    begin = 3
-    for kept in sorted({*keep, pipe}):
-        os.closerange(begin, kept)
-        begin = max(begin, kept + 1)
-    os.closerange(begin, max(begin, 1024))
+    if keep is not None:
+        begin = 3
+        for open_number in sorted({*keep, pipe}):
+            os.closerange(begin, open_number)
+            begin = max(begin, open_number + 1)
+        os.closerange(begin, max(begin, 1024))
 
     def send(data: Any) -> None:
         text = json.dumps(data, separators=(",", ":")).encode("ascii") + b"\n"

@@ -95,7 +95,7 @@ class MeshRun:
             if first_line is not None:
                 self.listening[name] = first_line
 
-        self.channels.each(start, self.nodes)
+        self.channels.for_each(start, self.nodes)
         present = {name: self.listening[name] for name in self.nodes if name in self.listening}
         known_owners = mesh.known_owners(self.given, self.carrier.met())
         self.seen = mesh.Rounds(len(self.nodes), self.ports, present, known_owners)
@@ -139,7 +139,7 @@ class MeshRun:
             self.seen.add(source, target, ports, answer)
 
         sources = [s for s, t in target_of.items() if s in channels.open and t in channels.open]
-        channels.each(try_target, sources)
+        channels.for_each(try_target, sources)
         for name in channels.lost:
             self.seen.drop(name)
         self.seen.cut()

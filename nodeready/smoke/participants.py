@@ -126,7 +126,7 @@ class Participants:
 
         def start(name: str) -> None:
             # It starts while other nodes are still probed.
-            job = gevent.spawn(self.channels.each, self._start, [name])
+            job = gevent.spawn(self.channels.for_each, self._start, [name])
             self._starting[name] = time.monotonic(), job
 
         self._probe(self.task.policies, self.before, start)

@@ -235,7 +235,7 @@ class TestRounds:
             if channel is not None:
                 channel.send_line(orders.line(EndOrder(number)))
 
-        self.channels.each(end, names)
+        self.channels.for_each(end, names)
 
     def _answers(
         self, ordered: _OrderedTest, test_round: _TestRound, done: Callable[[str], object]

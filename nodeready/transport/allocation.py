@@ -1,7 +1,7 @@
-"""A Slurm job in whose nodes steps can be started: one that runs, or one of our own.
+"""A Slurm job on whose nodes steps can be started: a running job, or a new allocation.
 
-Our own is an allocation without a program (salloc(1), --no-shell), of one CPU on every node that
-Slurm can give now. It ends with us, and by itself after a time.
+The allocation has no program (salloc(1), --no-shell), and one CPU on every node that Slurm can
+give now. It ends with this process, and by itself after a time.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class RunningJob:
 
     def of(self, names: Iterable[str]) -> RunningJob:
         """The job as the way to these nodes, which stay in the job's own order."""
-        wanted = dict.fromkeys(names)
-        here = tuple(name for name in self.nodes if name in wanted)
-        others = wanted.keys() - {*here} - self.refused.keys()
-        refused = {**self.refused, **dict.fromkeys(others, f"is not in job {self.number}")}
-        return replace(self, nodes=here, refused=refused)
+        selected = dict.fromkeys(names)
+        job_nodes = tuple(name for name in self.nodes if name in selected)
+        missing = selected.keys() - {*job_nodes} - self.refused.keys()
+        refused = {**self.refused, **dict.fromkeys(missing, f"is not in job {self.number}")}
+        return replace(self, nodes=job_nodes, refused=refused)
 
 
 def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
-    """The running job of ``--job``. Raises SrunError when there is none, and without Slurm."""
+    """The running job of ``--job``. Raises SrunError where it does not run, and without Slurm."""
     if not _JOB.fullmatch(words):
         raise SrunError(f"--job {words}: is no number of a Slurm job")
     path = (environ or dict(os.environ)).get("PATH", os.defpath)
@@ -82,8 +82,8 @@ def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
     argv = ["squeue", "-h", "-a", "-t", "all", "-j", words, "-o", "%A|%T|%u|%N"]
     try:
         rows = slurm.ask(argv, path, slurm.TIMEOUT_S).split()
-        found = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
-        running = [one for one in found if one[1] == "RUNNING"]
+        jobs = [tuple(row.split("|")) for row in rows if row.count("|") == 3]
+        running = [job for job in jobs if job[1] == "RUNNING"]
         if len(running) == 1:
             number, _, user, nodes = running[0]
             # Root is refused, too (Slurm's step_mgr.c), unless root's srun is a wrapper's.
@@ -99,7 +99,7 @@ def running(words: str, environ: dict[str, str] | None = None) -> RunningJob:
         raise SrunError(str(error)) from None
     if running:
         raise SrunError(f"--job {words}: is an array; name one of its tasks, such as {words}_0")
-    state = f"does not run: it is {found[0][1]}" if found else "does not run any more"
+    state = f"does not run: it is {jobs[0][1]}" if jobs else "does not run any more"
     raise SrunError(f"--job {words}: {state}")
 
 
@@ -115,7 +115,7 @@ def _own_name() -> str:
 
 
 @dataclass(frozen=True)
-class _NodeState:
+class _SlurmNodeState:
     """What Slurm says of a node. partitions: of those that are up, the names"""
 
     state: str
@@ -132,22 +132,24 @@ class _NodeState:
             return ""
         if bare in (_FREE, _PARTLY, "allocated", "completing") and bare == self.state:
             return f"is {bare}: no CPU is free there; --job ID asks inside of a job"
-        why = "" if self.reason == "none" else f" ({self.reason})"
-        return f"is {self.state}{why}"
+        reason = "" if self.reason == "none" else f" ({self.reason})"
+        return f"is {self.state}{reason}"
 
 
-def _state_of(nodes: Sequence[str], path: str) -> dict[str, _NodeState]:
+def _state_of(nodes: Sequence[str], path: str) -> dict[str, _SlurmNodeState]:
     """Node -> what Slurm says of it; nodes that Slurm does not know are missing."""
     argv = ["sinfo", "-h", "-a", "-N", "-n", fold(nodes), "-o", "%N|%R|%a|%T|%C|%E"]
-    found: dict[str, _NodeState] = {}
+    states: dict[str, _SlurmNodeState] = {}
     for row in slurm.ask(argv, path, slurm.TIMEOUT_S).splitlines():
         name, partition, up, state, cpus, reason = (*row.split("|", 5), *[""] * 6)[:6]
         idle = (*cpus.split("/"), "", "")[1]
-        earlier = found[name].partitions if name in found else ()
-        mine = (partition,) if up == "up" else ()
+        earlier = states[name].partitions if name in states else ()
+        up_partition = (partition,) if up == "up" else ()
         number = int(idle) if idle.isdigit() else 0
-        found[name] = _NodeState(state, number, sanitise(reason, 200), (*earlier, *mine))
-    return found
+        states[name] = _SlurmNodeState(
+            state, number, sanitise(reason, 200), (*earlier, *up_partition)
+        )
+    return states
 
 
 def unusable(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
@@ -155,95 +157,101 @@ def unusable(job: RunningJob, nodes: Sequence[str]) -> dict[str, str]:
     does not answer. A node that Slurm has lost leaves the job."""
     path = os.environ.get("PATH", os.defpath)
     try:
-        here = {*running(job.number).nodes}
-        seen = _state_of(nodes, path)
+        job_nodes = {*running(job.number).nodes}
+        states = _state_of(nodes, path)
     except SrunError as problem:
         return dict.fromkeys(nodes, str(problem).removeprefix("--"))
     except InventoryError:
         return {}
-    found = {}
+    reasons = {}
     for name in nodes:
-        state = seen[name].state if name in seen else "gone"
-        if name not in here or state.strip(_SIGNS) in _DEAD or "*" in state:
-            why = seen[name].reason if name in seen else "none"
-            said = "" if why == "none" else f" ({why})"
-            left = "" if name in here else f"has left job {job.number}, "
-            found[name] = f"Slurm: {left}is {state}{said}"
-    return found
+        state = states[name].state if name in states else "gone"
+        if name not in job_nodes or state.strip(_SIGNS) in _DEAD or "*" in state:
+            reason = states[name].reason if name in states else "none"
+            reason_text = "" if reason == "none" else f" ({reason})"
+            departure = "" if name in job_nodes else f"has left job {job.number}, "
+            reasons[name] = f"Slurm: {departure}is {state}{reason_text}"
+    return reasons
 
 
 def allocate(
-    nodes: Sequence[str], given: str = "", tell: Callable[[str], None] = lambda text: None
+    nodes: Sequence[str], options: str = "", tell: Callable[[str], None] = lambda text: None
 ) -> RunningJob:
     """A job of our own on those of these nodes that Slurm can give now. End it with `release`.
 
-    given: more options for salloc(1): ``--reservation=maintenance --account=ops``
-    tell:  gets a line when Slurm needs long
+    options: for salloc(1): ``--reservation=maintenance --account=ops``
+    tell:    gets a line when Slurm needs long
 
-    Raises SrunError when there is none: Slurm does not answer, or refuses the options.
+    Raises SrunError when Slurm does not answer, or refuses the options.
     """
     path = os.environ.get("PATH", os.defpath)
     for tool in ("srun", "salloc", "sinfo", "scancel"):
         if not which(tool, path=path):
             raise SrunError(f"{tool} is not installed here: --via srun needs Slurm's commands")
     try:
-        more = shlex.split(given)
+        arguments = shlex.split(options)
     except ValueError as problem:
-        raise SrunError(f"--salloc {given}: {str(problem).lower()}") from None
+        raise SrunError(f"--salloc {options}: {str(problem).lower()}") from None
     number, error = "", ""
     try:
-        refused, partition = _offer(nodes, more, path)
-        more += [f"--partition={partition}"] if partition else []
+        refused, partition = _offer(nodes, arguments, path)
+        arguments += [f"--partition={partition}"] if partition else []
         free = [name for name in nodes if name not in refused]
         if free:
-            number, error = _granted(free, more, tell)
+            number, error = _granted(free, arguments, tell)
         if "Unable to allocate" in error:
-            # Somebody was faster, or waits for the nodes: those that nobody uses are tried again.
-            seen = _state_of(free, path)
+            # Another job was faster, or waits for the nodes: the idle nodes are tried again.
+            states = _state_of(free, path)
             for name in free:
-                state = seen[name].state if name in seen else "gone"
+                state = states[name].state if name in states else "gone"
                 if state != _FREE:
                     refused[name] = f"is {state}: salloc: {error}"
             free = [name for name in free if name not in refused]
             if free:
-                number, error = _granted(free, more, tell)
-        told = {name: f"Slurm: {why}" for name, why in refused.items()}
+                number, error = _granted(free, arguments, tell)
+        reasons = {name: f"Slurm: {reason}" for name, reason in refused.items()}
         if not free:
-            return RunningJob("", (), told)
+            return RunningJob("", (), reasons)
         if not number:
             raise SrunError(f"salloc: {error}")
-        return replace(running(number), refused=told)
+        return replace(running(number), refused=reasons)
     except InventoryError as problem:
         raise SrunError(str(problem)) from None
 
 
-def _offer(nodes: Sequence[str], more: Sequence[str], path: str) -> tuple[dict[str, str], str]:
-    """The nodes that Slurm cannot give now, each with the reason, and the partition of the others;
-    "": it is named in the options."""
-    seen = _state_of(nodes, path)
-    refused = {name: "knows no node of this name" for name in nodes if name not in seen}
-    reserved = any(word.startswith("--reservation") for word in more)
-    for name, one in seen.items():
-        why = one.refusal()
-        if why and not (reserved and one.state.strip(_SIGNS) in _RESERVED):
-            refused[name] = why
-    partitions = {name: one.partitions for name, one in seen.items() if name not in refused}
-    if not partitions or any(re.match(r"--partition\b|--reservation\b|-p", w) for w in more):
+def _offer(
+    nodes: Sequence[str], arguments: Sequence[str], path: str
+) -> tuple[dict[str, str], str]:
+    """The nodes that Slurm cannot give now, each with the reason, and the partition of the
+    remaining nodes; "": the options name it."""
+    states = _state_of(nodes, path)
+    refused = {name: "knows no node of this name" for name in nodes if name not in states}
+    reserved = any(word.startswith("--reservation") for word in arguments)
+    for name, state in states.items():
+        reason = state.refusal()
+        if reason and not (reserved and state.state.strip(_SIGNS) in _RESERVED):
+            refused[name] = reason
+    partitions = {name: state.partitions for name, state in states.items() if name not in refused}
+    if not partitions or any(re.match(r"--partition\b|--reservation\b|-p", w) for w in arguments):
         return refused, ""
     counts = Counter(part for parts in partitions.values() for part in parts)
-    ((most, _),) = counts.most_common(1)
-    why = f"is not in Slurm's partition {most}: --salloc '--partition=...'"
-    return refused | {name: why for name, own in partitions.items() if most not in own}, most
+    ((partition, _),) = counts.most_common(1)
+    reason = f"is not in Slurm's partition {partition}: --salloc '--partition=...'"
+    return refused | {
+        name: reason
+        for name, own_partitions in partitions.items()
+        if partition not in own_partitions
+    }, partition
 
 
 def _granted(
-    nodes: Sequence[str], more: Sequence[str], tell: Callable[[str], None]
+    nodes: Sequence[str], arguments: Sequence[str], tell: Callable[[str], None]
 ) -> tuple[str, str]:
-    """The number of the new job, or why there is none."""
+    """The number of the new job, or "", and the error of salloc."""
     argv = [
         "salloc", "--no-shell", "--no-kill", f"--nodes={len(nodes)}", f"--nodelist={fold(nodes)}",
         f"--ntasks={len(nodes)}", "--ntasks-per-node=1", f"--time={_LIMIT_MIN}",
-        "--job-name=nodeready", f"--immediate={_IMMEDIATE_S}", *more,
+        "--job-name=nodeready", f"--immediate={_IMMEDIATE_S}", *arguments,
     ]  # fmt: skip
     child = subprocess.Popen(
         argv,
@@ -255,10 +263,10 @@ def _granted(
         start_new_session=True,
     )
     slow = gevent.spawn_later(3, tell, f"waiting for Slurm to give {len(nodes)} nodes")
-    said = b""
+    errors = b""
     try:
         with gevent.Timeout(_IMMEDIATE_S + slurm.TIMEOUT_S):
-            _, said = child.communicate()
+            _, errors = child.communicate()
     except gevent.Timeout:
         return "", f"gave no answer in {_IMMEDIATE_S + slurm.TIMEOUT_S} s"
     finally:
@@ -267,8 +275,8 @@ def _granted(
             # At TERM, salloc takes its request back.
             child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                _, said = child.communicate(timeout=3)
-        text = said.decode("utf-8", "replace")
+                _, errors = child.communicate(timeout=3)
+        text = errors.decode("utf-8", "replace")
         granted = re.search(r"Granted job allocation ([0-9]+)", text)
         if granted and child.returncode:
             release(RunningJob(granted[1], ()), tell)

@@ -1,10 +1,10 @@
-"""How nodes are asked: requests, answers, and the interface of what carries them. Pure.
+"""How nodes are asked: requests, answers, and the interface of a transport. Pure.
 
 A command holds a conversation with every node: a generator that yields a `Request`, gets its
 `Answer`, and may ask again; what it returns is what the command wanted to know. Every request gets
 exactly one answer: after an interrupt, or at the deadline, that is a `Failure`.
 
-A program of ours on a node is a module with ``main(config)`` and a dataclass ``Config``, which has
+A node program is a module with ``main(config)`` and a dataclass ``Config``, which has
 at least a ``nonce``, a ``tag`` and ``limit_s`` (`nodeready.node.payload`): `request` runs it,
 `rows` reads its answer.
 """
@@ -22,7 +22,7 @@ from nodeready.subjects import wire
 
 #: Kinds of failure that are not the command's own: no connection was made; it ended in the
 #: middle; it stands, but not even the command's own limit was kept; the limit ended the command;
-#: sudo wants a password; sudo refuses for good; the node prints without end; a mistake of ours.
+#: sudo wants a password; sudo refuses for good; the node prints without end; an internal error.
 UNREACHABLE, LOST, HUNG, TIMEOUT = "unreachable", "lost", "hung", "timeout"
 SUDO, REFUSED, OUTPUT, FAILED = "sudo", "refused", "output", "failed"
 #: The deadline of all requests came first; the user interrupted us.
@@ -36,8 +36,14 @@ OVER = frozenset({UNREACHABLE, LOST, HUNG, SUDO, REFUSED, LATE, INTERRUPTED})
 
 #: A whole answer: a snapshot is some 20 KB, and at most 8 MB before it is packed.
 ANSWER_BYTES = 16 << 20
-#: Standard error of which the first bytes are kept; the rest is read and dropped.
+#: Bytes of standard error that are kept; the rest is read and dropped.
 ERROR_BYTES = 64 << 10
+
+#: Seconds for a connection: name resolution, TCP, banner, authentication and channel.
+CONNECT_TIMEOUT_S = 15
+#: Seconds after which a node that dies in the middle is noticed, without an answer to keepalives;
+#: TCP's own limit is 15 minutes.
+DEAD_AFTER_S, KEEPALIVE_S = 25, 5
 
 #: How `timeout` ends: by TERM, by KILL, or killed by its own KILL to the whole group.
 TIMED_OUT = (124, 137, None)
@@ -56,7 +62,7 @@ class Request:
     script:  a POSIX sh text
     limit_s: seconds that the script has on the node, where `timeout -k` ends it
     payload: what the script finds at its file descriptor 3; None: nothing
-    mark:    the text with which the answer begins, whatever a login prints before it; "": unknown
+    mark:    the text with which the answer begins, after a login's output; "": unknown
     max_bytes: of the answer; a node that prints more has failed
     reads:   it only reads: it may be asked again when the way was cut off in the middle
     """
@@ -74,7 +80,7 @@ class Request:
 class Answer:
     """What came back from a node: a `Reply` or a `Failure`.
 
-    stdout, stderr: what the script said, decoded without loss; of a failure, until then
+    stdout, stderr: the script's output, decoded without loss; of a failure, until then
     seconds: from the question to the answer, with the connection that was made for it
     """
 
@@ -82,7 +88,7 @@ class Answer:
     stderr: str = ""
     seconds: float = 0.0
 
-    #: One line when the script did not come to an end of its own, and its kind.
+    #: The error in one line when the script did not end by itself, and its kind.
     error = ""
     kind = ""
 
@@ -109,9 +115,9 @@ class Reply(Answer):
     def reason(self) -> str:
         """Why it failed, in one line: our own script's last word, or another's."""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        ours = [line for line in lines if line.startswith("nodeready: ")]
-        if ours:
-            return ours[-1].removeprefix("nodeready: ")
+        own_lines = [line for line in lines if line.startswith("nodeready: ")]
+        if own_lines:
+            return own_lines[-1].removeprefix("nodeready: ")
         if lines:
             return lines[-1]
         return "ended by a signal" if self.rc is None else f"exit status {self.rc}"
@@ -119,7 +125,7 @@ class Reply(Answer):
 
 @dataclass(frozen=True)
 class Failure(Answer):
-    """The script did not come to its end, or nobody knows. kind: one of the words above."""
+    """The script did not end, as far as is known. kind: one of the words above."""
 
     kind: str = FAILED
     error: str = ""
@@ -128,6 +134,11 @@ class Failure(Answer):
 def interrupted() -> Failure:
     """The answer of a node that was left out because of an interrupt."""
     return Failure(kind=INTERRUPTED, error="interrupted")
+
+
+def late(reached: bool = True) -> Failure:
+    """The answer of a node for which the deadline came first. reached: it was connected"""
+    return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
 
 
 Found = TypeVar("Found")
@@ -191,16 +202,26 @@ class Exchange(Generic[Found]):
             self.over, self.value = True, failure
 
 
+def end_all(
+    exchanges: dict[Key, Exchange[Found]], failure: Callable[[Key], Failure]
+) -> Iterator[tuple[Key, Found | Failure]]:
+    """Take out these conversations with their results; this failure is the last answer of each."""
+    for key in list(exchanges):
+        exchange = exchanges.pop(key)
+        exchange.end(failure(key))
+        yield key, exchange.value
+
+
 def mistake(error: Exception) -> str:
-    """An exception that nobody expected, in one line, with the place in our code."""
+    """An unexpected exception in one line, with the place in our code."""
     import traceback  # It takes long to load, and is not needed.
 
     place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-    return f"internal error at {where}: {type(error).__name__}: {error}"
+    position = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+    return f"internal error at {position}: {type(error).__name__}: {error}"
 
 
-class Channel(ABC):
+class NodeChannel(ABC):
     """A script on a node that is spoken with line by line while it runs: see `dialogue.Dialogue`.
 
     error: what ended the script, one line; "" while it runs
@@ -236,8 +257,8 @@ class Carrier(ABC):
     nodes:       their names
     run:         a word for this run; ``tag`` marks its processes on the nodes
     interrupted: the user has interrupted the run, and what ran on the nodes was ended
-    one_text:    it brings one text to many nodes at once: whoever asks many nodes the same uses
-                 ``nonce`` in all their questions
+    one_text:    it brings one text to many nodes at once: equal questions to many nodes use
+                 ``nonce``
     """
 
     nodes: tuple[str, ...]
@@ -267,7 +288,7 @@ class Carrier(ABC):
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Hold these conversations side by side, and yield what each returns, as it comes.
 
-        deadline: of time.monotonic(): whoever has not answered then gets a Failure for an answer.
+        deadline: of time.monotonic(): each node without an answer then gets a Failure.
                   None: only the requests' own limits
 
         Never raises for a node's fault. An interrupt ends what runs on the nodes, and every
@@ -279,17 +300,17 @@ class Carrier(ABC):
     ) -> Iterator[tuple[str, Answer]]:
         """Each request's node and answer, as they come; see `converse`."""
         conversations: dict[Key, Conversation[Answer]] = {
-            (one.node, str(number)): once(one) for number, one in enumerate(requests)
+            (request.node, str(number)): once(request) for number, request in enumerate(requests)
         }
         for key, answer in self.converse(conversations, deadline):
             yield node_of(key), answer
 
     @abstractmethod
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         """Run a script that is spoken with while it runs; a node's fault is in its ``error``."""
 
     def end(self, limit_s: float = 5) -> None:
-        """End what this run still has running on the nodes, by its tag, in so many seconds."""
+        """End this run's processes on the nodes, by its tag, within this many seconds."""
         return
 
     def met(self) -> Mapping[str, Met]:
@@ -308,7 +329,7 @@ class Carrier(ABC):
 
 
 def collect(
-    carrier: Carrier,
+    transport: Carrier,
     conversations: Mapping[Key, Conversation[Found]],
     on_found: Callable[[Key, Found | Failure], object] = lambda key, value: None,
     deadline: float | None = None,
@@ -317,19 +338,19 @@ def collect(
 
     on_found: gets each result as it comes, for the progress
     """
-    found: dict[Key, Found | Failure] = {}
+    values: dict[Key, Found | Failure] = {}
     stream: Any = None
     stop: KeyboardInterrupt | None = None
     interrupt_is_ours = True
     while True:
         try:
             if stream is None:
-                stream = carrier.converse(conversations, deadline)
+                stream = transport.converse(conversations, deadline)
             interrupt_is_ours = False
             # An interrupt of our own code is raised in the stream, which ends the nodes' work.
             key, value = next(stream) if stop is None else stream.throw(stop)
             interrupt_is_ours, stop = True, None
-            found[key] = value
+            values[key] = value
             on_found(key, value)
         except StopIteration:
             break
@@ -337,14 +358,14 @@ def collect(
             if not interrupt_is_ours:
                 # It came before the stream began, or a second time: nothing comes any more. The
                 # stream may not have known of it.
-                carrier.interrupted = True
+                transport.interrupted = True
                 break
             stop = interrupt
-    return {**dict.fromkeys(conversations, interrupted()), **found}
+    return {**dict.fromkeys(conversations, interrupted()), **values}
 
 
 def lock_holder() -> str:
-    """USER@HOST of whoever runs this: the holder's line in a node's lock."""
+    """USER@HOST of this process: the holder's line in a node's lock."""
     import getpass
 
     return f"{getpass.getuser()}@{os.uname().nodename}"
@@ -366,8 +387,8 @@ def request(
 
     how: as for `payload.program`
     """
-    made = payload.program(main, config, **how)
-    return Request(node, made.script, config.limit_s + margin_s, made.text, mark)
+    program = payload.program(main, config, **how)
+    return Request(node, program.script, config.limit_s + margin_s, program.text, mark)
 
 
 def rows(
@@ -381,27 +402,23 @@ def rows(
     refused: gets the reason of each row that makes no sense, which then costs itself alone
     Raises DecodeError: without ``refused`` for any such row, else for an answer that is too large.
     """
-    found = []
+    decoded = []
     for name, data in wire.lines(answer.stdout, config.nonce):
         try:
             if name in kinds:
-                found.append(wire.decode(kinds[name], data))
+                decoded.append(wire.decode(kinds[name], data))
         except wire.DecodeError as problem:
             if refused is None:
                 raise
             refused.append(problem.reason)
-    return found
+    return decoded
 
 
-def no_answer_reason(answer: Answer, config: Any, what: str) -> str:
+def no_answer_reason(answer: Answer, config: Any, purpose: str) -> str:
     """Why a node's program printed no row that we know.
 
-    what: what is not done without a Python, such as "cores cannot be looked at"
+    purpose: what is not done without a Python, such as "cores cannot be looked at"
     """
     if f"{config.nonce} {payload.NO_PYTHON}" in answer.stdout:
-        return f"{payload.NO_PYTHON}: {what}"
+        return f"{payload.NO_PYTHON}: {purpose}"
     return answer.error or "no answer from the node's Python"
-
-
-# --- What a copy of this process has no use for: the ends of others' sockets and pipes. A child
-# that kept one would keep that other from noticing the end of the parent.

@@ -1,6 +1,6 @@
 """The node's own program as one file: a zip that Python runs, with the modules that a node needs.
 
-The same modules and the same policy make the same bytes, whoever builds it: nothing is compressed,
+The same modules and the same policy make the same bytes, on every machine: nothing is compressed,
 because compressors differ, and nothing is compiled, because Pythons do.
 """
 
@@ -61,20 +61,19 @@ def _entries(policy: Policy | None) -> Iterator[tuple[str, bytes]]:
 
 def build(policy: Policy | None = None) -> bytes:
     """The program as a file's bytes, with the policy that it judges by; None: the defaults."""
-    made = io.BytesIO(_SHEBANG)
-    made.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(made, "w") as zipped:
+    archive = io.BytesIO(_SHEBANG)
+    archive.seek(0, io.SEEK_END)
+    with zipfile.ZipFile(archive, "w") as zipped:
         for name, content in sorted(_entries(policy)):
             entry = zipfile.ZipInfo(name, _TIME)
             entry.create_system, entry.external_attr = 3, 0o644 << 16
             zipped.writestr(entry, content)
-    return made.getvalue()
+    return archive.getvalue()
 
 
 @lru_cache(maxsize=1)
 def program() -> bytes:
-    """The program without a policy of its own: one for all nodes, whose gate has the policy's
-    file.
+    """The program without a policy: the same for all nodes, whose gate has the policy's file.
 
     Made once: every node's plan asks for its digest.
     """

@@ -1,4 +1,4 @@
-"""Many nodes that are spoken with line by line, side by side: their channels, and who is lost.
+"""Many nodes that are spoken with line by line, side by side: their channels, and the lost nodes.
 
 Beside `dialogue`, which runs on a node, too: there is no gevent there.
 """
@@ -17,7 +17,7 @@ from gevent.pool import Pool
 from nodeready.node import payload
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError, Unknown
-from nodeready.transport.base import Carrier, Channel, Request
+from nodeready.transport.base import Carrier, NodeChannel, Request
 
 Row = TypeVar("Row")
 #: Seconds for closing the channels of all nodes.
@@ -32,14 +32,14 @@ class Channels:
     lost:  node -> why it takes no part any more: the first reason stays
     """
 
-    def __init__(self, carrier: Carrier, deadline: float, purpose: str) -> None:
+    def __init__(self, transport: Carrier, deadline: float, purpose: str) -> None:
         """deadline: on the monotonic clock; nothing waits longer
         purpose:  of the program, for a node without a Python: ``the mesh``
         """
         self.nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.open: dict[str, Channel] = {}
+        self.open: dict[str, NodeChannel] = {}
         self.lost: dict[str, Unknown] = {}
-        self._carrier, self._deadline, self._purpose = carrier, deadline, purpose
+        self._transport, self._deadline, self._purpose = transport, deadline, purpose
 
     @property
     def left_s(self) -> float:
@@ -48,18 +48,18 @@ class Channels:
 
     def start(self, request: Request) -> None:
         """Run the program on a node: its first row is still to be read."""
-        self.open[request.node] = self._carrier.open(request)
+        self.open[request.node] = self._transport.open(request)
 
-    def each(self, work: Callable[[str], object], names: Iterable[str]) -> None:
+    def for_each(self, work: Callable[[str], object], names: Iterable[str]) -> None:
         """Do it for all of these nodes at once. Our own mistake costs the node alone."""
 
-        def one(name: str) -> None:
+        def guarded(name: str) -> None:
             try:
                 work(name)
             except Exception as problem:  # noqa: BLE001 - as everywhere
                 self.lose(name, f"internal error: {type(problem).__name__}: {problem}")
 
-        jobs = [gevent.spawn(one, name) for name in names]
+        jobs = [gevent.spawn(guarded, name) for name in names]
         try:
             gevent.joinall(jobs)
         except BaseException:
@@ -75,12 +75,12 @@ class Channels:
 
     def lose_all(self, names: Iterable[str], reason: str) -> None:
         """Lose these, side by side: closing a channel can take its time."""
-        self.each(lambda name: self.lose(name, reason), names)
+        self.for_each(lambda name: self.lose(name, reason), names)
 
-    def read(self, name: str, what: str, kind: type[Row], limit_s: float) -> Row | None:
+    def read(self, name: str, row_name: str, kind: type[Row], limit_s: float) -> Row | None:
         """The node's next row, which must be of this name and kind. None: the node is lost, or the
         deadline came."""
-        data = self._data(name, what, limit_s)
+        data = self._data(name, row_name, limit_s)
         if data is None:
             return None
         try:
@@ -89,7 +89,7 @@ class Channels:
             self.lose(name, problem.reason, problem.evidence)
             return None
 
-    def _data(self, name: str, what: str, limit_s: float) -> Any:
+    def _data(self, name: str, row_name: str, limit_s: float) -> Any:
         channel = self.open[name]
         line = channel.read_line(min(limit_s, max(0.1, self.left_s)))
         if line is None:
@@ -102,17 +102,17 @@ class Channels:
             self.lose(name, f"{payload.NO_PYTHON} on the node: {self._purpose} needs it")
             return None
         try:
-            found = dict(wire.lines(f"{line}\n", self.nonce))
+            row = dict(wire.lines(f"{line}\n", self.nonce))
         except ProbeError as problem:
             self.lose(name, problem.reason)
             return None
-        if set(found) != {what} or found[what] is None:
+        if set(row) != {row_name} or row[row_name] is None:
             self.lose(name, "the answer makes no sense (another row)", line[:200])
             return None
-        return found[what]
+        return row[row_name]
 
     def drop_dead(self) -> None:
-        """Lose the nodes whose connection ended while nobody read."""
+        """Lose the nodes whose connection ended between two reads."""
 
         def still(name: str) -> None:
             channel = self.open[name]
@@ -120,7 +120,7 @@ class Channels:
             if channel.error:
                 self.lose(name, channel.error)
 
-        self.each(still, list(self.open))
+        self.for_each(still, list(self.open))
 
     def close(self) -> None:
         """End the programs: all at once, for none connects to another any more."""

@@ -1,10 +1,10 @@
-"""A connection to a node's sshd: what it goes over, its bounds, and why there is none.
+"""A connection to a node's sshd: what it goes over, its bounds, and why it fails.
 
 A node's sshd is a stranger, before and after the login. All connections of a run share one thread
 (gevent). paramiko reads for as long as there is something to read, and believes lengths and
 counts: an sshd that never stops talking, or one packet with a large number in it, would stop the
 connections to all other nodes, and no deadline would come. Here a connection reads for a moment,
-then the others have their turn; and what is no answer to a question of ours has an end.
+then its peers do; and the output that answers no question is bounded.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ from paramiko.common import (
 )
 from paramiko.kex_gex import KexGex, KexGexSHA256
 from paramiko.packet import Packetizer
-from paramiko.ssh_exception import AuthenticationException
+from paramiko.ssh_exception import AuthenticationException, NoValidConnectionsError
 
 from nodeready import shell
+from nodeready.transport.base import DEAD_AFTER_S, KEEPALIVE_S
 from nodeready.transport.local import end_session
 from nodeready.transport.ssh_config import SshConfigError, SshSettings
 
 # --- paramiko's connection, within bounds.
 
-#: Seconds that a connection with more to read may keep the others waiting.
+#: Seconds that a connection with more to read may block its peers.
 TURN_S = 0.005
-#: Seconds of a read that had to wait: then the others have had their turn.
+#: Seconds of a read that had to wait: its peers have run meanwhile.
 _WAITED_S = 0.0002
 #: Bytes that an sshd may say unasked: its banner, two key exchanges, a login.
 UNASKED_BYTES = 1 << 20
-#: A read of few bytes counts as so many, because it costs as much as they do.
+#: Bytes that a small read counts as, because it costs as much.
 _LEAST_BYTES = 128
-#: An agreement on new keys counts as so many bytes. sshd asks for one after 1 GiB (RekeyLimit).
+#: Bytes that an agreement on new keys counts as. sshd asks for one after 1 GiB (RekeyLimit).
 _KEYS_BYTES = 64 << 10
 #: The largest packet; OpenSSH's limit as well (packet.c, PACKET_MAX_SIZE).
 PACKET_BYTES = 256 << 10
-#: The most pairs, or questions at a login, that one packet may announce.
+#: Maximum of pairs, or of questions at a login, that a packet may announce.
 _MOST = 64
 #: Bits of our secret for a group that the sshd chooses: twice those of the longest key that is
 #: made of it (RFC 4419, section 6.2). paramiko takes as many as the group has, seconds of work.
@@ -146,7 +147,7 @@ class _DhGroup(KexGex):
 
 
 class _GroupSHA256(_DhGroup, KexGexSHA256):
-    """The same, with the other digest."""
+    """The same with SHA-256."""
 
 
 class JumpRefusal(Exception):
@@ -163,7 +164,7 @@ class Bounded(Transport):
 
     _kex_info = {
         **Transport._kex_info,  # type: ignore[attr-defined]
-        **{one.name: one for one in (_DhGroup, _GroupSHA256)},
+        **{kex.name: kex for kex in (_DhGroup, _GroupSHA256)},
     }
 
     def __init__(self, sock: Any, **how: Any) -> None:
@@ -181,11 +182,11 @@ class Bounded(Transport):
         """A connection from the sshd's machine to ``host``. `open_channel` would not keep apart
         what the sshd says of several at once.
 
-        Raises Refusal with the sshd's words, TimeoutError, EOFError, SSHException.
+        Raises JumpRefusal with the sshd's words, TimeoutError, EOFError, SSHException.
         """
-        mine: Any = self
+        private: Any = self
         with self.lock:
-            number = mine._next_channel()
+            number = private._next_channel()
             message = Message()
             message.add_byte(byte_chr(MSG_CHANNEL_OPEN))
             message.add_string("direct-tcpip")
@@ -196,12 +197,12 @@ class Bounded(Transport):
                 message.add_string(place)
                 message.add_int(at)
             channel: Any = Channel(number)
-            mine._channels.put(number, channel)
+            private._channels.put(number, channel)
             opened = self.channel_events[number] = threading.Event()
             self.channels_seen[number] = True
             channel._set_transport(self)
             channel._set_window(self.default_window_size, self.default_max_packet_size)
-        mine._send_user_message(message)
+        private._send_user_message(message)
         until = time.monotonic() + limit_s
         while not opened.wait(0.2):
             if not self.active:
@@ -215,13 +216,13 @@ class Bounded(Transport):
         return cast("Channel", channel)
 
     def _check_banner(self) -> None:
-        mine: Any = self
+        private: Any = self
         try:
             super()._check_banner()  # type: ignore[misc]
         except SSHException as problem:
             # paramiko adds why it could not read: nothing, where the sshd closed the connection.
             if re.search(r"protocol banner($|.*reset by peer)", str(problem), re.I):
-                raise SSHException(f"{HUNG_UP}: {mine.packetizer.before_banner}") from None
+                raise SSHException(f"{HUNG_UP}: {private.packetizer.before_banner}") from None
             raise
 
     def _parse_channel_open_failure(self, message: Message) -> Any:
@@ -231,7 +232,7 @@ class Bounded(Transport):
         message.rewind()
         return super()._parse_channel_open_failure(message)  # type: ignore[misc]
 
-    def auth_interactive_dumb(self, *how: Any, **more: Any) -> Any:
+    def auth_interactive_dumb(self, *how: Any, **named: Any) -> Any:
         """Raises AuthenticationException: paramiko would print what the sshd says, and send it
         what the user types."""
         raise AuthenticationException("authentication asks questions")
@@ -265,30 +266,24 @@ _LISTS = {
 
 
 def restrict(transport: Any, settings: SshSettings) -> None:
-    """Leave the algorithms that ssh_config allows, in its order. Raises Unusable for none."""
+    """Leave the algorithms of ssh_config, in its order. Raises SshConfigError for none."""
     for key, name in _LISTS.items():
-        if key in settings.said:
+        if key in settings.changed_keys:
             have = getattr(transport, f"_preferred_{name}")
-            wanted = settings.first(key).split(",")
+            allowed = settings.first(key).split(",")
             # The newer name of the same (RFC 8731).
-            wanted += [f"{one}@libssh.org" for one in wanted if one == "curve25519-sha256"]
-            left = tuple(one for one in wanted if one in have)
-            if not left:
+            allowed += [f"{name}@libssh.org" for name in allowed if name == "curve25519-sha256"]
+            common = tuple(name for name in allowed if name in have)
+            if not common:
                 raise SshConfigError(
                     f"{settings.name}: nodeready has none of the {key} that the ssh configuration "
                     "here allows"
                 )
-            setattr(transport, f"_preferred_{name}", left)
-
-
-#: A node that dies in the middle is noticed after this: unacknowledged data or keepalives for
-#: this long end the connection (TCP_USER_TIMEOUT, tcp(7)); TCP's own limit is 15 minutes.
-DEAD_AFTER_S = 25
-KEEPALIVE_S = 5
+            setattr(transport, f"_preferred_{name}", common)
 
 
 def keep(transport: Any) -> None:
-    """Have the connection end when the other side has died."""
+    """Have the connection end when the node has died, also by unacknowledged data (tcp(7))."""
     transport.set_keepalive(KEEPALIVE_S)
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
@@ -302,8 +297,8 @@ def connected(
     places: list[tuple[int, Any]], settings: SshSettings, limit_s: float
 ) -> socket.socket:
     """A TCP connection to the first of the addresses that takes one. Raises OSError."""
-    own = settings.first("connecttimeout")
-    limit_s = min(limit_s, float(own)) if own.isdigit() and int(own) else limit_s
+    timeout = settings.first("connecttimeout")
+    limit_s = min(limit_s, float(timeout)) if timeout.isdigit() and int(timeout) else limit_s
     problem: OSError = OSError("no address")
     for family, place in places:
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -356,12 +351,12 @@ class Proxy:
 
     def words(self) -> str:
         """That it fails, with the last line of its standard error."""
-        said = ""
+        last_line = ""
         with contextlib.suppress(OSError, ValueError):
             self._said.seek(0)
             rows = self._said.read(64 << 10).decode("utf-8", "replace").split("\n")
-            said = next((row.strip() for row in reversed(rows) if row.strip()), "")
-        return f"{self.blame} ({said[:200]})" if said else self.blame
+            last_line = next((row.strip() for row in reversed(rows) if row.strip()), "")
+        return f"{self.blame} ({last_line[:200]})" if last_line else self.blame
 
     def close(self) -> None:
         self.sock.close()
@@ -376,14 +371,14 @@ def master(settings: SshSettings) -> str:
     path = settings.files("controlpath")[0] if settings.first("controlpath") else ""
     try:
         status = os.stat(path)
-        ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+        is_ours = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
     except (OSError, ValueError):
         return ""
-    return path if ours and answers(path) else ""
+    return path if is_ours and answers(path) else ""
 
 
 def by_socket(settings: SshSettings, path: str) -> list[str]:
-    """The words of ssh over a master's connection, which never makes one of its own."""
+    """The command line of ssh over a master's connection; that ssh never connects by itself."""
     search = shell.search_path(os.environ.get("PATH", ""))
     words = [shutil.which("ssh", path=search) or "ssh", "-F", "/dev/null", "-T", "-a", "-x"]
     for option in ("ControlMaster=no", "BatchMode=yes", "ProxyCommand=false"):
@@ -393,7 +388,7 @@ def by_socket(settings: SshSettings, path: str) -> list[str]:
 
 
 def answers(path: str) -> bool:
-    """Whether somebody listens at this socket."""
+    """Whether a process listens at this socket."""
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(2)
@@ -407,7 +402,7 @@ def answers(path: str) -> bool:
 
 
 class Neighbours:
-    """Nodes on this machine's own networks, each of which has a row in its neighbour table."""
+    """Nodes on this machine's networks; each has a row in the neighbour table."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._met, self._limit = tell, set[str](), 0
@@ -435,14 +430,14 @@ class Neighbours:
 
 def routes(text: str) -> list[tuple[ipaddress.IPv4Network, bool]]:
     """/proc/net/route: each network, and whether its nodes are reached without a gateway."""
-    found = []
+    networks = []
     for row in text.splitlines()[1:]:
         words = row.split()
         place, gateway, mask = (
             socket.inet_ntoa(struct.pack("=L", int(words[at], 16))) for at in (1, 2, 7)
         )
-        found.append((ipaddress.IPv4Network((place, mask)), gateway == "0.0.0.0"))
-    return sorted(found, key=lambda one: -one[0].prefixlen)
+        networks.append((ipaddress.IPv4Network((place, mask)), gateway == "0.0.0.0"))
+    return sorted(networks, key=lambda network: -network[0].prefixlen)
 
 
 def on_link(networks: list[tuple[ipaddress.IPv4Network, bool]], address: str) -> bool:
@@ -465,6 +460,14 @@ HUNG_UP = "hung up before its banner"
 _CLOSED = "its sshd closed the connection before the login"
 #: The same, before there is a connection to make.
 ASKING = "asking ssh"
+
+
+def error_text(error: BaseException) -> str:
+    """The error's text; where no address took the connection, the reason of the last address."""
+    cause = error.__context__ or error
+    if isinstance(cause, NoValidConnectionsError):
+        return str(list(cause.errors.values())[-1])
+    return str(error) or type(error).__name__
 
 
 def connect_error(

@@ -11,18 +11,13 @@ from typing import Any
 import gevent
 from paramiko import AuthenticationException, SSHException
 from paramiko.agent import AgentRequestHandler
-from paramiko.ssh_exception import NoValidConnectionsError
 from pyinfra.api import Host, Inventory
 from pyinfra.api.exceptions import ConnectError, PyinfraError
 from pyinfra.connectors.ssh import SSHConnector
 
 from nodeready.transport import connection, logins
-from nodeready.transport.base import UNREACHABLE, Failure, Met
+from nodeready.transport.base import CONNECT_TIMEOUT_S, UNREACHABLE, Failure, Met
 from nodeready.transport.ssh_config import Login, SshConfigError
-
-#: One deadline over name resolution, TCP, banner, authentication and channel.
-CONNECT_TIMEOUT_S = 15
-
 
 #: sshd's port (RFC 4253, section 4.1).
 _SSH_PORT = 22
@@ -39,8 +34,8 @@ def set_timeouts(inventory: Inventory) -> None:
         ("timeout", "banner_timeout", "auth_timeout", "channel_timeout"), CONNECT_TIMEOUT_S + 5
     )
     for host in inventory:
-        own = host.data.get("ssh_paramiko_connect_kwargs") or {}
-        host.data.ssh_paramiko_connect_kwargs = {**limits, **own}
+        arguments = host.data.get("ssh_paramiko_connect_kwargs") or {}
+        host.data.ssh_paramiko_connect_kwargs = {**limits, **arguments}
         if host.connector_cls is SSHConnector:
             host.connector_cls = SshConnector
 
@@ -48,17 +43,17 @@ def set_timeouts(inventory: Inventory) -> None:
 class SshConnector(SSHConnector):
     """pyinfra's connector, whose connections are made as ssh makes them.
 
-    master: the socket of ssh's own connection to the node, which is used instead of one of ours
+    master: the socket of ssh's own connection to the node, used in place of a new connection
     """
 
-    ways: logins.SshLogins
+    ssh_logins: logins.SshLogins
     patience: logins.Patience
     client: Any = None
     master = ""
 
     def login(self) -> Login:
         """What the inventory says about the way to the node."""
-        data, own = self.data, self.host.data
+        data, host_data = self.data, self.host.data
         return Login(
             name=str(data["ssh_hostname"] or self.host.name),
             config=str(data["ssh_config_file"] or ""),
@@ -69,21 +64,25 @@ class SshConnector(SSHConnector):
             password=str(data["ssh_password"] or ""),
             agent=bool(data["ssh_allow_agent"]),
             usual=bool(data["ssh_look_for_keys"]),
-            known=str(data["ssh_known_hosts_file"] or ""),
+            known_hosts=str(data["ssh_known_hosts_file"] or ""),
             # pyinfra's own default would hide what ssh_config says.
-            strict=str(own.get("ssh_strict_host_key_checking") or ""),
+            strict=str(host_data.get("ssh_strict_host_key_checking") or ""),
         )
 
     def _key_file(self, path: str) -> str:
         """The path of a key, which may be relative to where the deploy is."""
-        there = os.path.expanduser(path)
-        beside = os.path.join(self.state.cwd or "", there)
-        return beside if path and not os.path.exists(there) and os.path.exists(beside) else path
+        expanded = os.path.expanduser(path)
+        in_deploy = os.path.join(self.state.cwd or "", expanded)
+        return (
+            in_deploy
+            if path and not os.path.exists(expanded) and os.path.exists(in_deploy)
+            else path
+        )
 
     def _connect(self) -> None:
         self.client = logins.Client()
         self.client.stage = connection.ASKING
-        self.master = connection.master(self.ways.settings(self.login()))
+        self.master = connection.master(self.ssh_logins.settings(self.login()))
         if self.master:
             self.client = None
         else:
@@ -114,14 +113,14 @@ class SshConnector(SSHConnector):
     def _log_in(self, client: logins.Client) -> None:
         how = self.data["ssh_paramiko_connect_kwargs"] or {}
         try:
-            self.ways.connect(client, self.login(), self.patience, **how)
+            self.ssh_logins.connect(client, self.login(), self.patience, **how)
         except AuthenticationException as problem:
             raise ConnectError(f"Authentication error ({problem})") from None
         connection.keep(client.get_transport())
 
     def words(self, text: str) -> str:
         """Why there is no connection, in one line."""
-        return self.ways.words(self.client or logins.Client(), self.login(), text)
+        return self.ssh_logins.words(self.client or logins.Client(), self.login(), text)
 
 
 def connect(host: Host) -> Failure | None:
@@ -140,7 +139,7 @@ def connect(host: Host) -> Failure | None:
     except SshConfigError as problem:
         return _unreachable(host, "", str(problem))
     except (ConnectError, PyinfraError, SSHException, OSError, EOFError, ValueError) as error:
-        return _unreachable(host, error_text(error))
+        return _unreachable(host, connection.error_text(error))
     transport = transport_of(host)
     if transport is not None and not isinstance(host.connector, SshConnector):
         connection.keep(transport)
@@ -153,7 +152,7 @@ def transport_of(host: Host) -> Any:
 
 
 def ssh_peer(host: Host) -> Met | None:
-    """What the connection saw of the node's sshd; None: it is none of ssh's, or was never made."""
+    """What the connection saw of the node's sshd; None: there is no ssh connection."""
     transport = transport_of(host)
     key = getattr(transport, "host_key", None)
     if transport is None or key is None:
@@ -162,31 +161,20 @@ def ssh_peer(host: Host) -> Met | None:
     sock = getattr(transport, "sock", None)
     if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            found, port = sock.getpeername()[:2]
+            peer_address, port = sock.getpeername()[:2]
             # Of another port, the address may be that of a machine in front of many nodes.
-            address = str(found) if port == _SSH_PORT else ""
+            address = str(peer_address) if port == _SSH_PORT else ""
     return Met(address, f"{key.get_name()} {key.get_base64()}")
-
-
-def error_text(error: BaseException) -> str:
-    """The error's text; of a connection that no address took, the reason of the last of them."""
-    cause = error.__context__ or error
-    if isinstance(cause, NoValidConnectionsError):
-        return str(list(cause.errors.values())[-1])
-    return str(error) or type(error).__name__
 
 
 def _connection_stage(host: Host) -> str:
     """What the node had done when the time was up."""
-    client = getattr(host.connector, "client", None)
+    client, transport = getattr(host.connector, "client", None), transport_of(host)
+    if transport is not None and transport.remote_version:
+        return connection.TALKING
     if isinstance(client, logins.Client):
-        transport = client.get_transport()
-        talked = transport is not None and transport.remote_version
-        return "stopped during the handshake" if talked else client.stage
-    transport = transport_of(host)
-    if transport is None:
-        return "timed out"
-    return "stopped during the handshake" if transport.remote_version else "banner"
+        return client.stage
+    return connection.CONNECTING if transport is None else connection.BANNER
 
 
 def _unreachable(host: Host, text: str, error: str = "") -> Failure:
@@ -198,18 +186,13 @@ def _unreachable(host: Host, text: str, error: str = "") -> Failure:
     if not error and isinstance(host.connector, SshConnector):
         error = host.connector.words(text)
     if not error:
-        # What ssh_config added to the inventory's data.
-        config = getattr(client, "_ssh_config", {})
-        port = int(data.get("ssh_port") or config.get("port") or 22)
-        address = str(data.get("ssh_hostname") or host.name)
-        files = data.get("ssh_key") or config.get("key_filename") or "any key of the agent"
-        known = data.get("ssh_known_hosts_file") or getattr(client, "_host_keys_filename", None)
+        port, address = int(data.get("ssh_port") or 22), str(data.get("ssh_hostname") or host.name)
         error = connection.connect_error(
             text,
             address if port == 22 else f"[{address}]:{port}",
-            user=str(data.get("ssh_user") or config.get("username") or getpass.getuser()),
-            key=", ".join(files) if isinstance(files, list) else str(files),
-            known_hosts=str(known or "~/.ssh/known_hosts"),
+            user=str(data.get("ssh_user") or getpass.getuser()),
+            key=str(data.get("ssh_key") or "any key of the agent"),
+            known_hosts=str(data.get("ssh_known_hosts_file") or "~/.ssh/known_hosts"),
             limit_s=CONNECT_TIMEOUT_S,
         )
     if client is not None:

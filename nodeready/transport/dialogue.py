@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from nodeready.transport.base import Channel
+from nodeready.transport.base import NodeChannel
 from nodeready.transport.sudo import sudo_error
 
-#: One line, and all lines together; more than that is no answer of ours.
+#: Bytes of one line, and of all lines; no answer has more.
 _LINE_BYTES = 256 << 10
 _ALL_BYTES = 16 << 20
-#: What was said without the mark, kept to tell why the script ended.
+#: Bytes without the mark that are kept, to tell why the script ended.
 _NOISE_BYTES = 4 << 10
 #: Bytes that are read at once.
 PIECE = 64 << 10
@@ -40,7 +40,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Dialogue(Channel):
+class Dialogue(NodeChannel):
     """A running script. Never raises for a node's fault: ``error`` says what ended it.
 
     error: one line; "" while the script runs
@@ -87,7 +87,7 @@ class Dialogue(Channel):
             # The script's last words tell why it takes no input any more.
             until = time.monotonic() + _LAST_S
             while self._stream is not None and time.monotonic() < until:
-                self._more(until - time.monotonic())
+                self._read_more(until - time.monotonic())
             if not self.error:
                 self._lost(problem)
 
@@ -102,10 +102,10 @@ class Dialogue(Channel):
             line = self._next()
             if line is not None:
                 return line
-            left = until - time.monotonic()
-            if self._stream is None or left <= 0:
+            remaining_s = until - time.monotonic()
+            if self._stream is None or remaining_s <= 0:
                 return None
-            self._more(left)
+            self._read_more(remaining_s)
 
     def _next(self) -> str | None:
         """The first whole line with the mark; everything in front of that line is noise."""
@@ -121,10 +121,10 @@ class Dialogue(Channel):
         del self._kept[: end + 1]
         return row.decode("utf-8", "replace")
 
-    def _more(self, limit_s: float) -> None:
+    def _read_more(self, limit_s: float) -> None:
         assert self._stream is not None
         try:
-            piece = self._stream.read(limit_s)
+            data = self._stream.read(limit_s)
         except TimeoutError:
             return
         except (OSError, EOFError) as problem:
@@ -133,20 +133,20 @@ class Dialogue(Channel):
         except ValueError as problem:
             self._end(str(problem))
             return
-        self._kept += piece
-        self._total += len(piece)
-        if not piece:
+        self._kept += data
+        self._total += len(data)
+        if not data:
             self._noise += self._kept
-            self._end(self._why())
+            self._end(self._end_reason())
         elif len(self._kept) > _LINE_BYTES + PIECE or self._total > _ALL_BYTES:
             self._end("too much output")
 
-    def _why(self) -> str:
+    def _end_reason(self) -> str:
         """Why the script ended by itself."""
-        said = self._noise[-_NOISE_BYTES:].decode("utf-8", "replace")
-        if self._sudo and (error := sudo_error(said)[0]):
+        text = self._noise[-_NOISE_BYTES:].decode("utf-8", "replace")
+        if self._sudo and (error := sudo_error(text)[0]):
             return error
-        rows = [row.strip() for row in said.splitlines() if row.strip()]
+        rows = [row.strip() for row in text.splitlines() if row.strip()]
         return f"ended by itself: {rows[-1][:200]}" if rows else "ended by itself"
 
     def close(self) -> None:

@@ -16,20 +16,20 @@ from nodeready.transport.look import Look
 
 
 def fleet_context(
-    carrier: Carrier, wanted: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
+    transport: Carrier, declared: Mapping[str, Policy], looks: Iterable[Look], inventory: Inventory
 ) -> FleetContext:
     """The policies, completed by what only all nodes together tell: host keys, the gate's program.
 
-    carrier: of the same run: a block of known hosts that was too large for a look is fetched
+    transport: of the same run: a block of known hosts that was too large for a look is fetched
     """
-    snapshots = {one.name: one.snapshot for one in looks if one.snapshot is not None}
+    snapshots = {look.name: look.snapshot for look in looks if look.snapshot is not None}
 
     def block(name: str) -> str:
         request = Request(name, known_hosts.READ_BLOCK, 30)
-        return "".join(answer.stdout for _, answer in carrier.ask([request]))
+        return "".join(answer.stdout for _, answer in transport.ask([request]))
 
     endpoints = {host.name: endpoint(host) for host in inventory}
-    for name, seen in carrier.met().items():
-        endpoints[name] = endpoints[name]._replace(reached=seen.address, key=seen.key)
-    policies = expectations(wanted, snapshots, endpoints, bundle.program, block)
+    for name, peer in transport.met().items():
+        endpoints[name] = endpoints[name]._replace(reached=peer.address, key=peer.key)
+    policies = expectations(declared, snapshots, endpoints, bundle.program, block)
     return FleetContext(policies)

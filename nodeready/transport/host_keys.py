@@ -32,15 +32,15 @@ class _KnownKey(NamedTuple):
     blob: bytes
 
 
-class KnownHosts:
+class KnownHostsFiles:
     """What these files know; a file that is not there knows nothing.
 
     shared: those that ssh passes over where they cannot be read
-    Raises Unusable for another file that cannot be read: a known key would be taken for a new one.
+    Raises SshConfigError for another file that cannot be read: a known key would look new.
     """
 
     def __init__(self, files: Iterable[str], shared: Iterable[str] = ()) -> None:
-        self.files, others = tuple(files), {*shared}
+        self.files, optional = tuple(files), {*shared}
         self._plain: dict[str, list[_KnownKey]] = {}
         self._others: list[_KnownKey] = []
         self._hashed: list[tuple[bytes, bytes, _KnownKey]] = []
@@ -51,7 +51,7 @@ class KnownHosts:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as problem:
-                if path in others:
+                if path in optional:
                     continue
                 raise SshConfigError(f"known hosts {path}: {problem.strerror}") from None
             for row in rows:
@@ -63,31 +63,37 @@ class KnownHosts:
         if len(words) < 3 or words[0].startswith("#"):
             return
         try:
-            one = _KnownKey(mark, words[0], words[1], base64.b64decode(words[2], validate=True))
+            known_key = _KnownKey(
+                mark, words[0], words[1], base64.b64decode(words[2], validate=True)
+            )
         except (binascii.Error, ValueError):
             return
-        if one.hosts.startswith("|1|"):
+        if known_key.hosts.startswith("|1|"):
             with contextlib.suppress(binascii.Error, ValueError):
-                salt, _, digest = one.hosts[3:].partition("|")
-                self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), one))
-        elif set(one.hosts) & set("*?!"):
-            self._others.append(one)
+                salt, _, digest = known_key.hosts[3:].partition("|")
+                self._hashed.append((base64.b64decode(salt), base64.b64decode(digest), known_key))
+        elif set(known_key.hosts) & set("*?!"):
+            self._others.append(known_key)
         else:
-            for name in one.hosts.lower().split(","):
-                self._plain.setdefault(name, []).append(one)
+            for name in known_key.hosts.lower().split(","):
+                self._plain.setdefault(name, []).append(known_key)
 
     def about(self, name: str) -> list[_KnownKey]:
         """The lines about a host, ``host`` or ``[host]:port``."""
         name = name.lower()
-        found = list(self._plain.get(name, ()))
-        found += [one for one in self._others if matches(one.hosts.lower().split(","), name)]
+        known_keys = list(self._plain.get(name, ()))
+        known_keys += [
+            known_key
+            for known_key in self._others
+            if matches(known_key.hosts.lower().split(","), name)
+        ]
         text = name.encode("utf-8", "surrogateescape")
-        for at, (salt, digest, one) in enumerate(self._hashed):
+        for at, (salt, digest, known_key) in enumerate(self._hashed):
             if hmac.digest(salt, text, "sha1") == digest:
-                found.append(one)
+                known_keys.append(known_key)
             if at % 2000 == 1999:
                 gevent.sleep(0)
-        return found
+        return known_keys
 
 
 # --- Certificates of hosts.
@@ -111,7 +117,7 @@ NUMBERS = {"ssh-ed25519": 1, "ssh-rsa": 2, "rsa-sha2-256": 2, "rsa-sha2-512": 2}
 
 
 def _certificate(blob: bytes) -> _Certificate:
-    """Raises ValueError, struct.error, IndexError for what is none."""
+    """Raises ValueError, struct.error, IndexError for anything else."""
     message = Message(blob)
     kind = message.get_text().partition("-cert-")[0]
     message.get_binary()
@@ -136,24 +142,28 @@ def _certificate(blob: bytes) -> _Certificate:
 _SIGNATURES = re.compile(r"ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|rsa-sha2-(256|512)")
 
 
-def _wrong_certificate(one: _Certificate, name: str) -> str:
+def _wrong_certificate(certificate: _Certificate, name: str) -> str:
     """Why a host's certificate does not hold for this name; "" when it does."""
-    now = time.time()
-    if one.kind != 2:
+    now_s = time.time()
+    if certificate.kind != 2:
         return "is no host's certificate"
-    if not one.after <= now:
+    if not certificate.after <= now_s:
         return "is not valid yet"
-    if not now < one.before:
+    if not now_s < certificate.before:
         return "has expired"
-    if one.principals and not any(matches([each], name) for each in one.principals):
-        return f"is for {', '.join(one.principals)[:100]}"
-    if one.critical:
+    if certificate.principals and not any(
+        matches([principal], name) for principal in certificate.principals
+    ):
+        return f"is for {', '.join(certificate.principals)[:100]}"
+    if certificate.critical:
         return "has options that are not known"
-    kind = Message(one.signature).get_text()
-    authority = PKey.from_type_string(Message(one.authority).get_text(), one.authority)
+    kind = Message(certificate.signature).get_text()
+    authority = PKey.from_type_string(
+        Message(certificate.authority).get_text(), certificate.authority
+    )
     if not _SIGNATURES.fullmatch(kind):
         return f"is signed with {kind}"
-    if not authority.verify_ssh_sig(one.signed, Message(one.signature)):
+    if not authority.verify_ssh_sig(certificate.signed, Message(certificate.signature)):
         return "is not signed by its authority"
     return ""
 
@@ -167,17 +177,17 @@ def _algorithms(kind: str) -> tuple[str, ...]:
 
 
 class HostKeyError(SSHException):
-    """The sshd has another host key than the one that is known, or one that is not to be taken."""
+    """The sshd's host key differs from the known key, or must not be accepted."""
 
 
 class HostKey(MissingHostKeyPolicy):
-    """The one judge of an sshd's host key.
+    """The judge of an sshd's host key, in place of paramiko's policies.
 
     name:   as known_hosts has it; bare: without the port
     strict: ``yes``, ``ask``, ``accept-new``, ``no``
     """
 
-    def __init__(self, known: KnownHosts, name: str, bare: str, strict: str) -> None:
+    def __init__(self, known: KnownHostsFiles, name: str, bare: str, strict: str) -> None:
         self.known, self.name, self.bare, self.strict = known, name, bare, strict
         self.lines = known.about(name)
         if not self.lines and bare != name:
@@ -186,45 +196,49 @@ class HostKey(MissingHostKeyPolicy):
         else:
             self.spare = []
 
-    def order(self, wanted: Sequence[str]) -> tuple[str, ...]:
+    def order(self, algorithms: Sequence[str]) -> tuple[str, ...]:
         """The algorithms to ask the sshd for: those whose keys are known first."""
-        with_authority = any(one.mark == "@cert-authority" for one in self.lines)
-        plain = [one for one in wanted if "-cert-" not in one]
-        certified = [f"{one}-cert-v01@openssh.com" for one in plain] if with_authority else []
-        kinds = [one.kind for one in self.lines or self.spare if not one.mark]
-        first = [one for kind in kinds for one in _algorithms(kind) if one in plain]
+        with_authority = any(line.mark == "@cert-authority" for line in self.lines)
+        plain = [algorithm for algorithm in algorithms if "-cert-" not in algorithm]
+        certified = (
+            [f"{algorithm}-cert-v01@openssh.com" for algorithm in plain] if with_authority else []
+        )
+        kinds = [line.kind for line in self.lines or self.spare if not line.mark]
+        first = [
+            algorithm for kind in kinds for algorithm in _algorithms(kind) if algorithm in plain
+        ]
         return tuple(dict.fromkeys([*certified, *first, *plain]))
 
     def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
         """Raises HostKeyError, SSHException."""
         blob = key.asbytes()
-        revoked = {one.blob for one in self.lines if one.mark == "@revoked"}
+        revoked = {line.blob for line in self.lines if line.mark == "@revoked"}
         if blob in revoked:
             raise HostKeyError("revoked")
-        why, public = "", getattr(key, "public_blob", None)
+        reason, public = "", getattr(key, "public_blob", None)
         if public is not None and "-cert-" in public.key_type:
             try:
                 shown = _certificate(public.key_blob)
-                marks = {one.mark for one in self.lines if one.blob == shown.authority}
+                marks = {line.mark for line in self.lines if line.blob == shown.authority}
                 if "@revoked" in marks:
                     raise HostKeyError("revoked")
                 if "@cert-authority" in marks:
-                    why = _wrong_certificate(shown, self.bare)
-                    if not why:
+                    reason = _wrong_certificate(shown, self.bare)
+                    if not reason:
                         return
                 else:
-                    why = "is of an authority that is not known"
+                    reason = "is of an authority that is not known"
             except (ValueError, IndexError, struct.error, SSHException) as problem:
                 if isinstance(problem, HostKeyError):
                     raise
-                why = "cannot be read"
-        plain = [one for one in self.lines if not one.mark]
-        if any(one.blob == blob for one in [*plain, *self.spare] if not one.mark):
+                reason = "cannot be read"
+        plain = [line for line in self.lines if not line.mark]
+        if any(line.blob == blob for line in [*plain, *self.spare] if not line.mark):
             return
         if plain:
             raise HostKeyError("does not match")
-        if why:
-            raise HostKeyError(f"certificate {why}")
+        if reason:
+            raise HostKeyError(f"certificate {reason}")
         self._unknown(client, key)
 
     def _unknown(self, client: Any, key: PKey) -> None:
@@ -250,5 +264,5 @@ def _append(path: str, row: str) -> None:
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with open(number, "r+b", buffering=0) as file:
         size = os.fstat(number).st_size
-        whole = not size or os.pread(number, 1, size - 1) == b"\n"
-        file.write(f"{'' if whole else chr(10)}{row}\n".encode())
+        ends_line = not size or os.pread(number, 1, size - 1) == b"\n"
+        file.write(f"{'' if ends_line else chr(10)}{row}\n".encode())

@@ -64,7 +64,7 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
         with open(path, "rb") as file:
             data = file.read(1 << 20)
     except FileNotFoundError:
-        # Only the public half is here, the other one in an agent.
+        # Only the public half is here, the private half in an agent.
         public = _public_file(f"{path}.pub")
         certificate = _public_file(f"{path}-cert.pub")
         if public is None and certificate is None:
@@ -80,9 +80,13 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
     try:
         key = PKey.from_path(path, passphrase.encode() or None)
     except (PasswordRequiredException, TypeError):
-        beside = _public_file(f"{path}.pub")
+        public_half = _public_file(f"{path}.pub")
         return SshIdentity(
-            path, None, _inside(data) or (beside.key_blob if beside else b""), certificate, True
+            path,
+            None,
+            _inside(data) or (public_half.key_blob if public_half else b""),
+            certificate,
+            True,
         )
     except Exception as problem:  # noqa: BLE001 - whatever the library says of a file that is none
         if "encrypted" in str(problem).lower() or "passphrase" in str(problem).lower():
@@ -97,7 +101,7 @@ def identity(path: str, passphrase: str = "") -> SshIdentity | None:
 
 
 class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
-    """An ssh agent, which all connections of a run ask over one socket, one after the other."""
+    """An ssh agent, which all connections of a run share, one question at a time."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -105,7 +109,7 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
         self._path, self._turn, self._listed = path, RLock(), False
 
     def keys(self) -> tuple[AgentKey, ...]:
-        """Its keys; none when nobody answers there."""
+        """Its keys; () when no agent answers there."""
         with self._turn:
             if not self._listed:
                 with contextlib.suppress(OSError, SSHException, IndexError, struct.error):
@@ -131,7 +135,7 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
             try:
                 return super()._send_message(message)
             except BaseException:
-                # Somebody's answer may still come over it.
+                # The answer to another connection may still come over it.
                 self.close()
                 raise
 
@@ -146,17 +150,17 @@ class Agent(cast("Any", AgentSSH)):  # type: ignore[misc]
 
 
 def _key_of(certificate: PublicBlob) -> bytes:
-    """The public key that a certificate is about; b"" for what is none."""
+    """The public key of a certificate; b"" for anything else."""
     try:
         plain = certificate.key_type.partition("-cert-")[0]
         message = Message(certificate.key_blob)
         message.get_text()
         message.get_binary()
-        made = Message()
-        made.add_string(plain)
+        key = Message()
+        key.add_string(plain)
         for _ in range(NUMBERS.get(plain, 2)):
-            made.add_string(message.get_binary())
-        return made.asbytes()
+            key.add_string(message.get_binary())
+        return key.asbytes()
     except (IndexError, struct.error, ValueError, SSHException):
         return b""
 
@@ -168,43 +172,46 @@ def offered(
     only: bool,
 ) -> Iterator[PKey]:
     """Keys in the order of ssh (pubkey_prepare of OpenSSH): certificates, keys of the agent that
-    are named, the others of the agent, keys of files.
+    are named, further keys of the agent, keys of files.
 
     only: IdentitiesOnly, nothing of the agent but what is named
     """
     held = {key.asbytes(): key for key in agent}
-    files = {one.public: one for one in identities if one.key is not None}
-    said = [*certificates, *(one.certificate for one in identities if one.certificate)]
+    files = {identity_.public: identity_ for identity_ in identities if identity_.key is not None}
+    all_certificates = [
+        *certificates,
+        *(identity_.certificate for identity_ in identities if identity_.certificate),
+    ]
     used = set()
-    for certificate in said:
+    for certificate in all_certificates:
         if certificate.key_blob in held:
             used.add(certificate.key_blob)
             yield held[certificate.key_blob]
             continue
         public = _key_of(certificate)
         if public in held:
-            one: Any = held[public]
-            other: Any = AgentKey(one.agent, one.blob, one.comment)
+            agent_key: Any = held[public]
+            other: Any = AgentKey(agent_key.agent, agent_key.blob, agent_key.comment)
             other.public_blob = certificate
             yield other
         elif public in files and (path := files[public].path):
             copy: Any = PKey.from_path(path)
             copy.public_blob = certificate
             yield copy
-    named = {one.public for one in identities if one.public}
+    named = {identity_.public for identity_ in identities if identity_.public}
     for blob, held_key in held.items():
-        mine = blob in named or _key_of(PublicBlob(held_key.name, blob)) in named
-        if mine and blob not in used:
+        is_named = blob in named or _key_of(PublicBlob(held_key.name, blob)) in named
+        if is_named and blob not in used:
             used.add(blob)
             yield held_key
     for blob, held_key in held.items():
         if blob not in used and not only:
             used.add(blob)
             yield held_key
-    for each in identities:
-        if each.key is not None and each.public not in used:
-            used.add(each.public)
-            yield each.key
+    for identity_ in identities:
+        if identity_.key is not None and identity_.public not in used:
+            used.add(identity_.public)
+            yield identity_.key
 
 
 class Keys:
@@ -218,25 +225,25 @@ class Keys:
     def _identities(self) -> list[SshIdentity]:
         settings, login = self._settings, self._login
         if login.key:
-            one = identity(os.path.expanduser(login.key), login.phrase)
-            if one is None:
+            found_identity = identity(os.path.expanduser(login.key), login.phrase)
+            if found_identity is None:
                 raise ConnectError(f"No such private key file: {login.key}")
-            self._locked = one.path if one.locked else ""
-            return [one]
-        if not login.usual and "identityfile" not in settings.said:
+            self._locked = found_identity.path if found_identity.locked else ""
+            return [found_identity]
+        if not login.usual and "identityfile" not in settings.changed_keys:
             return []
-        found = []
+        identities = []
         for path in settings.files("identityfile"):
             # As ssh does, a file that is no key is passed over.
             with contextlib.suppress(ConnectError):
-                one = identity(path)
-                if one is not None:
-                    found.append(one)
-                    if one.locked and not self._locked:
+                found_identity = identity(path)
+                if found_identity is not None:
+                    identities.append(found_identity)
+                    if found_identity.locked and not self._locked:
                         self._locked = path
-        if "identityfile" in settings.said:
+        if "identityfile" in settings.changed_keys:
             self.names = list(settings.files("identityfile"))
-        return found
+        return identities
 
     def _agent(self) -> tuple[AgentKey, ...]:
         path = self._settings.first("identityagent")
@@ -251,12 +258,14 @@ class Keys:
         return self._agent_at(path).keys() if path else ()
 
     def authenticate(self, transport: Transport) -> Any:
-        """Raises AuthenticationException, ConnectError, SSHException, Unusable."""
+        """Raises AuthenticationException, ConnectError, SSHException, SshConfigError."""
         settings, login = self._settings, self._login
         identities = self._identities()
         only = bool(login.key) or settings.first("identitiesonly") == "yes"
         files = () if login.key else settings.files("certificatefile")
-        certificates = [one for one in map(_public_file, files) if one is not None]
+        certificates = [
+            certificate for certificate in map(_public_file, files) if certificate is not None
+        ]
         keys = offered(identities, certificates, self._agent(), only)
         if settings.first("pubkeyauthentication") in ("no", "false"):
             keys = iter(())
@@ -265,19 +274,19 @@ class Keys:
                     f"{login.name}: PubkeyAuthentication no in the ssh configuration here, and "
                     "nodeready logs in with keys"
                 )
-        user, more = settings.user, ["publickey"]
+        user, methods = settings.user, ["publickey"]
         for key in keys:
-            if "publickey" not in more:
+            if "publickey" not in methods:
                 break
             try:
-                more = transport.auth_publickey(user, key)
+                methods = transport.auth_publickey(user, key)
             except BadAuthenticationType as problem:
-                more = list(problem.allowed_types)
+                methods = list(problem.allowed_types)
             except AuthenticationException:
                 if not transport.is_active():
                     raise
             else:
-                if not more:
+                if not methods:
                     return []
         if login.password:
             return transport.auth_password(user, login.password)
@@ -287,7 +296,7 @@ class Keys:
 
     def _hint(self) -> str:
         for key, name in _CANNOT.items():
-            if key in self._settings.said:
+            if key in self._settings.changed_keys:
                 return f"; nodeready has no {name}: load the key in an ssh agent"
         return ""
 

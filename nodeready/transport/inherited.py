@@ -1,6 +1,6 @@
 """Ends of sockets and pipes that a fork of this process must close.
 
-A child that kept one would keep the other end from noticing the end of the parent.
+The peer notices the parent's end only when no child holds the parent's descriptor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 
 class InheritedEnd(Protocol):
-    """An end of ours. forget: closes it here, and leaves what is at the other end alone."""
+    """An end that this process holds. forget: closes it here, without a word to the peer."""
 
     def forget(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""This machine, without any connection: the carrier of ``--local`` and of the node's own program.
+"""This machine, without any connection: the transport of ``--local`` and of the node's program.
 
-Python's standard library alone. Every command runs in a session of its own, is waited for until
-its limit, and never longer.
+Python's standard library alone. Every command runs in a new session, and is waited for until its
+limit, never longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from nodeready import shell
 from nodeready.transport.base import (
@@ -22,8 +22,6 @@ from nodeready.transport.base import (
     HUNG,
     LATE,
     OUTPUT,
-    TIMED_OUT,
-    TIMEOUT,
     Answer,
     Carrier,
     Conversation,
@@ -33,10 +31,11 @@ from nodeready.transport.base import (
     Key,
     Reply,
     Request,
+    end_all,
     interrupted,
 )
 from nodeready.transport.dialogue import PIECE, Dialogue
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import as_root, judge_reply
 
 #: Seconds from a TERM to a KILL.
 PATIENCE_S = 2.0
@@ -62,7 +61,7 @@ def _start(line: str, stderr: int) -> subprocess.Popen[bytes]:
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:
-    """Wait a second for a process that leads a session of its own, then end all of the session."""
+    """Wait a second for a process that leads a session, then end all of the session."""
     try:
         process.wait(timeout=1)
     except subprocess.TimeoutExpired:
@@ -78,8 +77,8 @@ class LocalProcess:
         self.began = time.monotonic()
         self._process = _start(command.line, subprocess.PIPE)
         self._in, self._out, self._err = (
-            cast("IO[bytes]", one)
-            for one in (self._process.stdin, self._process.stdout, self._process.stderr)
+            cast("IO[bytes]", stream)
+            for stream in (self._process.stdin, self._process.stdout, self._process.stderr)
         )
         self._input = memoryview(command.stdin.encode("utf-8", "surrogateescape"))
         self._max_bytes = max_bytes
@@ -113,15 +112,15 @@ class LocalProcess:
                 self._in.close()
 
     def _take(self, file: IO[bytes]) -> None:
-        piece = os.read(file.fileno(), PIECE)
+        data = os.read(file.fileno(), PIECE)
         if file is self._err:
-            self._stderr += piece[: ERROR_BYTES - len(self._stderr)]
-            self._stderr_bytes += len(piece)
-            if not piece:
+            self._stderr += data[: ERROR_BYTES - len(self._stderr)]
+            self._stderr_bytes += len(data)
+            if not data:
                 self._open.remove(file)
         else:
-            self._stdout += piece
-            self.whole = self.whole or not piece
+            self._stdout += data
+            self.whole = self.whole or not data
         self.flood = max(len(self._stdout), self._stderr_bytes) > self._max_bytes
         self.whole = self.whole or self.flood
 
@@ -136,32 +135,25 @@ class LocalProcess:
         if self.whole and not self.flood:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rc = self._process.wait(timeout=PATIENCE_S)
-        said = {
-            "stdout": self._stdout.decode("utf-8", "surrogateescape"),
-            "stderr": self._stderr.decode("utf-8", "surrogateescape"),
-            "seconds": seconds,
-        }
-        kept = cast("dict[str, Any]", said)
+        stdout = self._stdout.decode("utf-8", "surrogateescape")
+        stderr = self._stderr.decode("utf-8", "surrogateescape")
         if self.flood:
             first = bytes((self._stdout or self._stderr)[:40]).decode("utf-8", "replace")
             error = f"too much output, beginning with {first!r}"
-            return Failure(**{**kept, "stdout": ""}, kind=OUTPUT, error=error)
+            return Failure("", stderr, seconds, OUTPUT, error)
         if not self.whole:
-            return Failure(**kept, kind=HUNG, error=f"no answer in {limit_s:.0f} s")
-        rc = rc if rc is None or rc >= 0 else None
-        if rc in TIMED_OUT and seconds >= limit_s:
-            return Failure(**kept, kind=TIMEOUT, error=f"ended after {limit_s:.0f} s")
-        return Reply(**kept, rc=rc)
+            return Failure(stdout, stderr, seconds, HUNG, f"no answer in {limit_s:.0f} s")
+        return Reply(stdout, stderr, seconds, rc if rc is None or rc >= 0 else None)
 
     def end(self) -> None:
         """End the processes that are left; one that no signal ends (state D) is not waited for."""
-        asked = time.monotonic() + PATIENCE_S
+        kill_time = time.monotonic() + PATIENCE_S
         number = signal.SIGTERM
-        while (self.flood or not self.whole) and (pids := self._left()):
+        while (self.flood or not self.whole) and (pids := self._remaining_pids()):
             if number is not signal.SIGKILL:
                 _signal(pids, number)
                 number = signal.SIGCONT
-            if time.monotonic() > asked:
+            if time.monotonic() > kill_time:
                 _signal(pids, signal.SIGKILL)
                 break
             time.sleep(0.02)
@@ -171,20 +163,20 @@ class LocalProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5)
 
-    def _left(self) -> list[int]:
+    def _remaining_pids(self) -> list[int]:
         """The processes of the command's session that have not ended.
 
-        The session's number is nobody else's until the command is waited for.
+        The session keeps its number until the command is waited for.
         """
-        found = []
+        pids = []
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
                         words = file.read().rpartition(")")[2].split()
                     if int(words[3]) == self._process.pid and words[0] not in "ZX":
-                        found.append(int(name))
-        return found
+                        pids.append(int(name))
+        return pids
 
 
 def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
@@ -192,8 +184,8 @@ def run(command: shell.ShellCommand, limit_s: int, max_bytes: int) -> Answer:
     child = LocalProcess(command, max_bytes)
     try:
         until = child.began + limit_s + 2 * shell.KILL_AFTER_S
-        while not child.whole and (left := until - time.monotonic()) > 0:
-            ready = select.select(*child.files(), [], left)
+        while not child.whole and (remaining_s := until - time.monotonic()) > 0:
+            ready = select.select(*child.files(), [], remaining_s)
             child.transfer([*ready[0], *ready[1]])
         return child.answer(limit_s)
     finally:
@@ -217,23 +209,11 @@ class Local(Carrier):
         self._sudo, self._password = sudo, ""
 
     def _command(self, request: Request) -> shell.ShellCommand:
-        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        if self._sudo:
-            line = with_sudo(line, self._password)
-            if self._password:
-                stdin = f"{self._password}\n{stdin}"
-        return shell.ShellCommand(line, stdin)
+        command = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        return as_root(command, self._password) if self._sudo else command
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         self._password = password
-
-    def _read(self, answer: Answer) -> Answer:
-        """The answer, or sudo's refusal in it."""
-        if self._sudo and isinstance(answer, Reply) and answer.rc:
-            error, kind = sudo_error(answer.stderr)
-            if error:
-                return Failure(answer.stdout, answer.stderr, answer.seconds, kind, error)
-        return answer
 
     def converse(
         self, conversations: Mapping[Key, Conversation[Found]], deadline: float | None = None
@@ -241,11 +221,11 @@ class Local(Carrier):
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         running: dict[Key, LocalProcess] = {}
         try:
-            for key, one in exchanges.items():
-                one.begin()
-                self._ask(key, one, running)
+            for key, exchange in exchanges.items():
+                exchange.begin()
+                self._ask(key, exchange, running)
             while exchanges:
-                over = [key for key, one in exchanges.items() if one.over]
+                over = [key for key, exchange in exchanges.items() if exchange.over]
                 for key in over:
                     yield key, exchanges.pop(key).value
                 if running and not over:
@@ -253,16 +233,16 @@ class Local(Carrier):
         except KeyboardInterrupt:
             self.interrupted = True
             self._end(running)
-            for key, one in exchanges.items():
-                one.end(interrupted())
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             self._end(running)
 
-    def _ask(self, key: Key, one: Exchange[Found], running: dict[Key, LocalProcess]) -> None:
-        if not one.over:
-            assert one.request is not None
-            running[key] = LocalProcess(self._command(one.request), one.request.max_bytes)
+    def _ask(self, key: Key, exchange: Exchange[Found], running: dict[Key, LocalProcess]) -> None:
+        if not exchange.over:
+            assert exchange.request is not None
+            running[key] = LocalProcess(
+                self._command(exchange.request), exchange.request.max_bytes
+            )
 
     def _wait(
         self,
@@ -281,22 +261,25 @@ class Local(Carrier):
             until = {key: min(moment, deadline) for key, moment in until.items()}
         reading = [file for child in running.values() for file in child.files()[0]]
         writing = [file for child in running.values() for file in child.files()[1]]
-        left = min(until.values()) - time.monotonic()
-        ready = select.select(reading, writing, [], max(0.0, left))
+        remaining_s = min(until.values()) - time.monotonic()
+        ready = select.select(reading, writing, [], max(0.0, remaining_s))
         for key, child in list(running.items()):
-            mine = [*child.files()[0], *child.files()[1]]
-            child.transfer([file for file in (*ready[0], *ready[1]) if file in mine])
+            files = [*child.files()[0], *child.files()[1]]
+            child.transfer([file for file in (*ready[0], *ready[1]) if file in files])
             late = time.monotonic() >= until[key]
             if child.whole or late:
-                one = exchanges[key]
-                answer = self._read(child.answer(cast("Request", one.request).limit_s))
+                exchange = exchanges[key]
+                limit_s = cast("Request", exchange.request).limit_s
+                answer = child.answer(limit_s)
+                if isinstance(answer, Reply):
+                    answer = judge_reply(answer, limit_s, self._sudo)
                 del running[key]
                 child.end()
                 if late and until[key] == deadline and isinstance(answer, Failure):
-                    one.end(replace(answer, kind=LATE))
+                    exchange.end(replace(answer, kind=LATE))
                 else:
-                    one.answer(answer)
-                self._ask(key, one, running)
+                    exchange.answer(answer)
+                self._ask(key, exchange, running)
 
     def _end(self, running: dict[Key, LocalProcess]) -> None:
         for child in running.values():
@@ -311,12 +294,14 @@ class Local(Carrier):
 class Pipes:
     """A command on this machine as a Stream.
 
-    process: begun with pipes, in a session of its own
+    process: begun with pipes, in a new session
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self._to, self._out = (cast("IO[bytes]", one) for one in (process.stdin, process.stdout))
+        self._to, self._out = (
+            cast("IO[bytes]", stream) for stream in (process.stdin, process.stdout)
+        )
 
     def read(self, limit_s: float | None) -> bytes:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
@@ -325,12 +310,12 @@ class Pipes:
     def write(self, data: bytes, limit_s: float | None) -> None:
         """See Stream; None: without a limit. Raises TimeoutError, OSError."""
         until = None if limit_s is None else time.monotonic() + limit_s
-        left = memoryview(data)
-        while left:
+        remaining = memoryview(data)
+        while remaining:
             wait = None if until is None else max(0.0, until - time.monotonic())
             if not select.select([], [self._to], [], wait)[1]:
                 raise TimeoutError
-            left = left[os.write(self._to.fileno(), left[:_PIPE_BUF]) :]
+            remaining = remaining[os.write(self._to.fileno(), remaining[:_PIPE_BUF]) :]
 
     def end_input(self) -> None:
         with contextlib.suppress(OSError):

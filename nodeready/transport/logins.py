@@ -1,7 +1,7 @@
-"""Logins to the nodes of a run: as ssh would go, by the ways that the nodes share.
+"""Logins to the nodes of a run, as ssh would make them.
 
-The names that lead to one address have turns there. All nodes behind one jump host share few
-logins at it.
+Names that lead to one address take turns there. All nodes behind a jump host share a few logins
+at it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from nodeready.transport.connection import (
     carries_others,
     connect_error,
     connected,
+    error_text,
     keep,
     master,
     restrict,
 )
-from nodeready.transport.host_keys import HostKey, KnownHosts
+from nodeready.transport.host_keys import HostKey, KnownHostsFiles
 from nodeready.transport.identities import Agent, Keys
 from nodeready.transport.ssh_config import (
     Login,
@@ -65,7 +66,7 @@ TRIES, TRIES_ALONE = 5, 3
 FORWARDS = 250
 #: Seconds for which a jump host that could not be reached is not tried again.
 DOWN_S = 60.0
-#: Jump hosts one behind the other; more is a circle.
+#: Jump hosts in a row; more is a circle.
 _MOST_HOPS = 8
 
 
@@ -103,13 +104,14 @@ class Patience:
         return timeout is self._timer
 
 
-#: What is true of an address, whoever connects to it.
+#: Errors of an address, for every connection to it.
 _NOBODY = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
 
 
 class HandshakeLimiter:
-    """One address, and the turns at it. failed: when, and why nobody gets through
+    """One address, and the turns at it.
 
+    failed: when, and why no connection succeeds
     shared: several of the run's names lead there
     """
 
@@ -126,16 +128,16 @@ class HandshakeLimiter:
 
     @contextlib.contextmanager
     def turn(self, client: Client, patience: Patience) -> Iterator[None]:
-        """Wait for a turn. Raises OSError when others found meanwhile that nobody answers."""
+        """Wait for a turn. Raises OSError when an earlier turn found that the address is dead."""
         self._clients.add(id(client))
-        asked = time.monotonic()
+        asked_s = time.monotonic()
         if self._turns.locked():
             with patience.paused():
                 self._turns.acquire()
         else:
             self._turns.acquire()
         try:
-            if self.failed is not None and self.failed[0] >= asked:
+            if self.failed is not None and self.failed[0] >= asked_s:
                 raise OSError(self.failed[1])
             yield
         except gevent.Timeout:
@@ -155,7 +157,7 @@ class HandshakeLimiter:
             self._dropped = False
 
     def was_dropped(self) -> None:
-        """Whoever has a turn was dropped by the sshd, which takes no more at once."""
+        """The sshd dropped the connection of this turn: it takes no more at once."""
         self._dropped = True
 
 
@@ -194,8 +196,8 @@ class Client(SSHClient):
 class Jump:
     """A jump host, and the connections to it that all nodes behind it share."""
 
-    def __init__(self, ways: SshLogins, login: Login, before: tuple[str, ...]) -> None:
-        self._ways, self._login, self._before = ways, login, before
+    def __init__(self, logins: SshLogins, login: Login, before: tuple[str, ...]) -> None:
+        self._logins, self._login, self._before = logins, login, before
         self._lines: list[Client] = []
         self._full: dict[int, int] = {}
         self._making = BoundedSemaphore()
@@ -206,28 +208,28 @@ class Jump:
         return self._login.name
 
     def _line(self, patience: Patience) -> Client:
-        """A connection with room, made when there is none. Raises Unusable."""
-        found = self._free()
-        if found is not None:
-            return found
+        """A connection with room, or a new one. Raises SshConfigError."""
+        connection = self._free()
+        if connection is not None:
+            return connection
         with patience.paused(), self._making:
-            found = self._free()
-            if found is None:
+            connection = self._free()
+            if connection is None:
                 if self._down is not None and time.monotonic() - self._down[0] < DOWN_S:
                     raise SshConfigError(self._down[1])
                 try:
-                    found = self._made()
+                    connection = self._new_connection()
                 except SshConfigError as problem:
                     self._down = (time.monotonic(), str(problem))
                     raise
-                self._lines.append(found)
-            return found
+                self._lines.append(connection)
+            return connection
 
     def _free(self) -> Client | None:
-        self._lines = [one for one in self._lines if _alive(one)]
-        for one in self._lines:
-            if self.count(one) < self._full.get(id(one), FORWARDS):
-                return one
+        self._lines = [line for line in self._lines if _alive(line)]
+        for line in self._lines:
+            if self.count(line) < self._full.get(id(line), FORWARDS):
+                return line
         return None
 
     @staticmethod
@@ -235,20 +237,20 @@ class Jump:
         """The ways on over this connection."""
         return len(cast("Any", line.get_transport())._channels)
 
-    def _made(self) -> Client:
+    def _new_connection(self) -> Client:
         client = Client()
         try:
-            with Patience(self._ways.limit_s) as patience:
-                self._ways.connect(client, self._login, patience, self._before, shared=True)
+            with Patience(self._logins.limit_s) as patience:
+                self._logins.connect(client, self._login, patience, self._before, shared=True)
         except gevent.Timeout as timeout:
             if not patience.owns(timeout):
                 client.close()
                 raise
-            words = self._ways.words(client, self._login, client.stage)
+            words = self._logins.words(client, self._login, client.stage)
         except SshConfigError as problem:
             words = str(problem)
         except (ConnectError, SSHException, OSError, EOFError, ValueError) as problem:
-            words = self._ways.words(client, self._login, text_of(problem))
+            words = self._logins.words(client, self._login, error_text(problem))
         else:
             transport = client.get_transport()
             keep(transport)
@@ -266,9 +268,9 @@ class Jump:
     def by_master(self, target: SshSettings) -> Proxy | None:
         """A way on over the connection that ssh has to the jump host already; None: it has none.
 
-        Raises Unusable.
+        Raises SshConfigError.
         """
-        settings = self._ways.settings(self._login)
+        settings = self._logins.settings(self._login)
         path = master(settings)
         if not path:
             return None
@@ -277,19 +279,19 @@ class Jump:
         return Proxy(shell.join([*words, "--", settings.name]), blame)
 
     def open(self, settings: SshSettings, client: Client, patience: Patience) -> Channel:
-        """A way on to the client's host. Raises Unusable, SSHException, OSError, EOFError."""
+        """A way on to the host. Raises SshConfigError, SSHException, OSError, EOFError."""
         host = settings.hostname
         while True:
             line = self._line(patience)
             transport = cast("Bounded", line.get_transport())
             client.jump = self
             try:
-                channel = transport.forward(host, settings.port, self._ways.limit_s)
+                channel = transport.forward(host, settings.port, self._logins.limit_s)
             except JumpRefusal as refusal:
-                others = self.count(line)
-                if refusal.code != _CONNECT_FAILED and others > 0:
+                count = self.count(line)
+                if refusal.code != _CONNECT_FAILED and count > 0:
                     # Not for what is asked: there are others, and it is one too many.
-                    self._full[id(line)] = others
+                    self._full[id(line)] = count
                     continue
                 if refusal.code != _CONNECT_FAILED:
                     raise SshConfigError(
@@ -317,10 +319,6 @@ def _alive(client: Client | None) -> bool:
     return transport is not None and transport.is_active()
 
 
-def text_of(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
 # --- What the nodes of a run share.
 
 
@@ -334,14 +332,14 @@ class SshLogins:
     def __init__(self, limit_s: float, tell: Callable[[str], None] = lambda line: None) -> None:
         self.limit_s, self._tell = limit_s, tell
         self._configs: dict[str, SshConfig] = {}
-        self._known: dict[tuple[str, ...], KnownHosts] = {}
+        self._known: dict[tuple[str, ...], KnownHostsFiles] = {}
         self._gates: dict[Any, HandshakeLimiter] = {}
         self._jumps: dict[Login, Jump] = {}
         self._agents: dict[str, Agent] = {}
         self._neighbours = Neighbours(tell)
 
     def settings(self, login: Login) -> SshSettings:
-        """What ssh_config says about it. Raises Unusable."""
+        """What ssh_config says about it. Raises SshConfigError."""
         if login.config not in self._configs:
             self._configs[login.config] = SshConfig(login.config)
         return self._configs[login.config].about(login.name, login.user, login.port)
@@ -383,10 +381,10 @@ class SshLogins:
     ) -> None:
         """Connect and log in, as `ssh` would.
 
-        before: the names for which this is a jump host, one behind the other
-        shared: others wait for it, too
+        before: the names for which this is a jump host, in their order
+        shared: several nodes wait for it
         how:    further arguments of paramiko's SSHClient.connect
-        Raises Unusable, ConnectError, SSHException, OSError, EOFError.
+        Raises SshConfigError, ConnectError, SSHException, OSError, EOFError.
         """
         _patch_paramiko_sk_key_support()
         settings = client.settings = self.settings(login)
@@ -398,12 +396,12 @@ class SshLogins:
                     return
                 except (SSHException, OSError, EOFError) as problem:
                     proxy = client.proxy
-                    most = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
+                    max_tries = TRIES_ALONE if str(problem).startswith(HUNG_UP) else 1
                     if shared or (gate is not None and gate.shared):
-                        most = TRIES
+                        max_tries = TRIES
                     if gate is not None and client.stage == BANNER:
                         gate.was_dropped()
-                    if client.stage != BANNER or attempt >= most:
+                    if client.stage != BANNER or attempt >= max_tries:
                         if proxy is not None and client.stage == BANNER:
                             raise SshConfigError(proxy.words()) from None
                         raise
@@ -452,34 +450,34 @@ class SshLogins:
                 yield client.proxy.sock, gate
             return
         places = self._places(settings)
-        way = settings.first("bindaddress"), settings.first("bindinterface")
-        gate = self._gates.setdefault((places[0][1][:2], way), HandshakeLimiter())
+        binding = settings.first("bindaddress"), settings.first("bindinterface")
+        gate = self._gates.setdefault((places[0][1][:2], binding), HandshakeLimiter())
         with gate.turn(client, patience):
             sock = connected(places, settings, self.limit_s)
             client.stage = BANNER
             yield sock, gate
 
     def _places(self, settings: SshSettings) -> list[tuple[int, Any]]:
-        """The addresses of the host, in the resolver's order. Raises OSError, Unusable."""
+        """The addresses of the host, in the resolver's order. Raises OSError, SshConfigError."""
         families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        wanted = settings.first("addressfamily")
-        family = families.get(wanted, socket.AF_UNSPEC)
+        family_name = settings.first("addressfamily")
+        family = families.get(family_name, socket.AF_UNSPEC)
         ask = functools.partial(socket.getaddrinfo, settings.hostname, settings.port)
         try:
-            found = ask(family, socket.SOCK_STREAM)
+            addresses = ask(family, socket.SOCK_STREAM)
         except socket.gaierror:
-            # The resolver says the same of a name that nobody knows.
+            # The resolver raises the same for an unknown name.
             if not family or not ask(socket.AF_UNSPEC, socket.SOCK_STREAM):
                 raise
             raise SshConfigError(
-                f"{settings.name}: AddressFamily {wanted} of the ssh configuration here leaves "
-                f"{settings.hostname} no address"
+                f"{settings.name}: AddressFamily {family_name} of the ssh configuration here "
+                f"leaves {settings.hostname} no address"
             ) from None
-        self._neighbours.meet(str(found[0][4][0]))
-        return [(one[0], one[4]) for one in found]
+        self._neighbours.meet(str(addresses[0][4][0]))
+        return [(address[0], address[4]) for address in addresses]
 
     def _jump(self, jumps: str, login: Login, before: tuple[str, ...]) -> Jump:
-        rest, _, last = jumps.rpartition(",")
+        earlier_hops, _, last = jumps.rpartition(",")
         user, host, port = place(last)
         chain = (*before, login.name)
         if host in before or len(chain) > _MOST_HOPS:
@@ -491,9 +489,9 @@ class SshLogins:
             login.config,
             user,
             port,
-            further=login.known or login.further,
+            further=login.known_hosts or login.further,
             strict="yes" if login.strict == "yes" else "",
-            jumps=rest or None,
+            jumps=earlier_hops or None,
         )
         if hop not in self._jumps:
             self._jumps[hop] = Jump(self, hop, chain)
@@ -502,16 +500,16 @@ class SshLogins:
     def _host_key(self, login: Login, settings: SshSettings) -> HostKey:
         alias = settings.first("hostkeyalias")
         host, port = settings.hostname.lower(), settings.port
-        if login.known:
-            files: tuple[str, ...] = (os.path.expanduser(login.known),)
+        if login.known_hosts:
+            files: tuple[str, ...] = (os.path.expanduser(login.known_hosts),)
         else:
             files = settings.files("userknownhostsfile") + settings.files("globalknownhostsfile")
             files += (os.path.expanduser(login.further),) if login.further else ()
         if files not in self._known:
-            self._known[files] = KnownHosts(files, settings.files("globalknownhostsfile"))
+            self._known[files] = KnownHostsFiles(files, settings.files("globalknownhostsfile"))
         strict = login.strict or settings.first("stricthostkeychecking")
         if not login.strict:
-            # Nobody sits there to be asked about 1,000 nodes.
+            # No user answers questions about 1,000 nodes.
             strict = "yes" if strict in ("yes", "true") else "accept-new"
         name = alias or (host if port == 22 else f"[{host}]:{port}")
         return HostKey(self._known[files], name, alias or host, strict)
@@ -528,7 +526,7 @@ class SshLogins:
         keys = Keys(self.agent, login, settings)
         client.known = judge.known.files[0] if judge.known.files else ""
 
-        def made(sock: Any, **words: Any) -> Any:
+        def bounded_transport(sock: Any, **words: Any) -> Any:
             transport = (how.get("transport_factory") or Bounded)(sock, **words)
             restrict(transport, settings)
             if isinstance(transport, Bounded):
@@ -536,16 +534,16 @@ class SshLogins:
             return transport
 
         client.set_missing_host_key_policy(judge)
-        ours = {"transport_factory": made, "auth_strategy": keys}
+        arguments = {"transport_factory": bounded_transport, "auth_strategy": keys}
         if set(how) & _PARAMIKOS_OWN:
-            del ours["auth_strategy"]
+            del arguments["auth_strategy"]
         try:
             client.connect(
                 settings.hostname,
                 port=settings.port,
                 username=settings.user,
                 sock=sock,
-                **{**how, **ours},
+                **{**how, **arguments},
             )
         finally:
             transport = client.get_transport()

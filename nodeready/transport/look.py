@@ -1,4 +1,4 @@
-"""The look: one request per node brings all subjects, and its answer becomes a snapshot.
+"""The snapshot of a node: one request brings all subjects.
 
 A node that cannot be asked costs itself; a subject that cannot be read costs that subject.
 """
@@ -33,11 +33,10 @@ NOT_LOOKED_AT = "not looked at: interrupted"
 
 @dataclass(frozen=True)
 class Look:
-    """The result of the look at one node.
+    """The snapshot of one node, or why there is none.
 
     snapshot: what the node showed; None: there was no look
-    error:    one line when the node could not be looked at, and its kind; "" after an interrupt,
-              which is nobody's fault
+    error:    one line when the node could not be probed, and its kind; "" after an interrupt
     seconds:  wall time of the look, connection included
     """
 
@@ -57,13 +56,13 @@ class Look:
         return self.kind in UNREACHED
 
     @classmethod
-    def of(cls, name: str, found: Look | Failure) -> Look:
-        """The look that a conversation came to: its value, or the failure as a look."""
-        return cls.failed(name, found) if isinstance(found, Failure) else found
+    def of(cls, name: str, value: Look | Failure) -> Look:
+        """The result of a conversation: its value, or the failure without a snapshot."""
+        return cls.failed(name, value) if isinstance(value, Failure) else value
 
     @classmethod
     def failed(cls, name: str, failure: Failure) -> Look:
-        """No look, for this reason."""
+        """No snapshot, for this reason."""
         if failure.kind == INTERRUPTED:
             return cls(name, kind=INTERRUPTED)
         late = failure.kind == LOST
@@ -80,17 +79,17 @@ class SnapshotQuestion:
     probes: tuple[Probe, ...]
     nonce: str
 
-    def nothing(self, reason: str, evidence: str = "") -> Snapshot:
+    def all_unknown(self, reason: str, evidence: str = "") -> Snapshot:
         """The snapshot of a node that cannot be asked: everything is Unknown."""
         return snapshot.unknown_snapshot(reason, self.probes, evidence)
 
     def read(self, answer: Answer) -> Snapshot:
-        """The snapshot in the answer; everything is Unknown when there is none."""
+        """The snapshot in the answer; everything is Unknown in an answer without one."""
         if answer.error:
-            return self.nothing(answer.error)
+            return self.all_unknown(answer.error)
         if probe_script.mark(self.nonce) not in answer.stdout:
-            said = f"{answer.stderr}\n{answer.stdout}".strip()
-            return snapshot.unknown_snapshot("no answer from the node's shell", self.probes, said)
+            text = f"{answer.stderr}\n{answer.stdout}".strip()
+            return snapshot.unknown_snapshot("no answer from the node's shell", self.probes, text)
         return snapshot.read(answer.stdout, self.probes, self.policy, self.nonce)
 
 
@@ -111,7 +110,7 @@ def question(
     subjects: what to look at; None: all
     limit_s:  seconds after which the look is ended on the node
     margin_s: of these, for the rest of the answer when a slow section was ended
-    nonce:    a random word (`Carrier.nonce`); "": one of its own
+    nonce:    a random word (`Carrier.nonce`); "": a new one
     """
     chosen, nonce = snapshot.probes(subjects), nonce or os.urandom(8).hex()
     text = probe_script.make_script(snapshot.sections(chosen), policy, nonce, limit_s, margin_s)
@@ -128,12 +127,12 @@ def look_at(
     *,
     nonce: str = "",
 ) -> Conversation[Look]:
-    """The conversation of a look at one node; see `question`.
+    """The conversation that takes the snapshot of one node; see `question`.
 
     read: makes the snapshot of the answer
     """
-    asked = question(node, policy, subjects, limit_s, nonce=nonce)
-    answer = yield asked.request
+    snapshot_question = question(node, policy, subjects, limit_s, nonce=nonce)
+    answer = yield snapshot_question.request
     if isinstance(answer, Failure) and answer.kind in OVER - {HUNG}:
         return Look.failed(node, answer)
-    return Look(node, read(asked, answer), seconds=answer.seconds)
+    return Look(node, read(snapshot_question, answer), seconds=answer.seconds)

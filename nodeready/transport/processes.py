@@ -1,13 +1,13 @@
-"""Nodes that processes of ours ask, each its share of them: the parent's end, and the child's.
+"""Child processes that ask a share of the nodes each: the parent's end, and the child's.
 
-One process has one core: a login costs some milliseconds of it, so that thousands of nodes are
-shared between as many processes as there are cores. Another engine's own loop runs in a process
-of its own, too. Conversations and their answers stay in the parent; requests go to the child, and
-answers come back. The two speak in frames over a socket: a length and a pickle. Both ends are ours
-and of one run; what nodes say is text in them.
+A login costs some milliseconds of a core, so that thousands of nodes are shared between as many
+processes as there are cores. ClusterShell's event loop runs in a child, too. Conversations and
+their answers stay in the parent; requests go to the child, and answers come back. The two speak in
+frames over a socket: a length and a pickle. Both ends belong to one run; the output of nodes is
+text in the frames.
 
-A child ends with the parent's end of the socket, whatever became of the parent, and ends before
-that what it has running on the nodes.
+A child ends when the parent's end of the socket closes, and first ends its processes on the
+nodes.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ import gevent.socket
 from gevent.lock import BoundedSemaphore
 from gevent.queue import Empty, Queue
 
+from nodeready.exit_codes import handle_signals
 from nodeready.transport.base import (
     FAILED,
     INTERRUPTED,
     LATE,
-    LATE_WORDS,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Exchange,
     Failure,
     Found,
     Key,
     Met,
+    NodeChannel,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
@@ -60,7 +62,7 @@ _GRACE_S = 3.0
 
 
 class Frames:
-    """Frames over a socket, whole, one after the other.
+    """Whole frames over a socket.
 
     lock: keeps the frames of several senders apart; None: gevent's
     """
@@ -69,13 +71,13 @@ class Frames:
         self._sock, self._sending = sock, lock or BoundedSemaphore()
 
     def send(self, *frame: Any) -> None:
-        """Raises OSError when nobody is at the other end."""
+        """Raises OSError when the peer is gone."""
         data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
         with self._sending:
             self._sock.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self) -> tuple[Any, ...] | None:
-        """The next frame; None: the other end is gone."""
+        """The next frame; None: the peer is gone."""
         head = self._take(_LENGTH.size)
         if head is None:
             return None
@@ -97,13 +99,13 @@ class Frames:
         return bytes(data)
 
     def close(self) -> None:
-        """Nobody waits at this socket any more, neither here nor at the other end."""
+        """End every wait at this socket, here and at the peer."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self.forget()
 
     def forget(self) -> None:
-        """This process has no use for the socket; another that has it goes on with it."""
+        """Close the socket in this process alone; another process may still use it."""
         self._sock.close()
 
 
@@ -114,18 +116,18 @@ class WorkerProcess:
     """A child and the way to it.
 
     nodes: that it asks
-    pid:   of the child, which is nobody else's
+    pid:   of the child
     """
 
     def __init__(self, nodes: Iterable[str], sock: socket.socket, pid: int) -> None:
         self.nodes, self.pid, self.frames = tuple(nodes), pid, register_for_fork(Frames(sock))
         #: Why it answers no more; "": it does.
         self.gone = ""
-        #: What we ended it for, as it is said of it; "": we did not.
+        #: Why we ended it; "": we did not.
         self.fault = ""
 
     def send(self, *frame: Any) -> None:
-        """A child that is gone is told nothing: who waits for it learns that by its frame."""
+        """Send a frame; a child that is gone gets none, and its waiters get the frame "gone"."""
         with contextlib.suppress(OSError):
             self.frames.send(*frame)
 
@@ -152,15 +154,15 @@ class WorkerProcess:
 class WorkerTransport(Carrier):
     """Nodes that children ask. The children live from entering to leaving.
 
-    what: the word for a child in the words of a failure
+    child_name: the word for a child in the words of a failure
     """
 
-    what = "the process that asked it"
+    child_name = "the process that asked it"
 
     def __init__(self, nodes: Iterable[str], run: str = "") -> None:
         super().__init__(nodes, run)
         self._peers: list[WorkerProcess] = []
-        self._peer_of: dict[str, WorkerProcess] = {}
+        self.peer_of: dict[str, WorkerProcess] = {}
         self._numbers = itertools.count()
         # What each call, channel and question waits for.
         self._waiting: dict[int, Queue[Any]] = {}
@@ -172,7 +174,7 @@ class WorkerTransport(Carrier):
 
     def __enter__(self) -> WorkerTransport:
         self._peers = self.start()
-        self._peer_of = {name: peer for peer in self._peers for name in peer.nodes}
+        self.peer_of = {name: peer for peer in self._peers for name in peer.nodes}
         self._readers = [gevent.spawn(self._read, peer) for peer in self._peers]
         return self
 
@@ -191,21 +193,21 @@ class WorkerTransport(Carrier):
 
     def _read(self, peer: WorkerProcess) -> None:
         """Hand on what the child says, until it ends."""
-        why = ""
+        reason = ""
         while (frame := peer.frames.receive()) is not None:
             waits = self._waiting.get(frame[1])
             if frame[0] == "mistake":
-                why = frame[2]
+                reason = frame[2]
             elif frame[0] == "note":
                 self.note(frame[2])
             elif waits is not None:
                 waits.put((peer, *frame))
-        peer.gone = why or f"{self.what} {peer.ended()}"
+        peer.gone = reason or f"{self.child_name} {peer.ended()}"
         for waits in list(self._waiting.values()):
             waits.put((peer, "gone"))
 
     @contextlib.contextmanager
-    def _wait(self) -> Iterator[tuple[int, Queue[Any]]]:
+    def wait(self) -> Iterator[tuple[int, Queue[Any]]]:
         """A number, and the queue into which everything goes that a child says with it."""
         number = next(self._numbers)
         self._waiting[number] = Queue()
@@ -220,32 +222,34 @@ class WorkerTransport(Carrier):
         """See Carrier. The children have the same deadline, and end what runs on the nodes."""
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         stopped = False
-        with self._wait() as (call, frames):
+        with self.wait() as (call, frames):
             try:
                 yield from self._begin(call, exchanges, deadline)
                 while exchanges:
-                    left = None if deadline is None else deadline + _GRACE_S - time.monotonic()
-                    peer, what, *rest = frames.get(timeout=None if left is None else max(0, left))
-                    if what == "gone":
+                    remaining_s = (
+                        None if deadline is None else deadline + _GRACE_S - time.monotonic()
+                    )
+                    peer, kind, *details = frames.get(
+                        timeout=None if remaining_s is None else max(0, remaining_s)
+                    )
+                    if kind == "gone":
                         yield from self._gone(peer, exchanges)
                         continue
-                    _, key, answer = rest
-                    one = exchanges.get(key)
-                    if one is None:
+                    _, key, answer = details
+                    exchange = exchanges.get(key)
+                    if exchange is None:
                         continue
-                    one.answer(answer)
-                    peer.send("next", call, key, None if one.over else one.request)
-                    if one.over:
+                    exchange.answer(answer)
+                    peer.send("next", call, key, None if exchange.over else exchange.request)
+                    if exchange.over:
                         yield key, exchanges.pop(key).value
             except Empty:
                 # The children have the same deadline, and are late themselves.
-                for key in list(exchanges):
-                    yield key, _end_with(exchanges.pop(key), Failure(kind=LATE, error=LATE_WORDS))
+                yield from end_all(exchanges, lambda key: late())
             except KeyboardInterrupt:
                 self.interrupted = stopped = True
                 self._stop(call)
-                for key in list(exchanges):
-                    yield key, _end_with(exchanges.pop(key), interrupted())
+                yield from end_all(exchanges, lambda key: interrupted())
             finally:
                 if exchanges and not stopped:
                     stopped = True
@@ -262,15 +266,15 @@ class WorkerTransport(Carrier):
         self, call: int, exchanges: dict[Key, Exchange[Found]], deadline: float | None
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Put every conversation's first question; yields those that have none."""
-        asked: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
-        for key, one in list(exchanges.items()):
-            one.begin()
-            if one.over:
+        first_requests: dict[WorkerProcess, list[tuple[Key, Request]]] = {}
+        for key, exchange in list(exchanges.items()):
+            exchange.begin()
+            if exchange.over:
                 yield key, exchanges.pop(key).value
                 continue
-            peer = self._peer_of[node_of(key)]
-            asked.setdefault(peer, []).append((key, cast("Request", one.request)))
-        for peer, pairs in asked.items():
+            peer = self.peer_of[node_of(key)]
+            first_requests.setdefault(peer, []).append((key, cast("Request", exchange.request)))
+        for peer, pairs in first_requests.items():
             peer.send("converse", call, deadline, pairs)
         for peer in self._peers:
             if peer.gone:
@@ -281,61 +285,57 @@ class WorkerTransport(Carrier):
         peer: WorkerProcess, exchanges: dict[Key, Exchange[Found]]
     ) -> Iterator[tuple[Key, Found | Failure]]:
         """Every conversation of a child that is gone fails with the reason."""
-        mine = set(peer.nodes)
-        for key in [key for key in exchanges if node_of(key) in mine]:
-            yield key, _end_with(exchanges.pop(key), Failure(kind=FAILED, error=peer.gone))
+        nodes = set(peer.nodes)
+        ended = {key: exchanges.pop(key) for key in list(exchanges) if node_of(key) in nodes}
+        yield from end_all(ended, lambda key: Failure(kind=FAILED, error=peer.gone))
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         """See Carrier."""
         return _RemoteChannel(self, request)
 
     def question(self, peer: WorkerProcess, *words: Any, limit_s: float) -> Any:
         """What the child answers to this; None: nothing in this time."""
-        with self._wait() as (number, frames):
+        with self.wait() as (number, frames):
             peer.send(words[0], number, *words[1:])
             until = time.monotonic() + limit_s
             while not peer.gone:
                 try:
-                    who, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
+                    sender, *frame = frames.get(timeout=max(0.0, until - time.monotonic()))
                 except Empty:
                     break
-                if who is peer:
+                if sender is peer:
                     return None if frame[0] == "gone" else frame[2]
         return None
 
-    def peer_of(self, name: str) -> WorkerProcess:
-        """The child that asks this node."""
-        return self._peer_of[name]
-
-    def _each(self, *words: Any, limit_s: float) -> list[Any]:
+    def _ask_all(self, *words: Any, limit_s: float) -> list[Any]:
         """What all children answer to this, at once."""
-        jobs = [gevent.spawn(self.question, one, *words, limit_s=limit_s) for one in self._peers]
+        jobs = [gevent.spawn(self.question, peer, *words, limit_s=limit_s) for peer in self._peers]
         gevent.joinall(jobs, timeout=limit_s)
         return [job.value for job in jobs if job.value is not None]
 
     def end(self, limit_s: float = 5) -> None:
-        self._each("end", limit_s, limit_s=limit_s + _GRACE_S)
+        self._ask_all("end", limit_s, limit_s=limit_s + _GRACE_S)
 
     def met(self) -> Mapping[str, Met]:
-        found: dict[str, Met] = {}
-        for seen in self._each("met", limit_s=_GRACE_S):
-            found.update(seen)
-        return found
+        peers: dict[str, Met] = {}
+        for peers_seen in self._ask_all("met", limit_s=_GRACE_S):
+            peers.update(peers_seen)
+        return peers
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         of: dict[WorkerProcess, list[str]] = {}
         for name in nodes:
-            of.setdefault(self._peer_of[name], []).append(name)
+            of.setdefault(self.peer_of[name], []).append(name)
         for peer, names in of.items():
             peer.send("password", password, names)
 
 
-class _RemoteChannel(Channel):
+class _RemoteChannel(NodeChannel):
     """A channel that a child holds."""
 
-    def __init__(self, carrier: WorkerTransport, request: Request) -> None:
+    def __init__(self, transport: WorkerTransport, request: Request) -> None:
         self.error = ""
-        self._carrier, self._peer = carrier, carrier.peer_of(request.node)
+        self._transport, self._peer = transport, transport.peer_of[request.node]
         self._name = os.urandom(8).hex()
         self._peer.send("open", self._name, request)
 
@@ -346,24 +346,17 @@ class _RemoteChannel(Channel):
         if self.error:
             return None
         # The child waits for so long, and may still have to connect.
-        said = self._carrier.question(
+        reply = self._transport.question(
             self._peer, "read", self._name, limit_s, limit_s=limit_s + 60
         )
-        if said is None:
+        if reply is None:
             self.error = self._peer.gone or "no answer from the process that asks it"
             return None
-        line, self.error = said
+        line, self.error = reply
         return cast("str | None", line)
 
     def close(self) -> None:
         self._peer.send("close", self._name)
-
-
-def _end_with(one: Exchange[Any], failure: Failure) -> Any:
-    """What a conversation returns that gets this for its last answer."""
-    if not one.over:
-        one.end(failure)
-    return one.value
 
 
 def _reap(pid: int, until: float) -> None:
@@ -381,29 +374,28 @@ def _reap(pid: int, until: float) -> None:
         until = time.monotonic() + 1
 
 
-# --- The child's end, of a carrier that works under gevent.
+# --- The child's end, of a transport that works under gevent.
 
 
-def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProcess:
-    """A child that is a copy of this process, in a session of its own, and asks these nodes.
+def fork_worker(nodes: Sequence[str], make_transport: Callable[[], Carrier]) -> WorkerProcess:
+    """A child that is a copy of this process, in a new session, and asks these nodes.
 
-    made: makes the child's carrier, in the child
+    make_transport: makes the child's transport, in the child
     """
-    ours, theirs = gevent.socket.socketpair()
+    parent_end, child_end = gevent.socket.socketpair()
     pid = gevent.os.fork_gevent()
     if pid:
-        theirs.close()
-        return WorkerProcess(nodes, ours, pid)
-    status, frames = 1, Frames(theirs)
+        child_end.close()
+        return WorkerProcess(nodes, parent_end, pid)
+    status, frames = 1, Frames(child_end)
     try:
         # Ctrl-C is for the parent, which tells us.
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        ours.close()
+        handle_signals(signal.SIG_IGN)
+        parent_end.close()
         close_inherited()
-        with made() as carrier:
-            serve(carrier, frames)
+        with make_transport() as transport:
+            _WorkerServer(transport, frames).serve()
         status = 0
     except Exception as error:  # noqa: BLE001 - a mistake of ours is told with the nodes' names
         with contextlib.suppress(OSError):
@@ -412,16 +404,11 @@ def fork_worker(nodes: Sequence[str], made: Callable[[], Carrier]) -> WorkerProc
         os._exit(status)
 
 
-def serve(carrier: Carrier, frames: Frames) -> None:
-    """Do what the parent's frames say, until it says that all is done, or is gone."""
-    _WorkerServer(carrier, frames).serve()
-
-
 class _WorkerServer:
-    """The carrier of a child, and what the parent has going on with it."""
+    """The transport of a child, and what the parent has going on with it."""
 
-    def __init__(self, carrier: Carrier, frames: Frames) -> None:
-        self._carrier, self._frames = carrier, frames
+    def __init__(self, transport: Carrier, frames: Frames) -> None:
+        self._transport, self._frames = transport, frames
         self._calls: dict[int, Any] = {}
         self._stopped: set[int] = set()
         # What a conversation, or a channel, gets from the parent next.
@@ -429,10 +416,11 @@ class _WorkerServer:
         self._channels: dict[str, _HeldChannel] = {}
 
     def serve(self) -> None:
+        """Do what the parent's frames say, until it says that all is done, or is gone."""
         does: dict[str, Callable[..., None]] = {
             "converse": self._converse, "next": self._next, "stop": self._stop,
             "open": self._open, "line": self._line, "read": self._read, "close": self._close,
-            "password": self._carrier.use_password, "end": self._end, "met": self._met,
+            "password": self._transport.use_password, "end": self._end, "met": self._met,
         }  # fmt: skip
         while (frame := self._frames.receive()) is not None:
             if frame[0] == "quit":
@@ -440,7 +428,7 @@ class _WorkerServer:
             does[frame[0]](*frame[1:])
         for call in list(self._calls):
             self._stop(call)
-        self._carrier.end()
+        self._transport.end()
 
     def _say(self, *frame: Any) -> None:
         with contextlib.suppress(OSError):
@@ -449,18 +437,18 @@ class _WorkerServer:
     def _converse(
         self, call: int, deadline: float | None, pairs: Sequence[tuple[Key, Request]]
     ) -> None:
-        mine = {key: self._hold(call, key, request) for key, request in pairs}
-        self._questions.update({(call, key): Queue() for key in mine})
+        conversations = {key: self._hold(call, key, request) for key, request in pairs}
+        self._questions.update({(call, key): Queue() for key in conversations})
 
         def hold() -> None:
             # The interrupt comes once, and what runs on the nodes is being ended when it is over.
             with contextlib.suppress(KeyboardInterrupt):
-                for _ in self._carrier.converse(mine, deadline):
+                for _ in self._transport.converse(conversations, deadline):
                     pass
 
         def over(_: object) -> None:
             del self._calls[call]
-            for key in mine:
+            for key in conversations:
                 del self._questions[call, key]
 
         self._calls[call] = gevent.spawn(hold)
@@ -477,8 +465,8 @@ class _WorkerServer:
             request = self._questions[call, key].get()
 
     def _next(self, call: int, key: Key, request: Request | None) -> None:
-        if asked := self._questions.get((call, key)):
-            asked.put(request)
+        if questions := self._questions.get((call, key)):
+            questions.put(request)
 
     def _stop(self, call: int) -> None:
         if call not in self._stopped and (going := self._calls.get(call)):
@@ -486,7 +474,7 @@ class _WorkerServer:
             going.kill(KeyboardInterrupt, block=False)
 
     def _open(self, name: str, request: Request) -> None:
-        self._channels[name] = _HeldChannel(self._carrier, request)
+        self._channels[name] = _HeldChannel(self._transport, request)
 
     def _line(self, name: str, line: str) -> None:
         self._channels[name].lines.put(line)
@@ -501,13 +489,13 @@ class _WorkerServer:
 
     def _end(self, number: int, limit_s: float) -> None:
         def end() -> None:
-            self._carrier.end(limit_s)
+            self._transport.end(limit_s)
             self._say("ended", number, True)
 
         gevent.spawn(end)
 
     def _met(self, number: int) -> None:
-        self._say("met", number, dict(self._carrier.met()))
+        self._say("met", number, dict(self._transport.met()))
 
 
 class _HeldChannel:
@@ -516,9 +504,9 @@ class _HeldChannel:
     lines: what is to be sent; None: close it
     """
 
-    def __init__(self, carrier: Carrier, request: Request) -> None:
+    def __init__(self, transport: Carrier, request: Request) -> None:
         self.lines: Queue[str | None] = Queue()
-        self._opened = gevent.spawn(carrier.open, request)
+        self._opened = gevent.spawn(transport.open, request)
         gevent.spawn(self._send)
 
     def _send(self) -> None:

@@ -9,44 +9,49 @@ from pyinfra.api import Host, StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
-from nodeready.transport.sudo import with_sudo
+from nodeready import shell
+from nodeready.transport.sudo import as_root
 
 #: Arguments of pyinfra's that put something around a command; without them it goes as it is.
 _WRAPPING_ARGUMENTS = ("_env", "_chdir", "_sudo", "_su_user", "_doas", "_dzdo")
 
 
 @dataclass(frozen=True)
-class Rights:
-    """How commands get their rights on a node: sudo to root by us, anything else by pyinfra."""
+class HostRights:
+    """How commands get their rights on a node.
+
+    sudo:      nodeready itself calls sudo, to root
+    password:  of that sudo; "": none
+    arguments: pyinfra's, for any other way to get rights
+    """
 
     sudo: bool
     password: str
-    others: dict[str, Any]
+    arguments: dict[str, Any]
+
+    def apply(self, command: shell.ShellCommand) -> shell.ShellCommand:
+        """The command as root, where that is our part."""
+        return as_root(command, self.password) if self.sudo else command
 
 
-def rights_of(host: Host) -> Rights:
+def rights_of(host: Host) -> HostRights:
     """The node's rights as its data and pyinfra's configuration give them."""
-    arguments = cast("dict[str, Any]", pop_global_arguments(host.state, host, {})[0])
-    others = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}
-    ours = bool(others.get("_sudo")) and not others.get("_sudo_user")
-    password = str(others.get("_sudo_password") or "") if ours else ""
-    if ours:
-        others.update(_sudo=False, _sudo_password=None)
-    return Rights(ours, password, others)
+    global_arguments: Any = pop_global_arguments(host.state, host, {})[0]
+    arguments = {
+        key: global_arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in global_arguments
+    }
+    sudo = bool(arguments.get("_sudo")) and not arguments.get("_sudo_user")
+    password = str(arguments.get("_sudo_password") or "") if sudo else ""
+    if sudo:
+        arguments.update(_sudo=False, _sudo_password=None)
+    return HostRights(sudo, password, arguments)
 
 
-def wrap_command(host: Host, command: str, others: dict[str, Any]) -> str:
+def wrap_command(host: Host, command: str, arguments: dict[str, Any]) -> str:
     """The command with what pyinfra puts around it, where we use the connector directly."""
-    if not any(others.get(name) for name in _WRAPPING_ARGUMENTS):
+    if not any(arguments.get(name) for name in _WRAPPING_ARGUMENTS):
         return command
-    arguments = dict(others)
+    arguments = dict(arguments)
     extract_control_arguments(cast("Any", arguments))
-    made = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
-    return made.get_raw_value()
-
-
-def with_rights(host: Host, command: str, rights: Rights) -> str:
-    """``command`` with the node's rights; sudo's password is then the first line of its input."""
-    if rights.sudo:
-        command = with_sudo(command, rights.password)
-    return wrap_command(host, command, rights.others)
+    wrapped = make_unix_command_for_host(host.state, host, StringCommand(command), **arguments)
+    return wrapped.get_raw_value()

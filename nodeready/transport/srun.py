@@ -1,4 +1,4 @@
-"""srun as the carrier: one script to every node of a job, as a step that takes nothing.
+"""The transport by srun: one script to every node of a job, as a step that takes nothing.
 
 For users who have neither ssh to the nodes nor root there, and for thousands of nodes, to which
 Slurm's own tree carries the step. The step overlaps with the job's own (srun(1), --overlap): it
@@ -31,34 +31,34 @@ from nodeready.transport.base import (
     ANSWER_BYTES,
     ERROR_BYTES,
     FAILED,
-    LATE,
-    LATE_WORDS,
     LOST,
     OUTPUT,
     TIMEOUT,
     UNREACHABLE,
     Answer,
     Carrier,
-    Channel,
     Conversation,
     Exchange,
     Failure,
     Found,
     Key,
+    NodeChannel,
     Reply,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
 from nodeready.transport.dialogue import Dialogue
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import as_root, sudo_error
 
 #: Seconds beyond the script's own limit: slurmd starts a step within moments, and srun gives up a
 #: node that does not answer after 10 s (TcpTimeout and MessageTimeout, slurm.conf(5)).
 STARTING_S = 15
 _PIECE = 64 << 10
-#: Steps at a time: each is a process here, and slurmctld makes them one after the other.
+#: Steps at a time: each is a process here, and slurmctld makes them in turn.
 _STEPS = 8
 #: Seconds in which nodes that have answered are waited for, so that their next question, when it
 #: is the same, goes in one step.
@@ -69,7 +69,7 @@ _PIPE_BUF = 4096
 _PATIENCE_S = 2.0
 #: The variables in which the nodes' input travels, by number. srun forwards its own standard
 #: input only when every node has begun: one that cannot would keep all others waiting until
-#: srun gives up. Nobody but the job's user and root can read the environment of its processes
+#: srun gives up. Only the job's user and root can read the environment of its processes
 #: (proc(5)).
 _INPUT = "NODEREADY_INPUT_"
 #: Bytes of each: one string of execve(2) has 128 KiB; and how many, of the quarter of a stack that
@@ -80,7 +80,7 @@ _PART, _PARTS = 120 << 10, 6
 class Srun(Carrier):
     """The nodes of one job, asked by steps of the job.
 
-    tell:  gets one line when an older Slurm has to be asked in another way
+    tell:  gets one line when an older Slurm needs other options
     works: what `open` starts does the job's own work: it has the GPUs, the CPUs and the memory
            that the job has on the node, beside the job's steps. Else it has no GPU, as what
            `converse` asks: Slurm shows a step the devices that were given to that step alone
@@ -113,11 +113,11 @@ class Srun(Carrier):
         exchanges = {key: Exchange(conversation) for key, conversation in conversations.items()}
         turns: _SrunTurns = _SrunTurns(self)
         try:
-            for key, one in list(exchanges.items()):
-                one.begin()
-                if not one.over and (why := self.job.refused.get(node_of(key))):
-                    one.end(Failure(kind=UNREACHABLE, error=why))
-                if one.over:
+            for key, exchange in list(exchanges.items()):
+                exchange.begin()
+                if not exchange.over and (reason := self.job.refused.get(node_of(key))):
+                    exchange.end(Failure(kind=UNREACHABLE, error=reason))
+                if exchange.over:
                     yield key, exchanges.pop(key).value
                 else:
                     turns.wait_for(key)
@@ -132,15 +132,11 @@ class Srun(Carrier):
                 else:
                     turns.wait_for(key)
         except Empty:
-            for key, one in exchanges.items():
-                one.end(Failure(kind=LATE, error=LATE_WORDS))
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: late())
         except KeyboardInterrupt:
             self.interrupted = True
             turns.end()
-            for key, one in exchanges.items():
-                one.end(interrupted())
-                yield key, one.value
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             turns.end()
 
@@ -158,19 +154,19 @@ class Srun(Carrier):
     def _next(self, exchanges: Mapping[Key, Exchange[Found]]) -> dict[str, Key]:
         """Node -> its conversation: all whose question is the same as the first conversation's, in
         Slurm's order of the nodes."""
-        found: dict[str, Key] = {}
+        key_of: dict[str, Key] = {}
         first: tuple[object, ...] = ()
-        for key, one in exchanges.items():
-            asked = cast("Request", one.request)
-            what = (asked.script, asked.payload, asked.limit_s, asked.max_bytes)
-            first = first or what
-            if what == first:
-                found.setdefault(node_of(key), key)
+        for key, exchange in exchanges.items():
+            request = cast("Request", exchange.request)
+            question = (request.script, request.payload, request.limit_s, request.max_bytes)
+            first = first or question
+            if question == first:
+                key_of.setdefault(node_of(key), key)
         order = {name: place for place, name in enumerate(self.job.nodes)}
-        return dict(sorted(found.items(), key=lambda one: order.get(one[0], len(order))))
+        return dict(sorted(key_of.items(), key=lambda item: order.get(item[0], len(order))))
 
     def _carry(
-        self, asked: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
+        self, request: Request, nodes: Sequence[str], put: Callable[[tuple[str, Answer]], object]
     ) -> None:
         """Ask these nodes, and wait for the answers. put: gets each node's, once.
 
@@ -183,67 +179,67 @@ class Srun(Carrier):
             put((name, answer))
 
         try:
-            self._ask(asked, nodes, on_answer)
+            self._ask(request, nodes, on_answer)
         except Exception as error:  # noqa: BLE001 - a mistake of ours is an answer, too
             for name in nodes:
                 if name not in answered:
                     put((name, Failure(kind=FAILED, error=mistake(error))))
 
     def _ask(
-        self, asked: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
+        self, request: Request, nodes: Sequence[str], on_answer: Callable[[str, Answer], None]
     ) -> None:
         waiting = nodes
-        # When one node cannot be started, srun ends the others with it. When Slurm has lost one,
-        # none is started, and those that have begun are ended. The others get a second try.
+        # When a step fails to start on one node, srun ends it on all. When Slurm has lost a node,
+        # srun starts none and ends those that have begun. Good nodes get a second try.
         for last in (False, True):
-            step, whole = self._step(asked, on_answer, waiting)
+            step, is_whole = self._step(request, on_answer, waiting)
             bad = dict(step.unlaunched)
-            if whole and step.waiting and not bad:
+            if is_whole and step.waiting and not bad:
                 bad = step.lost = unusable(self.job, tuple(step.waiting))
-                if bad and not asked.reads:
+                if bad and not request.reads:
                     began = {*step.names.values()} - bad.keys()
                     bad = {**bad, **dict.fromkeys(began, "")}
             waiting = [name for name in step.waiting if name not in bad]
             if last or not waiting or not bad:
-                step.give_up(asked.limit_s, whole)
+                step.give_up(request.limit_s, is_whole)
                 return
             for name in waiting:
                 del step.waiting[name]
-            step.give_up(asked.limit_s, whole)
+            step.give_up(request.limit_s, is_whole)
 
-    def open(self, request: Request) -> Channel:
-        """See Carrier. A step on the one node; it ends with its input, and that with us."""
+    def open(self, request: Request) -> NodeChannel:
+        """See Carrier. A step on this node; it ends with its input, and that with us."""
         line, stdin = self._command(request.script, request.limit_s, request.payload)
 
         def begin() -> _SrunStep:
-            if why := self.job.refused.get(request.node):
-                raise ValueError(why)
+            if reason := self.job.refused.get(request.node):
+                raise ValueError(reason)
             return _SrunStep(self, request.node, line)
 
         return Dialogue(begin, stdin, request.mark, sudo=self.sudo)
 
     def _command(self, script: str, limit_s: int, payload: str | None) -> shell.ShellCommand:
-        made = shell.command(script, limit_s, self.tag, payload)
-        return made._replace(line=with_sudo(made.line, "")) if self.sudo else made
+        command = shell.command(script, limit_s, self.tag, payload)
+        return as_root(command, "") if self.sudo else command
 
     def _step(
         self,
-        asked: Request,
+        request: Request,
         on_answer: Callable[[str, Answer], None],
         nodes: Sequence[str],
     ) -> tuple[StepOutput, bool]:
         """A step's output, with options that this Slurm takes; and whether srun ended itself."""
         while True:
             nonce = f"nodeready-{secrets.token_hex(8)}"
-            step = StepOutput(nonce, nodes, on_answer, asked.max_bytes)
-            script, limit_s = step.script(asked.script), asked.limit_s
-            command = self._command(script, limit_s, asked.payload)
+            step = StepOutput(nonce, nodes, on_answer, request.max_bytes)
+            script, limit_s = step.script(request.script), request.limit_s
+            command = self._command(script, limit_s, request.payload)
             argv = self._argv(command, nodes)
-            whole = self._run(step, argv, command.stdin, limit_s)
+            is_whole = self._run(step, argv, command.stdin, limit_s)
             if step.names:
-                return step, whole
+                return step, is_whole
             if not self.adapted(step, argv):
-                return step, whole
+                return step, is_whole
 
     def adapted(self, step: StepOutput, argv: Sequence[str]) -> bool:
         """Whether srun refused an option of these words that the next step does without."""
@@ -266,7 +262,7 @@ class Srun(Carrier):
             "sh", "-c", f"{_from_environment(parts)}{command.line}" if parts else command.line,
         ]  # fmt: skip
 
-    def spoken(self, node: str, line: str) -> list[str]:
+    def session_argv(self, node: str, line: str) -> list[str]:
         """The words of a step on one node that is spoken with, and runs this line."""
         # Without --gres a step has the job's GPUs; with --overlap it shares them since 22.05.
         # Before, it would wait for the job's own step to end: no longer than for a node to begin.
@@ -293,8 +289,8 @@ class Srun(Carrier):
         to, out, error_lines = _streams(process)
 
         def stderr() -> None:
-            while piece := error_lines.read1(_PIECE):
-                step.add_error(piece)
+            while data := error_lines.read1(_PIECE):
+                step.add_error(data)
 
         def feed() -> None:
             # A step that ends without reading its input is no failure.
@@ -307,8 +303,8 @@ class Srun(Carrier):
         feeding = gevent.spawn(feed)
         try:
             with gevent.Timeout(limit_s + shell.KILL_AFTER_S + STARTING_S):
-                while piece := out.read1(_PIECE):
-                    step.add(piece)
+                while data := out.read1(_PIECE):
+                    step.add(data)
                 drain.join()
                 process.wait()
             return True
@@ -333,8 +329,8 @@ class _Going:
 class _SrunTurns:
     """The steps of one call of `Srun.converse`, and the conversations that wait for one."""
 
-    def __init__(self, carrier: Srun) -> None:
-        self._carrier = carrier
+    def __init__(self, transport: Srun) -> None:
+        self._transport = transport
         self._waiting: dict[Key, None] = {}
         self._since = 0.0
         self._steps: dict[int, _Going] = {}
@@ -351,16 +347,16 @@ class _SrunTurns:
         self, exchanges: Mapping[Key, Exchange[Any]], deadline: float | None
     ) -> tuple[Key, Answer] | None:
         """The next answer; None: try again. Raises Empty at the deadline."""
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         if self._waiting and len(self._steps) < _STEPS:
             # Those that have just answered may all ask the same soon.
             soon = self._since + _GATHER_S - time.monotonic() if self._steps else 0.0
             if soon <= 0:
                 self._begin(exchanges)
                 return None
-            left = soon if left is None else min(left, soon)
+            remaining_s = soon if remaining_s is None else min(remaining_s, soon)
         try:
-            number, name, answer = self._answers.get(timeout=left)
+            number, name, answer = self._answers.get(timeout=remaining_s)
         except Empty:
             if deadline is not None and time.monotonic() >= deadline:
                 raise
@@ -373,7 +369,9 @@ class _SrunTurns:
     def _begin(self, exchanges: Mapping[Key, Exchange[Any]]) -> None:
         number = next(self._numbers)
         waiting = {key: exchanges[key] for key in self._waiting}
-        going = self._carrier.begin(waiting, lambda told: self._answers.put((number, *told)))
+        going = self._transport.begin(
+            waiting, lambda node_answer: self._answers.put((number, *node_answer))
+        )
         self._steps[number] = going
         for key in going.keys.values():
             del self._waiting[key]
@@ -387,24 +385,24 @@ class OwnJob(Srun):
     """Nodes in an allocation of our own, which Slurm gives on entering, and gets back on leaving.
 
     nodes: that are wanted; those that Slurm cannot give now fail with its reason
-    given: more options for salloc(1)
+    options: more options for salloc(1)
     """
 
     def __init__(
         self,
         nodes: Iterable[str],
-        given: str = "",
+        options: str = "",
         tell: Callable[[str], None] = lambda text: None,
         *,
         works: bool = False,
         sudo: bool = False,
     ) -> None:
         super().__init__(RunningJob("", tuple(nodes)), tell, works=works, sudo=sudo)
-        self._given = given
+        self._given = options
 
     def __enter__(self) -> OwnJob:
         self.job = allocate(self.nodes, self._given, self.tell)
-        # Nobody else has a step in it: ours may have what the job has.
+        # The allocation has no other steps: ours may have all that the job has.
         self._gres = ()
         return self
 
@@ -412,15 +410,15 @@ class OwnJob(Srun):
         release(self.job, self.tell)
 
 
-def _started(argv: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """srun, running. more: of its environment"""
+def _started(argv: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """srun, running. variables: further ones of its environment"""
     return subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",
-        env={**_environment(), **more},
+        env={**_environment(), **variables},
         # Ctrl-C must not reach srun, which would wait for a second one: `_end` sends TERM.
         start_new_session=True,
     )
@@ -429,7 +427,7 @@ def _started(argv: Sequence[str], more: Mapping[str, str]) -> subprocess.Popen[b
 def _streams(process: subprocess.Popen[bytes]) -> tuple[BufferedIOBase, ...]:
     """Its input, its output, its standard error."""
     streams = (process.stdin, process.stdout, process.stderr)
-    return tuple(cast("BufferedIOBase", one) for one in streams)
+    return tuple(cast("BufferedIOBase", stream) for stream in streams)
 
 
 class _SrunStep:
@@ -437,17 +435,17 @@ class _SrunStep:
     everything goes over srun's standard input, which srun forwards when the task is there.
     """
 
-    def __init__(self, carrier: Srun, node: str, line: str) -> None:
-        self._carrier, self._node, self._line = carrier, node, line
-        #: What the task is told, until it has said something: an older srun is told it again.
-        self._sent, self._heard = bytearray(), False
+    def __init__(self, transport: Srun, node: str, line: str) -> None:
+        self._transport, self._node, self._line = transport, node, line
+        #: The input until the first output: a second start with other options repeats it.
+        self._sent, self._has_output = bytearray(), False
         self._start()
 
     def _start(self) -> None:
-        self._argv = self._carrier.spoken(self._node, self._line)
+        self._argv = self._transport.session_argv(self._node, self._line)
         self._process = _started(self._argv, {})
         self._to, self._out, self._err = _streams(self._process)
-        self._told = StepOutput("", [self._node], lambda name, answer: None)
+        self._step_output = StepOutput("", [self._node], lambda name, answer: None)
         self._reading, self._left = [self._out, self._err], bytes(self._sent)
 
     def read(self, limit_s: float) -> bytes:
@@ -458,26 +456,26 @@ class _SrunStep:
             if self._err in ready:
                 self._add_error()
             if self._out in ready:
-                piece = os.read(self._out.fileno(), _PIECE)
-                if piece:
-                    self._heard = True
+                data = os.read(self._out.fileno(), _PIECE)
+                if data:
+                    self._has_output = True
                     self._sent.clear()
-                    return piece
+                    return data
                 self._reading.remove(self._out)
         # srun's last words may come after its last output.
         while self._err in self._reading:
             self._wait(until)
             self._add_error()
-        if not self._heard and self._carrier.adapted(self._told, self._argv):
+        if not self._has_output and self._transport.adapted(self._step_output, self._argv):
             self.close()
             self._start()
             return self.read(max(0.0, until - time.monotonic()))
-        raise ValueError(self._told.ended(self._node, self._process.wait() == 0))
+        raise ValueError(self._step_output.ended(self._node, self._process.wait() == 0))
 
     def _add_error(self) -> None:
-        piece = os.read(self._err.fileno(), _PIECE)
-        self._told.add_error(piece)
-        if not piece:
+        data = os.read(self._err.fileno(), _PIECE)
+        self._step_output.add_error(data)
+        if not data:
             self._reading.remove(self._err)
 
     def _wait(self, until: float) -> list[Any]:
@@ -500,7 +498,7 @@ class _SrunStep:
     def write(self, data: bytes, limit_s: float) -> None:
         """See Stream. Raises TimeoutError, OSError. A task that has not begun takes it later."""
         self._left += data
-        if not self._heard:
+        if not self._has_output:
             self._sent += data
             return
         until = time.monotonic() + limit_s
@@ -538,27 +536,27 @@ def _parts(stdin: str) -> dict[str, str]:
     data = stdin.encode("utf-8", "surrogateescape")
     if len(data) > _PART * _PARTS or b"\0" in data:
         return {}
-    pieces = [data[at : at + _PART] for at in range(0, max(1, len(data)), _PART)]
-    return {f"{_INPUT}{at}": os.fsdecode(piece) for at, piece in enumerate(pieces)}
+    parts = [data[at : at + _PART] for at in range(0, max(1, len(data)), _PART)]
+    return {f"{_INPUT}{at}": os.fsdecode(part) for at, part in enumerate(parts)}
 
 
 def _from_environment(parts: int) -> str:
     """What puts them together again, for the shell of a task."""
     names = [f"{_INPUT}{at}" for at in range(parts)]
-    kept = "".join(f"nr_{at}=${name}; " for at, name in enumerate(names))
+    copies = "".join(f"nr_{at}=${name}; " for at, name in enumerate(names))
     values = " ".join(f'"$nr_{at}"' for at in range(parts))
-    return f"{kept}unset {' '.join(names)}; printf %s {values} | "
+    return f"{copies}unset {' '.join(names)}; printf %s {values} | "
 
 
 def _environment() -> dict[str, str]:
     """Ours, without what a job or its user sets for other calls of srun (srun(1), INPUT
     ENVIRONMENT VARIABLES)."""
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name == "SLURM_CONF" or not name.startswith(("SLURM", "SRUN_"))
     }
-    return {**kept, "LC_ALL": "C"}
+    return {**variables, "LC_ALL": "C"}
 
 
 #: srun parts a line that is longer than this, and puts a label before each part.
@@ -579,12 +577,12 @@ class StepOutput:
 
     A task answers for its own node alone. Which node a task is on is srun's word: it labels each
     line with the task's number, and tasks are numbered in the order in which Slurm lists the
-    step's nodes (srun(1), --label, --distribution), which is the job's (squeue(1), %N). The name
-    that the task tells must be that one.
+    step's nodes (srun(1), --label, --distribution), which is the job's (squeue(1), %N). The task
+    must print that name.
 
     nonce: begins the two lines that `script` adds: the node's name, and the end of its answer
     nodes: those that are asked, in Slurm's order
-    heard: gets each node's answer, once
+    on_answer: gets each node's answer, once
     max_bytes: of an answer
     """
 
@@ -611,21 +609,21 @@ class StepOutput:
         mark = self.nonce.decode()
         return f'echo {mark} at "$SLURMD_NODENAME"\n(\n{inner}\n)\necho\necho {mark} end'
 
-    def add(self, piece: bytes) -> None:
+    def add(self, data: bytes) -> None:
         """Take a piece of the step's output, each line with its task's label (srun --label)."""
-        *rows, self._rest = (self._rest + piece).split(b"\n")
+        *rows, self._rest = (self._rest + data).split(b"\n")
         for row in rows:
-            label, found, said = row.partition(b": ")
+            label, separator, text = row.partition(b": ")
             task = label.strip()
-            if found and task.isdigit():
-                self._line(task, said)
+            if separator and task.isdigit():
+                self._line(task, text)
 
-    def add_error(self, piece: bytes) -> None:
-        """Take a piece of srun's standard error, of which the beginning is kept."""
-        self._errors += piece[: ERROR_BYTES - len(self._errors)]
+    def add_error(self, data: bytes) -> None:
+        """Take a piece of srun's standard error; the beginning is kept."""
+        self._errors += data[: ERROR_BYTES - len(self._errors)]
 
-    def _line(self, task: bytes, said: bytes) -> None:
-        words = said.split(b" ")
+    def _line(self, task: bytes, line: bytes) -> None:
+        words = line.split(b" ")
         if words[0] == self.nonce:
             if len(words) == 3 and words[1] == b"at":
                 self._begin(task, words[2].decode("utf-8", "replace"))
@@ -633,11 +631,11 @@ class StepOutput:
                 text = self._texts.pop(task, bytearray()).decode("utf-8", "surrogateescape")
                 self._answer(self.names[task], Reply(text))
             return
-        text_ = self._texts.setdefault(task, bytearray())
-        text_ += said if len(said) == _LINE_BYTES else said + b"\n"
-        if len(text_) > self._max_bytes:
+        answer_text = self._texts.setdefault(task, bytearray())
+        answer_text += line if len(line) == _LINE_BYTES else line + b"\n"
+        if len(answer_text) > self._max_bytes:
             # The rest of this answer is dropped line by line.
-            text_.clear()
+            answer_text.clear()
             if task in self.names:
                 self._answer(self.names[task], Failure(kind=OUTPUT, error="too much output"))
 
@@ -646,10 +644,10 @@ class StepOutput:
         number = int(task) if len(task) < 10 else len(self._node_of)
         if task in self.names or number >= len(self._node_of):
             return
-        own = self.names[task] = self._node_of[number]
-        if name != own:
+        node = self.names[task] = self._node_of[number]
+        if name != node:
             error = f"its task answered as {name[:64]!a}: a task may answer only for its own node"
-            self._answer(own, Failure(kind=OUTPUT, error=error))
+            self._answer(node, Failure(kind=OUTPUT, error=error))
 
     def _answer(self, name: str, answer: Answer) -> None:
         if name in self.waiting:
@@ -676,24 +674,24 @@ class StepOutput:
     @property
     def unlaunched(self) -> dict[str, str]:
         """The nodes on which the step could not be started, and why."""
-        found = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
-        return {match[1]: match[2] for match in found}
+        matches = [match for row in self.error_lines if (match := _LAUNCH.search(row))]
+        return {match[1]: match[2] for match in matches}
 
     def ended(self, node: str, well: bool) -> str:
-        """Why the step on this one node ended, from what srun and the task said.
+        """Why the step on this node ended, from the words of srun and the task.
 
         well: the task's exit status was 0
         """
         if node in self.unlaunched:
             return f"srun could not start there: {self.unlaunched[node]}"
         rows = self._errors.decode("utf-8", "replace").splitlines()
-        own = [row.strip() for row in rows if row.strip() and not _SRUNS.match(row)]
-        if own or well:
-            return f"ended by itself: {own[-1][:200]}" if own else "ended by itself"
+        task_lines = [row.strip() for row in rows if row.strip() and not _SRUNS.match(row)]
+        if task_lines or well:
+            return f"ended by itself: {task_lines[-1][:200]}" if task_lines else "ended by itself"
         return f"srun: {self.last()}"
 
-    def _said_by(self, name: str) -> list[str]:
-        """What a node's task said on standard error."""
+    def _stderr_of(self, name: str) -> list[str]:
+        """The lines of a node's task on standard error."""
         label = f"{self._node_of.index(name)}: "
         rows = self._errors.decode("utf-8", "replace").splitlines()
         return [row.strip()[len(label) :] for row in rows if row.strip().startswith(label)]
@@ -701,10 +699,10 @@ class StepOutput:
     def last(self) -> str:
         """The last line of standard error that tells something: srun's closing words do not."""
         rows = [row for row in self.error_lines if not row.startswith("Job step aborted")]
-        said = rows[-1] if rows else "it said nothing"
-        return f"{said}: {_AS_ITS_USER}" if said.endswith(_DENIED) else said
+        last_line = rows[-1] if rows else "it said nothing"
+        return f"{last_line}: {_AS_ITS_USER}" if last_line.endswith(_DENIED) else last_line
 
-    def give_up(self, limit_s: int, whole: bool) -> None:
+    def give_up(self, limit_s: int, is_whole: bool) -> None:
         """An error for every node that is still waited for.
 
         limit_s: seconds that they had; whole: srun came to its own end
@@ -712,17 +710,17 @@ class StepOutput:
         unlaunched, began = self.unlaunched, set(self.names.values())
         for name in list(self.waiting):
             about = [row for row in self.error_lines if re.search(rf"\b{re.escape(name)}: ", row)]
-            refused = sudo_error("\n".join(self._said_by(name)))
+            refused = sudo_error("\n".join(self._stderr_of(name)))
             if name in unlaunched:
-                why, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
+                reason, kind = f"srun could not start there: {unlaunched[name]}", UNREACHABLE
             elif name in self.lost:
-                why, kind = self.lost[name], UNREACHABLE
+                reason, kind = self.lost[name], UNREACHABLE
             elif refused[0]:
-                why, kind = refused
-            elif name in began and not whole:
-                why, kind = f"no answer in {limit_s} s", TIMEOUT
+                reason, kind = refused
+            elif name in began and not is_whole:
+                reason, kind = f"no answer in {limit_s} s", TIMEOUT
             else:
-                said = about[-1] if about else self.last()
-                late = "" if whole else f" gave no answer in {limit_s} s"
-                why, kind = f"srun{late}: {said}", LOST
-            self._answer(name, Failure(kind=kind, error=why))
+                words = about[-1] if about else self.last()
+                late = "" if is_whole else f" gave no answer in {limit_s} s"
+                reason, kind = f"srun{late}: {words}", LOST
+            self._answer(name, Failure(kind=kind, error=reason))

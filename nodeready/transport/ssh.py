@@ -1,7 +1,7 @@
-"""pyinfra's connectors as the carrier: connections to many nodes, and what is said over them.
+"""The transport by pyinfra's connectors: connections to many nodes, and conversations over them.
 
 One deadline over all of connecting, a limit on every command, a bound on every answer. A node that
-is unreachable, dies or hangs costs that node; the others go on.
+is unreachable, dies or hangs fails alone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,11 @@ from nodeready import shell
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.transport import connection, local, logins
 from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
     FAILED,
     HUNG,
-    LATE,
-    LATE_WORDS,
     LOST,
     OUTPUT,
-    TIMED_OUT,
-    TIMEOUT,
     UNREACHABLE,
     Answer,
     Carrier,
@@ -51,12 +48,13 @@ from nodeready.transport.base import (
     Met,
     Reply,
     Request,
+    end_all,
     interrupted,
+    late,
     mistake,
     node_of,
 )
 from nodeready.transport.connector import (
-    CONNECT_TIMEOUT_S,
     SshConnector,
     connect,
     set_timeouts,
@@ -66,7 +64,7 @@ from nodeready.transport.connector import (
 from nodeready.transport.dialogue import Dialogue, Stream
 from nodeready.transport.local import piped
 from nodeready.transport.processes import WorkerProcess, WorkerTransport, fork_worker
-from nodeready.transport.rights import Rights, rights_of, with_rights, wrap_command
+from nodeready.transport.rights import HostRights, rights_of, wrap_command
 from nodeready.transport.ssh_command import (
     MasterStream,
     MasterUnavailable,
@@ -75,49 +73,39 @@ from nodeready.transport.ssh_command import (
     run_over_master,
     run_over_ssh,
 )
-from nodeready.transport.sudo import sudo_error, with_sudo
+from nodeready.transport.sudo import judge_reply
 
 #: Nodes worked on at once. Each costs one socket and little memory; beyond this the controller's
 #: own CPU is the limit.
 MAX_PARALLEL = 256
 
 
-# --- Connections: made within one deadline, or the reason why not, in one line.
-
-
-# --- One command over one connection, with bounds on what it prints.
-
-
-# --- The same over a connection of ssh's own, which a master holds (ControlMaster).
-
-
-# --- The rights with which a command runs on a node, and one request with its answer.
-
-
-def _run(host: Host, line: str, stdin: str, request: Request, others: dict[str, Any]) -> Answer:
-    """Run the line through the node's connector, and return its answer."""
+def _run(
+    host: Host, command: shell.ShellCommand, request: Request, arguments: dict[str, Any]
+) -> Answer:
+    """Run the command through the node's connector, and return its answer."""
     connector = host.connector
     if isinstance(connector, SSHConnector):
-        data, mark = stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
-        words, said = wrap_command(host, line, others), None
+        data, mark = command.stdin.encode("utf-8", "surrogateescape"), request.mark.encode()
+        words = wrap_command(host, command.line, arguments)
         if isinstance(connector, SshConnector) and connector.master:
             try:
-                said = run_over_master(connector, words, data, mark, request.max_bytes)
+                return run_over_master(connector, words, data, mark, request.max_bytes)
             except MasterUnavailable:
                 connector.patience = logins.Patience(CONNECT_TIMEOUT_S)
                 with connector.patience:
                     connector.connect_ourselves()
-        if said is None:
-            said = run_over_ssh(host, words, data, mark, request.max_bytes)
-        return Reply(said.stdout, said.stderr, rc=said.status)
+        return run_over_ssh(host, words, data, mark, request.max_bytes)
     if isinstance(connector, LocalConnector):
-        command = shell.ShellCommand(wrap_command(host, line, others), stdin)
-        return local.run(command, request.limit_s, request.max_bytes)
-    ok, output = host.run_shell_command(StringCommand(line), **{**others, "_stdin": stdin})
+        wrapped = shell.ShellCommand(wrap_command(host, command.line, arguments), command.stdin)
+        return local.run(wrapped, request.limit_s, request.max_bytes)
+    ok, output = host.run_shell_command(
+        StringCommand(command.line), **{**arguments, "_stdin": command.stdin}
+    )
     return Reply(output.stdout, output.stderr, rc=0 if ok else 1)
 
 
-def carry(host: Host, request: Request, tag: str, rights: Rights | None = None) -> Answer:
+def carry(host: Host, request: Request, tag: str, rights: HostRights | None = None) -> Answer:
     """Ask a connected node, and wait for its answer. Never raises for a node's fault.
 
     The wait here is a little longer than the limit on the node: a node's own `timeout` may no
@@ -125,37 +113,27 @@ def carry(host: Host, request: Request, tag: str, rights: Rights | None = None) 
     """
     rights = rights or rights_of(host)
     limit_s = request.limit_s
-    line, stdin = shell.command(request.script, limit_s, tag, request.payload)
-    if rights.sudo:
-        line = with_sudo(line, rights.password)
-        if rights.password:
-            stdin = f"{rights.password}\n{stdin}"
+    command = rights.apply(shell.command(request.script, limit_s, tag, request.payload))
     started = time.monotonic()
     try:
         with gevent.Timeout(limit_s + 2 * KILL_AFTER_S):
-            said = _run(host, line, stdin, request, rights.others)
+            answer = _run(host, command, request, rights.arguments)
     except (gevent.Timeout, TimeoutError):
         return Failure(kind=HUNG, error=f"no answer in {limit_s} s")
     except OutputTooLarge as problem:
         first = problem.first.decode("utf-8", "replace")
         return Failure(kind=OUTPUT, error=f"{problem}, beginning with {first!r}")
     except (PyinfraError, SSHException, OSError, EOFError) as problem:
-        why = _jump_host_error(host) or str(problem) or type(problem).__name__
-        return Failure(kind=LOST, error=f"connection lost ({why})")
+        reason = _jump_host_error(host) or str(problem) or type(problem).__name__
+        return Failure(kind=LOST, error=f"connection lost ({reason})")
     seconds = time.monotonic() - started
-    if not isinstance(said, Reply):
-        return said
-    if said.rc is None and _is_connection_lost(host):
-        why = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
-        why = f" ({_jump_host_error(host)})" if _jump_host_error(host) else why
-        return Failure(said.stdout, said.stderr, seconds, LOST, f"connection lost{why}")
-    if said.rc in TIMED_OUT and seconds >= limit_s:
-        return Failure(said.stdout, said.stderr, seconds, TIMEOUT, f"ended after {limit_s} s")
-    if rights.sudo and said.rc:
-        error, kind = sudo_error(said.stderr)
-        if error:
-            return Failure(said.stdout, said.stderr, seconds, kind, error)
-    return replace(said, seconds=seconds)
+    if not isinstance(answer, Reply):
+        return answer
+    if answer.rc is None and _is_connection_lost(host):
+        reason = f": {connection.ENDLESS}" if connection.endless(transport_of(host)) else ""
+        reason = f" ({_jump_host_error(host)})" if _jump_host_error(host) else reason
+        return Failure(answer.stdout, answer.stderr, seconds, LOST, f"connection lost{reason}")
+    return judge_reply(replace(answer, seconds=seconds), limit_s, rights.sudo)
 
 
 def _is_connection_lost(host: Host) -> bool:
@@ -169,14 +147,14 @@ def _is_connection_lost(host: Host) -> bool:
 
 
 def _jump_host_error(host: Host) -> str:
-    """That the jump host is the one that is lost; "" when it is not."""
+    """The error where the jump host is lost; "" where it is not."""
     client = getattr(host.connector, "client", None)
     if isinstance(client, logins.Client) and client.jump and client.jump_is_gone:
         return f"jump host {client.jump.name}: connection lost"
     return ""
 
 
-# --- The carriers: all nodes of a pyinfra run, or of an inventory.
+# --- The transports: all nodes of a pyinfra run, or of an inventory.
 
 
 @dataclass
@@ -184,11 +162,11 @@ class NodeConnection:
     """A node and its connection, which the first conversation with the node makes.
 
     met:   what that connection saw
-    users: conversations and channels that go on over it
+    users: number of conversations and channels over it
     """
 
     host: Host
-    rights: Rights | None = None
+    rights: HostRights | None = None
     failure: Failure | None = None
     met: Met | None = None
     users: int = 0
@@ -224,23 +202,23 @@ class ConnectionSlots:
     most: the number
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, maximum: int) -> None:
+        self.most = maximum
         self._inside: dict[int, NodeConnection] = {}
         self._left = Event()
 
     def enter(self, link: NodeConnection, *, wait: bool = True) -> bool:
         """Count a conversation with the node, as soon as there is room for the connection.
 
-        wait: until one of the others is idle; else False when none is
+        wait: until another node is idle; else False when none is
         """
         link.users += 1
         while id(link) not in self._inside and len(self._inside) >= self.most:
-            idle = next((key for key, one in self._inside.items() if not one.users), None)
+            idle = next((key for key, link_ in self._inside.items() if not link_.users), None)
             if idle is not None:
-                one = self._inside.pop(idle)
-                _disconnect(one.host)
-                one.host.connected = False
+                idle_link = self._inside.pop(idle)
+                _disconnect(idle_link.host)
+                idle_link.host.connected = False
             elif wait:
                 self._left.clear()
                 self._left.wait()
@@ -251,7 +229,7 @@ class ConnectionSlots:
         return True
 
     def leave(self, link: NodeConnection) -> None:
-        """The conversation is over; the connection stays while nobody else wants its room."""
+        """End a conversation; the connection stays until another node needs its room."""
         link.users -= 1
         if not link.users:
             # The idle one that was used last is the last to go.
@@ -307,7 +285,7 @@ class Connected(Carrier):
         stopped = False
         try:
             for name, keys in by_node.items():
-                # One slot for a node, however many conversations go on with it.
+                # One slot for a node with all its conversations.
                 first = Event()
                 for key in keys:
                     connects_first = key is keys[0]
@@ -316,32 +294,33 @@ class Connected(Carrier):
                     )
                     jobs[-1].link(partial(_put, over, key))
             while exchanges:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                key = over.get(timeout=left)
+                remaining_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                key = over.get(timeout=remaining_s)
                 yield key, exchanges.pop(key).value
         except Empty:
             gevent.killall(jobs, block=False)
             if any(self._links[node_of(key)].host.connected for key in exchanges):
                 self.end(2)
-            yield from _end_all(exchanges, self._late)
+            yield from end_all(exchanges, self._late)
         except KeyboardInterrupt:
             self.interrupted = stopped = True
             gevent.killall(jobs, block=False)
-            yield from _end_all(exchanges, lambda key: interrupted())
+            yield from end_all(exchanges, lambda key: interrupted())
         finally:
             gevent.killall(jobs, block=False)
             if stopped:
                 self.end()
 
     def _late(self, key: Key) -> Failure:
-        reached = self._links[node_of(key)].host.connected
-        return Failure(kind=LATE if reached else UNREACHABLE, error=LATE_WORDS)
+        return late(self._links[node_of(key)].host.connected)
 
-    def _hold(self, name: str, one: Exchange[Found], first: Event, connects_first: bool) -> None:
+    def _hold(
+        self, name: str, exchange: Exchange[Found], first: Event, connects_first: bool
+    ) -> None:
         """One conversation, from its first question to its end.
 
         first: set when the node is connected, or could not be; connects_first: this conversation
-               makes the connection, the others of the node wait for it
+               makes the connection, the node's other conversations wait
         """
         link = self._links[name]
         with contextlib.ExitStack() as after:
@@ -356,34 +335,40 @@ class Connected(Carrier):
             try:
                 failure = link.connect(again=connects_first)
                 first.set()
-                self._answer(link, one, began, failure)
+                self._answer(link, exchange, began, failure)
             except Exception as error:  # noqa: BLE001 - a mistake of ours costs this node alone
-                one.end(Failure(kind=FAILED, error=mistake(error)))
+                exchange.end(Failure(kind=FAILED, error=mistake(error)))
 
     def _answer(
-        self, link: NodeConnection, one: Exchange[Found], began: float, failure: Failure | None
+        self,
+        link: NodeConnection,
+        exchange: Exchange[Found],
+        began: float,
+        failure: Failure | None,
     ) -> None:
         """Answer all questions of the conversation; failure: why the node cannot be asked."""
         with ctx_host.use(link.host):
-            one.begin()
-            while not one.over:
-                assert one.request is not None
-                answer = failure or carry(link.host, one.request, self.tag, link.rights)
-                one.answer(replace(answer, seconds=time.monotonic() - began))
+            exchange.begin()
+            while not exchange.over:
+                assert exchange.request is not None
+                answer = failure or carry(link.host, exchange.request, self.tag, link.rights)
+                exchange.answer(replace(answer, seconds=time.monotonic() - began))
                 began = time.monotonic()
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. The node is connected when it was not."""
         link = self._links[request.node]
         failure = link.connect() if self._room.enter(link, wait=False) else _NO_DESCRIPTOR
-        rights = link.rights or Rights(False, "", {})
-        line, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        rights = link.rights or HostRights(False, "", {})
+        command = rights.apply(
+            shell.command(request.script, request.limit_s, self.tag, request.payload)
+        )
 
         def begin() -> Stream:
             if failure is not None:
                 raise ValueError(failure.error)
             with ctx_host.use(link.host):
-                words = with_rights(link.host, line, rights)
+                words = wrap_command(link.host, command.line, rights.arguments)
             if isinstance(link.host.connector, SshConnector) and link.host.connector.master:
                 return MasterStream(link.host.connector, words)
             if isinstance(link.host.connector, SSHConnector):
@@ -400,18 +385,17 @@ class Connected(Carrier):
                     self._room.leave(link)
                 raise
 
-        first = f"{rights.password}\n{stdin}" if rights.sudo and rights.password else stdin
-        return Dialogue(held, first, request.mark, sudo=rights.sudo)
+        return Dialogue(held, command.stdin, request.mark, sudo=rights.sudo)
 
     def met(self) -> Mapping[str, Met]:
-        found = {name: link.met or ssh_peer(link.host) for name, link in self._links.items()}
-        return {name: one for name, one in found.items() if one is not None}
+        peers = {name: link.met or ssh_peer(link.host) for name, link in self._links.items()}
+        return {name: peer for name, peer in peers.items() if peer is not None}
 
     def use_password(self, password: str, nodes: Iterable[str]) -> None:
         for name in nodes:
             link = self._links[name]
             if link.rights is not None:
-                link.rights = Rights(True, password, link.rights.others)
+                link.rights = HostRights(True, password, link.rights.arguments)
 
     def end(self, limit_s: float = 5) -> None:
         # In brackets, so that the search does not find its own command line.
@@ -449,16 +433,16 @@ class Fleet(Connected):
         super().__init__(hosts, run)
         tell = tell or _warn
         parallel = max(1, min(len(self.nodes), MAX_PARALLEL))
-        if any(issubclass(one.host.connector_cls, SSHConnector) for one in self._links.values()):
+        if any(issubclass(link.host.connector_cls, SSHConnector) for link in self._links.values()):
             self._room, parallel = _connection_slots(len(self.nodes), parallel, tell)
             self._slots = BoundedSemaphore(parallel)
         config = config or Config()
         config.PARALLEL = parallel
         self._state = State(inventory, config, check_for_changes=False)
-        self._ways = logins.SshLogins(CONNECT_TIMEOUT_S, tell)
+        self._ssh_logins = logins.SshLogins(CONNECT_TIMEOUT_S, tell)
         for link in self._links.values():
             if isinstance(link.host.connector, SshConnector):
-                link.host.connector.ways = self._ways
+                link.host.connector.ssh_logins = self._ssh_logins
 
     def __enter__(self) -> Fleet:
         self._context = ctx_state.use(self._state)
@@ -470,7 +454,7 @@ class Fleet(Connected):
         for link in self._connected():
             closing.spawn(_disconnect, link.host)
         closing.join(timeout=5)
-        self._ways.close()
+        self._ssh_logins.close()
         self._context.__exit__(None, None, None)
 
 
@@ -490,25 +474,21 @@ def _connection_slots(
     """Room for as many nodes as this machine lets us have descriptors, and how many at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd")) + _OTHER_DESCRIPTORS
-    wanted = used + _DESCRIPTORS_PER_NODE * nodes
-    top = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = used + _DESCRIPTORS_PER_NODE * nodes
+    top = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < top:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
             soft = top
-    if soft == resource.RLIM_INFINITY or wanted <= soft:
+    if soft == resource.RLIM_INFINITY or needed <= soft:
         return ConnectionSlots(nodes + 1), parallel
-    most = max(1, (soft - used) // _DESCRIPTORS_PER_NODE)
-    if most < parallel:
+    maximum = max(1, (soft - used) // _DESCRIPTORS_PER_NODE)
+    if maximum < parallel:
         tell(
-            f"{most} nodes at once and not {parallel}: this machine allows {soft} open files; "
-            f"raise the limit (ulimit -n {wanted})"
+            f"{maximum} nodes at once and not {parallel}: this machine allows {soft} open files; "
+            f"raise the limit (ulimit -n {needed})"
         )
-    return ConnectionSlots(most), min(parallel, most)
-
-
-def _ignore(line: str) -> None:
-    """Say nothing."""
+    return ConnectionSlots(maximum), min(parallel, maximum)
 
 
 class ShardedSsh(WorkerTransport):
@@ -530,25 +510,15 @@ class ShardedSsh(WorkerTransport):
         for at in range(self._count):
             share = self._hosts[at :: self._count]
             names = [str(host.name) for host in share]
-            # What one of them has to say about this machine is said once.
-            tell = _ignore if at else None
-            made = partial(Fleet, self._inventory, share, self._config, self.run, tell=tell)
-            peers.append(fork_worker(names, made))
+            # A note about this machine comes from one of them alone.
+            tell = (lambda line: None) if at else None
+            make_fleet = partial(Fleet, self._inventory, share, self._config, self.run, tell=tell)
+            peers.append(fork_worker(names, make_fleet))
         return peers
 
 
 def _put(over: Queue[Key], key: Key, _: object) -> None:
     over.put(key)
-
-
-def _end_all(
-    exchanges: Mapping[Key, Exchange[Found]], failure: Callable[[Key], Failure]
-) -> Iterator[tuple[Key, Found | Failure]]:
-    """The results of these conversations; one that has not ended gets a failure as its answer."""
-    for key, one in exchanges.items():
-        if not one.over:
-            one.end(failure(key))
-        yield key, one.value
 
 
 def _disconnect(host: Host) -> None:

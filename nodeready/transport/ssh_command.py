@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import IO, Any, cast
+from collections.abc import Iterator
+from typing import IO, Any, Protocol, cast
 
 import gevent
 from paramiko import ChannelException, SSHException
@@ -15,8 +14,8 @@ from pyinfra.api import Host
 from pyinfra.api.exceptions import ConnectError
 
 from nodeready.transport import connection
-from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES
-from nodeready.transport.connector import SshConnector, error_text, transport_of
+from nodeready.transport.base import ANSWER_BYTES, ERROR_BYTES, Reply
+from nodeready.transport.connector import SshConnector, transport_of
 from nodeready.transport.dialogue import PIECE, SEND_S
 from nodeready.transport.local import Pipes, read_piece
 
@@ -33,15 +32,6 @@ class OutputTooLarge(Exception):
         self.first = first[:40]
 
 
-@dataclass(frozen=True)
-class CommandOutput:
-    """A command's output. status: its exit status; None: a signal ended it, or nobody knows."""
-
-    status: int | None
-    stdout: str
-    stderr: str
-
-
 class _AnswerBuffer:
     """Standard output so far: up to NOISE_BYTES before ``mark``, then up to ``max_bytes``."""
 
@@ -49,8 +39,8 @@ class _AnswerBuffer:
         self.data, self.mark, self.max_bytes = bytearray(), mark, max_bytes
         self.limit = min(NOISE_BYTES, max_bytes) if mark else max_bytes
 
-    def add(self, piece: bytes) -> None:
-        self.data += piece
+    def add(self, data: bytes) -> None:
+        self.data += data
         if len(self.data) <= self.limit:
             return
         if self.limit < self.max_bytes and self.mark in self.data:
@@ -64,19 +54,50 @@ def max_received_bytes(max_bytes: int) -> int:
     return NOISE_BYTES + max_bytes + ANSWER_BYTES + (max_bytes >> 2)
 
 
-def decode_output(data: bytes | bytearray) -> str:
-    return data.decode("utf-8", "surrogateescape")
+class RunningCommand(Protocol):
+    """A command whose two outputs are read apart; its output ends with b""."""
+
+    def read_output(self) -> bytes: ...
+    def read_errors(self) -> bytes: ...
+    def send_input(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def status(self, errors: str) -> int:
+        """The exit status, negative for a signal. Raises EOFError when the connection ended."""
 
 
-def _read_errors(read: Callable[[int], bytes], buffer: bytearray) -> bool:
-    """Read standard error to its end, keeping its first bytes; False when it has no end."""
-    total = 0
-    while piece := read(PIECE):
-        total += len(piece)
-        if total > ANSWER_BYTES:
-            return False
-        buffer += piece[: ERROR_BYTES - len(buffer)]
-    return True
+def reply_of(command: RunningCommand, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+    """Wait for the command to end. Raises OutputTooLarge, and what its methods raise.
+
+    mark:      the bytes with which the answer begins
+    max_bytes: of the answer
+    """
+    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
+    flood: list[bytes] = []
+
+    def read_errors() -> None:
+        total = 0
+        while data := command.read_errors():
+            total += len(data)
+            if total > ANSWER_BYTES:
+                flood.append(bytes(errors[:200]))
+                command.close()
+                return
+            errors.extend(data[: ERROR_BYTES - len(errors)])
+
+    # An ssh channel's outputs share one window: an unread one would block both.
+    helpers: list[Any] = [gevent.spawn(command.send_input, stdin), gevent.spawn(read_errors)]
+    try:
+        while data := command.read_output():
+            buffer.add(data)
+        helpers[1].join()
+        if flood:
+            raise OutputTooLarge(flood[0])
+        stderr = errors.decode("utf-8", "surrogateescape")
+        status = command.status(stderr)
+    finally:
+        gevent.killall(helpers, block=False)
+    stdout = buffer.data.decode("utf-8", "surrogateescape")
+    return Reply(stdout, stderr, rc=status if status >= 0 else None)
 
 
 @contextlib.contextmanager
@@ -97,7 +118,7 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
             except (ConnectError, SSHException, OSError, EOFError) as problem:
                 raise OSError(
                     "sshd refuses a second session (MaxSessions), and a second connection fails: "
-                    f"{error_text(problem)}"
+                    f"{connection.error_text(problem)}"
                 ) from None
             after.callback(client.close)
             channel = client.get_transport().open_session(timeout=limit_s)
@@ -105,107 +126,99 @@ def session(host: Host, limit_s: float | None = None) -> Iterator[Any]:
         yield channel
 
 
-def run_over_ssh(
-    host: Host,
-    command: str,
-    stdin: bytes,
-    mark: bytes = b"",
-    max_bytes: int = ANSWER_BYTES,
-) -> CommandOutput:
-    """Run a command over a node's connection of paramiko's; blocks until it has ended.
+class _ChannelCommand:
+    """A command over a channel of paramiko's."""
 
-    mark: the bytes with which the answer begins, whatever stands before them
-    max_bytes: of the answer
-
-    Raises TooMuchOutput, and what paramiko raises when the connection is lost.
-    """
-    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
-    helpers: list[Any] = []
-    endless: list[bytes] = []
-    with session(host) as channel:
+    def __init__(self, channel: Any, command: str, max_bytes: int) -> None:
+        self._channel = channel
         connection.allow(channel.get_transport(), max_received_bytes(max_bytes))
+        channel.exec_command(command)
 
-        def stderr() -> None:
-            if not _read_errors(channel.recv_stderr, errors):
-                endless.append(bytes(errors[:200]))
-                channel.close()
+    def read_output(self) -> bytes:
+        return cast("bytes", self._channel.recv(PIECE))
 
-        def feed() -> None:
-            # A command that ends without reading its input is no failure.
-            with contextlib.suppress(OSError):
-                channel.sendall(stdin)
-                channel.shutdown_write()
+    def read_errors(self) -> bytes:
+        return cast("bytes", self._channel.recv_stderr(PIECE))
 
-        try:
-            channel.exec_command(command)
-            helpers.append(gevent.spawn(feed))
-            # Both streams share the channel's window: one that nobody reads would stop the other.
-            drain = gevent.spawn(stderr)
-            helpers.append(drain)
-            while piece := channel.recv(PIECE):
-                buffer.add(piece)
-            drain.join()
-            if endless:
-                raise OutputTooLarge(endless[0])
-            status = channel.recv_exit_status()
-        finally:
-            gevent.killall(helpers, block=False)
-    return CommandOutput(
-        status if status >= 0 else None, decode_output(buffer.data), decode_output(errors)
-    )
+    def send_input(self, data: bytes) -> None:
+        # A command that ends without reading its input is no failure.
+        with contextlib.suppress(OSError):
+            self._channel.sendall(data)
+            self._channel.shutdown_write()
+
+    def status(self, errors: str) -> int:
+        return cast("int", self._channel.recv_exit_status())
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def run_over_ssh(host: Host, command: str, stdin: bytes, mark: bytes, max_bytes: int) -> Reply:
+    """Run a command over a node's connection of paramiko's; see `reply_of`."""
+    with session(host) as channel:
+        return reply_of(_ChannelCommand(channel, command, max_bytes), stdin, mark, max_bytes)
 
 
 class MasterUnavailable(OSError):
     """The master does not take the command, which has not begun."""
 
 
-#: What ssh says when it cannot use the master's connection, and may make none of its own.
+#: What ssh prints when it cannot use the master's connection, and must not connect itself.
 _NOT_BEGUN = re.compile(r"UNKNOWN port|kex_exchange_identification|Connection closed by remote")
 
 
 class MasterStream(Pipes):
     """A command over the connection of a master, by `ssh`, as a Stream.
 
-    apart: standard error has a pipe of its own
+    separate_errors: standard error has its own pipe
     """
 
-    def __init__(self, connector: SshConnector, command: str, *, apart: bool = False) -> None:
-        settings = connector.ways.settings(connector.login())
+    def __init__(
+        self, connector: SshConnector, command: str, *, separate_errors: bool = False
+    ) -> None:
+        settings = connector.ssh_logins.settings(connector.login())
         self._master = connector.master
         super().__init__(
             subprocess.Popen(
                 [*connection.by_socket(settings, self._master), "--", settings.name, command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE if apart else subprocess.STDOUT,
+                stderr=subprocess.PIPE if separate_errors else subprocess.STDOUT,
                 start_new_session=True,
                 cwd="/",
             )
         )
 
     def read(self, limit_s: float | None) -> bytes:
-        """See Stream."""
-        piece = super().read(limit_s)
-        if not piece and (why := self.lost("")):
-            raise EOFError(why)
-        return piece
+        """See Stream. Raises EOFError when the master has ended."""
+        data = super().read(limit_s)
+        if not data and (reason := self.lost("")):
+            raise EOFError(reason)
+        return data
 
-    def read_out(self) -> bytes:
-        """What the command printed; b"": its output has ended, whyever."""
+    def read_output(self) -> bytes:
         return super().read(None)
 
-    def read_err(self, _: int) -> bytes:
+    def read_errors(self) -> bytes:
         return read_piece(cast("IO[bytes]", self._process.stderr), None)
 
-    def status(self) -> int:
+    def send_input(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.write(data, None)
+        self.end_input()
+
+    def status(self, errors: str) -> int:
+        """See RunningCommand. Raises EOFError when the master has ended."""
+        if reason := self.lost(errors):
+            raise EOFError(reason)
         return self._process.wait()
 
-    def lost(self, said: str) -> str:
-        """Why ssh itself ended; "" when its command did."""
+    def lost(self, errors: str) -> str:
+        """Why ssh itself ended; "" when its command did. Raises MasterUnavailable."""
         if self._process.wait() != _SSH_FAILED:
             return ""
-        if _NOT_BEGUN.search(said):
-            raise MasterUnavailable(said.strip().splitlines()[-1])
+        if _NOT_BEGUN.search(errors):
+            raise MasterUnavailable(errors.strip().splitlines()[-1])
         return "" if connection.answers(self._master) else "the master of ssh has ended"
 
     def close(self) -> None:
@@ -220,38 +233,13 @@ _SSH_FAILED = 255
 
 def run_over_master(
     connector: SshConnector, command: str, stdin: bytes, mark: bytes, max_bytes: int
-) -> CommandOutput:
-    """As `over_ssh`. Raises TooMuchOutput, EOFError when the master ends, _NoMaster."""
-    stream = MasterStream(connector, command, apart=True)
-    buffer, errors = _AnswerBuffer(mark, max_bytes), bytearray()
-    endless: list[bytes] = []
-
-    def stderr() -> None:
-        if not _read_errors(stream.read_err, errors):
-            endless.append(bytes(errors[:200]))
-            stream.close()
-
-    def feed() -> None:
-        with contextlib.suppress(OSError):
-            stream.write(stdin, None)
-        stream.end_input()
-
-    helpers = [gevent.spawn(feed), gevent.spawn(stderr)]
+) -> Reply:
+    """As `run_over_ssh`. Raises EOFError when the master ends, MasterUnavailable."""
+    stream = MasterStream(connector, command, separate_errors=True)
     try:
-        while piece := stream.read_out():
-            buffer.add(piece)
-        helpers[1].join()
-        if endless:
-            raise OutputTooLarge(endless[0])
-        if why := stream.lost(decode_output(errors)):
-            raise EOFError(why)
-        status = stream.status()
+        return reply_of(stream, stdin, mark, max_bytes)
     finally:
-        gevent.killall(helpers, block=False)
         stream.close()
-    return CommandOutput(
-        status if status >= 0 else None, decode_output(buffer.data), decode_output(errors)
-    )
 
 
 class SshStream:
@@ -261,7 +249,7 @@ class SshStream:
         with _as_connection_lost(), contextlib.ExitStack() as after:
             self.channel = after.enter_context(session(host, SEND_S))
             connection.allow(self.channel.get_transport(), max_received_bytes(ANSWER_BYTES))
-            # One stream: two would share a window, and an unread one would stop the other.
+            # Both outputs in one stream: an unread one of two would fill the window they share.
             self.channel.set_combine_stderr(True)
             self.channel.settimeout(SEND_S)
             self.channel.exec_command(command)

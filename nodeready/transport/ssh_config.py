@@ -1,7 +1,7 @@
-"""What is said of the way to a node: by the inventory, and by ssh's configuration.
+"""How to reach a node: the settings of the inventory, and of ssh's configuration.
 
-What ssh_config says is asked of `ssh -G`, so that it holds here as it does for ssh; what the
-inventory says stands before it.
+`ssh -G` prints the settings of ssh_config, so that nodeready uses the same as ssh. The inventory
+wins over them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Login:
     key:     the private key, alone; "": those of ssh_config and of the agent
     phrase:  of that key
     agent:   ask the agent; usual: try ~/.ssh/id_*
-    known:   the known_hosts file, alone; "": ssh_config's
+    known_hosts: the known_hosts file, alone; "": ssh_config's
     further: a known_hosts file beside ssh_config's
     strict:  StrictHostKeyChecking; "": ssh_config's, where ``ask`` accepts a new one
     jumps:   ProxyJump; None: ssh_config's
@@ -57,7 +57,7 @@ class Login:
     password: str = ""
     agent: bool = True
     usual: bool = True
-    known: str = ""
+    known_hosts: str = ""
     further: str = ""
     strict: str = ""
     jumps: str | None = None
@@ -79,7 +79,7 @@ _USER = re.compile(r"(?!-)[^\s'\"`;&<>|(){}\x00-\x1f\x7f]+")
 
 
 class SshConfigError(ConnectError):
-    """There is no way to a node, for a reason that is told as it is."""
+    """A node cannot be reached, for the reason in the message."""
 
 
 def _home() -> str:
@@ -97,7 +97,7 @@ class SshSettings:
     """What ssh_config says about a name.
 
     values: keyword in small letters -> its lines; identities and agents with their tokens
-    said:   the keywords that have another value than without any file
+    changed_keys: the keywords that have another value than without any file
     """
 
     name: str
@@ -105,7 +105,7 @@ class SshSettings:
     user: str
     port: int
     values: Mapping[str, tuple[str, ...]]
-    said: frozenset[str] = frozenset()
+    changed_keys: frozenset[str] = frozenset()
 
     def first(self, key: str) -> str:
         """The first value; "" for none."""
@@ -115,7 +115,9 @@ class SshSettings:
     def files(self, key: str) -> tuple[str, ...]:
         """The values as paths."""
         tokens = self.tokens()
-        return tuple(expand(one, tokens) for one in self.values.get(key, ()) if one != "none")
+        return tuple(
+            expand(value, tokens) for value in self.values.get(key, ()) if value != "none"
+        )
 
     def tokens(self, jump: bool = True) -> dict[str, str]:
         """ssh_config(5), TOKENS. jump: with the jump host in %C, as newer ssh has it"""
@@ -126,12 +128,12 @@ class SshSettings:
             "l": local, "L": local.partition(".")[0], "%": "%",
             "k": self.first("hostkeyalias") or self.name, "j": self.first("proxyjump"),
         }  # fmt: skip
-        told = local + self.hostname + str(self.port) + self.user + (first["j"] if jump else "")
-        return {**first, "C": hashlib.sha1(told.encode()).hexdigest()}
+        parts = local + self.hostname + str(self.port) + self.user + (first["j"] if jump else "")
+        return {**first, "C": hashlib.sha1(parts.encode()).hexdigest()}
 
 
 class SshConfig:
-    """ssh_config(5): the user's and the system's files, or the one that an inventory names.
+    """ssh_config(5): the user's and the system's files, or the file that an inventory names.
 
     Names for which the same lines hold share one question to ssh: `ssh -G` takes some
     milliseconds, and there may be 10,000 nodes.
@@ -144,7 +146,7 @@ class SshConfig:
         self._ssh = shutil.which("ssh", path=path)
         sources = [(self.file, _USERS[1])] if file else [_USERS, _SYSTEMS]
         self._lines = [
-            line for name, below in sources for line in ssh_lines(os.path.expanduser(name), below)
+            line for name, base in sources for line in ssh_lines(os.path.expanduser(name), base)
         ]
         # ssh knows the home of the user's account alone, and not $HOME.
         self._elsewhere = _home() != pwd.getpwuid(os.getuid()).pw_dir
@@ -163,38 +165,40 @@ class SshConfig:
         self._globs: list[tuple[str, list[str]]] = []
         #: Other criteria than names, each with those of names that must hold for it.
         self._strange: set[tuple[str, ...]] = set()
-        known: set[str] = set()
+        indexed: set[str] = set()
         for at, line in enumerate(self._lines):
-            plain = tuple(one for one in line.when if one.startswith("originalhost "))
+            plain = tuple(
+                criterion for criterion in line.when if criterion.startswith("originalhost ")
+            )
             if len(plain) < len(line.when):
-                self._strange.add(tuple(one for one in plain if _is_names(one)))
+                self._strange.add(tuple(criterion for criterion in plain if _is_names(criterion)))
             elif line.when:
                 self._below.setdefault(line.when[-1], []).append(at)
             else:
                 self._everywhere.append(at)
             if line.keyword == "canonicalizehostname":
                 self._strange.add(plain)
-            for one in {*plain} - known:
-                known.add(one)
-                patterns = _patterns(one)
+            for criterion in {*plain} - indexed:
+                indexed.add(criterion)
+                patterns = _patterns(criterion)
                 if any(set(word) & set("*?!") for word in patterns):
-                    self._globs.append((one, patterns))
+                    self._globs.append((criterion, patterns))
                 else:
                     for word in patterns:
-                        self._literal.setdefault(word, []).append(one)
+                        self._literal.setdefault(word, []).append(criterion)
 
     def _active(self, name: str) -> list[int] | None:
         """The lines that hold for the name; None where only ssh can tell."""
         good = {*self._literal.get(name, ())}
-        good |= {one for one, patterns in self._globs if matches(patterns, name)}
-        if name != name.lower() or any(good.issuperset(one) for one in self._strange):
+        good |= {criterion for criterion, patterns in self._globs if matches(patterns, name)}
+        if name != name.lower() or any(good.issuperset(criteria) for criteria in self._strange):
             return None
-        found = [at for one in good for at in self._below.get(one, ())]
-        found = [at for at in found if good.issuperset(self._lines[at].when)]
-        return sorted([*self._everywhere, *found])
+        indexes = [at for criterion in good for at in self._below.get(criterion, ())]
+        indexes = [at for at in indexes if good.issuperset(self._lines[at].when)]
+        return sorted([*self._everywhere, *indexes])
 
     def about(self, name: str, user: str = "", port: int = 0) -> SshSettings:
-        """What holds for ``ssh [-l user] [-p port] name``. Raises Unusable."""
+        """What holds for ``ssh [-l user] [-p port] name``. Raises SshConfigError."""
         if not _HOST.fullmatch(name):
             raise SshConfigError(f"{name!r} can be no host of ssh")
         if user and not _USER.fullmatch(user):
@@ -206,14 +210,14 @@ class SshConfig:
         active = self._active(name)
         if active is not None:
             lines = [self._lines[at] for at in active]
-            first = next((one.value for one in lines if one.keyword == "hostname"), "%h")
-            texts = tuple(one.text for one in lines if one.keyword != "hostname")
+            first = next((line.value for line in lines if line.keyword == "hostname"), "%h")
+            texts = tuple(line.text for line in lines if line.keyword != "hostname")
             shared = self._once((texts, first == "%h", user, port), name, user, port, lines)
             if shared is not None:
                 return _for(shared, name, first)
-        found = self._once((name, user, port), name, user, port, [])
-        assert found is not None
-        return found[0]
+        answer = self._once((name, user, port), name, user, port, [])
+        assert answer is not None
+        return answer[0]
 
     def _once(
         self, key: Any, name: str, user: str, port: int, lines: list[Any]
@@ -235,9 +239,9 @@ class SshConfig:
                 self._ssh = None
                 return self._without_ssh(name, user, port)
         values = dict(self._ask(name, user, port, self._file()))
-        said = {key for key, value in values.items() if self._usual.get(key) != value}
-        if "userknownhostsfile" not in said:
-            # By $HOME, as all that is not told otherwise.
+        changed = {key for key, value in values.items() if self._usual.get(key) != value}
+        if "userknownhostsfile" not in changed:
+            # By $HOME, as all other defaults.
             values["userknownhostsfile"] = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
         return SshSettings(
             name,
@@ -245,11 +249,11 @@ class SshConfig:
             values.get("user", ("",))[0],
             int(values.get("port", ("22",))[0]),
             values,
-            frozenset(said),
+            frozenset(changed),
         )
 
     def _file(self) -> str:
-        """What ssh is told to read; "": what it reads by itself."""
+        """The file for ssh to read; "": its default files."""
         if not self._elsewhere:
             return self.file
         if self._named is None:
@@ -280,7 +284,7 @@ class SshConfig:
                 start_new_session=True,
             )
             try:
-                told, errors = process.communicate()
+                output, errors = process.communicate()
             except BaseException:
                 # With what a Match exec has started.
                 with contextlib.suppress(OSError):
@@ -288,29 +292,29 @@ class SshConfig:
                 process.wait()
                 raise
         if process.returncode:
-            said = errors.decode("utf-8", "replace").splitlines()
-            said = [one for one in said if not one.startswith(("Pseudo", "terminating"))]
-            why = said[0] if said else "ssh -G fails"
-            if match := re.match(r"/proc/\d+/fd/\d+:? line (\d+): ", why):
-                why = f"{self._rows[int(match[1]) - 1]}: {why[match.end() :]}"
-            raise SshConfigError(f"the ssh configuration here: {why}")
-        found: dict[str, list[str]] = {}
-        for row in told.decode("utf-8", "surrogateescape").splitlines():
+            lines = errors.decode("utf-8", "replace").splitlines()
+            lines = [line for line in lines if not line.startswith(("Pseudo", "terminating"))]
+            reason = lines[0] if lines else "ssh -G fails"
+            if match := re.match(r"/proc/\d+/fd/\d+:? line (\d+): ", reason):
+                reason = f"{self._rows[int(match[1]) - 1]}: {reason[match.end() :]}"
+            raise SshConfigError(f"the ssh configuration here: {reason}")
+        values: dict[str, list[str]] = {}
+        for row in output.decode("utf-8", "surrogateescape").splitlines():
             key, _, value = row.partition(" ")
-            found.setdefault(key, []).append(value)
+            values.setdefault(key, []).append(value)
         for key in ("userknownhostsfile", "globalknownhostsfile"):
-            found[key] = _words(" ".join(found.get(key, [])))
-        return {key: tuple(value) for key, value in found.items()}
+            values[key] = _words(" ".join(values.get(key, [])))
+        return {key: tuple(value) for key, value in values.items()}
 
     def _without_ssh(self, name: str, user: str, port: int) -> SshSettings:
         """The same by pyinfra's reader, which knows less: this machine has no ssh."""
         read = get_ssh_config(self.file or None)
         values: dict[str, tuple[str, ...]] = {
-            "identityfile": tuple(f"~/.ssh/id_{one}" for one in ("rsa", "ecdsa", "ed25519")),
+            "identityfile": tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519")),
             "userknownhostsfile": ("~/.ssh/known_hosts",),
         }
-        said = read.lookup(name) if read is not None else {}
-        for key, value in said.items():
+        config = read.lookup(name) if read is not None else {}
+        for key, value in config.items():
             values[key] = tuple(value) if isinstance(value, list) else (value,)
         values["userknownhostsfile"] = tuple(_words(" ".join(values["userknownhostsfile"])))
         return SshSettings(
@@ -319,7 +323,7 @@ class SshConfig:
             user or values.get("user", (getpass.getuser(),))[0],
             port or int(values.get("port", ("22",))[0]),
             values,
-            frozenset(said),
+            frozenset(config),
         )
 
 
@@ -345,17 +349,19 @@ def _templates(
     first: dict[str, str] = {}
     for line in lines:
         first.setdefault(line.keyword, line.value)
-    found = {}
+    templates = {}
     for key, raw in first.items():
-        told = " ".join(settings.values.get(key, ()))
-        if "%" not in raw or key == "hostname" or told == raw or key in _UNTOUCHED:
+        text_ = " ".join(settings.values.get(key, ()))
+        if "%" not in raw or key == "hostname" or text_ == raw or key in _UNTOUCHED:
             continue
-        ways = [jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == told]
-        if not ways:
+        fitting = [jump for jump in (True, False) if expand(raw, settings.tokens(jump)) == text_]
+        if not fitting:
             return None
-        found[key] = raw if ways[0] else f"\0{raw}"
-    made = expand(first.get("hostname", "%h"), {"h": settings.name, "n": settings.name, "%": "%"})
-    return (settings, found) if not lines or made == settings.hostname else None
+        templates[key] = raw if fitting[0] else f"\0{raw}"
+    hostname = expand(
+        first.get("hostname", "%h"), {"h": settings.name, "n": settings.name, "%": "%"}
+    )
+    return (settings, templates) if not lines or hostname == settings.hostname else None
 
 
 #: Printed by `ssh -G` with their tokens.
@@ -363,27 +369,27 @@ _UNTOUCHED = frozenset({"identityfile", "certificatefile", "proxycommand", "remo
 
 
 def _for(shared: tuple[SshSettings, Mapping[str, str]], name: str, hostname: str) -> SshSettings:
-    """What was told about another name for which the same lines hold, for this one."""
+    """The settings for this name, from those of another name for which the same lines hold."""
     settings, templates = shared
-    made = expand(hostname, {"h": name, "n": name, "%": "%"})
-    found = replace(settings, name=name, hostname=made)
+    host = expand(hostname, {"h": name, "n": name, "%": "%"})
+    changed = replace(settings, name=name, hostname=host)
     if not templates:
-        return found
-    values = dict(found.values)
+        return changed
+    values = dict(changed.values)
     for key, raw in templates.items():
-        text = expand(raw.lstrip("\0"), found.tokens(not raw.startswith("\0")))
+        text = expand(raw.lstrip("\0"), changed.tokens(not raw.startswith("\0")))
         values[key] = (text,) if len(values[key]) == 1 else tuple(_words(text))
-    return replace(found, values=values)
+    return replace(changed, values=values)
 
 
 # --- Jump hosts, as ssh writes them.
 
 
 def place(text: str) -> tuple[str, str, int]:
-    """User, host and port of ``[user@]host[:port]`` or ``ssh://…``. Raises Unusable."""
-    rest = text.strip().removeprefix("ssh://").rstrip("/")
-    user, _, rest = rest.rpartition("@")
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?|(.*:.*:.*)", rest)
+    """User, host and port of ``[user@]host[:port]`` or ``ssh://…``. Raises SshConfigError."""
+    address = text.strip().removeprefix("ssh://").rstrip("/")
+    user, _, address = address.rpartition("@")
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?|(.*:.*:.*)", address)
     if match is None or user.startswith("-"):
         raise SshConfigError(f"jump host {text!r} is none")
     return user, match[1] or match[2] or match[4], int(match[3] or 0)
@@ -399,16 +405,16 @@ def jump_of(command: str) -> tuple[str, str]:
     words = _words(command)
     if not words or words[0].rpartition("/")[2] != "ssh":
         return "", ""
-    told = {"-l": "", "-p": "", "-F": "", "-W": ""}
-    host, rest = "", iter(words[1:])
-    for word in rest:
-        if word in told:
-            told[word] = next(rest, "")
+    options = {"-l": "", "-p": "", "-F": "", "-W": ""}
+    host, remaining = "", iter(words[1:])
+    for word in remaining:
+        if word in options:
+            options[word] = next(remaining, "")
         elif (word.startswith("-") and word not in _QUIET) or (host and word not in _QUIET):
             return "", ""
         elif word not in _QUIET:
             host = word
-    if not host or told["-W"] not in ("%h:%p", "[%h]:%p"):
+    if not host or options["-W"] not in ("%h:%p", "[%h]:%p"):
         return "", ""
-    user = f"{told['-l']}@" if told["-l"] else ""
-    return f"{user}{host}{':' if told['-p'] else ''}{told['-p']}", told["-F"]
+    user = f"{options['-l']}@" if options["-l"] else ""
+    return f"{user}{host}{':' if options['-p'] else ''}{options['-p']}", options["-F"]

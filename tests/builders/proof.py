@@ -48,7 +48,7 @@ def configured(
     return proved.ProofConfig(nonce, TAG, user=user, proofs=wanted, limit_s=limit_s)
 
 
-def line(config: proved.Config) -> shell.ShellCommand:
+def line(config: proved.ProofConfig) -> shell.ShellCommand:
     """The command as it travels."""
     made = payload.program("nodeready.node.proofs.program", config)
     return shell.command(made.script, config.limit_s + 2, TAG, made.text)

@@ -20,7 +20,7 @@ from pyinfra.api import Config
 from nodeready.inventory import load as inventory_load
 from nodeready.lab import Lab, LabNode, processes
 from nodeready.transport.base import Answer, Carrier, Failure, Reply, Request, once
-from nodeready.transport.clush.carrier import Clush
+from nodeready.transport.clush.transport import Clush
 from tests.command import ours, wait_for
 from tests.conftest import _lab_name, down
 from tests.lab.rows import rows
@@ -87,7 +87,7 @@ class Cluster:
         config.SUDO = sudo
         chosen = [host for host in hosts if names is None or host.name in names]
         topology = str(self.directory / "topology.conf")
-        return Clush(chosen, config, others=hosts, topology=topology, tell=self.told.append)
+        return Clush(chosen, config, further_hosts=hosts, topology=topology, tell=self.told.append)
 
     def sources(self, carrier: Carrier) -> dict[str, str]:
         """Node -> the address that asks it."""

@@ -183,7 +183,7 @@ HANDS = {
 
 def test_only_roots_own_file_is_read(tmp_path):
     """Others could write it, or put an older one in its place; written anew, it is root's."""
-    made = gate.Verdict(time.time() - 1, gate.boot_id(), "policy", True)
+    made = gate.NodeVerdict(time.time() - 1, gate.boot_id(), "policy", True)
     for number, (hand, believed) in enumerate(HANDS.items()):
         place = tmp_path / f"{number}" / "verdict"
         assert gate.read("policy", 60, str(place)) is None

@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from nodeready.transport.base import Request
-from nodeready.transport.clush import carrier as clush_carrier
-from nodeready.transport.clush.carrier import Clush, ClushError
+from nodeready.transport.clush import transport as clush_transport
+from nodeready.transport.clush.transport import Clush, ClushError
 from tests.unit.transport.test_clush import host
 
 
@@ -33,7 +33,7 @@ def test_every_node_is_named_once_with_its_cause():
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr(clush_carrier, "_SILENT_S", 3.0)
+    monkeypatch.setattr(clush_transport, "_SILENT_S", 3.0)
     with Clush(closed("n1", "n2"), topology="") as carrier:
         os.kill(carrier._peers[0].pid, signal.SIGSTOP)
         rows = dict(carrier.ask([Request(name, "true", 90) for name in carrier.nodes]))

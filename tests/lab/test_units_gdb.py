@@ -11,7 +11,7 @@ import pytest
 
 from nodeready.node.cores import gdb
 from nodeready.node.cores.core_file import CoreReader
-from nodeready.node.runtime import Supervisor, status
+from nodeready.node.runtime import ProcessSupervisor, status
 from tests.command import wait_for
 
 
@@ -33,7 +33,7 @@ def test_a_live_process_goes_on_afterwards(started):
             return "pause" in file.read()
 
     wait_for(is_at_its_end)
-    with Supervisor("nodeready:test", 60) as supervisor:
+    with ProcessSupervisor("nodeready:test", 60) as supervisor:
         calls, problem, stopped = gdb.live_stack(supervisor, started.pid, 50)
     assert (problem, stopped) == ("", False)
     assert any("exit" in name for name, _, _ in calls)

@@ -20,7 +20,7 @@ import pytest
 
 from nodeready.node.proofs import mesh
 from nodeready.node.proofs.mesh import MeshListeners
-from nodeready.node.runtime import Supervisor, status
+from nodeready.node.runtime import ProcessSupervisor, status
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.listeners import SmokeListeners, listener_mark
 from nodeready.node.smoke.orders import (
@@ -90,7 +90,7 @@ class TorchNode:
     """A node's engines over real torch, and where the faults lie."""
 
     def __init__(
-        self, path: Path, supervisor: Supervisor, listeners: SmokeListeners | None = None
+        self, path: Path, supervisor: ProcessSupervisor, listeners: SmokeListeners | None = None
     ) -> None:
         self.file, self.mark = path / "fault.py", path / "fault.py.here"
         (path / "sitecustomize.py").write_text(SITE)
@@ -130,15 +130,17 @@ class TorchNode:
 
 
 @pytest.fixture(scope="module")
-def supervisor() -> Iterator[Supervisor]:
+def supervisor() -> Iterator[ProcessSupervisor]:
     if not pythons.found():
         pythons.needed()
-    with Supervisor("nodeready:test", 900) as supervisor:
+    with ProcessSupervisor("nodeready:test", 900) as supervisor:
         yield supervisor
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory, supervisor: Supervisor) -> Iterator[TorchNode]:
+def node(
+    tmp_path_factory: pytest.TempPathFactory, supervisor: ProcessSupervisor
+) -> Iterator[TorchNode]:
     node = TorchNode(tmp_path_factory.mktemp("site"), supervisor)
     yield node
     node.engines.close()
@@ -279,11 +281,11 @@ def test_nothing_is_left_when_the_program_is_killed(node):
     before = node.processes()
     text = f"""
 import threading
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.smoke import engines
 from nodeready.node.smoke.orders import *
 config = Config("nonce", "tag", python={node.path!r}, environment={node.words!r})
-found = engines.Engines(Supervisor("nodeready:test", 100), config)
+found = engines.Engines(ProcessSupervisor("nodeready:test", 100), config)
 found.run({order(limit_s=60.0)!r}, threading.Event())
 """
     with subprocess.Popen([sys.executable, "-c", text]) as process:

@@ -35,7 +35,7 @@ from nodeready.node.cores.identity import (
     remove_leftovers,
 )
 from nodeready.node.proofs.attach import first_number
-from nodeready.node.runtime import Ended, Supervisor, status
+from nodeready.node.runtime import Ended, ProcessSupervisor, status
 from nodeready.subjects import wire
 
 # --- The live process: may it be paused, and how large will its core be?
@@ -296,7 +296,7 @@ def main(config: AttachConfig) -> None:
         resume(target)
         remove_leftovers(directory)
 
-    supervisor = Supervisor(config.tag, config.limit_s, after_kill)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s, after_kill)
     supervisor.at_end(lambda: resume(target))
     supervisor.end_on_signals()
     with supervisor:
@@ -498,7 +498,7 @@ def _limit_size(mapped_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
-def dump(supervisor: Supervisor, target: DumpTarget, path: str, directory: int) -> Taken:
+def dump(supervisor: ProcessSupervisor, target: DumpTarget, path: str, directory: int) -> Taken:
     """Have gdb write the core, and see that the process goes on.
 
     directory: descriptor of the path's

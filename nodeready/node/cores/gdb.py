@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from nodeready.node import users_file
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.users_file import NOBODY, Rights, confine
 
 #: Seconds for one core.
@@ -130,7 +130,7 @@ def calls(text: str) -> list[tuple[str, str, int]]:
 
 
 def live_stack(
-    supervisor: Supervisor, pid: int, limit_s: float
+    supervisor: ProcessSupervisor, pid: int, limit_s: float
 ) -> tuple[list[tuple[str, str, int]], str, bool]:
     """The native stack of a live process's main thread, why there is none, and whether gdb was
     ended, so that the process may have a signal to stop before it.
@@ -207,7 +207,7 @@ def _sealed(core: int, argv: list[str]) -> tuple[list[str], dict[str, object]]:
 
 
 def backtrace(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     gdb: str,
     core: int,
     *,

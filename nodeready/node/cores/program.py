@@ -27,7 +27,7 @@ from nodeready.node import users_file
 from nodeready.node.cores import core_pattern, gdb
 from nodeready.node.cores.core_file import CoreReader, NoCore, program_problem
 from nodeready.node.cores.core_pattern import CorePlace, Name, PatternDirectory, printable
-from nodeready.node.runtime import ForkedWorker, Send, Supervisor
+from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.users_file import by_turns
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
@@ -139,13 +139,13 @@ def main(config: CoresConfig) -> None:
         files_listing = listing(config.patterns, config.since_s)
         print(wire.line(config.nonce, "listing", files_listing), flush=True)
         return
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
     supervisor.end_on_signals()
     with supervisor:
         _read_all(supervisor, config)
 
 
-def _read_all(supervisor: Supervisor, config: CoresConfig) -> None:
+def _read_all(supervisor: ProcessSupervisor, config: CoresConfig) -> None:
     read = remaining_count = unknown = 0
     for number, selected in enumerate(config.selected):
         if read == config.maximum:
@@ -161,7 +161,10 @@ def _read_all(supervisor: Supervisor, config: CoresConfig) -> None:
 
 
 def _read(
-    supervisor: Supervisor, config: CoresConfig, number: int, selected: tuple[str, int, int, int]
+    supervisor: ProcessSupervisor,
+    config: CoresConfig,
+    number: int,
+    selected: tuple[str, int, int, int],
 ) -> CoreSummary:
     """One core, whatever is wrong with it."""
     began, core = time.monotonic(), CoreSummary(number)
@@ -193,7 +196,7 @@ class _CoreReading:
     but gdb, with those rights.
     """
 
-    def __init__(self, supervisor: Supervisor, selected: tuple[str, int, int, int]) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, selected: tuple[str, int, int, int]) -> None:
         self.file = -1
         self.uid = 0
         self.size, self.modified_ns = selected[3], selected[2]
@@ -356,7 +359,7 @@ def _with_notes(summary: CoreSummary, core: CoreReader, owner: int) -> CoreSumma
 
 
 def _with_backtrace(
-    supervisor: Supervisor, summary: CoreSummary, reading: _CoreReading
+    supervisor: ProcessSupervisor, summary: CoreSummary, reading: _CoreReading
 ) -> CoreSummary:
     """The answer with gdb's backtrace, or with the reason why there is none."""
     cut_off = ""

@@ -19,8 +19,8 @@ from nodeready.node.runtime import (
     FRAME,
     Ended,
     OutputHandler,
+    ProcessSupervisor,
     Status,
-    Supervisor,
     responds,
     roots_alone,
     status,
@@ -77,7 +77,7 @@ def environment() -> dict[str, str]:
 
 
 def attempt(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     canary: subprocess.Popen[bytes],
     argv: Sequence[str],
     limit_s: int,
@@ -163,11 +163,11 @@ def _wrong(ended: Ended) -> str:
     return "" if FRAME in frames else "its stacks lack the target's function"
 
 
-def _dump(supervisor: Supervisor, config: ProofConfig, mode: str, pid: int) -> list[str]:
+def _dump(supervisor: ProcessSupervisor, config: ProofConfig, mode: str, pid: int) -> list[str]:
     return [_py_spy(config), "dump", "--json", *_OPTIONS[mode], "--pid", str(pid)]
 
 
-def prove(supervisor: Supervisor, config: ProofConfig) -> Attach:
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Attach:
     """The three modes one after the other: two blocking dumps of one process collide."""
     attempts: dict[str, DebuggerAttempt] = {}
     if not _py_spy(config):
@@ -192,7 +192,7 @@ def prove(supervisor: Supervisor, config: ProofConfig) -> Attach:
     return Attach(guards(), "", *map(attempts.get, _LIMITS_S))
 
 
-def control(supervisor: Supervisor, config: ProofConfig, uid: int | None = None) -> Control:
+def control(supervisor: ProcessSupervisor, config: ProofConfig, uid: int | None = None) -> Control:
     """As root, on a canary of this user; None: of root."""
     if not _py_spy(config):
         return Control(guards(), "", DebuggerAttempt(""))
@@ -228,7 +228,7 @@ def _no_calls(ended: Ended) -> str:
     return complaint(ended)
 
 
-def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
+def _gdb(supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
     # A process in state D to which gdb attaches stays stopped for good when gdb is killed.
     if status(canary.pid).state == "D":
         return None
@@ -237,7 +237,9 @@ def _gdb(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAtt
     return attempt(supervisor, canary, argv, _GDB_LIMIT_S, wrong=_no_backtrace)
 
 
-def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> DebuggerAttempt | None:
+def _strace(
+    supervisor: ProcessSupervisor, canary: subprocess.Popen[bytes]
+) -> DebuggerAttempt | None:
     text = bytearray()
     chunks: list[bytes] = []
 
@@ -256,9 +258,9 @@ def _strace(supervisor: Supervisor, canary: subprocess.Popen[bytes]) -> Debugger
 
 
 def _try(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     tool: str,
-    on: Callable[[Supervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
+    on: Callable[[ProcessSupervisor, subprocess.Popen[bytes]], DebuggerAttempt | None],
 ) -> DebuggerAttempt | None:
     """A tool on a canary of its own. Raises OSError when none comes up."""
     if not shutil.which(tool):
@@ -272,7 +274,7 @@ def _try(
         supervisor.stop(canary)
 
 
-def prove_tracers(supervisor: Supervisor, config: ProofConfig) -> Tracers:
+def prove_tracers(supervisor: ProcessSupervisor, config: ProofConfig) -> Tracers:
     """One after the other, each on a canary of its own: what gdb leaves is not strace's fault."""
     gdb = None
     try:

@@ -27,7 +27,7 @@ from nodeready.node.cores.core_pattern import (
     printable,
 )
 from nodeready.node.proofs.attach import environment, first_number
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.users_file import ROOT, follow, open_regular
 from nodeready.subjects.proof.facts import (
     DUMP_S,
@@ -158,7 +158,7 @@ class CrashCanary:
           relative, or a program's own; "": none can be made
     """
 
-    def __init__(self, supervisor: Supervisor, pattern: str) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, pattern: str) -> None:
         self.supervisor = supervisor
         self.pattern = pattern
         self.home = ""
@@ -286,7 +286,7 @@ class StoredCore:
     said: str = ""
 
 
-def stored_core(supervisor: Supervisor, pid: int, mark: Mark, home: str) -> StoredCore:
+def stored_core(supervisor: ProcessSupervisor, pid: int, mark: Mark, home: str) -> StoredCore:
     """Wait for the canary's core, and copy it to ``home``/core.
 
     The stored file stays, for systemd-tmpfiles: only root may remove it.
@@ -304,7 +304,7 @@ def stored_core(supervisor: Supervisor, pid: int, mark: Mark, home: str) -> Stor
     return StoredCore(path, _copy(supervisor, pid, home))
 
 
-def _entry(supervisor: Supervisor, pid: int, mark: Mark) -> tuple[str, str]:
+def _entry(supervisor: ProcessSupervisor, pid: int, mark: Mark) -> tuple[str, str]:
     """The core's place by the journal, and its state there; else "", and why there is none."""
     argv = ["coredumpctl", "--no-pager", "-1", "info", str(pid)]
     try:
@@ -316,7 +316,7 @@ def _entry(supervisor: Supervisor, pid: int, mark: Mark) -> tuple[str, str]:
     return (match[1], match[2] or "") if match else ("", f"coredumpctl: {info.first}")
 
 
-def _copy(supervisor: Supervisor, pid: int, home: str) -> str:
+def _copy(supervisor: ProcessSupervisor, pid: int, home: str) -> str:
     """Why there is no copy; "": there is one."""
     if not home:
         return "no directory for a copy of the core"
@@ -364,7 +364,7 @@ def _directory(path: str) -> CoreDirectory | None:
 
 
 def _backtrace(
-    supervisor: Supervisor, path: str, program: str, core: CanaryCore
+    supervisor: ProcessSupervisor, path: str, program: str, core: CanaryCore
 ) -> tuple[int, str]:
     """How many frames gdb reads from a core, and what it said when there is none.
 
@@ -436,7 +436,7 @@ def _after(canary: CrashCanary, observed: ProvedCore) -> ProvedCore:
     return observed
 
 
-def prove(supervisor: Supervisor, config: ProofConfig) -> ProvedCore:
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> ProvedCore:
     """Crash a canary and see what is left of it."""
     with open(_PATTERN, encoding="utf-8", errors="surrogateescape") as file:
         pattern = file.read().rstrip("\n")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeready.node.runtime import Ended, Supervisor
+from nodeready.node.runtime import Ended, ProcessSupervisor
 from nodeready.shell import quote
 from nodeready.subjects.proof.facts import (
     PdshAnswer,
@@ -45,7 +45,7 @@ _MOST_OPTIONS = 8
 _FORCED = re.compile(r"^debug1: Remote: (/\S+:\d+): key options: (?:.* )?command\b", re.M)
 
 
-def prove(supervisor: Supervisor, config: ProofConfig) -> Peers:
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Peers:
     """Log in to every peer as a person would: the user's configuration, keys and known hosts
     count, and nothing is answered for the user."""
     has_ssh, has_pdsh = bool(shutil.which("ssh")), bool(shutil.which("pdsh"))
@@ -92,7 +92,7 @@ def prove(supervisor: Supervisor, config: ProofConfig) -> Peers:
     return Peers(os.uname().nodename, has_ssh, tries, has_pdsh, run, defaults, pdshrc)
 
 
-def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
+def _logins(supervisor: ProcessSupervisor, names: tuple[str, ...]) -> tuple[SshTry, ...]:
     """Log in to the peers, AT_ONCE side by side: a peer that hangs costs only itself. Peers for
     which there is no time left are not tried."""
     tries: dict[str, SshTry] = {}
@@ -112,7 +112,7 @@ def _logins(supervisor: Supervisor, names: tuple[str, ...]) -> tuple[SshTry, ...
     return tuple(tries[name] for name in names if name in tries)
 
 
-def _login(supervisor: Supervisor, name: str) -> SshTry:
+def _login(supervisor: ProcessSupervisor, name: str) -> SshTry:
     try:
         ended = _ssh(supervisor, name)
         answer = _answer(ended)
@@ -131,7 +131,7 @@ def _login(supervisor: Supervisor, name: str) -> SshTry:
     return SshTry(name, ended.rc, answer, _messages(ended), overrides, forced)
 
 
-def _ssh(supervisor: Supervisor, name: str, *words: str) -> Ended:
+def _ssh(supervisor: ProcessSupervisor, name: str, *words: str) -> Ended:
     """The end of one login. Raises OSError."""
     options = [word for option in _OPTIONS for word in ("-o", option)]
     argv = ["ssh", *words, *options, "-n", "--", name, _ASKED]
@@ -144,7 +144,7 @@ def _answer(ended: Ended) -> str:
     return rows[-1][:200] if rows else ""
 
 
-def _own_options(supervisor: Supervisor, name: str) -> tuple[str, ...]:
+def _own_options(supervisor: ProcessSupervisor, name: str) -> tuple[str, ...]:
     """The options that the user's own configuration changes for this peer. Raises OSError."""
     with_own, system = (
         supervisor.run(["ssh", *words, "-G", "--", name], CONNECT_S).out.splitlines()
@@ -159,7 +159,7 @@ def _messages(ended: Ended) -> str:
 
 
 def _pdsh(
-    supervisor: Supervisor, names: tuple[str, ...], rcmd: str, variables: Mapping[str, str]
+    supervisor: ProcessSupervisor, names: tuple[str, ...], rcmd: str, variables: Mapping[str, str]
 ) -> PdshRun:
     """Ask all peers in one run of pdsh, by this remote command, in this environment.
 
@@ -235,7 +235,7 @@ class _Shell:
         return None if value is None else value[:80]
 
 
-def _ask(supervisor: Supervisor, kind: str, shells: dict[str, _Shell]) -> None:
+def _ask(supervisor: ProcessSupervisor, kind: str, shells: dict[str, _Shell]) -> None:
     """Ask pdsh in the user's own shell which remote command it takes; it connects to nobody.
 
     A shell that hangs or that shows no environment tells nothing: then nothing is found.
@@ -256,7 +256,7 @@ def _ask(supervisor: Supervisor, kind: str, shells: dict[str, _Shell]) -> None:
         shells[kind] = _Shell(match[1] if match else "", variables, "; ".join(complaints)[-200:])
 
 
-def _pdshrc(supervisor: Supervisor) -> str:
+def _pdshrc(supervisor: ProcessSupervisor) -> str:
     """Why a command behind ``. ~/.pdshrc`` does not run; "": it does, or there is no such file."""
     path = os.path.join(pwd.getpwuid(os.geteuid()).pw_dir, ".pdshrc")
     if not os.path.isfile(path):
@@ -271,7 +271,7 @@ def _pdshrc(supervisor: Supervisor) -> str:
     return "timed out" if ended.rc is None else ended.first or f"exit status {ended.rc}"
 
 
-def _set_by(supervisor: Supervisor, kind: str, shell: _Shell) -> str:
+def _set_by(supervisor: ProcessSupervisor, kind: str, shell: _Shell) -> str:
     """The last line that a shell runs at its start and that decides pdsh's remote command."""
     bash = shutil.which("bash")
     # An interactive shell has the environment of the login that it runs in.

@@ -22,7 +22,7 @@ from typing import Any
 from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import attach, core, peers, resources, session
-from nodeready.node.runtime import Supervisor, hold_streams, mistake
+from nodeready.node.runtime import ProcessSupervisor, hold_streams, mistake
 from nodeready.subjects import wire
 from nodeready.subjects.proof.facts import (
     FURTHER_SESSIONS,
@@ -35,7 +35,7 @@ from nodeready.subjects.proof.facts import (
 #: The name by which `payload.program` finds the class.
 Config = ProofConfig
 
-_PROVE: dict[str, Callable[[Supervisor, ProofConfig], Any]] = {
+_PROVE: dict[str, Callable[[ProcessSupervisor, ProofConfig], Any]] = {
     "limits": session.prove,
     "attach": attach.prove,
     "tracers": attach.prove_tracers,
@@ -71,7 +71,7 @@ def _in_thread(config: ProofConfig, name: str, look: Callable[[], Any]) -> threa
 
 
 def _proofs(
-    supervisor: Supervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
+    supervisor: ProcessSupervisor, config: ProofConfig, further: Mapping[str, Callable[[], Any]]
 ) -> None:
     """All wanted proofs side by side: the slowest, py-spy's native unwinding, takes seconds."""
     looks = {**further} | {
@@ -82,7 +82,7 @@ def _proofs(
         thread.join(supervisor.left_s + 0.5)
 
 
-def _end_with_parent(supervisor: Supervisor) -> None:
+def _end_with_parent(supervisor: ProcessSupervisor) -> None:
     """End everything when whoever started us is gone: our standard input is a pipe of theirs."""
 
     def watch() -> None:
@@ -97,7 +97,7 @@ def _end_with_parent(supervisor: Supervisor) -> None:
 def main(config: ProofConfig, *, inside: bool = False) -> None:
     """inside: this is the session that root opened for the user."""
     hold_streams()
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
 
     def leave(number: int, frame: object) -> None:
         # From here on nothing is printed: a killed tool's last words are no observation. The lock
@@ -121,7 +121,11 @@ def main(config: ProofConfig, *, inside: bool = False) -> None:
 
 
 def _in_own_session(
-    supervisor: Supervisor, config: ProofConfig, *, control: bool = False, inside: bool = False
+    supervisor: ProcessSupervisor,
+    config: ProofConfig,
+    *,
+    control: bool = False,
+    inside: bool = False,
 ) -> None:
     """The proofs in this session.
 
@@ -152,7 +156,9 @@ def _by_ways(config: ProofConfig) -> bool:
     return not {*IN_EACH_SESSION}.isdisjoint(config.proofs)
 
 
-def _other_ways(supervisor: Supervisor, config: ProofConfig) -> dict[str, Callable[[], Any]]:
+def _other_ways(
+    supervisor: ProcessSupervisor, config: ProofConfig
+) -> dict[str, Callable[[], Any]]:
     """The other ways in from this session, which is one of them itself."""
     sessions: dict[str, Callable[[], Any]] = {}
     opened_by, name = session.opened_by()[0], session.name_of(os.geteuid())
@@ -168,7 +174,7 @@ def _other_ways(supervisor: Supervisor, config: ProofConfig) -> dict[str, Callab
     return sessions
 
 
-def _as_user(supervisor: Supervisor, config: ProofConfig) -> None:
+def _as_user(supervisor: ProcessSupervisor, config: ProofConfig) -> None:
     """The user's session, and root's control beside it."""
     try:
         uid = pwd.getpwnam(config.user).pw_uid

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from nodeready.node.proofs.session import name_of
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.subjects.proof.facts import SHM, DeviceNode, JobDirectory, ProofConfig, Resources
 
 #: The files that CUDA, ROCm, NCCL and MPI open.
@@ -29,7 +29,7 @@ _DEVICES = (
 _BYTES = 1 << 20
 
 
-def prove(supervisor: Supervisor, config: ProofConfig) -> Resources:
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> Resources:
     """Write to the directories, map what was written, and ask for the device files."""
     home = pwd.getpwuid(os.geteuid()).pw_dir
     places = dict.fromkeys(("/tmp", SHM, home))

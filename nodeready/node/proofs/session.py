@@ -27,7 +27,7 @@ from typing import Any
 
 from nodeready.node import payload
 from nodeready.node.proofs.attach import first_number
-from nodeready.node.runtime import KEPT_BYTES, Ended, Supervisor
+from nodeready.node.runtime import KEPT_BYTES, Ended, ProcessSupervisor
 from nodeready.shell import quote
 from nodeready.subjects import wire
 from nodeready.subjects.base import PAM_DIRECTORIES
@@ -136,7 +136,7 @@ def _ceiling() -> tuple[int, ...]:
         return ()
 
 
-def prove(supervisor: Supervisor, config: ProofConfig) -> SessionLimits:
+def prove(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionLimits:
     """The limits of this session, after PAM and the user's profile. It only looks."""
     core, memlock, nofile = (Limit(*resource.getrlimit(number)) for number in ITEMS.values())
     nr_open = first_number("/proc/sys/fs/nr_open")
@@ -182,7 +182,7 @@ _OF_SSHD = {"PATH": "/usr/local/bin:/usr/bin:/bin", "SSH_CLIENT": "127.0.0.1 102
 
 
 def run(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     user: str,
     make_script: Callable[[int], tuple[str, str]],
     line: Callable[[str], None],
@@ -199,7 +199,7 @@ def run(
     line:  gets each line of its output as it comes
     more:  lines that follow the text, each written when it is there; then comes the end. None:
            the end comes with ours
-    begun: as for `Supervisor.run`
+    begun: as for `ProcessSupervisor.run`
     way:   ``su``: the shell is a login shell; ``shell``: it is started as sshd starts it for a
            command; ``login``: a login shell in this session, which is the user's own
 
@@ -348,7 +348,7 @@ def identity() -> str:
         return f"{os.uname().nodename} {file.read().strip()}"
 
 
-def by_ssh(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
+def by_ssh(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     """What the proofs see in a session that ssh opens from the node to itself, as this user.
 
     The user's key may not open it: then nothing is proved that way, and the reason is told
@@ -366,7 +366,7 @@ def by_ssh(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
     return proof
 
 
-def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionProof:
+def _by_ssh(supervisor: ProcessSupervisor, config: ProofConfig, host: str) -> SessionProof:
     limit_s = min(supervisor.left_s - 1, _WAY_S)
     name = pwd.getpwuid(os.geteuid()).pw_name
     rows = _SessionRows(config, name, limit_s)
@@ -393,7 +393,9 @@ def _by_ssh(supervisor: Supervisor, config: ProofConfig, host: str) -> SessionPr
     return rows.way(ended, starts=ended.rc not in (None, 255) and bool(shell_of(name)))
 
 
-def by_shell(supervisor: Supervisor, config: ProofConfig, user: str, opener: str) -> SessionProof:
+def by_shell(
+    supervisor: ProcessSupervisor, config: ProofConfig, user: str, opener: str
+) -> SessionProof:
     """What the proofs see below the user's shell in another way than the first; see `run`."""
     rows = _SessionRows(config, user, min(supervisor.left_s - 1, _WAY_S))
 
@@ -410,7 +412,7 @@ class _SessionRows:
     """What the program inside another way in is told, and what it tells.
 
     config: of the program there
-    begun:  as for `Supervisor.run`
+    begun:  as for `ProcessSupervisor.run`
     """
 
     def __init__(self, config: ProofConfig, name: str, limit_s: float) -> None:
@@ -469,7 +471,7 @@ def step_matters(slurmd: tuple[Limit, ...]) -> bool:
     return _lower(slurmd, own_limits) and "SLURM_JOB_ID" not in os.environ
 
 
-def by_srun(supervisor: Supervisor, config: ProofConfig) -> SessionProof:
+def by_srun(supervisor: ProcessSupervisor, config: ProofConfig) -> SessionProof:
     """The limits of a step on this node, when Slurm can start one at once."""
     if not shutil.which("srun"):
         return SessionProof("srun is not installed")
@@ -568,7 +570,7 @@ def limits_of_daemon(name: str) -> tuple[Limit, ...]:
     return ()
 
 
-def _use_pam(supervisor: Supervisor, name: str) -> bool | None:
+def _use_pam(supervisor: ProcessSupervisor, name: str) -> bool | None:
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if os.geteuid() or not sshd:
         return None
@@ -601,7 +603,7 @@ def _limits_lines() -> Iterator[LimitsLine]:
                         yield LimitsLine(path, number, row[:300])
 
 
-def logins(supervisor: Supervisor, name: str) -> Logins:
+def logins(supervisor: ProcessSupervisor, name: str) -> Logins:
     """How this node opens sessions for this user: what to look at when one is refused, or gets
     other limits than another. It only looks."""
     nologin = next(filter(os.path.exists, _NOLOGIN), "")

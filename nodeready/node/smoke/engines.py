@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeready.node.proofs.mesh import resolve
-from nodeready.node.runtime import Supervisor, end_all
+from nodeready.node.runtime import ProcessSupervisor, end_all
 from nodeready.node.smoke import torch_ranks
 from nodeready.node.smoke.orders import (
     NCCL_TESTS,
@@ -135,7 +135,11 @@ class _TorchProcess:
     """The job's Python with torch imported. Raises `EngineUnusable` where there is none."""
 
     def __init__(
-        self, supervisor: Supervisor, config: Config, limit_s: float, listeners: Mapping[int, int]
+        self,
+        supervisor: ProcessSupervisor,
+        config: Config,
+        limit_s: float,
+        listeners: Mapping[int, int],
     ) -> None:
         """listeners: port -> its listener's descriptor"""
         self._supervisor, self._listeners = supervisor, dict(listeners)
@@ -314,7 +318,7 @@ def _existing(words: tuple[str, ...], environment: Mapping[str, str]) -> list[st
 
 
 def _start(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     argv: list[str],
     environment: Mapping[str, str],
     descriptors: Iterable[int] = (),
@@ -417,7 +421,7 @@ def _nccl_tests(environment: Mapping[str, str]) -> str:
 # --- All engines of this node.
 
 
-def _gpus_of_driver(supervisor: Supervisor) -> int:
+def _gpus_of_driver(supervisor: ProcessSupervisor) -> int:
     """The number of GPUs that the driver's tool sees, or AMD's driver; 0: none."""
     with contextlib.suppress(OSError):
         rows = supervisor.run(["nvidia-smi", "-L"], 15).out.splitlines()
@@ -450,7 +454,7 @@ class Engines:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ProcessSupervisor,
         config: Config,
         listeners: Callable[[], Mapping[int, int]] = dict,
     ) -> None:

@@ -32,7 +32,7 @@ from nodeready.node import payload
 from nodeready.node.payload import Program
 from nodeready.node.proofs import session
 from nodeready.node.proofs.mesh import addresses_here
-from nodeready.node.runtime import Ended, Supervisor, hold_streams, mistake
+from nodeready.node.runtime import Ended, ProcessSupervisor, hold_streams, mistake
 from nodeready.node.smoke import engines, orders
 from nodeready.node.smoke.listeners import SmokeListeners
 from nodeready.node.smoke.orders import (
@@ -98,7 +98,7 @@ def main(config: Config, *, inside: bool = False) -> None:
     """
     hold_streams()
     os.chdir("/")
-    supervisor = Supervisor(config.tag, config.limit_s)
+    supervisor = ProcessSupervisor(config.tag, config.limit_s)
     root = os.geteuid() == 0 and config.user not in ("", "root") and not inside
     part = _SessionPart(supervisor, config) if root else _NodePart(supervisor, config)
 
@@ -147,7 +147,7 @@ def _order(text: str) -> _Work | EndOrder:
 class _ProgramPart:
     """A part of the program, which can end at any moment."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         self.supervisor, self.config = supervisor, config
         self.leaving = False
 
@@ -175,7 +175,7 @@ class _ProgramPart:
 class _SessionPart(_ProgramPart):
     """The session of the job's user, from outside."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._orders: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         #: The number of an order without an answer -> the name of its answer, and rank 0's port.
@@ -291,7 +291,7 @@ class _OrderJob:
 class _NodePart(_ProgramPart):
     """This node's part: it works orders one after the other in a thread that may hang."""
 
-    def __init__(self, supervisor: Supervisor, config: Config) -> None:
+    def __init__(self, supervisor: ProcessSupervisor, config: Config) -> None:
         super().__init__(supervisor, config)
         self._lock = threading.Lock()
         self._todo: queue.SimpleQueue[_OrderJob] = queue.SimpleQueue()

@@ -1,8 +1,8 @@
 """Asks the witnesses beside the stacks (`nodeready.node.witnesses`) while the ranks run.
 
 A file that a rank's user may have made is read in a fork (`processes.each`). Tools run under the
-`Supervisor`, each in its own thread with its own limit, so that they cost no more time than the
-interval between the samples. A witness that fails or is late is absent, with the reason, and
+`ProcessSupervisor`, each in its own thread with its own limit, so that they cost no more time than
+the interval between the samples. A witness that fails or is late is absent, with the reason, and
 delays no other.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes
 from nodeready.node.stacks.processes import HANGS
 from nodeready.node.stacks.ranks import StackTarget
@@ -78,7 +78,7 @@ class Witnesses:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ProcessSupervisor,
         targets: Sequence[StackTarget],
         *,
         ras: bool,

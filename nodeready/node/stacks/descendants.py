@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import processes, py_spy, waits
 from nodeready.node.stacks.processes import HANGS, ScannedProcess, contents, each
 from nodeready.node.stacks.py_spy import Dump
@@ -266,7 +266,10 @@ def _signs(pid: int) -> tuple[bool, bool]:
 
 
 def find_spawned(
-    supervisor: Supervisor, path: str, scanned: Sequence[ScannedProcess], own_pids: Collection[int]
+    supervisor: ProcessSupervisor,
+    path: str,
+    scanned: Sequence[ScannedProcess],
+    own_pids: Collection[int],
 ) -> list[JobRank]:
     """The ranks of a node where no launcher has numbered a process; [] where there is no sign
     of more than one.
@@ -355,7 +358,10 @@ def _ancestors(pid: int, parents: Mapping[int, int]) -> set[int]:
 
 
 def started_by(
-    supervisor: Supervisor, path: str, parent: ScannedProcess, scanned: Sequence[ScannedProcess]
+    supervisor: ProcessSupervisor,
+    path: str,
+    parent: ScannedProcess,
+    scanned: Sequence[ScannedProcess],
 ) -> list[JobRank]:
     """The ranks that torch.multiprocessing has started from this process, in their order; [] where
     the children are others, such as a loader's workers."""

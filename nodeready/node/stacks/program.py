@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodeready.node.cores import gdb
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import (
     ask_witnesses,
     descendants,
@@ -148,7 +148,7 @@ class Config:
 
 def main(config: Config) -> None:
     """Print the trace of this node."""
-    supervisor = Supervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
+    supervisor = ProcessSupervisor(config.tag, max(1.0, config.limit_s - _ANSWER_S))
     supervisor.end_on_signals()
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     trace: dict[str, Any] = {
@@ -256,7 +256,7 @@ def _owner_shares(
 
 
 def _snapshot(
-    supervisor: Supervisor, config: Config, trace: dict[str, Any]
+    supervisor: ProcessSupervisor, config: Config, trace: dict[str, Any]
 ) -> tuple[list[StackTarget], list[str], str]:
     """The ranks with their observations; the processes to show where no rank is found; and why
     the result is incomplete.
@@ -309,7 +309,7 @@ def _snapshot(
 
 
 def _with_spawned(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     config: Config,
     scanned: Sequence[processes.ScannedProcess],
     found_ranks: list[JobRank],
@@ -342,7 +342,7 @@ def _with_spawned(
 
 
 def _capture(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     config: Config,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
@@ -404,7 +404,9 @@ def _may_be_slow(targets: Sequence[StackTarget]) -> bool:
 
 
 def _match_commands(
-    supervisor: Supervisor, scanned: Sequence[processes.ScannedProcess], pattern: re.Pattern[str]
+    supervisor: ProcessSupervisor,
+    scanned: Sequence[processes.ScannedProcess],
+    pattern: re.Pattern[str],
 ) -> tuple[set[int], str]:
     """The processes whose command lines contain the expression, and the reason why some were not
     searched.
@@ -423,7 +425,7 @@ def _match_commands(
     return {pid for pid, hit in answers.items() if hit is True}, problem
 
 
-def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None:
+def _uid(supervisor: ProcessSupervisor, user: str, uids: set[int | None]) -> int | None:
     """The uid of this user among the uids of processes; None: no user is given; -1: the user has
     no process."""
     if not user:
@@ -432,11 +434,11 @@ def _uid(supervisor: Supervisor, user: str, uids: set[int | None]) -> int | None
     return next((uid for uid, name in names.items() if user in (name, str(uid))), -1)
 
 
-def _deadline(supervisor: Supervisor, seconds: float) -> float:
+def _deadline(supervisor: ProcessSupervisor, seconds: float) -> float:
     return min(supervisor.deadline, time.monotonic() + seconds)
 
 
-def _observe(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+def _observe(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
     """Add the current facts of all targets."""
     facts_by_pid = processes.observe(
         [target.pid for target in targets],
@@ -448,7 +450,7 @@ def _observe(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
             target.add_facts(facts_by_pid[target.pid])
 
 
-def _observe_sample(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+def _observe_sample(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
     """The kernel's facts of one sample, before a probe that could change them."""
     _observe(supervisor, targets)
     for target in targets:
@@ -459,7 +461,7 @@ def _observe_sample(supervisor: Supervisor, targets: Sequence[StackTarget]) -> N
         target.calls.append(facts.calls if facts else None)
 
 
-def _observe_threads(supervisor: Supervisor, targets: Sequence[StackTarget]) -> None:
+def _observe_threads(supervisor: ProcessSupervisor, targets: Sequence[StackTarget]) -> None:
     """Take the first facts again of targets whose dump names another thread as the main one."""
     threaded = [target for target in targets if target.thread]
     _observe(supervisor, threaded)
@@ -470,7 +472,7 @@ def _observe_threads(supervisor: Supervisor, targets: Sequence[StackTarget]) -> 
 
 
 def _observe_descendants(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     targets: Sequence[StackTarget],
     scanned: Sequence[processes.ScannedProcess],
     own_pids: set[int],
@@ -528,7 +530,9 @@ class _DumpPlan:
     mode: str = py_spy.PLAIN
 
 
-def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _DumpPlan) -> float:
+def _take_dumps(
+    supervisor: ProcessSupervisor, targets: Sequence[StackTarget], looks: _DumpPlan
+) -> float:
     """Add py-spy's dump of each target, several at a time; the seconds that this took."""
     began = time.monotonic()
 
@@ -565,7 +569,9 @@ def _take_dumps(supervisor: Supervisor, targets: Sequence[StackTarget], looks: _
     return time.monotonic() - began
 
 
-def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[StackTarget]) -> None:
+def _take_native_stacks(
+    supervisor: ProcessSupervisor, path: str, targets: Sequence[StackTarget]
+) -> None:
     """Take the native stacks, one at a time: each dump reads the symbols of all libraries."""
     for target in targets:
         _observe(supervisor, [target])
@@ -588,7 +594,7 @@ def _take_native_stacks(supervisor: Supervisor, path: str, targets: Sequence[Sta
         target.add_note(f"no native stack: {reason}" if reason else "")
 
 
-def _resume(supervisor: Supervisor, target: StackTarget) -> None:
+def _resume(supervisor: ProcessSupervisor, target: StackTarget) -> None:
     """Send SIGCONT to a target, to which a killed py-spy may have left a pending SIGSTOP.
 
     SIGSTOP arrives only when the target leaves the kernel. A target that was already stopped is
@@ -600,7 +606,7 @@ def _resume(supervisor: Supervisor, target: StackTarget) -> None:
             os.kill(target.pid, signal.SIGCONT)
 
 
-def _user_names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
+def _user_names(supervisor: ProcessSupervisor, uids: Sequence[int] | set[int]) -> dict[int, str]:
     """The names of users, looked up in a fork: the name service may be a server that hangs."""
 
     def name(uid: int) -> str:
@@ -613,7 +619,9 @@ def _user_names(supervisor: Supervisor, uids: Sequence[int] | set[int]) -> dict[
     return {u: str(u) if answers.get(u) in (None, processes.HANGS) else answers[u] for u in uids}
 
 
-def _describe(supervisor: Supervisor, pythons: Sequence[processes.ScannedProcess]) -> list[str]:
+def _describe(
+    supervisor: ProcessSupervisor, pythons: Sequence[processes.ScannedProcess]
+) -> list[str]:
     """The processes to show where no rank was found, one line each."""
     facts_by_pid = processes.observe([process.pid for process in pythons], supervisor.deadline)
     facts = {pid: observation for pid, observation in facts_by_pid.items() if observation}

@@ -18,7 +18,7 @@ from typing import Any
 
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
-from nodeready.node.runtime import Ended, Supervisor, roots_alone
+from nodeready.node.runtime import Ended, ProcessSupervisor, roots_alone
 from nodeready.node.stacks.processes import contents, stat
 from nodeready.secrets import redact
 
@@ -273,7 +273,9 @@ def failure_reason(ended: Ended) -> tuple[str, bool]:
 _RUST = {"RUST_BACKTRACE": "0", "RUST_LOG": "py_spy=warn"}
 
 
-def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, bytearray]:
+def _run(
+    supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float
+) -> tuple[Ended, bytearray]:
     output = bytearray()
 
     def on_output(process: subprocess.Popen[bytes], stream: int, chunk: bytes) -> None:
@@ -289,7 +291,9 @@ def _start_s(pid: int) -> float:
     return parsed.start_s if parsed and parsed.state not in "ZXx" else 0.0
 
 
-def take(supervisor: Supervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN) -> Dump:
+def take(
+    supervisor: ProcessSupervisor, path: str, pid: int, limit_s: float, mode: str = PLAIN
+) -> Dump:
     """A dump of this process; the reason of a failure is its `error`.
 
     limit_s: seconds that are left of the run

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nodeready.node.runtime import Ended, ForkedWorker, Send, Supervisor, roots_alone
+from nodeready.node.runtime import Ended, ForkedWorker, ProcessSupervisor, Send, roots_alone
 from nodeready.node.stacks import processes
 
 
@@ -131,7 +131,7 @@ class _OutputTail:
                 del self.data[:-_MOST_BYTES]
 
 
-def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
+def _run(supervisor: ProcessSupervisor, argv: Sequence[str], limit_s: float) -> tuple[Ended, str]:
     """How a tool ended, and the end of its output. Raises OSError."""
     tail = _OutputTail()
     ended = supervisor.run(
@@ -144,7 +144,7 @@ def _run(supervisor: Supervisor, argv: Sequence[str], limit_s: float) -> tuple[E
 _SPARE_S = 0.5
 
 
-def _deadline(supervisor: Supervisor, limit_s: float) -> float:
+def _deadline(supervisor: ProcessSupervisor, limit_s: float) -> float:
     limit_s = max(limit_s / 2, limit_s - _SPARE_S)
     return min(supervisor.deadline, time.monotonic() + limit_s)
 
@@ -153,7 +153,7 @@ def _deadline(supervisor: Supervisor, limit_s: float) -> float:
 
 
 def gpus(
-    supervisor: Supervisor, pids: Iterable[int], since_s: float, limit_s: float
+    supervisor: ProcessSupervisor, pids: Iterable[int], since_s: float, limit_s: float
 ) -> WitnessedGpus:
     """The node's GPUs, with the Xids since the job began.
 
@@ -226,7 +226,9 @@ def _uptime_s() -> float:
     return float(processes.contents("/proc/uptime").split()[0] or 0)
 
 
-def _nvidia(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
+def _nvidia(
+    supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float
+) -> WitnessedGpus:
     """``nvidia-smi -q -x``, once."""
     from nodeready.subjects.base import Output
     from nodeready.subjects.gpus import nvidia, nvidia_gpu, nvidia_xml
@@ -313,7 +315,7 @@ def _watts(node: Any) -> int | None:
 _KFD = "/sys/class/kfd/kfd"
 
 
-def _amd(supervisor: Supervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
+def _amd(supervisor: ProcessSupervisor, job_pids: frozenset[int], until: float) -> WitnessedGpus:
 
     name = next((tool for tool in ("amd-smi", "rocm-smi") if _tool_path(tool)), "")
     if not name:
@@ -494,7 +496,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-def kernel(supervisor: Supervisor, since_s: float, limit_s: float) -> Kernel:
+def kernel(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> Kernel:
     """The kernel's messages about faults that kill or hang jobs, since the job began.
 
     The oldest message comes first; where there are too many, the newest are kept.
@@ -570,7 +572,7 @@ def _record_lines(lines: Sequence[tuple[float, str]]) -> list[tuple[float, str]]
     return own_lines
 
 
-def _log(supervisor: Supervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
+def _log(supervisor: ProcessSupervisor, since_s: float, limit_s: float) -> list[tuple[float, str]]:
     """Age in seconds and text of each line since then, the oldest first. Raises _Unread.
 
     ``dmesg`` shows the kernel's ring buffer, which drops old lines; journald keeps them.

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nodeready.node.runtime import ForkedWorker, Send, Supervisor
+from nodeready.node.runtime import ForkedWorker, ProcessSupervisor, Send
 from nodeready.node.stacks.processes import FAMILIES
 from nodeready.node.users_file import Rights, confine, give_up, held, rights_of_process
 from nodeready.subjects import wire
@@ -153,7 +153,7 @@ def makes_communicator(frames: Sequence[tuple[str, str]]) -> bool:
 
 
 def observe(
-    supervisor: Supervisor,
+    supervisor: ProcessSupervisor,
     ranks: Sequence[tuple[int, int, int | None]],
     environment: Mapping[str, str],
     allow: bool,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from nodeready.subjects.base import (
     PAM_DIRECTORIES,
     Line,
-    beatable,
     by_path,
 )
+from nodeready.subjects.own_files import beatable
 
 # --- The limits of logins: the lines of limits.conf and limits.d, as pam_limits applies them.
 #

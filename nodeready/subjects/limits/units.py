@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from nodeready.subjects.base import (
     Line,
-    beatable,
     by_path,
 )
 from nodeready.subjects.limits.pam import ITEMS, UNLIMITED, files_by_name
+from nodeready.subjects.own_files import beatable
 
 # --- The limits that systemd gives to a service: its unit file and its drop-ins.
 #

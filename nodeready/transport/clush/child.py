@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ClusterShell import Communication
@@ -18,36 +19,26 @@ from ClusterShell.Defaults import DEFAULTS
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, set_std_group_resolver
 from ClusterShell.Task import task_self
-from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
 
 from nodeready import shell
 from nodeready.shell import quote
 from nodeready.text import sanitise
 from nodeready.transport.base import (
-    LATE,
-    LATE_WORDS,
+    CONNECT_TIMEOUT_S,
     REFUSED,
-    UNREACHABLE,
     Answer,
     Failure,
     Key,
     Request,
+    late,
     mistake,
     node_of,
 )
 from nodeready.transport.clush.command import Batch, OpenSession, Question, Ssh
-from nodeready.transport.clush.gateway import (
-    BOUNDS,
-    Gateway,
-    Hold,
-    bound,
-    decoded,
-    gateway_command,
-    remedy,
-)
-from nodeready.transport.clush.ways import (
+from nodeready.transport.clush.gateway import Gateway, Hold, decoded, remedy
+from nodeready.transport.clush.gateway_program import gateway_command
+from nodeready.transport.clush.ssh_targets import (
     COMMON,
-    CONNECT_S,
     LOGIN_S,
     ClushPlan,
     SshTarget,
@@ -80,23 +71,23 @@ class ClushProcess:
 
     def __init__(self, frames: Frames, plan: ClushPlan) -> None:
         self._frames = frames
-        self._ways = {one.name: one for one in plan.ways}
-        self._gateway_ways = {one.name: one for one in plan.gateways}
+        self._targets = {target.name: target for target in plan.targets}
+        self._gateway_targets = {target.name: target for target in plan.gateways}
         self.tag, self._fanout = plan.tag, plan.fanout
         self.invoke = gateway_command(os.environ)
         self.jobs: set[Batch] = set()
-        self.talks: dict[int, OpenSession] = {}
-        self.gates: dict[str, Gateway] = {}
+        self.sessions: dict[int, OpenSession] = {}
+        self.gateways: dict[str, Gateway] = {}
         #: The nodes on which something of this run may run.
         self.reached: set[str] = set()
-        #: Node -> the gateways of which any leads there; and how many nodes want one.
+        #: Node -> the gateways that lead there; such a row -> the number of nodes that want it.
         self._row_of: dict[str, tuple[str, ...]] = {}
         self._wanted: Counter[tuple[str, ...]] = Counter()
         self._calls: dict[int, tuple[float | None, dict[Key, Question]]] = {}
         self._waiting: list[Question | OpenSession] = []
         self._gathering = False
         self._timers: list[Any] = []
-        #: Gateways that the user has been told of.
+        #: Gateways that the user knows to be unfit.
         self._bad: set[str] = set()
         self._planned: Counter[str] = Counter()
         self.task = task_self()
@@ -120,7 +111,6 @@ class ClushProcess:
             self._read_topology(plan.topology)
         set_std_group_resolver(RESOLVER_NOGROUP)
         Communication.Message.data_decode = decoded
-        bound(*BOUNDS)
 
     def _read_topology(self, path: str) -> None:
         """The gateways and what is behind them. One that cannot be read: a line, and no tree."""
@@ -129,19 +119,21 @@ class ClushProcess:
             self._row_of.update(rows(tree))
             self.task.topology = tree
         except Exception as problem:  # noqa: BLE001 - its parser raises what it meets
-            why = sanitise(" ".join(str(problem).split())) or type(problem).__name__
-            self.say("note", -1, f"{path}: {why}: asking every node directly")
+            reason = sanitise(" ".join(str(problem).split())) or type(problem).__name__
+            self.say("note", -1, f"{path}: {reason}: asking every node directly")
 
     def gateway_fanout(self) -> int:
         """ssh programs at once on one gateway: those that are spoken with take no place away."""
         base = min(self._fanout or GATEWAY_FANOUT, max(GATEWAY_FANOUT, self._fanout))
-        return base + sum(1 for one in self.talks.values() if one.by)
+        return base + sum(1 for session in self.sessions.values() if session.by)
 
-    def gateway_way(self, name: str) -> SshTarget:
+    def gateway_target(self, name: str) -> SshTarget:
         """How a gateway is reached: as the inventory says, else as ssh's configuration does."""
-        if name in self._gateway_ways:
-            return self._gateway_ways[name]
-        usual = Counter((one.user, one.key) for one in self._ways.values()).most_common(1)
+        if name in self._gateway_targets:
+            return self._gateway_targets[name]
+        usual = Counter(
+            (target.user, target.key) for target in self._targets.values()
+        ).most_common(1)
         user, key = usual[0][0] if usual else ("", "")
         options = [*COMMON, "-oStrictHostKeyChecking=accept-new"]
         options += [f"-oUser={user}"] if user else []
@@ -190,7 +182,8 @@ class ClushProcess:
 
     def _leave(self, status: int) -> None:
         """End every ssh here; a gateway ends its own with the connection."""
-        self._bad.update(self.gates)
+        self._bad.update(self.gateways)
+        # The public `Task.abort` raises through the handler that runs just now.
         with contextlib.suppress(Exception):
             self.task._engine.clear()
         os._exit(status)
@@ -200,7 +193,7 @@ class ClushProcess:
 
     def _password(self, password: str, names: Iterable[str]) -> None:
         for name in names:
-            self._ways[name] = SshTarget(**{**self._ways[name].__dict__, "password": password})
+            self._targets[name] = replace(self._targets[name], password=password)
 
     # Questions.
 
@@ -229,112 +222,117 @@ class ClushProcess:
         def put(answer: Answer) -> None:
             self.say("answer", call, key, answer)
 
-        one = asks[key] = Question(request, self._ways[node_of(key)], self.tag, put, call)
-        if one.to.refused:
-            one.answer(Failure(kind=REFUSED, error=one.to.refused))
+        question = asks[key] = Question(request, self._targets[node_of(key)], self.tag, put, call)
+        if question.to.refused:
+            question.answer(Failure(kind=REFUSED, error=question.to.refused))
         elif deadline is not None and time.monotonic() > deadline:
-            one.answer(Failure(kind=LATE, error=LATE_WORDS))
+            question.answer(late())
         else:
-            self._waiting.append(one)
+            self._waiting.append(question)
 
     def _stop(self, call: int) -> None:
-        """Nobody waits for these answers any more."""
+        """Drop the questions of this call, whose answers are not awaited any more."""
         _, asks = self._calls.pop(call, (None, {}))
-        self._give_up(asks.values(), lambda one: Failure(kind=LATE, error=LATE_WORDS), False)
+        self._give_up(asks.values(), lambda question: late(), False)
 
     def _give_up(
         self, asks: Iterable[Question], failure: Callable[[Question], Failure], tell: bool
     ) -> None:
         of: dict[Batch | None, list[Question]] = defaultdict(list)
-        for one in asks:
-            if not one.over:
+        for question in asks:
+            if not question.over:
                 if not tell:
-                    one.put = lambda answer: None
-                of[one.job].append(one)
-        for job, mine in of.items():
+                    question.put = lambda answer: None
+                of[question.job].append(question)
+        for job, questions in of.items():
             if job is not None:
-                job.end(mine, failure)
-            for one in mine:
-                one.answer(failure(one))
-        self._waiting = [one for one in self._waiting if not getattr(one, "over", False)]
+                job.end(questions, failure)
+            for question in questions:
+                question.answer(failure(question))
+        self._waiting = [
+            waiting for waiting in self._waiting if not getattr(waiting, "over", False)
+        ]
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now_s = time.monotonic()
         for job in list(self.jobs):
-            job.look(now)
-        for gate in list(self.gates.values()):
-            if gate.state == "asked" and now > gate.since + CONNECT_S + LOGIN_S:
-                gate.why = f"no answer in {CONNECT_S + LOGIN_S} s"
+            job.look(now_s)
+        for gate in list(self.gateways.values()):
+            if gate.state == "asked" and now_s > gate.since + CONNECT_TIMEOUT_S + LOGIN_S:
+                gate.why = f"no answer in {CONNECT_TIMEOUT_S + LOGIN_S} s"
                 gate._close(abort=True)
         for call, (deadline, asks) in list(self._calls.items()):
-            left = [one for one in asks.values() if not one.over]
-            if deadline is not None and now > deadline and left:
-                self._give_up(left, _late, True)
+            unanswered = [question for question in asks.values() if not question.over]
+            if deadline is not None and now_s > deadline and unanswered:
+                self._give_up(unanswered, lambda question: late(question.began), True)
                 self._on_all(2, lambda: None)
             elif not asks:
                 del self._calls[call]
 
-    def judged(self) -> None:
-        """A gateway turned out fit, or not: perhaps somebody waited for that."""
+    def gateway_judged(self) -> None:
+        """A gateway turned out fit or unfit: ask the nodes that waited for that."""
         if self._waiting:
             self._go()
 
-    def gate_closed(self, gate: Gateway, fit: bool) -> None:
+    def gateway_closed(self, gate: Gateway, fit: bool) -> None:
         """Tell of a gateway once, in one line."""
         if gate.name not in self._bad:
             self._bad.add(gate.name)
-            then = "nodes behind it are asked in another way"
+            consequence = "nodes behind it are asked in another way"
             todo = "" if fit else f"; {remedy(gate.why)}"
-            self.say("note", -1, f"gateway {gate.name} is not used: {gate.why}{todo}; {then}")
-        self.judged()
+            self.say(
+                "note", -1, f"gateway {gate.name} is not used: {gate.why}{todo}; {consequence}"
+            )
+        self.gateway_judged()
 
     def _go(self) -> None:
-        """Ask all whose way is known; open the gateways of the others."""
+        """Ask the nodes whose route is known; open the gateways of the remaining nodes."""
         self._gathering = False
         waiting, self._waiting = self._waiting, []
-        names = {one.to.name for one in waiting}
+        names = {question.to.name for question in waiting}
         self._wanted = Counter(self._row_of[name] for name in names if name in self._row_of)
         ready: defaultdict[Any, list[Question]] = defaultdict(list)
-        for one in waiting:
-            by = self._by(one)
+        for question in waiting:
+            by = self._by(question)
             if by is None:
-                self._waiting.append(one)
-            elif isinstance(one, OpenSession):
-                one.start(by)
+                self._waiting.append(question)
+            elif isinstance(question, OpenSession):
+                question.start(by)
             else:
-                one.by = by
+                question.by = by
                 if by:
                     self._planned[by] += 1
-                request = one.request
+                request = question.request
                 same = (
-                    request.script, request.payload, request.limit_s, request.max_bytes, one.tag,
-                    one.to.sudo, one.to.password, bool(by), one.to.user if by else "",
+                    request.script, request.payload, request.limit_s, request.max_bytes,
+                    question.tag, question.to.sudo, question.to.password, bool(by),
+                    question.to.user if by else "",
                 )  # fmt: skip
-                ready[same].append(one)
+                ready[same].append(question)
         self._planned.clear()
         for batch in ready.values():
             self._start(batch)
 
     def _start(self, batch: list[Question]) -> None:
         # A node that is asked the same twice is two commands.
-        first = {one.to.name: one for one in reversed(batch)}
+        first = {question.to.name: question for question in reversed(batch)}
         job = Batch(self, list(reversed(first.values())))
         self.jobs.add(job)
         job.start(batch[0].tag != self.tag and len(batch) < self.room // 2)
-        rest = [one for one in batch if first[one.to.name] is not one]
-        if rest:
-            self._start(rest)
+        repeated = [question for question in batch if first[question.to.name] is not question]
+        if repeated:
+            self._start(repeated)
 
-    def _by(self, one: Question | OpenSession) -> str | None:
+    def _by(self, question: Question | OpenSession) -> str | None:
         """The gateway for a node; "": none; None: that is not known yet."""
-        to = one.to
+        to = question.to
         row = self._row_of.get(to.name)
-        if row is None or to.alone or (to.sudo and to.password):
+        if row is None or to.direct_reason or (to.sudo and to.password):
             return ""
-        gates = [gate for name in row if (gate := self.gates.get(name)) and gate.state]
+        gates = [gate for name in row if (gate := self.gateways.get(name)) and gate.state]
         # One node needs no more than one of them.
         for name in row:
-            if len(gates) < self._wanted[row] and name not in self.gates:
+            if len(gates) < self._wanted[row] and name not in self.gateways:
                 gates.append(self._open_gate(name))
         if any(gate.state == "asked" for gate in gates):
             return None
@@ -344,12 +342,10 @@ class ClushProcess:
         return min(fit, key=lambda gate: gate.load + self._planned[gate.name]).name
 
     def _open_gate(self, name: str) -> Gateway:
-        gate = self.gates[name] = Gateway(self, name)
-        to = self.gateway_way(name)
-        worker = Ssh({name: to}, gate, None, self.invoke)
+        gate = self.gateways[name] = Gateway(self, name)
+        to = self.gateway_target(name)
+        worker = Ssh({name: to}, gate, None, self.invoke, is_unlimited=True)
         worker.nodes = NodeSet(name)
-        worker._update_task_rc = False
-        worker._fanout = FANOUT_UNLIMITED
         worker.SNAME_STDIN, worker.SNAME_STDOUT = gate.SNAME_WRITER, gate.SNAME_READER
         worker.SNAME_STDERR = gate.SNAME_ERROR
         self.task.gateways[name] = (worker, {Hold()})
@@ -359,25 +355,27 @@ class ClushProcess:
     # What is spoken with.
 
     def _open(self, number: int, request: Request) -> None:
-        to = self._ways[request.node]
-        talk = self.talks[number] = OpenSession(self, number, request, to)
+        to = self._targets[request.node]
+        session = self.sessions[number] = OpenSession(self, number, request, to)
         if to.refused:
-            talk.end(to.refused)
+            session.end(to.refused)
             return
-        if len(self.talks) > self.room // 2:
-            talk.end(f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here")
+        if len(self.sessions) > self.room // 2:
+            session.end(
+                f"more than {self.room // 2} nodes spoken with at once: raise ulimit -n here"
+            )
             return
-        self._waiting.append(talk)
+        self._waiting.append(session)
         self._go()
 
     def _line(self, number: int, data: bytes) -> None:
-        if talk := self.talks.get(number):
-            talk.write(data)
+        if session := self.sessions.get(number):
+            session.write(data)
 
     def _close(self, number: int) -> None:
-        if talk := self.talks.get(number):
-            self._waiting = [one for one in self._waiting if one is not talk]
-            talk.close()
+        if session := self.sessions.get(number):
+            self._waiting = [waiting for waiting in self._waiting if waiting is not session]
+            session.close()
 
     # The end.
 
@@ -389,35 +387,33 @@ class ClushProcess:
         # In brackets, so that the search does not find its own command line.
         run = self.tag.removeprefix("nodeready:")
         script = f"{shell.library('end')}nr_end {quote(f'[n]odeready:{run}')}"
-        left = set(self.reached)
-        told = False
+        unanswered = set(self.reached)
+        is_done = False
 
         def over(name: str) -> Callable[[Answer], None]:
             def put(answer: Answer) -> None:
-                left.discard(name)
-                if not left:
+                unanswered.discard(name)
+                if not unanswered:
                     finish()
 
             return put
 
         def finish() -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal is_done
+            if not is_done:
+                is_done = True
                 done()
 
-        if not left:
+        if not unanswered:
             finish()
             return
-        for name in sorted(left):
+        for name in sorted(unanswered):
             request = Request(name, script, 3)
-            self._waiting.append(Question(request, self._ways[name], "nodeready:end", over(name)))
+            self._waiting.append(
+                Question(request, self._targets[name], "nodeready:end", over(name))
+            )
         self._go()
         self.later(limit_s, finish)
-
-
-def _late(one: Question) -> Failure:
-    return Failure(kind=LATE if one.began else UNREACHABLE, error=LATE_WORDS)
 
 
 def main(number: int) -> None:
@@ -427,10 +423,10 @@ def main(number: int) -> None:
     for standard in (0, 1, 2):
         os.dup2(nowhere, standard)
     os.set_inheritable(number, False)
-    ours = socket.socket(fileno=number)
+    sock = socket.socket(fileno=number)
     # gevent has made it one that never waits.
-    ours.setblocking(True)
-    frames = Frames(ours, threading.Lock())
+    sock.setblocking(True)
+    frames = Frames(sock, threading.Lock())
     begin = frames.receive()
     if begin is None:
         return

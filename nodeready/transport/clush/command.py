@@ -6,8 +6,8 @@ import base64
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from ClusterShell.Event import EventHandler
 from ClusterShell.NodeSet import NodeSet
@@ -18,6 +18,7 @@ from ClusterShell.Worker.Worker import FANOUT_UNLIMITED
 from nodeready import shell
 from nodeready.shell import KILL_AFTER_S, quote
 from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
     ERROR_BYTES,
     FAILED,
     HUNG,
@@ -25,20 +26,21 @@ from nodeready.transport.base import (
     OUTPUT,
     REFUSED,
     SUDO,
-    TIMED_OUT,
-    TIMEOUT,
     UNREACHABLE,
     Answer,
     Failure,
     Reply,
     Request,
 )
-from nodeready.transport.clush.gateway import FLOOD, GATEWAY_GONE
-from nodeready.transport.clush.ways import CONNECT_S, LOGIN_S, SSH_SAYS, SshTarget
-from nodeready.transport.sudo import sudo_error, with_sudo
-
-if TYPE_CHECKING:
-    from nodeready.transport.clush.child import ClushProcess
+from nodeready.transport.clush.engine import ClushEngine
+from nodeready.transport.clush.gateway_program import (
+    BOUNDS,
+    FLOOD,
+    GATEWAY_GONE,
+    bounded_read,
+)
+from nodeready.transport.clush.ssh_targets import LOGIN_S, SSH_SAYS, SshTarget
+from nodeready.transport.sudo import as_root, judge_reply
 
 #: Characters of base64 in one line.
 _WIDTH = 32 << 10
@@ -48,8 +50,8 @@ _WIDTH = 32 << 10
 
 
 def framed(line: str, nonce: str, max_bytes: int) -> str:
-    """``line`` so that its output can be told from a login's, is bounded on the node, and has few
-    lines: ClusterShell hands output on line by line, through a gateway as a message for each.
+    """``line`` with its output apart from a login's, bounded on the node, and in few lines:
+    ClusterShell hands output on line by line, through a gateway as a message for each.
 
     Standard output goes as base64 between two lines that begin with the nonce: that the line runs,
     and its exit status, with a word before it when a signal ended it. Standard error goes as it
@@ -57,7 +59,7 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
     """
     inner = (
         f"exec 4>&1 5>&2; echo; echo {nonce} b; "
-        # A shell says by a word of its own on its standard error that a signal ended a command.
+        # A shell writes a line to its standard error when a signal ended a command.
         f"nr=$({{ {{ (exec {line} 2>&5 3>&- 4>&- 5>&-); echo $? >&3; }} 2>&3 | "
         f"head -c {max_bytes + 1} 3>&- 4>&- | "
         # An older busybox has no -w, and says so before it reads.
@@ -67,24 +69,21 @@ def framed(line: str, nonce: str, max_bytes: int) -> str:
     return f"sh -c {quote(inner)}"
 
 
-def command(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]:
+def request_line(request: Request, tag: str, to: SshTarget) -> tuple[str, bytes]:
     """The line that runs a request on a node, without frames, and its input.
 
     The tag is in no process's command line but those on the node: not in that of an ssh, which
     runs on a machine that may be a node, too.
     """
-    line, stdin = shell.command(request.script, request.limit_s, tag, request.payload)
-    if to.sudo:
-        line = with_sudo(line, to.password)
-        if to.password:
-            stdin = f"{to.password}\n{stdin}"
+    command = shell.command(request.script, request.limit_s, tag, request.payload)
+    line, stdin = as_root(command, to.password) if to.sudo else command
     hidden = line.removesuffix(tag) + tag.replace(":", '":"')
     return hidden, stdin.encode("utf-8", "surrogateescape")
 
 
 @dataclass
 class NodeOutput:
-    """What a node said to one request, line by line.
+    """A node's output for one request, line by line.
 
     began: of time.monotonic(): the line runs; 0: not yet
     flood: it printed more than anybody keeps
@@ -94,7 +93,7 @@ class NodeOutput:
     began: float = 0.0
     flood: bool = False
     status: int | None = None
-    whole: bool = False
+    is_whole: bool = False
     _text: list[bytes] = field(default_factory=list)
     _noise: bytearray = field(default_factory=bytearray)
     _errors: bytearray = field(default_factory=bytearray)
@@ -108,9 +107,9 @@ class NodeOutput:
             if words[:1] == [b"b"]:
                 self.began = time.monotonic()
             elif words[:1] == [b"z"]:
-                self.whole = True
+                self.is_whole = True
                 self.status = int(words[1]) if len(words) == 2 and words[1].isdigit() else None
-        elif self.began and not self.whole:
+        elif self.began and not self.is_whole:
             self._text.append(row)
         else:
             self._noise += row[: ERROR_BYTES - len(self._noise)] + b"\n"
@@ -148,7 +147,7 @@ class NodeOutput:
                 return Failure("", "", seconds, UNREACHABLE, to.words(self.stderr, by))
             # A login that runs nothing: its own words are the answer.
             return Reply(self.noise.lstrip("\n"), self.stderr, seconds, status)
-        if not self.whole:
+        if not self.is_whole:
             return Failure("", self.stderr, seconds, LOST, "connection lost")
         try:
             data = self.stdout()
@@ -158,20 +157,15 @@ class NodeOutput:
         if len(data) > request.max_bytes:
             return self._too_much(data, seconds)
         text = data.decode("utf-8", "surrogateescape")
-        if self.status in TIMED_OUT and seconds >= request.limit_s:
-            error = f"ended after {request.limit_s} s"
-            return Failure(text, self.stderr, seconds, TIMEOUT, error)
-        if to.sudo and self.status:
-            error, kind = sudo_error(self.stderr)
-            if kind == SUDO and by:
-                error = (
-                    f"sudo wants a password, which goes through no gateway ({by}): "
-                    "allow NOPASSWD, or ask with --via ssh"
-                )
-                kind = REFUSED
-            if error:
-                return Failure(text, self.stderr, seconds, kind, error)
-        return Reply(text, self.stderr, seconds, self.status)
+        reply = Reply(text, self.stderr, seconds, self.status)
+        answer = judge_reply(reply, request.limit_s, to.sudo)
+        if isinstance(answer, Failure) and answer.kind == SUDO and by:
+            error = (
+                f"sudo wants a password, which goes through no gateway ({by}): "
+                "allow NOPASSWD, or ask with --via ssh"
+            )
+            return replace(answer, kind=REFUSED, error=error)
+        return answer
 
     def _too_much(self, data: bytes, seconds: float) -> Failure:
         first = data.lstrip(b"\n")[:40].decode("utf-8", "replace")
@@ -186,20 +180,27 @@ class Ssh(ExecWorker):  # type: ignore[misc]
     """ssh to some nodes, each with the options that its way has."""
 
     class SHELL_CLASS(ExecClient):  # type: ignore[misc]
+        _read = bounded_read(*BOUNDS)
+
         def _build_cmd(self) -> tuple[list[str], None]:
             to = self.worker.ways[self.key]
             return ["ssh", *to.options, "--", to.to, self.command], None
 
     def __init__(
         self,
-        ways: Mapping[str, SshTarget],
+        targets: Mapping[str, SshTarget],
         handler: EventHandler,
         timeout: float | None,
         line: str,
+        *,
+        is_unlimited: bool = False,
     ) -> None:
-        self.ways = ways
+        """is_unlimited: it takes no place of the fanout, for which ClusterShell has no argument"""
+        self.ways = targets
         # ClusterShell folds a set of nodes, which takes long for names of many numbers.
         super().__init__(NodeSet(), handler, timeout, command=line, stderr=True)
+        if is_unlimited:
+            self._fanout = FANOUT_UNLIMITED
 
     def _create_clients(self, timeout: float | None = None, **how: Any) -> None:
         for name in self.ways:
@@ -248,10 +249,10 @@ class GatewayTree(TreeWorker):  # type: ignore[misc]
         """End the ssh of these nodes, which run on the gateways."""
         chosen = set(nodes)
         for gateway, targets in list(self.gwtargets.items()):
-            mine = sorted(targets & chosen)
-            if mine and gateway in self.task.gateways:
-                self.task.gateways[gateway][0].eh.end(mine, self)
-            for name in mine:
+            names = sorted(targets & chosen)
+            if names and gateway in self.task.gateways:
+                self.task.gateways[gateway][0].eh.end(names, self)
+            for name in names:
                 self._on_remote_node_close(name, GATEWAY_GONE, gateway)
 
 
@@ -269,7 +270,7 @@ class Question:
     tag: str
     put: Callable[[Answer], None]
     call: int = -1
-    asked: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     by: str = ""
     began: bool = False
     until: float = 0.0
@@ -285,109 +286,110 @@ class Question:
 class Batch(EventHandler):  # type: ignore[misc]
     """One worker of ClusterShell's: the same line and input for all its nodes."""
 
-    def __init__(self, child: ClushProcess, asks: list[Question]) -> None:
-        self._child = child
-        self.asks = {one.to.name: one for one in asks}
+    def __init__(self, engine: ClushEngine, asks: list[Question]) -> None:
+        self._engine = engine
+        self.asks = {question.to.name: question for question in asks}
         first = asks[0]
         self.user = first.to.user
         nonce = f"nodeready-{secrets.token_hex(8)}"
-        self.heard = {name: NodeOutput(nonce.encode()) for name in self.asks}
-        line, self.stdin = command(first.request, first.tag, first.to)
+        self.outputs = {name: NodeOutput(nonce.encode()) for name in self.asks}
+        line, self.stdin = request_line(first.request, first.tag, first.to)
         self.line = framed(line, nonce, first.request.max_bytes)
         self.worker: Any = None
-        for one in asks:
-            one.job = self
+        for question in asks:
+            question.job = self
 
-    def start(self, unlimited: bool) -> None:
-        """Give the command to ClusterShell. unlimited: whatever the fanout"""
+    def start(self, is_unlimited: bool) -> None:
+        """Give the command to ClusterShell. is_unlimited: it takes no place of the fanout"""
         asks = list(self.asks.values())
-        limit_s = CONNECT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
+        limit_s = CONNECT_TIMEOUT_S + LOGIN_S + asks[0].request.limit_s + 2 * KILL_AFTER_S
         if asks[0].by:
             through: dict[str, list[str]] = {}
-            for one in asks:
-                through.setdefault(one.by, []).append(one.to.name)
-                self._child.reached.add(one.to.name)
+            for question in asks:
+                through.setdefault(question.by, []).append(question.to.name)
+                self._engine.reached.add(question.to.name)
             for gateway, names in through.items():
-                gate = self._child.gates[gateway]
+                gate = self._engine.gateways[gateway]
                 gate.load += len(names)
-                turns = -(-gate.load // self._child.gateway_fanout())
+                turns = -(-gate.load // self._engine.gateway_fanout())
                 for name in names:
                     self.asks[name].until = time.monotonic() + (limit_s + LOGIN_S) * turns
-            self.worker = GatewayTree(through, self, limit_s, self.line, self._child.invoke)
+            self.worker = GatewayTree(through, self, limit_s, self.line, self._engine.invoke)
         else:
-            ways = {name: one.to for name, one in self.asks.items()}
-            self.worker = Ssh(ways, self, limit_s, self.line)
-            if unlimited:
-                self.worker._fanout = FANOUT_UNLIMITED
-        self._child.task.schedule(self.worker)
+            targets = {name: question.to for name, question in self.asks.items()}
+            self.worker = Ssh(targets, self, limit_s, self.line, is_unlimited=is_unlimited)
+        self._engine.task.schedule(self.worker)
         self.worker.write(self.stdin)
         self.worker.set_write_eof()
 
     def ev_pickup(self, worker: Any, node: str) -> None:
-        self._child.reached.add(node)
+        self._engine.reached.add(node)
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
-        heard = self.heard.get(node)
-        if heard is None:
+        output = self.outputs.get(node)
+        if output is None:
             return
         if sname == worker.SNAME_STDERR:
-            heard.error(msg)
+            output.error(msg)
             return
-        heard.out(msg)
-        if heard.began and not self.asks[node].began:
+        output.out(msg)
+        if output.began and not self.asks[node].began:
             self.asks[node].began = True
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-        one, heard = self.asks[node], self.heard.get(node)
-        if heard is None:
+        question, output = self.asks[node], self.outputs.get(node)
+        if output is None:
             return
-        seconds = time.monotonic() - one.asked
-        if one.by and rc == GATEWAY_GONE and not heard.whole:
-            gate = self._child.gates.get(one.by)
-            why = gate.why if gate is not None and gate.why else "connection lost"
-            error = f"gateway {one.by}: {why}"
-            self._over(node, Failure("", heard.stderr, seconds, LOST, error))
+        seconds = time.monotonic() - question.started
+        if question.by and rc == GATEWAY_GONE and not output.is_whole:
+            gate = self._engine.gateways.get(question.by)
+            reason = gate.why if gate is not None and gate.why else "connection lost"
+            error = f"gateway {question.by}: {reason}"
+            self._over(node, Failure("", output.stderr, seconds, LOST, error))
         else:
-            self._over(node, heard.answer(one.request, one.to, rc, seconds, one.by))
+            self._over(
+                node, output.answer(question.request, question.to, rc, seconds, question.by)
+            )
 
     def timed_out(self, node: str) -> None:
         """ClusterShell's own limit on an ssh has ended it."""
-        if node in self.heard:
+        if node in self.outputs:
             self._over(node, self._hung(node))
 
     def _hung(self, node: str) -> Failure:
-        one, heard = self.asks[node], self.heard[node]
-        seconds = time.monotonic() - one.asked
-        if heard.began:
-            error = f"no answer in {one.request.limit_s} s"
-            return Failure("", heard.stderr, seconds, HUNG, error)
-        return Failure("", "", seconds, UNREACHABLE, one.to.words("timed out", one.by))
+        question, output = self.asks[node], self.outputs[node]
+        seconds = time.monotonic() - question.started
+        if output.began:
+            error = f"no answer in {question.request.limit_s} s"
+            return Failure("", output.stderr, seconds, HUNG, error)
+        return Failure("", "", seconds, UNREACHABLE, question.to.words("timed out", question.by))
 
     def _over(self, node: str, answer: Answer) -> None:
-        one = self.asks[node]
-        del self.heard[node]
-        if one.by:
-            gate = self._child.gates.get(one.by)
+        question = self.asks[node]
+        del self.outputs[node]
+        if question.by:
+            gate = self._engine.gateways.get(question.by)
             if gate is not None:
                 gate.load -= 1
-        one.answer(answer)
+        question.answer(answer)
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
-        for name in list(self.heard):
+        for name in list(self.outputs):
             self._over(name, self._hung(name))
-        for gate in self._child.gates.values():
+        for gate in self._engine.gateways.values():
             gate.forget(worker)
-        self._child.jobs.discard(self)
+        self._engine.jobs.discard(self)
 
-    def look(self, now: float) -> None:
+    def look(self, now_s: float) -> None:
         """End what has no time left."""
         late = []
-        for name, heard in self.heard.items():
-            one = self.asks[name]
-            if heard.began and now > heard.began + one.request.limit_s + 2 * KILL_AFTER_S:
+        for name, output in self.outputs.items():
+            question = self.asks[name]
+            if output.began and now_s > output.began + question.request.limit_s + 2 * KILL_AFTER_S:
                 late.append((name, self._hung(name)))
-            elif one.by and not heard.began and now > one.until:
-                error = f"gateway {one.by}: no answer in {one.until - one.asked:.0f} s"
+            elif question.by and not output.began and now_s > question.until:
+                waited_s = question.until - question.started
+                error = f"gateway {question.by}: no answer in {waited_s:.0f} s"
                 late.append((name, Failure(kind=LOST, error=error)))
         for name, answer in late:
             self._over(name, answer)
@@ -396,7 +398,11 @@ class Batch(EventHandler):  # type: ignore[misc]
 
     def end(self, asks: Iterable[Question], failure: Callable[[Question], Failure]) -> None:
         """Stop waiting for these."""
-        names = [name for name, one in self.asks.items() if one in asks and name in self.heard]
+        names = [
+            name
+            for name, question in self.asks.items()
+            if question in asks and name in self.outputs
+        ]
         for name in names:
             self._over(name, failure(self.asks[name]))
         self.worker.end(names)
@@ -405,25 +411,24 @@ class Batch(EventHandler):  # type: ignore[misc]
 class OpenSession(EventHandler):  # type: ignore[misc]
     """A command that is spoken with: its lines go to the parent."""
 
-    def __init__(self, child: ClushProcess, number: int, request: Request, to: SshTarget) -> None:
-        self._child, self._number, self.to = child, number, to
+    def __init__(self, engine: ClushEngine, number: int, request: Request, to: SshTarget) -> None:
+        self._engine, self._number, self.to = engine, number, to
         self.request, self.user, self.by = request, to.user, ""
         self._said, self._worker, self._early = bytearray(), cast("Any", None), list[bytes]()
         self._closed = self._over = False
-        line, _ = command(request, child.tag, to)
+        line, _ = request_line(request, engine.tag, to)
         begins = f"nodeready-{secrets.token_hex(8)} b"
         self._line = f"sh -c {quote(f'exec 2>&1; echo; echo {begins}; exec {line}')}"
 
     def start(self, by: str) -> None:
         name, self.by = self.to.name, by
         if by:
-            self._child.gates[by].load += 1
-            self._worker = GatewayTree({by: [name]}, self, None, self._line, self._child.invoke)
+            self._engine.gateways[by].load += 1
+            self._worker = GatewayTree({by: [name]}, self, None, self._line, self._engine.invoke)
         else:
-            self._worker = Ssh({name: self.to}, self, None, self._line)
-            self._worker._fanout = FANOUT_UNLIMITED
-        self._child.reached.add(name)
-        self._child.task.schedule(self._worker)
+            self._worker = Ssh({name: self.to}, self, None, self._line, is_unlimited=True)
+        self._engine.reached.add(name)
+        self._engine.task.schedule(self._worker)
         for data in self._early:
             self._worker.write(data)
         if self._closed:
@@ -441,22 +446,22 @@ class OpenSession(EventHandler):  # type: ignore[misc]
             self.end("ended")
         elif not self._closed and not self._over:
             self._worker.set_write_eof()
-            self._child.later(2, lambda: self._over or self._worker.end([self.to.name]))
+            self._engine.later(2, lambda: self._over or self._worker.end([self.to.name]))
         self._closed = True
 
     def ev_read(self, worker: Any, node: str, sname: str, msg: bytes) -> None:
         if sname == worker.SNAME_STDERR or len(self._said) < ERROR_BYTES:
             self._said += msg + b"\n"
-        self._child.say("data", self._number, msg + b"\n")
+        self._engine.say("data", self._number, msg + b"\n")
 
     def ev_hup(self, worker: Any, node: str, rc: int) -> None:
-        said = self._said.decode("utf-8", "replace")
+        text = self._said.decode("utf-8", "replace")
         if self.by and rc == GATEWAY_GONE:
-            gate = self._child.gates.get(self.by)
+            gate = self._engine.gateways.get(self.by)
             self.end(f"gateway {self.by}: {(gate and gate.why) or 'connection lost'}")
         elif rc == 255:
-            known = any(pattern.search(said) for pattern, _ in SSH_SAYS)
-            self.end(self.to.words(said, self.by) if known else "connection lost")
+            is_sshs = any(pattern.search(text) for pattern, _ in SSH_SAYS)
+            self.end(self.to.words(text, self.by) if is_sshs else "connection lost")
         else:
             self.end("")
 
@@ -465,15 +470,15 @@ class OpenSession(EventHandler):  # type: ignore[misc]
 
     def ev_close(self, worker: Any, timedout: bool) -> None:
         self.end("ended")
-        for gate in self._child.gates.values():
+        for gate in self._engine.gateways.values():
             gate.forget(worker)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """Tell the parent that the command is over, and why."""
         if self._over:
             return
         self._over = True
-        if self.by and self.by in self._child.gates:
-            self._child.gates[self.by].load -= 1
-        self._child.talks.pop(self._number, None)
-        self._child.say("over", self._number, why)
+        if self.by and self.by in self._engine.gateways:
+            self._engine.gateways[self.by].load -= 1
+        self._engine.sessions.pop(self._number, None)
+        self._engine.say("over", self._number, reason)

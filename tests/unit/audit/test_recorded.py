@@ -16,19 +16,21 @@ import jsonschema
 import pytest
 
 from nodeready import __version__
+from nodeready.audit import prometheus as prometheus_source
 from nodeready.audit import recorded
-from nodeready.audit.recorded import Asked, Heard, source
+from nodeready.audit.recorded import RecordedQuestion
 from nodeready.audit.verdict import (
     LEFT_OUT,
     MAX_BYTES,
+    NodeVerdict,
     SourceError,
-    Verdict,
-    beside,
     content,
+    gather,
+    listed_fields,
     parse,
-    told,
     twin,
 )
+from nodeready.audit.verdict_source import HostRecord, source
 from nodeready.policy import Policy
 from nodeready.policy.policy import digest
 from nodeready.reports.prometheus import prometheus
@@ -49,28 +51,30 @@ NAMES = ("gpu001", "gpu002", "gpu003")
 NOT_RECORDED = "no verdict is recorded"
 
 
-def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -> Verdict:
+def verdict(name: str = "gpu001", results: Any = RESULTS, age_s: float = 12.0) -> NodeVerdict:
     stop = tuple(f"{entry.check}: x" for entry in results if entry.status in ("fail", "unknown"))
     now = time.time() - age_s
-    made = Verdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
-    return replace(made, **told(results))
+    made = NodeVerdict(now, "boot", DIGEST, not stop, stop, node=name, version=__version__)
+    return replace(made, **listed_fields(results))
 
 
-def question(policy: Policy = POLICY, only: str | None = None) -> Asked:
-    return Asked(
+def question(policy: Policy = POLICY, only: str | None = None) -> RecordedQuestion:
+    return RecordedQuestion(
         dict.fromkeys(NAMES, policy), node_policy, select(only), only is None, __version__
     )
 
 
-def judged(records: list[Heard], want: Asked | None = None, at: str = "/srv/nodeready") -> Any:
+def judged(
+    records: list[HostRecord], want: RecordedQuestion | None = None, at: str = "/srv/nodeready"
+) -> Any:
     """node -> its report; and about all of them."""
     want = want or question()
-    by_node, _ = recorded.sorted_out(records, Names(dict.fromkeys(want.policies, Endpoint())))
+    by_node, _ = recorded.assign_to_nodes(records, Names(dict.fromkeys(want.policies, Endpoint())))
     nodes, about = recorded.reports(by_node, want, lambda _: (), source(at), time.time())
     return {node.name: node for node in nodes}, about
 
 
-def judged_verdict(made: Verdict, want: Asked | None = None) -> Any:
+def judged_verdict(made: NodeVerdict, want: RecordedQuestion | None = None) -> Any:
     """The report of gpu001, and its results by check."""
     node = judged([recorded.of_verdict("gpu001", made)], want)[0]["gpu001"]
     return node, {result.check: result for result in node.results}
@@ -190,9 +194,9 @@ def test_a_directory_that_is_none_and_a_reader_that_hangs_or_dies_are_one_line(t
     with pytest.raises(SourceError, match="Not a directory"):
         recorded.of_directory(__file__, 3, 60)
     with pytest.raises(SourceError, match=r"^/srv/x: no answer within 0\.2 s$"):
-        list(beside([lambda say: os.read(os.pipe()[0], 1), lambda say: None], 0.2, "/srv/x"))
+        list(gather([lambda send: os.read(os.pipe()[0], 1), lambda send: None], 0.2, "/srv/x"))
     with pytest.raises(SourceError, match="reader was ended"):
-        list(beside([lambda say: os.kill(os.getpid(), 9)], 60, "/srv/x"))
+        list(gather([lambda send: os.kill(os.getpid(), 9)], 60, "/srv/x"))
 
 
 # --- Ages, and by what it was judged.
@@ -218,7 +222,7 @@ def test_only_a_young_verdict_is_believed():
     assert (nodes["gpu001"].status, about.newest_s) == ("fail", 0)
     assert why(judged_verdict(verdict(age_s=-recorded.SKEW_S - 1))[0])
     for moment in (float("nan"), float("inf"), float("-inf")):
-        nodes, _ = judged([Heard("gpu001", moment, DIGEST)])
+        nodes, _ = judged([HostRecord("gpu001", moment, DIGEST)])
         assert why(nodes["gpu001"])
         assert nodes["gpu001"].age_s is None
 
@@ -329,16 +333,18 @@ def serve():
         server.server_close()
 
 
-def fetch(url: str) -> list[Heard]:
+def fetch(url: str) -> list[HostRecord]:
     names = Names(dict.fromkeys(NAMES, Endpoint()))
-    return recorded.of_prometheus(source(url), lambda host: recorded.owner(names, host)[0], 60)[0]
+    return prometheus_source.of_prometheus(
+        source(url), lambda host: recorded.owner(names, host)[0], 60
+    )[0]
 
 
 @pytest.fixture
 def nodes_of(serve):
     """The reports of the nodes by these samples, and by these of `up`."""
 
-    def nodes(metrics: Any, targets: Any = (), want: Asked | None = None) -> Any:
+    def nodes(metrics: Any, targets: Any = (), want: RecordedQuestion | None = None) -> Any:
         return judged(fetch(serve(answer(metrics), answer(list(targets)))), want, "http://x")[0]
 
     return nodes
@@ -356,7 +362,7 @@ def test_the_metrics_are_the_nodes_row(nodes_of):
     # The names of the metrics are those of the report that the gate writes.
     lines = prometheus(outcomes()["fail"])
     names = {line.split("{")[0].split()[0] for line in lines if line[0] != "#"}
-    assert {f"nodeready_{name}" for name in (*recorded._METRICS, "node_results")} <= names
+    assert {f"nodeready_{name}" for name in (*prometheus_source._METRICS, "node_results")} <= names
 
 
 @pytest.mark.parametrize("case", cases(__file__, "data/metrics.json"))
@@ -413,19 +419,19 @@ def test_replicas_are_one_node_and_clusters_are_several(nodes_of, serve):
 
 def test_an_answer_is_the_same_however_it_is_cut():
     text = answer(series(), warnings=["partial"]).replace(b"gpu001", "gpüú001".encode())
-    whole = recorded._Answer("x")
+    whole = prometheus_source._PrometheusAnswer("x")
     wanted = list(whole.take(text))
     whole.end()
     assert (len(wanted), whole.warnings) == (len(series()), True)
     for position in range(0, len(text), 7):
-        cut = recorded._Answer("x")
+        cut = prometheus_source._PrometheusAnswer("x")
         assert [*cut.take(text[:position]), *cut.take(text[position:])] == wanted
         cut.end()
 
 
 def test_an_answer_that_is_none_is_one_line():
-    fine = recorded._Answer("http://x")
-    list(fine.take(answer([]).replace(b"]", b"]" + b" " * (recorded._AROUND - 3))))
+    fine = prometheus_source._PrometheusAnswer("http://x")
+    list(fine.take(answer([]).replace(b"]", b"]" + b" " * (prometheus_source._AROUND - 3))))
     fine.end()
     for text in (
         b"",
@@ -442,10 +448,10 @@ def test_an_answer_that_is_none_is_one_line():
         answer(series()).replace(b"success", b"error"),
         b'{"result":[' + b"1" * 70_000,
         b'{"result":[' + b'{"a":"' + b"x" * 70_000,
-        b"x" * (recorded._AROUND + 1),
-        answer([]) + b"x" * (recorded._AROUND + 1),
+        b"x" * (prometheus_source._AROUND + 1),
+        answer([]) + b"x" * (prometheus_source._AROUND + 1),
     ):
-        reader = recorded._Answer("http://x")
+        reader = prometheus_source._PrometheusAnswer("http://x")
         with pytest.raises(SourceError) as error:
             [*reader.take(text), reader.end()]
         assert str(error.value).startswith("http://x: ")
@@ -473,13 +479,13 @@ def test_no_other_server_is_asked_and_no_password_is_shown(serve):
     url = serve(b"", status=302, Location="http://u:secret@127.0.0.1:1/x?token=secret")
     secured = source(url.replace("//", "//me:pa%24s@"))
     with pytest.raises(SourceError) as error:
-        recorded.of_prometheus(secured, str, 60)
+        prometheus_source.of_prometheus(secured, str, 60)
     assert "leads to http://" in str(error.value)
     assert [entry for _, entry in serve.seen] == ["Basic bWU6cGEkcw=="]
     for text in (str(error.value), repr(secured)):
         assert not [word for word in ("secret", "pa$s", "pa%24s", "bWU6") if word in text]
     # A token is sent as it is.
-    recorded.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
+    prometheus_source.of_prometheus(source(serve(answer([])) + "/prefix/", "abc"), str, 60)
     (path, token), _ = serve.seen
     assert token == "Bearer abc"
     assert path.startswith("/prefix/api/v1/query?query=")

@@ -26,7 +26,7 @@ from nodeready.node.proofs import mesh
 from nodeready.ready.mesh_run import run_mesh
 from nodeready.subjects.base import Unknown
 from nodeready.subjects.proof.facts import Mesh
-from nodeready.transport.base import Answer, Channel, Reply, Request
+from nodeready.transport.base import Answer, NodeChannel, Reply, Request
 from tests.builders.hostile import envelope, look, recorded
 from tests.builders.traces import LOAD, REDUCE, process, trace
 from tests.fake import Does, Fake
@@ -281,7 +281,7 @@ def test_a_node_whose_look_is_nonsense_costs_itself(run, name, kind, effort):
     within_bounds(all_of_them, effort)
 
 
-class Peer(Channel):
+class Peer(NodeChannel):
     """A node of the mesh that reaches every other at once. says: its answer to every round."""
 
     error = ""
@@ -311,14 +311,14 @@ ADDRESSES = {"good1": "10.0.0.1", "bad": "10.0.0.2", "good2": "10.0.0.3"}
 class Meshed(Fake):
     """Nodes that are spoken with, each by the nonce that it was told."""
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         channel = super().open(request)
         channel.nonce = request.mark  # type: ignore[attr-defined]
         return channel
 
 
 def meshed(bad: Peer) -> dict[str, Any]:
-    channels: dict[str, Channel] = {name: Peer(name) for name in ADDRESSES}
+    channels: dict[str, NodeChannel] = {name: Peer(name) for name in ADDRESSES}
     channels["bad"] = bad
     carrier = Meshed(dict.fromkeys(ADDRESSES, SOUND), channels)
     return run_mesh(carrier, ADDRESSES, (29500, 29500), time.monotonic() + 30)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.audit.verdict import Verdict
+from nodeready.audit.verdict import NodeVerdict
 from nodeready.healthcheck import drain, gate, here
 from nodeready.healthcheck.drain import DrainError
 from nodeready.policy import Policy
@@ -17,9 +17,9 @@ from nodeready.policy.policy import PolicyError
 from tests.builders.fleets import SCOPE, audit, node
 from tests.cases import cases
 
-GOOD = Verdict(1000.0, "boot", "policy", True)
-BAD = Verdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
-NOW = {"now": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s": 60}
+GOOD = NodeVerdict(1000.0, "boot", "policy", True)
+BAD = NodeVerdict(1000.0, "boot", "policy", False, ("gpus.present: 7",))
+NOW = {"now_s": 1060.0, "boot_id": "boot", "policy_digest": "policy", "max_age_s": 60}
 
 
 @pytest.mark.parametrize("verdict", [GOOD, BAD], ids=["go", "no-go"])
@@ -30,9 +30,9 @@ def test_a_written_verdict_is_read(verdict):
 
 def test_a_stale_verdict_is_none():
     for more in (
-        {"now": 1060.1},
-        {"now": 999.9},
-        {"now": -1.0},
+        {"now_s": 1060.1},
+        {"now_s": 999.9},
+        {"now_s": -1.0},
         {"max_age_s": 0},
         {"boot_id": "another"},
         {"boot_id": ""},
@@ -62,7 +62,7 @@ def test_the_commands_keep_the_verdict_and_report_it(monkeypatch, capsys):
     def settle(reasons, is_ready, until, before):
         raise DrainError(f"{reasons[0]}: no controller, {is_ready}")
 
-    written: list[Verdict] = []
+    written: list[NodeVerdict] = []
     policy = Policy(gate=True, gate_textfile="", gate_drain=True)
     monkeypatch.setattr(here, "audit", lambda *given: audit(node("n1", SCOPE)))
     monkeypatch.setattr(gate, "write", written.append)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import descendants, processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import Facts, ScannedProcess
@@ -209,7 +209,7 @@ def test_ranks_that_no_launcher_has_numbered(monkeypatch, rows, dumps, ends_here
     monkeypatch.setattr(descendants, "_ends_here", lambda pid: ends_here)
     monkeypatch.setattr(descendants, "_readable", lambda process: True)
     monkeypatch.setattr(py_spy, "take", lambda a, b, pid, *_: dumps.get(pid, Dump(LOOP)))
-    with Supervisor("nodeready:test", 20) as supervisor:
+    with ProcessSupervisor("nodeready:test", 20) as supervisor:
         found = descendants.find_spawned(supervisor, "py-spy", processes_of(rows), ())
     assert numbers(found) == ranks
 

@@ -15,7 +15,7 @@ import pytest
 from nodeready.lab import amd as lab_amd
 from nodeready.lab import nvidia as lab_nvidia
 from nodeready.lab.adapters import h100, ib_tree
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.witnesses import devices
 from nodeready.node.witnesses.devices import (
     Kernel,
@@ -172,7 +172,7 @@ def log(*rows: tuple[float, str]) -> str:
 
 
 def read(since_s: float = 1e9, limit_s: float = 5.0) -> Kernel:
-    with Supervisor("nodeready:test", 30) as supervisor:
+    with ProcessSupervisor("nodeready:test", 30) as supervisor:
         return devices.kernel(supervisor, since_s, limit_s)
 
 
@@ -205,7 +205,7 @@ def test_a_flood_of_one_line_hides_no_other(tools):
 
 
 def gpus(*pids: int, since_s: float = 1e9, limit_s: float = 5.0) -> WitnessedGpus:
-    with Supervisor("nodeready:test", 30) as supervisor:
+    with ProcessSupervisor("nodeready:test", 30) as supervisor:
         return devices.gpus(supervisor, pids, since_s, limit_s)
 
 

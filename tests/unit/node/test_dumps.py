@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.runtime import Ended, Supervisor
+from nodeready.node.runtime import Ended, ProcessSupervisor
 from nodeready.node.stacks import processes, py_spy
 from nodeready.node.stacks import program as answer
 from nodeready.node.stacks.processes import (
@@ -113,7 +113,10 @@ def test_a_process_has_ended_only_when_it_is_gone(tmp_path):
     spy = tmp_path / "py-spy"
     spy.write_text("#!/bin/sh\necho 'Error: No such file or directory (os error 2)' >&2; exit 1\n")
     spy.chmod(0o755)
-    with subprocess.Popen(["sleep", "60"]) as process, Supervisor("nodeready:test", 20) as one:
+    with (
+        subprocess.Popen(["sleep", "60"]) as process,
+        ProcessSupervisor("nodeready:test", 20) as one,
+    ):
         living = py_spy.take(one, str(spy), process.pid, 9).error
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)

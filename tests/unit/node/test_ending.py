@@ -25,7 +25,7 @@ def test_a_number_that_was_given_to_another_process_is_left_alone(started, monke
     if not pidfd:
         monkeypatch.delattr(runtime.os, "pidfd_open")
     looks = []
-    known = runtime._known
+    known = runtime._process_stat
 
     def again(pid: int) -> tuple[int, int, int]:
         parent, session, start = known(pid)
@@ -33,12 +33,12 @@ def test_a_number_that_was_given_to_another_process_is_left_alone(started, monke
         # At the second look, what has the number began later.
         return parent, session, start + (looks.count(pid) % 2 == 0)
 
-    monkeypatch.setattr(runtime, "_known", again)
+    monkeypatch.setattr(runtime, "_process_stat", again)
     runtime.end_all({started.pid})
     assert looks.count(started.pid) >= 2
     assert started.poll() is None
     # As long as it is ours it is ended.
-    monkeypatch.setattr(runtime, "_known", known)
+    monkeypatch.setattr(runtime, "_process_stat", known)
     runtime.end_all({started.pid})
     assert started.wait(timeout=10) == -9
 
@@ -56,6 +56,6 @@ def test_a_fork_that_says_nothing_is_waited_for_up_to_the_deadline():
     os.kill(worker.pid, 9)
     os.waitpid(worker.pid, 0)
     loader = "ERROR: ld.so: object '/x.so' from /etc/ld.so.preload cannot be preloaded: ignored."
-    with runtime.Supervisor("nodeready:test", 20) as supervisor:
+    with runtime.ProcessSupervisor("nodeready:test", 20) as supervisor:
         says = f'echo "{loader}" >&2; echo broken >&2'
         assert supervisor.run(["sh", "-c", says], 10).err == "broken\n"

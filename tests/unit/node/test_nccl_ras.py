@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.witnesses import nccl_ras
 from nodeready.node.witnesses.nccl_ras import Communicator, Member, Ras
 from tests.builders import ras_port
@@ -36,7 +36,7 @@ def asked(*ports: Port, allow: bool = False, limit_s: float = 5.0, uid=None, **h
     }
     uid = os.getuid() if uid is None else uid
     ranks = [(port.pid, uid, number) for number, port in enumerate(ports)]
-    with Supervisor("nodeready:test", 30) as supervisor:
+    with ProcessSupervisor("nodeready:test", 30) as supervisor:
         return nccl_ras.observe(supervisor, ranks, environment, allow, limit_s, **how)
 
 

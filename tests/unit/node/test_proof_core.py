@@ -15,7 +15,7 @@ import pytest
 from nodeready.node.cores import core_pattern
 from nodeready.node.proofs import core
 from nodeready.node.proofs.core import CrashCanary, Mark
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
@@ -214,7 +214,7 @@ def test_a_crash_here_leaves_nothing(monkeypatch):
     word = secrets.token_hex(8)
     monkeypatch.setattr(secrets, "token_hex", lambda size: word)
     config = ProofConfig("nonce", "nodeready:test-core")
-    with Supervisor(config.tag, 60) as supervisor:
+    with ProcessSupervisor(config.tag, 60) as supervisor:
         seen = core.prove(supervisor, config)
     assert (seen.leftover, list(Path("/tmp").glob(f"*{word}*"))) == ("", [])
     assert wire.decode(ProvedCore, dataclasses.asdict(seen)) == seen
@@ -223,7 +223,7 @@ def test_a_crash_here_leaves_nothing(monkeypatch):
 
 
 def test_an_end_in_the_middle_leaves_nothing():
-    with Supervisor("nodeready:test-core", 60) as supervisor:
+    with ProcessSupervisor("nodeready:test-core", 60) as supervisor:
         canary = CrashCanary(supervisor, "core")
         supervisor.at_end(canary.tidy)
         canary.begin()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeready.node.proofs import attach
-from nodeready.node.runtime import FRAME, Supervisor, responds, status
+from nodeready.node.runtime import FRAME, ProcessSupervisor, responds, status
 from nodeready.subjects.proof.facts import UNFINISHED
 from tests.builders.proof import GOOD, WELL, judged
 from tests.cases import cases
@@ -24,7 +24,7 @@ BAD = replace(GOOD, good=False, rc=1)
 
 @pytest.fixture
 def supervisor():
-    with Supervisor("nodeready:test", 30) as supervisor:
+    with ProcessSupervisor("nodeready:test", 30) as supervisor:
         yield supervisor
 
 
@@ -86,8 +86,8 @@ def test_a_tool_that_leaves_its_session_is_ended_with_it(supervisor):
 def test_what_was_started_ends_when_we_are_killed():
     mark = f"NODEREADY_TEST={secrets.token_hex(8)}"
     code = (
-        "import os, time; from nodeready.node.runtime import Supervisor; "
-        "supervisor = Supervisor('nodeready:test', 60);"
+        "import os, time; from nodeready.node.runtime import ProcessSupervisor; "
+        "supervisor = ProcessSupervisor('nodeready:test', 60);"
         f"supervisor.start(['env', {mark!r}, 'sh', '-c', 'setsid sleep 300 & exec sleep 300']);"
         "supervisor.canary(); print('began', flush=True); time.sleep(60)"
     )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.stacks import ask_witnesses, processes
 from nodeready.node.stacks.py_spy import Dump
 from nodeready.node.stacks.ranks import JobRank, RankIdentity, StackTarget
@@ -55,7 +55,7 @@ def targets(*ranks, stranger=False):
 
 def round_of(*ranks, ras=False, dump=False, limit_s=9):
     """What the node tells of itself."""
-    with Supervisor("nodeready:test", limit_s) as supervisor:
+    with ProcessSupervisor("nodeready:test", limit_s) as supervisor:
         witnesses = ask_witnesses.Witnesses(supervisor, ranks, ras=ras, dump=dump)
         witnesses.ask()
         return witnesses.finish()

@@ -34,7 +34,7 @@ from nodeready.smoke.participants import SmokeTask
 from nodeready.smoke.run import smoke
 from nodeready.subjects.gpus.gpu import Gpu, GpuProcess, Gpus, Tool
 from nodeready.subjects.snapshot import Snapshot
-from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Channel, Conversation, Request
+from nodeready.transport.base import LOST, SUDO, UNREACHABLE, Conversation, NodeChannel, Request
 from nodeready.transport.look import Look
 from tests.fake import Fake, says
 from tests.unit.smoke.simulated_time import Clock, simulated_time
@@ -145,7 +145,7 @@ class Cluster:
         self.nodes[name].say("paired", paired)
 
 
-class SimulatedNode(Channel):
+class SimulatedNode(NodeChannel):
     """The program of one node."""
 
     def __init__(self, cluster: Cluster, clock: Clock, request: Request) -> None:
@@ -184,7 +184,7 @@ class Nodes(Fake):
         super().__init__(dict.fromkeys(cluster.names, says("")))
         self.cluster, self.clock = cluster, clock
 
-    def open(self, request: Request) -> Channel:
+    def open(self, request: Request) -> NodeChannel:
         name = request.node
         node = self.cluster.nodes[name] = SimulatedNode(self.cluster, self.clock, request)
         number = self.cluster.names.index(name) + 1

@@ -84,7 +84,7 @@ def test_it_imports_no_installed_nodeready_and_ends_in_one_line(bundle_file, tmp
 
 @pytest.mark.parametrize("case", cases(__file__, "data/mistakes.json"))
 def test_a_mistake_is_one_line(case, monkeypatch, capsys):
-    monkeypatch.setattr(program, "_handle", lambda handler: None)
+    monkeypatch.setattr(program.exit_codes, "handle_signals", lambda handler: None)
     try:
         code = program.main(case["name"].split())
     except SystemExit as error:

@@ -15,9 +15,15 @@ import pytest
 from ClusterShell import Communication
 
 from nodeready.transport.base import Failure, Reply, Request
-from nodeready.transport.clush.command import NodeOutput, command, framed
-from nodeready.transport.clush.gateway import FLOOD, decoded, gateway_command
-from nodeready.transport.clush.ways import SshTarget, ssh_target, translated, without_own_keys
+from nodeready.transport.clush.command import NodeOutput, framed, request_line
+from nodeready.transport.clush.gateway import decoded
+from nodeready.transport.clush.gateway_program import FLOOD, gateway_command
+from nodeready.transport.clush.ssh_targets import (
+    SshTarget,
+    ssh_target,
+    translated,
+    without_own_keys,
+)
 from tests.cases import cases
 
 NONCE = "nodeready-0123456789abcdef"
@@ -47,7 +53,7 @@ def lines_of(out=(), error=()):
 def run(script, most=1000, login=("sh",)):
     """The answer of a node whose login shell runs the framed command."""
     request = Request("n1", script, 9, max_bytes=most)
-    line, text = command(request, "nodeready:abc", WAY)
+    line, text = request_line(request, "nodeready:abc", WAY)
     done = subprocess.run(
         [*login, "-c", framed(line, NONCE, most)], input=text, capture_output=True, check=False
     )
@@ -82,7 +88,7 @@ def test_the_tag_is_in_no_command_line_but_the_commands_own():
         SshTarget("n1", "n1", sudo=True),
         SshTarget("n1", "n1", sudo=True, password="secret"),
     ):
-        line, stdin = command(Request("n1", "true", 9), "nodeready:abc", to)
+        line, stdin = request_line(Request("n1", "true", 9), "nodeready:abc", to)
         assert "nodeready:abc" not in framed(line, NONCE, 9)
         assert shlex.split(line)[-1] == "nodeready:abc"
         assert "secret" not in line
@@ -114,7 +120,11 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     own = ssh_target(
         host(**data, ssh_known_hosts_file="/known", ssh_strict_host_key_checking="no")
     )
-    assert (own.to, own.shown, own.alone) == ("10.0.0.1", "[10.0.0.1]:2222", "a port of its own")
+    assert (own.to, own.shown, own.direct_reason) == (
+        "10.0.0.1",
+        "[10.0.0.1]:2222",
+        "a port of its own",
+    )
     for word in ("Port=2222", "User=ops", "IdentityFile=/keys/id", "UserKnownHostsFile=/known"):
         assert f"-o{word}" in own.options
     # Never the word with which ssh takes a key that has changed.
@@ -122,7 +132,12 @@ def test_the_data_of_an_inventory_are_options_of_ssh():
     assert "-oBatchMode=yes" in own.options
     ways = [ssh_target(host(f"n{number}", ssh_key="/keys/all")) for number in range(3)]
     ways.append(ssh_target(host("n9", ssh_key="/keys/its own")))
-    assert [item.alone for item in without_own_keys(ways)] == ["", "", "", "a key of its own"]
+    assert [item.direct_reason for item in without_own_keys(ways)] == [
+        "",
+        "",
+        "",
+        "a key of its own",
+    ]
 
 
 def test_data_that_only_pyinfra_can_use_are_refused():

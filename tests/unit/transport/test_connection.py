@@ -23,7 +23,7 @@ from nodeready.inventory.ssh_config_lines import ssh_lines
 from nodeready.transport import ssh
 from nodeready.transport.base import Failure
 from nodeready.transport.connection import ASKING, Neighbours, connect_error, on_link, routes
-from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHosts
+from nodeready.transport.host_keys import HostKey, HostKeyError, KnownHostsFiles
 from nodeready.transport.identities import SshIdentity, offered
 from nodeready.transport.logins import HANDSHAKES, Client, HandshakeLimiter, Patience
 from nodeready.transport.ssh_config import SshConfig, SshConfigError, expand, jump_of, place
@@ -102,7 +102,9 @@ def judge(tmp_path, text: str, strict: str = "accept-new", name: str = "n1") -> 
     file.write_text(text)
     bare = name.strip("[").partition("]")[0]
     try:
-        HostKey(KnownHosts([str(file)]), name, bare, strict).missing_host_key(Client(), name, OWN)
+        HostKey(KnownHostsFiles([str(file)]), name, bare, strict).missing_host_key(
+            Client(), name, OWN
+        )
     except HostKeyError as problem:
         return str(problem)
     except SSHException:
@@ -138,7 +140,9 @@ def test_a_new_key_is_remembered_and_known_from_then_on(tmp_path):
 def test_a_new_key_makes_the_directory_of_its_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     file = tmp_path / ".ssh/known_hosts"
-    HostKey(KnownHosts([str(file)]), "n1", "n1", "accept-new").missing_host_key(None, "n1", OWN)
+    HostKey(KnownHostsFiles([str(file)]), "n1", "n1", "accept-new").missing_host_key(
+        None, "n1", OWN
+    )
     assert file.read_text() == f"{row('n1', OWN)}\n"
     assert [path.stat().st_mode & 0o777 for path in (file.parent, file)] == [0o700, 0o600]
 
@@ -178,7 +182,7 @@ def test_a_certificate_holds_by_its_authority(tmp_path, kind, mark, changed, why
     own = authority_key(kind)
     public = own.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
     (tmp_path / "known").write_text(f"{mark} n* {public}\n" if mark else "")
-    host = HostKey(KnownHosts([str(tmp_path / "known")]), "n1", "n1", "yes")
+    host = HostKey(KnownHostsFiles([str(tmp_path / "known")]), "n1", "n1", "yes")
     if not why:
         host.missing_host_key(None, "n1", certificate(own))
         return
@@ -190,7 +194,7 @@ def test_keys_that_are_known_are_asked_for_first(tmp_path):
     file = tmp_path / "known"
     file.write_text(f"{row('n1', RSA)}\n@cert-authority ca* {row('', OTHER).strip()}\n")
     wanted = ("ssh-ed25519", "rsa-sha2-512", "ssh-rsa")
-    known = KnownHosts([str(file)])
+    known = KnownHostsFiles([str(file)])
     assert HostKey(known, "n1", "n1", "yes").order(wanted) == (
         "rsa-sha2-512", "ssh-rsa", "ssh-ed25519",
     )  # fmt: skip
@@ -203,8 +207,8 @@ def test_a_file_that_may_not_be_read_knows_something(tmp_path):
     directory = tmp_path / "known"
     directory.mkdir()
     with pytest.raises(SshConfigError, match="known hosts"):
-        KnownHosts([str(directory)])
-    assert KnownHosts([str(directory)], shared=[str(directory)]).about("x") == []
+        KnownHostsFiles([str(directory)])
+    assert KnownHostsFiles([str(directory)], shared=[str(directory)]).about("x") == []
 
 
 class Held:

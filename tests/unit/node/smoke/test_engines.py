@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nodeready.node.runtime import Supervisor
+from nodeready.node.runtime import ProcessSupervisor
 from nodeready.node.smoke import engines, torch_ranks
 from nodeready.node.smoke.engines import Performance
 from nodeready.node.smoke.orders import (
@@ -35,8 +35,8 @@ from tests.unit.node.smoke.running_program import within
 
 
 @pytest.fixture(scope="module")
-def supervisor() -> Iterator[Supervisor]:
-    with Supervisor("nodeready:test", 900) as supervisor:
+def supervisor() -> Iterator[ProcessSupervisor]:
+    with ProcessSupervisor("nodeready:test", 900) as supervisor:
         yield supervisor
 
 
@@ -46,7 +46,7 @@ def executable(path: Path, text: str) -> str:
     return str(path)
 
 
-def torch_engines(supervisor: Supervisor, **config: object) -> tuple[Engine, Engine]:
+def torch_engines(supervisor: ProcessSupervisor, **config: object) -> tuple[Engine, Engine]:
     """Over NCCL, and over gloo."""
     given = Config("nonce", "tag", engines=(TORCH,), **config)  # type: ignore[arg-type]
     found = engines.Engines(supervisor, given)

@@ -1,6 +1,6 @@
-"""ClusterShell as the carrier: its workers, its tree of gateways (topology.conf), over ssh.
+"""The transport by ClusterShell: its workers, its tree of gateways (topology.conf), over ssh.
 
-ClusterShell's event loop does not run under gevent: it runs in a process of its own (`child`),
+ClusterShell's event loop does not run under gevent: it runs in another process (`child`),
 whose one thread does all that is done there. What is asked of many nodes in the same words is one
 worker of ClusterShell's, and each node's answer is handed on when that node's command ends.
 """
@@ -11,26 +11,27 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from shutil import which
 from typing import TYPE_CHECKING, Any, cast
 
 import gevent
 import gevent.socket
-from gevent.queue import Empty, Queue
+from gevent.queue import Empty
 
 from nodeready import shell
 from nodeready.transport.base import NoWay, Request
-from nodeready.transport.clush.ways import (
+from nodeready.transport.clush.ssh_targets import (
     ClushPlan,
-    SshTarget,
     absolute,
     ssh_target,
     topology_file,
     without_own_keys,
 )
-from nodeready.transport.dialogue import Dialogue, Stream
+from nodeready.transport.dialogue import Dialogue
 from nodeready.transport.processes import WorkerProcess, WorkerTransport
+from nodeready.transport.sudo import as_root
 
 if TYPE_CHECKING:
     from pyinfra.api import Config, Host
@@ -48,8 +49,8 @@ class Clush(WorkerTransport):
 
     hosts:    pyinfra's, the selected ones
     config:   pyinfra's configuration, whose SUDO asks for root's rights; None: host data alone
-    others:   further hosts of the inventory, of which some may be gateways
-    topology: topology.conf; None: the one that ClusterShell finds; "": no tree
+    further_hosts: of the inventory; some may be gateways
+    topology: topology.conf; None: where ClusterShell looks for it; "": no tree
     fanout:   how many nodes are asked at once, by us and by each gateway; 0: as ClusterShell's
               defaults.conf says, 64 without it, and on a gateway never more than 64
     tell:     gets one line about each gateway that is not used
@@ -58,7 +59,7 @@ class Clush(WorkerTransport):
     Raises ClushError without an ssh program, and for a ``topology`` that cannot be read.
     """
 
-    what = "ClusterShell's process"
+    child_name = "ClusterShell's process"
     one_text = True
 
     def __init__(
@@ -66,41 +67,45 @@ class Clush(WorkerTransport):
         hosts: Iterable[Host],
         config: Config | None = None,
         *,
-        others: Iterable[Host] = (),
+        further_hosts: Iterable[Host] = (),
         topology: str | None = None,
         fanout: int = 0,
         tell: Callable[[str], object] = lambda text: None,
         run: str = "",
     ) -> None:
         sudo = bool(config is not None and config.SUDO)
-        self._ways = without_own_keys(ssh_target(host, sudo) for host in hosts)
-        super().__init__((one.name for one in self._ways), run)
+        self._targets = without_own_keys(ssh_target(host, sudo) for host in hosts)
+        super().__init__((target.name for target in self._targets), run)
         if not which("ssh"):
             raise ClushError("ssh is not installed here: --via clush is ClusterShell's own ssh")
-        found = topology_file() if topology is None else topology
+        topology_path = topology_file() if topology is None else topology
         if topology:
             try:
                 with open(topology, "rb"):
                     pass
             except OSError as problem:
                 raise ClushError(f"{topology}: {problem.strerror}") from None
-        gateways = (*self._ways, *(ssh_target(host) for host in others))
+        gateways = (*self._targets, *(ssh_target(host) for host in further_hosts))
         self._plan = ClushPlan(
-            tuple(self._ways), gateways, self.tag, absolute(found) if found else "", fanout
+            tuple(self._targets),
+            gateways,
+            self.tag,
+            absolute(topology_path) if topology_path else "",
+            fanout,
         )
-        self._way_of = {one.name: one for one in self._ways}
+        self._target_of = {target.name: target for target in self._targets}
         self._tell = tell
         self._watching: Any = None
 
     def start(self) -> list[WorkerProcess]:
-        """A fresh interpreter, in a session of its own: Ctrl-C is for us to hand on."""
-        ours, theirs = gevent.socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
-        # The current directory is nobody's place to import from: its path is as ours is.
-        path = [one for one in sys.path if one.startswith("/")]
+        """Start a fresh interpreter in a new session: we pass Ctrl-C on."""
+        parent_end, child_end = gevent.socket.socketpair()
+        os.set_inheritable(child_end.fileno(), True)
+        # Nothing is imported from the current directory: the path is ours without it.
+        path = [entry for entry in sys.path if entry.startswith("/")]
         code = (
             f"import sys; sys.path[:] = {path!r}; "
-            f"from nodeready.transport.clush.child import main; main({theirs.fileno()})"
+            f"from nodeready.transport.clush.child import main; main({child_end.fileno()})"
         )
         pid = os.posix_spawn(
             sys.executable,
@@ -109,8 +114,8 @@ class Clush(WorkerTransport):
             setsid=True,
             setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
         )
-        theirs.close()
-        peer = WorkerProcess(self.nodes, ours, pid)
+        child_end.close()
+        peer = WorkerProcess(self.nodes, parent_end, pid)
         peer.send("begin", self._plan)
         return [peer]
 
@@ -128,7 +133,7 @@ class Clush(WorkerTransport):
         super().__exit__(*problem)
 
     def _watch(self) -> None:
-        """End a child that says nothing any more: whoever waits for it learns that."""
+        """End a silent child, so that everything that waits for it fails."""
         (peer,) = self._peers
         while not peer.gone:
             gevent.sleep(_SILENT_S / 3)
@@ -142,60 +147,44 @@ class Clush(WorkerTransport):
         names = tuple(nodes)
         super().use_password(password, names)
         for name in names:
-            self._way_of[name] = SshTarget(**{**self._way_of[name].__dict__, "password": password})
+            self._target_of[name] = replace(self._target_of[name], password=password)
 
     def open(self, request: Request) -> Dialogue:
         """See Carrier. ClusterShell's worker for this node alone, whose input stays open."""
-        known = self._way_of[request.node]
-        _, stdin = shell.command(request.script, request.limit_s, self.tag, request.payload)
-        first = f"{known.password}\n{stdin}" if known.sudo and known.password else stdin
-        return Dialogue(
-            lambda: cast("Stream", _Far(self, request)), first, request.mark, sudo=known.sudo
-        )
-
-    @contextlib.contextmanager
-    def heard(self) -> Iterator[tuple[int, Queue[Any]]]:
-        """A number, and what the child says with it."""
-        with self._wait() as one:
-            yield one
-
-    def say(self, *frame: Any) -> None:
-        self._peers[0].send(*frame)
-
-    @property
-    def gone(self) -> str:
-        """Why the child answers no more; "": it does."""
-        return self._peers[0].gone
+        target = self._target_of[request.node]
+        command = shell.command(request.script, request.limit_s, self.tag, request.payload)
+        stdin = as_root(command, target.password).stdin if target.sudo else command.stdin
+        return Dialogue(lambda: _Far(self, request), stdin, request.mark, sudo=target.sudo)
 
 
 class _Far:
     """A command that ClusterShell runs on one node, as a Stream."""
 
-    def __init__(self, carrier: Clush, request: Request) -> None:
-        self._carrier = carrier
+    def __init__(self, transport: Clush, request: Request) -> None:
+        self._process = transport.peer_of[request.node]
         self._open = contextlib.ExitStack()
-        self._number, self._frames = self._open.enter_context(carrier.heard())
-        carrier.say("open", self._number, request)
+        self._number, self._frames = self._open.enter_context(transport.wait())
+        self._process.send("open", self._number, request)
 
     def read(self, limit_s: float) -> bytes:
         """See Stream. Raises TimeoutError, and ValueError with why the command ended."""
         try:
-            _, what, *rest = self._frames.get(timeout=max(0.0, limit_s))
+            _, kind, *details = self._frames.get(timeout=max(0.0, limit_s))
         except Empty:
             raise TimeoutError from None
-        if what == "gone":
-            raise ValueError(self._carrier.gone or "no answer from the process that asks it")
-        if what == "over":
-            if rest[1]:
-                raise ValueError(rest[1])
+        if kind == "gone":
+            raise ValueError(self._process.gone or "no answer from the process that asks it")
+        if kind == "over":
+            if details[1]:
+                raise ValueError(details[1])
             return b""
-        return cast("bytes", rest[1])
+        return cast("bytes", details[1])
 
     def write(self, data: bytes, limit_s: float) -> None:
         """See Stream."""
-        self._carrier.say("line", self._number, data)
+        self._process.send("line", self._number, data)
 
     def close(self) -> None:
         """The command's input ends, and with that the command."""
-        self._carrier.say("close", self._number)
+        self._process.send("close", self._number)
         self._open.close()

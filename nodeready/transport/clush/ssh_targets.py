@@ -8,23 +8,26 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ClusterShell import Topology
 from ClusterShell.Defaults import config_paths
 
 from nodeready.text import sanitise
-from nodeready.transport.base import UNREACHABLE, Failure
+from nodeready.transport.base import (
+    CONNECT_TIMEOUT_S,
+    DEAD_AFTER_S,
+    KEEPALIVE_S,
+    UNREACHABLE,
+    Failure,
+)
 
 if TYPE_CHECKING:
     from pyinfra.api import Host
 
-#: Seconds for a connection: ssh's own limit on TCP, banner and keys; and beyond that for the rest
-#: of a login.
-CONNECT_S, LOGIN_S = 15, 10
-#: A node that dies in the middle is noticed after ALIVE_S * ALIVE_COUNT (ssh_config(5)).
-ALIVE_S, ALIVE_COUNT = 5, 5
+#: Seconds for the rest of a login, beyond the limit of ssh's on TCP, banner and keys.
+LOGIN_S = 10
 
 
 # --- What the inventory says, as words of ssh's.
@@ -38,7 +41,7 @@ class SshTarget:
     options:  of ssh here
     user:     "": ssh's own configuration tells; travels to a gateway
     key:      the private key; "": ssh's own
-    alone:    why it is never asked through a gateway; "": it may be
+    direct_reason: why it is never asked through a gateway; "": it may be
     sudo:     run what is asked as root
     password: sudo's; "": none
     refused:  why the node cannot be asked at all in this way; "": it can
@@ -50,35 +53,35 @@ class SshTarget:
     options: tuple[str, ...] = ()
     user: str = ""
     key: str = ""
-    alone: str = ""
+    direct_reason: str = ""
     sudo: bool = False
     password: str = ""
     refused: str = ""
     shown: str = ""
     known_hosts: str = "~/.ssh/known_hosts"
 
-    def unreachable(self, said: str) -> Failure:
-        """The failure of a connection, from what ssh said."""
-        return Failure(kind=UNREACHABLE, error=self.words(said))
+    def unreachable(self, errors: str) -> Failure:
+        """The failure of a connection, from ssh's standard error."""
+        return Failure(kind=UNREACHABLE, error=self.words(errors))
 
-    def words(self, said: str, by: str = "") -> str:
-        """Why there is no connection. by: the gateway whose ssh said so; "": ours"""
+    def words(self, errors: str, by: str = "") -> str:
+        """Why there is no connection. by: the gateway whose ssh failed; "": this machine's"""
         # It loads paramiko and pyinfra, which ClusterShell's process needs for this alone.
         from nodeready.transport.connection import connect_error
 
-        where = f" of gateway {by}" if by else ""
+        place = f" of gateway {by}" if by else ""
         return connect_error(
-            translated(said),
+            translated(errors),
             self.name if by else self.shown or self.to,
             user=self.user or ("its own" if by else getpass.getuser()),
-            key=f"any key{where}" if by else self.key or "any key of the agent or ~/.ssh",
-            known_hosts=f"~/.ssh/known_hosts{where}" if by else self.known_hosts,
-            limit_s=CONNECT_S,
+            key=f"any key{place}" if by else self.key or "any key of the agent or ~/.ssh",
+            known_hosts=f"~/.ssh/known_hosts{place}" if by else self.known_hosts,
+            limit_s=CONNECT_TIMEOUT_S,
         )
 
 
-#: What OpenSSH's ssh says, and the words of the other carrier's library for the same: what they
-#: mean is said in one place (`connection.connect_error`). The first that is found counts.
+#: What OpenSSH's ssh says, and paramiko's words for the same, which `connection.connect_error`
+#: reads. The first match counts.
 SSH_SAYS = tuple(
     (re.compile(pattern, re.IGNORECASE), words)
     for pattern, words in (
@@ -104,12 +107,12 @@ SSH_SAYS = tuple(
 )
 
 
-def translated(said: str) -> str:
+def translated(errors: str) -> str:
     """What ssh's standard error means, in the words that `connect_error` reads."""
     for pattern, words in SSH_SAYS:
-        if pattern.search(said):
+        if pattern.search(errors):
             return words
-    rows = [row.strip() for row in said.splitlines() if row.strip()]
+    rows = [row.strip() for row in errors.splitlines() if row.strip()]
     return sanitise(rows[-1][:200]) if rows else "timed out"
 
 
@@ -125,15 +128,18 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
     data: Any = host.data
     name = str(host.name)
 
-    def told(key: str) -> str:
+    def text_of(key: str) -> str:
         value = data.get(key)
         return "" if value in (None, "") else str(value)
 
-    user, key, port = told("ssh_user"), told("ssh_key"), told("ssh_port")
-    to = told("ssh_hostname") or name
-    known_hosts = told("ssh_known_hosts_file")
-    options = [*COMMON, f"-oStrictHostKeyChecking={_strict(told('ssh_strict_host_key_checking'))}"]
-    if file := told("ssh_config_file"):
+    user, key, port = text_of("ssh_user"), text_of("ssh_key"), text_of("ssh_port")
+    to = text_of("ssh_hostname") or name
+    known_hosts = text_of("ssh_known_hosts_file")
+    options = [
+        *COMMON,
+        f"-oStrictHostKeyChecking={_strict(text_of('ssh_strict_host_key_checking'))}",
+    ]
+    if file := text_of("ssh_config_file"):
         options = [f"-F{absolute(file)}", *options]
     if known_hosts:
         options.append(f"-oUserKnownHostsFile={absolute(known_hosts)}")
@@ -143,13 +149,13 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
         options.append(f"-oPort={port}")
     if user:
         options.append(f"-oUser={user}")
-    asked = data.get("_sudo")
+    sudo_value = data.get("_sudo")
     refused = ""
     if name.startswith("@"):
         refused = f"{name} is a connector of pyinfra's: ask with --via ssh"
-    elif only := [one for one in ("ssh_password", "ssh_key_password") if told(one)]:
+    elif only := [name for name in ("ssh_password", "ssh_key_password") if text_of(name)]:
         refused = f"{only[0]} is for pyinfra's own ssh: ask with --via ssh"
-    elif only := [one for one in _PYINFRAS if data.get(one)]:
+    elif only := [name for name in _PYINFRAS if data.get(name)]:
         refused = f"{only[0]} is pyinfra's: ask with --via ssh"
     return SshTarget(
         name=name,
@@ -157,9 +163,9 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
         options=tuple(options),
         user=user,
         key=absolute(key) if key else "",
-        alone="a port of its own" if port not in ("", "22") else "",
-        sudo=bool(sudo if asked is None else asked),
-        password=told("_sudo_password"),
+        direct_reason="a port of its own" if port not in ("", "22") else "",
+        sudo=bool(sudo if sudo_value is None else sudo_value),
+        password=text_of("_sudo_password"),
         refused=refused,
         shown=to if port in ("", "22") else f"[{to}]:{port}",
         known_hosts=known_hosts or "~/.ssh/known_hosts",
@@ -170,8 +176,8 @@ def ssh_target(host: Host, sudo: bool = False) -> SshTarget:
 COMMON = (
     "-oBatchMode=yes", "-oLogLevel=ERROR", "-oControlMaster=no", "-oForwardAgent=no",
     "-oForwardX11=no", "-oClearAllForwardings=yes", "-oRequestTTY=no",
-    f"-oConnectTimeout={CONNECT_S}", f"-oServerAliveInterval={ALIVE_S}",
-    f"-oServerAliveCountMax={ALIVE_COUNT}",
+    f"-oConnectTimeout={CONNECT_TIMEOUT_S}", f"-oServerAliveInterval={KEEPALIVE_S}",
+    f"-oServerAliveCountMax={DEAD_AFTER_S // KEEPALIVE_S}",
 )  # fmt: skip
 
 
@@ -180,33 +186,33 @@ def absolute(path: str) -> str:
     return os.path.join(os.getcwd(), os.path.expanduser(path))
 
 
-def _strict(told: str) -> str:
-    """pyinfra's word for ssh: a key that has changed is never taken, and nobody can be asked."""
-    return "yes" if told in ("yes", "ask") else "accept-new"
+def _strict(word: str) -> str:
+    """pyinfra's word as ssh's: a changed key is never accepted, and no question is asked."""
+    return "yes" if word in ("yes", "ask") else "accept-new"
 
 
-def without_own_keys(ways: Iterable[SshTarget]) -> list[SshTarget]:
+def without_own_keys(targets: Iterable[SshTarget]) -> list[SshTarget]:
     """The same, where a node with another key than most is asked directly: no gateway has it."""
-    ways = list(ways)
-    usual = Counter(one.key for one in ways).most_common(1)
+    targets = list(targets)
+    usual = Counter(target.key for target in targets).most_common(1)
     return [
-        one
-        if one.alone or one.key == usual[0][0]
-        else SshTarget(**{**one.__dict__, "alone": "a key of its own"})
-        for one in ways
+        target
+        if target.direct_reason or target.key == usual[0][0]
+        else replace(target, direct_reason="a key of its own")
+        for target in targets
     ]
 
 
 @dataclass(frozen=True)
 class ClushPlan:
-    """What ClusterShell's process is told first.
+    """The first message to ClusterShell's process.
 
-    gateways: how to reach the hosts of the inventory, of which some may be gateways
+    gateways: how to reach the hosts of the inventory; some may be gateways
     topology: the file; "": none
     fanout:   ssh programs at once; 0: as ClusterShell's configuration has it
     """
 
-    ways: tuple[SshTarget, ...]
+    targets: tuple[SshTarget, ...]
     gateways: tuple[SshTarget, ...]
     tag: str
     topology: str
@@ -217,9 +223,9 @@ class ClushPlan:
 
 
 def topology_file() -> str:
-    """The topology.conf that ClusterShell would take; "": there is none."""
-    found = [path for path in config_paths("topology.conf") if os.path.exists(path)]
-    return str(found[-1]) if found else ""
+    """The topology.conf that ClusterShell finds; "": none."""
+    paths = [path for path in config_paths("topology.conf") if os.path.exists(path)]
+    return str(paths[-1]) if paths else ""
 
 
 def tree_of(path: str) -> Any:
@@ -231,14 +237,14 @@ def tree_of(path: str) -> Any:
 
 def rows(tree: Any) -> dict[str, tuple[str, ...]]:
     """Node that stands below gateways of this machine's -> those gateways, a row of the tree."""
-    found: dict[str, tuple[str, ...]] = {}
+    row_of: dict[str, tuple[str, ...]] = {}
     for group in tree.root.children():
-        below = list(group.children())
-        while below:
-            one = below.pop()
-            found.update(dict.fromkeys(one.nodeset, tuple(group.nodeset)))
-            below += one.children()
-    return found
+        groups = list(group.children())
+        while groups:
+            router = groups.pop()
+            row_of.update(dict.fromkeys(router.nodeset, tuple(group.nodeset)))
+            groups += router.children()
+    return row_of
 
 
 def has_gateways(names: Iterable[str], topology: str | None = None) -> bool:
@@ -246,11 +252,11 @@ def has_gateways(names: Iterable[str], topology: str | None = None) -> bool:
 
     topology: as for `Clush`. A file that cannot be read has none here: `Clush` says why
     """
-    path, wanted = topology or topology_file(), {*names}
+    path, selected = topology or topology_file(), {*names}
     if not path:
         return False
     try:
-        below = wanted & rows(tree_of(path)).keys()
+        behind_gateways = selected & rows(tree_of(path)).keys()
     except Exception:  # noqa: BLE001 - its parser raises what it meets
         return False
-    return 2 * len(below) > len(wanted)
+    return 2 * len(behind_gateways) > len(selected)
