@@ -10,10 +10,8 @@ from __future__ import annotations
 ROOMS = {
     "shell": "quotes what a shell gets",
     "text": "cleans text from a node",
-    "secrets": "leaves secrets out",
     "files": "writes a file whole or not at all",
     "exit_codes": "says how a command ends",
-    "json_types": "the fields of a document as JSON, with their limits",
     "policy": "declares what is wanted",
     "subjects": "observe and judge",
     "node": "programs that run on a node",

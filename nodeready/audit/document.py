@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, TypedDict
 
 from nodeready.exit_codes import exit_code
-from nodeready.json_types import Count, Moment, Name, Positive
 from nodeready.subjects.gpus.gpu import Gpus
+from nodeready.subjects.json_types import Count, Moment, Name, Positive
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES, Result, worst
 from nodeready.subjects.snapshot import Snapshot

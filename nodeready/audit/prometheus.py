@@ -21,7 +21,7 @@ from typing import Any
 
 from nodeready.audit.verdict import CHECK, LISTED, Send, SourceError, gather
 from nodeready.audit.verdict_source import NO_TEXT, HostRecord, Source
-from nodeready.secrets import redact
+from nodeready.node.secrets import redact
 from nodeready.subjects.result import Result
 from nodeready.text import sanitise
 

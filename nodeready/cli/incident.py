@@ -17,9 +17,9 @@ from nodeready.cli.options import Refused, asking, format_option, option, output
 from nodeready.cli.screen import Screen, show
 from nodeready.cli.targets import TargetOptions, Targets, local_targets, select_targets
 from nodeready.healthcheck import here
+from nodeready.node.secrets import redact, redacted
 from nodeready.policy.policy import PolicyError, digest
 from nodeready.reports.registry import FORMATS, Options, find, names
-from nodeready.secrets import redact, redacted
 from nodeready.subjects.registry import CheckSelection, select
 from nodeready.text import now
 from nodeready.transport.look import PROBE_TIMEOUT_S, Look, look_at

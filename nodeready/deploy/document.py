@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nodeready.deploy import actions
 from nodeready.exit_codes import exit_code
-from nodeready.json_types import Count, Moment
+from nodeready.subjects.json_types import Count, Moment
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import STATUSES as RESULT_STATUSES
 from nodeready.subjects.result import Result

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nodeready.secrets import redacted
+from nodeready.node.secrets import redacted
 from nodeready.shell import search_path
 from nodeready.text import now, sanitise
 

@@ -26,10 +26,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
-from nodeready.json_types import Name, Names, WholeSecond
 from nodeready.policy import Policy
 from nodeready.ready.master_port import choose
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.json_types import Name, Names, WholeSecond
 from nodeready.subjects.nics.facts import Nics, socket_interface
 from nodeready.subjects.pdsh.facts import Pdsh
 from nodeready.subjects.ports.facts import Ports

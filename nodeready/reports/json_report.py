@@ -18,9 +18,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nodeready.audit.document import NodeReport
-from nodeready.json_types import JsonField, json_fields
 from nodeready.reports.registry import PLAIN, Options
 from nodeready.subjects.base import Unknown
+from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
 from nodeready.subjects.wire import field_names, plain

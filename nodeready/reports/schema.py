@@ -1,7 +1,7 @@
 """The JSON Schema of every document, generated from the documents' classes: docs/schema/.
 
 A key's meaning is the line of its name in the docstring of its class, or the docstring of its
-property. See `nodeready.json_types` for what a class says beside that. `scripts/make_docs.py`
+property. `nodeready.subjects.json_types` has what a class says beside that. `scripts/make_docs.py`
 writes the files; the tests hold real documents against them.
 """
 
@@ -18,9 +18,9 @@ from typing import Annotated, Any, Union
 
 from nodeready.audit.document import FAILED, UNREACHABLE, Audit, NodeReport, Ready
 from nodeready.deploy.document import Deploy
-from nodeready.json_types import JsonField, json_fields
 from nodeready.ready.job_env import Environment
 from nodeready.smoke.document import SmokeReport
+from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.triage.cores import Cores
 from nodeready.triage.incident import Incident
 from nodeready.triage.logs import TailDocument

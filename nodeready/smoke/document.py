@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
-from nodeready.json_types import Count, Moment, Name, Positive
 from nodeready.smoke.knowledge import PAIR, SmokeSuspect
+from nodeready.subjects.json_types import Count, Moment, Name, Positive
 
 #: The statuses of a node, worst first: suspected; lost or not reached; not tested; passed while
 #: something on it got worse; passed.

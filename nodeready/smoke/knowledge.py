@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from nodeready.json_types import Count, Name
+from nodeready.subjects.json_types import Count, Name
 
 NODE, GPU, PAIR, SCALE = KINDS = ("node", "gpu", "pair", "scale")
 

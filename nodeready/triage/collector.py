@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from nodeready.node.secrets import redacted
 from nodeready.node.tail import Config as TailConfig
 from nodeready.policy import Policy
-from nodeready.secrets import redacted
 from nodeready.text import counted, now, sanitise
 from nodeready.transport.base import UNREACHED, Asks, Carrier, Conversation
 from nodeready.triage import incident

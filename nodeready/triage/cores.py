@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import ClassVar, NamedTuple, TypeVar
 
-from nodeready.json_types import Count
 from nodeready.node.cores import gcore, program
 from nodeready.node.cores.gdb import CRASHED, EVERY, PYTHON
 from nodeready.node.cores.program import CoreSummary, Done, File, Listing
@@ -22,6 +21,7 @@ from nodeready.node.users_file import by_turns
 from nodeready.policy import Policy
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.json_types import Count
 from nodeready.text import now
 from nodeready.transport.base import (
     INTERRUPTED,

@@ -22,8 +22,8 @@ from typing import Annotated, ClassVar
 
 from nodeready.exit_codes import exit_code
 from nodeready.files import make_directory, own_directory, write_atomically
-from nodeready.json_types import Moment
-from nodeready.secrets import redacted
+from nodeready.node.secrets import redacted
+from nodeready.subjects.json_types import Moment
 from nodeready.text import now
 from nodeready.triage.stacks.document import Verdict
 

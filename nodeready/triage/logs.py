@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.inventory.nodeset import natural
-from nodeready.json_types import Count
 from nodeready.node import payload
 from nodeready.node.tail import NodeTail, TailConfig
 from nodeready.node.witnesses import logs as witness
 from nodeready.subjects import wire
 from nodeready.subjects.base import ProbeError
+from nodeready.subjects.json_types import Count
 from nodeready.transport.base import FAILED, UNREACHED, Conversation, Failure, new_nonce, request
 
 # --- The rank of a log file, by its path and its lines.

@@ -79,13 +79,9 @@ def test_a_room_imports_only_rooms_above_it():
     assert set(rooms) == set(ROOMS)
 
 
-def test_six_modules_are_at_the_root():
+def test_four_modules_are_at_the_root():
     modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-    assert (
-        modules
-        == {*list(ROOMS)[:6]}
-        == {"shell", "text", "secrets", "files", "exit_codes", "json_types"}
-    )
+    assert modules == {*list(ROOMS)[:4]} == {"shell", "text", "files", "exit_codes"}
 
 
 def test_no_modules_import_each_other_when_they_are_loaded():

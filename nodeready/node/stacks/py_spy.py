@@ -19,8 +19,8 @@ from typing import Any
 from nodeready.node import users_file
 from nodeready.node.proofs.attach import environment
 from nodeready.node.runtime import Ended, ProcessSupervisor, roots_alone
+from nodeready.node.secrets import redact
 from nodeready.node.stacks.processes import contents, stat
-from nodeready.secrets import redact
 
 #: A call: function, short file, line. Stacks of them are root to leaf.
 Frame = tuple[str, str, int]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
-from nodeready.json_types import MomentOrEmpty
 from nodeready.node.stacks.ask_witnesses import (
     RECORDER,
     RECORDER_ON,
@@ -18,6 +17,7 @@ from nodeready.node.stacks.ask_witnesses import (
     release,
 )
 from nodeready.node.witnesses.nccl_ras import SAFE, numbers
+from nodeready.subjects.json_types import MomentOrEmpty
 from nodeready.triage.stacks.trace import Trace
 
 #: Items in the order of the report: py-spy reads the stack; the output is in a file; the flight

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from nodeready.exit_codes import exit_code
-from nodeready.json_types import MomentOrEmpty
+from nodeready.subjects.json_types import MomentOrEmpty
 
 #: Kinds of groups. `stack`: ranks with the same stack; all further kinds have no stack: ranks that
 #: WORLD_SIZE counts and no node has; processes that ended during the capture; nodes or processes
