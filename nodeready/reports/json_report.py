@@ -23,7 +23,7 @@ from nodeready.subjects.base import Unknown
 from nodeready.subjects.json_types import JsonField, json_fields
 from nodeready.subjects.registry import SUBJECTS
 from nodeready.subjects.result import Result
-from nodeready.subjects.wire import field_names, plain
+from nodeready.subjects.wire import plain, shown_keys
 from nodeready.text import sanitise
 
 if TYPE_CHECKING:
@@ -153,7 +153,9 @@ class TextWriter:
 
 
 #: An observation, as `dump` shows it as plain data.
-shown = TextWriter(lambda kind: [JsonField(name, name, False) for name in field_names(kind)])
+shown = TextWriter(
+    lambda kind: [JsonField(key, name, False) for name, key in shown_keys(kind).items()]
+)
 
 
 def facts(subjects: Mapping[str, Any]) -> str:

@@ -402,15 +402,22 @@ def _short(data: Any) -> str:
 # --- An observation as data that JSON can hold.
 
 #: The fields of a dataclass that was met, none of another type: 10,000 nodes have the same ones.
-_FIELDS: dict[type, tuple[str, ...]] = {}
+_KEYS: dict[type, dict[str, str]] = {}
 
 
-def field_names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass that are shown; () of another type."""
-    if kind not in _FIELDS:
+def shown_keys(kind: Any) -> dict[str, str]:
+    """The fields of a dataclass that are shown -> their keys; {} of another type.
+
+    A key is stable for readers of JSON. Where a field has got a better name since, the class
+    keeps the key: ``JSON_KEYS`` has the field -> its key.
+    """
+    if kind not in _KEYS:
         fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-        _FIELDS[kind] = tuple(field.name for field in fields if field.repr)
-    return _FIELDS[kind]
+        kept: Mapping[str, str] = getattr(kind, "JSON_KEYS", {})
+        _KEYS[kind] = {
+            field.name: kept.get(field.name, field.name) for field in fields if field.repr
+        }
+    return _KEYS[kind]
 
 
 def plain(observed: Any) -> Any:
@@ -424,9 +431,9 @@ def plain(observed: Any) -> Any:
         return observed
     if isinstance(observed, Unknown):
         return {"unknown": observed.reason}
-    names = field_names(type(observed))
-    if names:
-        return {name: plain(getattr(observed, name)) for name in names}
+    keys = shown_keys(type(observed))
+    if keys:
+        return {key: plain(getattr(observed, name)) for name, key in keys.items()}
     if isinstance(observed, Mapping):
         return {str(key): plain(value) for key, value in observed.items()}
     if isinstance(observed, (list, tuple)):

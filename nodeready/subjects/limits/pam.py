@@ -6,6 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nodeready.subjects.base import (
     PAM_DIRECTORIES,
@@ -49,6 +50,8 @@ class LimitEntry:
     value:  in kernel units; UNLIMITED
     source: the line, ``/path:number``
     """
+
+    JSON_KEYS: ClassVar = {"source": "where"}
 
     domain: str
     kind: str
@@ -260,6 +263,8 @@ class Stack:
     limits: the lines of its session stack that call pam_limits, in order
     is_complete: all files that the stack names were seen
     """
+
+    JSON_KEYS: ClassVar = {"is_complete": "whole"}
 
     path: str
     limits: tuple[Line, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from nodeready.subjects.base import (
     Line,
@@ -34,6 +35,8 @@ _SUFFIXES = {suffix: 1024**power for power, suffix in enumerate(("", *"KMGTPE"))
 @dataclass(frozen=True)
 class UnitLimit:
     """One limit of a unit in kernel units, and the line that sets it."""
+
+    JSON_KEYS: ClassVar = {"source": "where"}
 
     soft: int
     hard: int

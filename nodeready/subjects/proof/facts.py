@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nodeready.subjects import wire
 from nodeready.subjects.base import Unknown
@@ -50,6 +50,8 @@ class SessionLimits:
     further: the soft limits in the order of OTHER_ITEMS, -1: unlimited; (): not seen
     """
 
+    JSON_KEYS: ClassVar = {"further": "others", "opener": "way"}
+
     core: Limit
     memlock: Limit
     nofile: Limit
@@ -84,6 +86,8 @@ class PamLine:
     source: the line, ``/path:number``
     """
 
+    JSON_KEYS: ClassVar = {"source": "where"}
+
     module: wire.Name
     words: wire.Line
     source: wire.Line
@@ -98,6 +102,8 @@ class Service:
     is_complete: all files that it includes could be read
     lines: of its account and session stacks, with included files, in their order
     """
+
+    JSON_KEYS: ClassVar = {"is_complete": "whole"}
 
     name: wire.Name
     path: wire.Path
@@ -129,6 +135,8 @@ class Logins:
     domains:  what stands for the user in such a line: the name, ``@`` and each group's, and
               ``:`` and ``@:`` with their numbers
     """
+
+    JSON_KEYS: ClassVar = {"notice": "says"}
 
     services: tuple[Service, ...]
     use_pam: bool | None
@@ -166,6 +174,8 @@ class DebuggerAttempt:
     tracer:  the process that traces the target afterwards; 0: none
     answers: the target still answered afterwards
     """
+
+    JSON_KEYS: ClassVar = {"complaint": "said"}
 
     tool: wire.Path
     rc: int | None = 0
@@ -284,6 +294,8 @@ class ProvedCore:
     frames:        of the backtrace that gdb read from the core
     leftover:      what could not be removed, and why; "": nothing
     """
+
+    JSON_KEYS: ClassVar = {"leftover": "left"}
 
     pattern: wire.Path
     handler: wire.Path = ""
@@ -413,6 +425,8 @@ class SshTry:
     forced: ``FILE:LINE`` of the authorized key there whose command= replaces ours; "": none
     """
 
+    JSON_KEYS: ClassVar = {"messages": "said", "overrides": "own"}
+
     name: wire.Name
     rc: int | None
     answer: wire.Line
@@ -440,6 +454,8 @@ class PdshRun:
     messages: the end of pdsh's messages
     """
 
+    JSON_KEYS: ClassVar = {"targets": "asked", "messages": "said"}
+
     targets: tuple[wire.Name, ...]
     answers: tuple[PdshAnswer, ...]
     rc: int | None
@@ -458,6 +474,8 @@ class RcmdDefault:
     works:  it is ssh, or brought an answer
     messages: the end of pdsh's messages when there is no ``rcmd``
     """
+
+    JSON_KEYS: ClassVar = {"messages": "said"}
 
     kind: wire.Name
     rcmd: wire.Name
@@ -507,6 +525,8 @@ class Trouble:
     back:  whether the other direction works; None: it was not tried
     """
 
+    JSON_KEYS: ClassVar = {"message": "said"}
+
     kind: str
     peers: tuple[str, ...]
     tried: int
@@ -518,6 +538,8 @@ class Trouble:
 @dataclass(frozen=True)
 class Missing:
     """A peer that ssh reaches and pdsh does not. message: pdsh's words about it, or ""."""
+
+    JSON_KEYS: ClassVar = {"message": "said"}
 
     name: str
     message: str
@@ -546,6 +568,8 @@ class Reach:
     pdsh_said: pdsh's message when it brought no answer at all, one line
     pdsh_by:   peers whose pdsh this node does not answer as itself; these are excused
     """
+
+    JSON_KEYS: ClassVar = {"pdsh_targets": "asked"}
 
     to: int = 0
     by: int = 0

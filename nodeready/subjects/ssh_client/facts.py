@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import ClassVar
 
 from nodeready import shell
 from nodeready.policy import Policy
@@ -273,6 +274,8 @@ class KnownHosts:
     is_complete: False when even the lines outside our block are more than SENT_BYTES
     """
 
+    JSON_KEYS: ClassVar = {"is_complete": "whole"}
+
     content: bytes | None = None
     lines: tuple[str, ...] | None = None
     digest: str = ""
@@ -289,6 +292,8 @@ class EffectiveOptions:
     values: option in small letters -> its value
     error:  ssh's message when it refused the configuration, else ""
     """
+
+    JSON_KEYS: ClassVar = {"as_prober": "own"}
 
     host: str
     as_prober: bool
@@ -311,6 +316,8 @@ class SshClient:
     access:      the modes of ssh and of the files that it reads
     package:     the package of an ssh that is not there, where the package manager has it
     """
+
+    JSON_KEYS: ClassVar = {"effective": "asked", "root_lines": "own"}
 
     installed: bool
     version: tuple[int, int] | None
