@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from nodeready.lab import Lab, LabError, LabNode, LabUnavailable, freezer, processes, slurm, state
+from nodeready.lab import (
+    Lab,
+    LabError,
+    LabNode,
+    LabUnavailable,
+    freezer,
+    needs,
+    processes,
+    slurm,
+    state,
+)
 from tests.command import wait_for
 from tests.helpers import nodeready
 from tests.lab.test_lab import loaded, traces
@@ -148,7 +158,7 @@ def test_without_its_packages_is_one_clear_line(
 ) -> None:
     for name in ("ip", "sshd", "ssh", "nsenter", "munged", "apt-get"):
         (tmp_path / name).symlink_to("/bin/true")
-    monkeypatch.setattr(state, "environment", lambda: {"PATH": str(tmp_path)})
+    monkeypatch.setattr(needs, "environment", lambda: {"PATH": str(tmp_path)})
     says = "not installed: slurmctld, slurmd, sinfo; apt-get install slurm-client slurmctld slurmd"
     with pytest.raises(LabUnavailable, match=says):
         Lab.up(own_lab, 1, slurm=True)

@@ -1,0 +1,57 @@
+"""The keys of the facts in JSON, which readers of reports rely on: data/json_keys.txt.
+
+For a deliberate change: NODEREADY_GOLDEN=write .venv/bin/python -m pytest
+tests/unit/subjects/test_json_keys.py, then read the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import types
+import typing
+from pathlib import Path
+
+import pytest
+
+from nodeready.subjects.proof.facts import Proved
+from nodeready.subjects.registry import SUBJECTS
+from nodeready.subjects.wire import shown_keys
+
+GOLDEN = Path(__file__).parent / "data/json_keys.txt"
+
+
+def observed_type(subject):
+    """What a subject's parser returns; the proofs have none."""
+    if subject.probe is None:
+        return Proved
+    parse = subject.probe.parse
+    return eval(parse.__annotations__["return"], vars(sys.modules[parse.__module__]))
+
+
+def rows(kind, path, seen):
+    """``PATH: keys`` of each dataclass within a type, where it stands first."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        yield from rows(typing.get_args(kind)[0], path, seen)
+    elif origin is not None or isinstance(kind, types.UnionType):
+        for inner in typing.get_args(kind):
+            yield from rows(inner, path, seen)
+    elif dataclasses.is_dataclass(kind) and kind not in seen:
+        seen.add(kind)
+        keys = shown_keys(kind)
+        yield f"{path}: {' '.join(sorted(keys.values()))}"
+        hints = typing.get_type_hints(kind, localns=vars(sys.modules[kind.__module__]))
+        for name, key in sorted(keys.items(), key=lambda item: item[1]):
+            yield from rows(hints[name], f"{path}.{key}", seen)
+
+
+def test_the_keys_of_the_facts_stay():
+    seen: set[type] = set()
+    lines = [line for name in SUBJECTS for line in rows(observed_type(SUBJECTS[name]), name, seen)]
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("NODEREADY_GOLDEN") == "write" and text != GOLDEN.read_text():
+        GOLDEN.write_text(text)
+        pytest.fail("the keys are written anew: read the difference")
+    assert text == GOLDEN.read_text()
