@@ -43,8 +43,8 @@ class NodeDisk:
                 shutil.rmtree(self.layers / f"upper0{directory}", ignore_errors=True)
         elif self.layers.exists():
             # The kernel may still hold the old one: never use it again.
-            self.node.generation += 1
             shutil.rmtree(self.layers, ignore_errors=True)
+            self.node.generation += 1
         self.home.mkdir(exist_ok=True)
         shutil.rmtree(self._copy, ignore_errors=True)
 
